@@ -1,0 +1,532 @@
+"""Checkpoints: records from the log into segments, the state into a snapshot, and only then log files go.
+
+The order, and why: capture each topic as staged, that is with everything that is written to the log → wait until the
+log is synced up to there (a file must never know more than the log) → `.data`, `.idx`, `.dict`, `.del` written and synced → `.sum` of
+closed segments → snapshot written, synced, renamed → memory points at the segments → log files and segments that
+neither kept snapshot needs are removed. A crash anywhere before the rename leaves files longer than the old
+snapshot says; recovery cuts them. An error anywhere leaves memory pointing at the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from topics.engine import frames, limits
+from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.files import HEADER_BYTES, sync_file, write_whole
+from topics.engine.index import Chunk, Rows
+from topics.engine.ports import Disk
+from topics.engine.reader import Reader
+from topics.engine.segments import (
+    SegmentMeta,
+    SegmentWriter,
+    drain,
+    mark_deleted,
+    read_rows,
+    read_sum,
+    remove_segment,
+    rewrite_steps,
+    seal_steps,
+    verify_steps,
+)
+from topics.engine.shard import Shard
+from topics.engine.snapshot import SnapshotWriter, remove_snapshot
+from topics.engine.tasks import Blocking, Steps, WaitSynced
+from topics.engine.topic_log import Loss, Range, TopicLog
+from topics.engine.wal import Wal, WalFile
+
+SYNCFS_FROM = 64  # with more files than this one syncfs beats many fdatasyncs
+LATCH_MARK = "latched"
+
+
+class ShardRow(msgspec.Struct, array_like=True):
+    """First row of a snapshot."""
+
+    number: int
+    base_lsn: int  # every change up to here is in the topic rows
+    next_id: int
+    time_ceiling_ms: int
+    now_ms: int
+    mono_ms: int
+    boot_id: str
+    clean_lsn: int  # not 0: a clean shutdown; nothing was written after it
+
+
+class TopicRow(msgspec.Struct, array_like=True):
+    id: int
+    name: str
+    config: TopicConfig
+    applied_lsn: int
+    head: int
+    first_seq: int
+    count: int
+    live_bytes: int
+    cap_lost: int
+    ttl_lost: int
+    losses: list[Loss]
+    ceiling: int
+    dedupe: list[tuple[bytes, tuple[int, int, int]]]
+    segments: list[SegmentMeta]
+    last_write_ts: int
+    ram_ranges: list[Range]
+    erasing: list[list[Range]]
+    sum_chain: bytes
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one checkpoint does with one chunk."""
+
+    chunk: Chunk
+    meta: SegmentMeta
+    first: int  # rows [first, stop) are added to the segment
+    stop: int
+    rows: Rows
+    tags: list[bytes] = field(default_factory=list)
+    nodes: list[bytes] = field(default_factory=list)
+    expiries: list[tuple[int, int]] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+    marks: int = 0  # how many entries of the chunk's `unmarked` are in `deleted`
+    tag_ids: dict[bytes, int] = field(default_factory=dict)
+    node_ids: dict[bytes, int] = field(default_factory=dict)
+    seal: bool = False
+
+
+@dataclass(slots=True)
+class _Capture:
+    log: TopicLog
+    row: TopicRow
+    parts: list[_Part]
+
+
+class Checkpointer:
+    def __init__(self, disk: Disk, shard: Shard, wal: Wal, reader: Reader, config: EngineConfig) -> None:
+        self._disk = disk
+        self._shard = shard
+        self._wal = wal
+        self._reader = reader
+        self._config = config
+        self.meta_dir = f"{config.shard_dir}/meta"
+        self.snapshots: list[tuple[int, int]] = []  # number and base_lsn, newest last; two are kept
+        self.rows: dict[int, bytes] = {}  # encoded row of every topic as of its last capture
+        self._doomed: list[
+            tuple[int, int, SegmentMeta]
+        ] = []  # (last snapshot that names it, topic id, segment)
+        self.closing = False
+        self.last_ms = 0
+        self.last_wal_bytes = 0
+
+    def is_due(self, mono_ms: int) -> bool:
+        if not self._shard.touched:
+            return False
+        grown = self._wal.bytes_written - self.last_wal_bytes
+        return (
+            grown >= self._config.snapshot_wal_bytes
+            or mono_ms - self.last_ms >= self._config.snapshot_interval_ms
+        )
+
+    def topic_dir(self, topic_id: int) -> str:
+        return self._reader.topic_dir(topic_id)
+
+    # -- the checkpoint ------------------------------------------------------------------------------------
+
+    def steps(self) -> Steps:
+        shard, wal = self._shard, self._wal
+        touched, shard.touched = shard.touched, {}
+        try:
+            yield from self._checkpoint(touched)
+        except BaseException:
+            # Not done: what was touched still is.
+            shard.touched = touched | shard.touched
+            raise
+        self.last_ms = shard.clock.mono_ms
+        self.last_wal_bytes = wal.bytes_written
+        shard.counters["checkpoints"] += 1
+        yield from self._rewrite_sparse(list(touched.values()))
+
+    def _checkpoint(self, touched: dict[int, TopicLog]) -> Steps:
+        shard, wal = self._shard, self._wal
+        number = self.snapshots[-1][0] + 1 if self.snapshots else 1
+        base_lsn, next_id = wal.last_lsn, shard.next_id
+        captures: list[_Capture] = []
+        for i, log in enumerate(list(touched.values())):
+            if log.dropped:
+                continue
+            assert not shard.frames, "what is captured must be in the log"
+            captures.append(self._capture(log))
+            if i % limits.SLICE_TOPICS == 0:
+                yield None
+        yield WaitSynced(wal.last_lsn)
+        yield from self._write_parts(captures)
+        writer = SnapshotWriter(self._disk, self.meta_dir, number)
+        try:
+            yield from self._write_snapshot(writer, number, base_lsn, next_id, captures)
+            yield Blocking("snapshot", lambda: _finish(writer))
+        except BaseException:
+            writer.abandon()
+            raise
+        for capture in captures:
+            self._install(capture)
+        self.snapshots.append((number, base_lsn))
+        yield from self._drop_absorbed()
+
+    def _capture(self, log: TopicLog) -> _Capture:
+        """Copy the topic as it stands in the log now; the copy is written once the log is synced up to here."""
+        if log.stored is not None or log.deferred:
+            self._shard.loader(log)
+        self._age_out(log)
+        parts: list[_Part] = []
+        ram_ranges: list[Range] = []
+        segments: list[SegmentMeta] = []
+        for chunk in log.chunks:
+            if log.config.durability == "ephemeral" and log.is_in_ram(chunk):
+                ram_ranges.append((chunk.first_seq, chunk.next_seq - 1))
+                continue
+            part = self._capture_chunk(log, chunk)
+            if part is not None:
+                parts.append(part)
+                segments.append(part.meta)
+            elif chunk.meta is not None:
+                segments.append(chunk.meta)
+        view = log.view
+        row = TopicRow(
+            log.id, log.name, log.config, self._wal.last_lsn, log.next_seq - 1, log.first_seq, log.count, log.bytes,
+            log.cap_lost, log.ttl_lost, list(view.losses), log.ceiling,
+            log.dedupe.live(now_ms=self._shard.now_ms, window_ms=log.config.idempotency_window_ms),
+            segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
+        )  # fmt: skip
+        return _Capture(log, row, parts)
+
+    def _age_out(self, log: TopicLog) -> None:
+        age_max = self._config.segment_max_age_ms
+        if log.chunks and age_max and log.chunks[-1].count:
+            last = log.chunks[-1]
+            if not last.closed and self._shard.now_ms - last.opened_ms >= age_max:
+                last.closed = True
+
+    def _capture_chunk(self, log: TopicLog, chunk: Chunk) -> _Part | None:
+        stop = chunk.count
+        full = chunk.closed or stop >= chunk.rows_max
+        seal = full and not (chunk.meta is not None and chunk.meta.sealed)
+        if not stop or (stop == chunk.stored and not chunk.unmarked and not seal):
+            return None
+        meta = msgspec.structs.replace(chunk.meta) if chunk.meta is not None else SegmentMeta(chunk.first_seq)
+        rows = chunk.rows[chunk.stored : stop].copy()
+        part = _Part(chunk, meta, chunk.stored, stop, rows, seal=seal)
+        low = chunk.first_seq + chunk.stored
+        dead = ((rows["flags"] & frames.DEAD) != 0) | (rows["length"] == 0)
+        below = log.first_seq - low
+        if below > 0:
+            dead[:below] = True
+        rows["length"][dead] = 0
+        rows["flags"] &= 0xFF ^ frames.DEAD
+        for name in ("offset", "flags", "tag", "node", "size"):
+            rows[name][dead] = 0
+        self._localise(log, chunk, part)
+        alive = (
+            {low + int(i): int(i) + chunk.stored for i in np.nonzero(rows["length"])[0]}
+            if log.expiries
+            else {}
+        )
+        part.expiries = [(alive[seq], time) for time, seq in log.expiries if seq in alive]
+        part.marks = len(chunk.unmarked)
+        for first, last in chunk.unmarked:
+            flags = chunk.rows["flags"][first : min(last, chunk.stored)]
+            part.deleted += (np.nonzero(flags & frames.DEAD)[0] + first).tolist()
+        return part
+
+    @staticmethod
+    def _localise(log: TopicLog, chunk: Chunk, part: _Part) -> None:
+        """Ids in files count from 1 in each segment; new strings are added to its dictionary."""
+        part.tag_ids, part.node_ids = dict(chunk.tag_ids), dict(chunk.node_ids)
+        for column, known, fresh, name in (
+            ("tag", part.tag_ids, part.tags, log.tags.strings.name),
+            ("node", part.node_ids, part.nodes, log.nodes.name),
+        ):
+            ids = part.rows[column]
+            used, where = np.unique(ids, return_inverse=True)
+            if len(used) == 1 and used[0] == 0:
+                continue
+            local = np.zeros(len(used), dtype=np.uint32)
+            for i, string_id in enumerate(used.tolist()):
+                if not string_id:
+                    continue
+                text = name(string_id)
+                assert text is not None
+                if text not in known:
+                    known[text] = len(known) + 1
+                    fresh.append(text)
+                local[i] = known[text]
+            part.rows[column] = local[where]
+
+    def _write_parts(self, captures: list[_Capture]) -> Steps:
+        """Fill the segment files, then sync them, then seal what is closed."""
+        writers: list[tuple[_Part, SegmentWriter]] = []
+        try:
+            for capture in captures:
+                for part in capture.parts:
+                    if part.stop > part.first:
+                        writer = SegmentWriter(self._disk, self.topic_dir(capture.log.id), part.meta)
+                        writers.append((part, writer))
+                        self._fill(capture.log, part, writer)
+                    yield None
+            yield Blocking("segments", lambda: self._sync_parts(captures, writers))
+        finally:
+            for _, writer in writers:
+                writer.close()
+        for capture in captures:
+            for part in capture.parts:
+                if part.seal:
+                    yield Blocking("seal", self._sealing(capture, part))
+                    self._shard.counters["seals"] += 1
+
+    def _fill(self, log: TopicLog, part: _Part, writer: SegmentWriter) -> None:
+        """Copy the frames of the captured rows from the log, by ranges."""
+        chunk, rows = part.chunk, part.rows
+        live = np.nonzero(rows["length"])[0]
+        data = self._reader.frames_of(log, chunk, [int(i) + part.first for i in live])
+        lengths = rows["length"].astype(np.int64)
+        ends = np.cumsum(lengths)
+        offsets = ends - lengths + writer.data_bytes
+        offsets[lengths == 0] = 0
+        rows["offset"] = offsets
+        writer.append(data, rows, part.tags, part.nodes, part.expiries)
+
+    def _sync_parts(self, captures: list[_Capture], writers: list[tuple[_Part, SegmentWriter]]) -> None:
+        marks: list[str] = []
+        for capture in captures:
+            directory = self.topic_dir(capture.log.id)
+            for part in capture.parts:
+                if part.deleted:
+                    marks.append(mark_deleted(self._disk, directory, part.meta, part.deleted))
+        if len(writers) + len(marks) > SYNCFS_FROM:
+            self._disk.sync_all()
+            return
+        for _, writer in writers:
+            writer.sync()
+        for path in marks:
+            sync_file(self._disk, path)
+
+    def _sealing(self, capture: _Capture, part: _Part) -> Callable[[], None]:
+        log = capture.log
+
+        def seal() -> None:
+            drain(seal_steps(self._disk, self.topic_dir(log.id), part.meta, capture.row.sum_chain))
+            capture.row.sum_chain = part.meta.link
+
+        return seal
+
+    def _write_snapshot(
+        self,
+        writer: SnapshotWriter,
+        number: int,
+        base_lsn: int,
+        next_id: int,
+        captures: list[_Capture],
+    ) -> Steps:
+        shard, wal = self._shard, self._wal
+        clean = (
+            wal.last_lsn
+            if self.closing and not shard.frames and not shard.ops and base_lsn == wal.last_lsn
+            else 0
+        )
+        writer.add(
+            ShardRow(
+                number,
+                base_lsn,
+                next_id,
+                shard.time_ceiling_ms,
+                shard.now_ms,
+                shard.clock.mono_ms,
+                self._disk.boot_id(),
+                clean,
+            )
+        )
+        for capture in captures:
+            self.rows[capture.log.id] = msgspec.msgpack.encode(capture.row)
+        for i, log in enumerate(list(shard.by_id.values())):
+            if log.id in self.rows and not log.dropped:
+                writer.add(msgspec.Raw(self.rows[log.id]))
+            if i % (limits.SLICE_TOPICS * 8) == 0:
+                yield None
+
+    def _install(self, capture: _Capture) -> None:
+        """The snapshot names the segments: from here on rows point at them, and the log may go."""
+        log = capture.log
+        log.sum_chain = capture.row.sum_chain
+        for part in capture.parts:
+            chunk = part.chunk
+            if part.stop > part.first:
+                target = chunk.rows[part.first : part.stop]
+                target["offset"] = part.rows["offset"]
+                target["length"] = part.rows["length"]
+                chunk.stored = part.stop
+            # Deletes that came after the capture must reach the .del file of what is stored now.
+            flags = chunk.rows["flags"][part.first : part.stop]
+            late = np.nonzero(((flags & frames.DEAD) != 0) & (part.rows["length"] > 0))[0]
+            chunk.unmarked = chunk.unmarked[part.marks :] + [
+                (int(i) + part.first, int(i) + part.first + 1) for i in late
+            ]
+            chunk.meta = part.meta
+            chunk.tag_ids, chunk.node_ids = part.tag_ids, part.node_ids
+            if part.seal:
+                chunk.closed = True
+                chunk.tag_ids, chunk.node_ids = {}, {}
+                self._reader.close_segment(log.id, part.meta.first_seq, part.meta.generation)
+        log.trim_stored_runs()
+        self._shard.ram_bytes += log.release_ram()
+
+    # -- letting go ----------------------------------------------------------------------------------------
+
+    def _drop_absorbed(self) -> Steps:
+        """Keep two snapshots and the log since the older; unlink what neither names."""
+        newest = self.snapshots[-1][0]
+        for log in list(self._shard.by_id.values()):
+            if log.doomed:
+                self._doomed += [(newest, log.id, meta) for meta in log.doomed]
+                log.doomed = []
+        while len(self.snapshots) > 2:
+            number = self.snapshots.pop(0)[0]
+            yield Blocking("unlink", self._unlinking(number))
+        oldest, lsn = self.snapshots[0]
+        if len(self.snapshots) == 2:
+            for file in self._wal.absorbed(lsn):
+                yield Blocking("unlink", self._dropping(file))
+        gone = [(topic, meta) for last, topic, meta in self._doomed if last < oldest]
+        self._doomed = [entry for entry in self._doomed if entry[0] >= oldest]
+        for topic, meta in gone:
+            self._reader.close_segment(topic, meta.first_seq, meta.generation)
+            remove_segment(self._disk, self.topic_dir(topic), meta.first_seq, meta.generation)
+            yield None
+
+    def doom(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
+        """A segment is replaced: unlink it once no kept snapshot names it."""
+        if last_snapshot is None:
+            last_snapshot = self.snapshots[-1][0] if self.snapshots else 0
+        self._doomed.append((last_snapshot, topic_id, meta))
+
+    def _unlinking(self, number: int) -> Callable[[], None]:
+        return lambda: remove_snapshot(self._disk, self.meta_dir, number)
+
+    def _dropping(self, file: WalFile) -> Callable[[], None]:
+        return lambda: self.discard_file(file)
+
+    def discard_file(self, file: WalFile) -> None:
+        self._reader.wal_handles.pop(file.number, None)
+        self._reader.cache.forget_file(file.number)
+        self._disk.close(file.handle)
+        self._disk.remove(file.path)
+
+    def remove_topics(self, logs: list[TopicLog]) -> Steps:
+        """A dropped topic: one rename, then unlinking in slices."""
+        for log in logs:
+            self.rows.pop(log.id, None)
+            self._reader.close_topic(log.id)
+            self._doomed = [entry for entry in self._doomed if entry[1] != log.id]
+            directory = self.topic_dir(log.id)
+            if not self._disk.exists(directory):
+                continue
+            self._disk.rename(directory, f"{directory}.deleted")
+            yield from remove_tree(self._disk, f"{directory}.deleted")
+
+    def note_latch(self) -> None:
+        """After a failed write the page cache may claim what the disk does not have: say so for the next start."""
+        try:
+            write_whole(self._disk, f"{self.meta_dir}/{LATCH_MARK}", b"1")
+            self._disk.sync_dir(self.meta_dir)
+        except OSError:
+            pass  # the disk is what failed; recovery then goes by the boot id alone
+
+    # -- rewriting -----------------------------------------------------------------------------------------
+
+    def _rewrite_sparse(self, logs: list[TopicLog]) -> Steps:
+        """Give space back: a sealed segment that is mostly dead gets a new generation without its dead."""
+        for log in logs:
+            for chunk in list(log.chunks):
+                meta = chunk.meta
+                if meta is None or not meta.sealed or chunk.stored != chunk.count or log.view.dropped:
+                    continue
+                rows = chunk.rows
+                dead = ~chunk.live(0, chunk.count, frames.DELETED)
+                dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
+                lost = int(rows["length"][dead].sum(dtype=np.int64))
+                kept = int(rows["length"][~dead].sum(dtype=np.int64))
+                if not lost or lost < self._config.rewrite_dead_share * (meta.data_bytes - HEADER_BYTES):
+                    continue
+                if not kept:
+                    self._forget_dead_chunk(log, chunk)
+                    continue
+                yield from self._rewrite(log, chunk, dead)
+
+    def _forget_dead_chunk(self, log: TopicLog, chunk: Chunk) -> None:
+        """Nothing lives in it: the next snapshot does not name it."""
+        if chunk is log.chunks[-1] or log.pending:
+            return
+        assert chunk.meta is not None
+        log.remove_chunk(chunk)
+        log.doomed.append(chunk.meta)
+        self._shard.touched[log.id] = log
+
+    def _rewrite(
+        self, log: TopicLog, chunk: Chunk, dead: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> Steps:
+        meta = chunk.meta
+        assert meta is not None
+        directory = self.topic_dir(log.id)
+        rows = chunk.rows.copy()
+        self._restore_local_ids(log, chunk, rows)
+        generation = meta.generation + 1
+
+        def rewrite() -> tuple[SegmentMeta, Rows] | None:
+            if drain(verify_steps(self._disk, directory, meta, None)):
+                return None  # rotten: a reader will find out which records; copying would bless them
+            chain = read_sum(self._disk, directory, meta.first_seq, meta.generation)[0].chain
+            return drain(rewrite_steps(self._disk, directory, meta, rows, dead, generation, chain))
+
+        made = yield Blocking("rewrite", rewrite)
+        if made is None or log.view.dropped or chunk.meta is not meta or chunk not in log.chunks:
+            return
+        new_meta, new_rows = made
+        shard = self._shard
+        swap = [meta.first_seq, generation]
+        shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swap))
+        yield WaitSynced(0)
+        if log.view.dropped or chunk not in log.chunks:
+            return
+        self._swap(log, chunk, new_meta, new_rows)
+        self.doom(log.id, meta)
+        self._shard.touched[log.id] = log
+        shard.counters["swaps"] += 1
+
+    def _restore_local_ids(self, log: TopicLog, chunk: Chunk, rows: Rows) -> None:
+        """The file's own ids, which memory replaced by the topic's."""
+        assert chunk.meta is not None
+        stored = read_rows(self._disk, self.topic_dir(log.id), chunk.meta)
+        rows["tag"], rows["node"] = stored["tag"], stored["node"]
+
+    def _swap(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, rows: Rows) -> None:
+        self._reader.close_segment(log.id, meta.first_seq, meta.generation - 1)
+        chunk.rows["offset"] = rows["offset"]
+        chunk.rows["length"] = rows["length"]
+        chunk.meta = meta
+        # Deletes since the copy was made are flags in memory; the new generation's .del gets them next time.
+        late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
+        chunk.unmarked = [(int(i), int(i) + 1) for i in late]
+
+
+def _finish(writer: SnapshotWriter) -> None:
+    writer.finish()
+    writer.publish()
+
+
+def remove_tree(disk: Disk, path: str) -> Steps:
+    """Remove a directory of files, a few at a time."""
+    for i, name in enumerate(disk.list(path)):
+        disk.remove(f"{path}/{name}")
+        if i % limits.SLICE_TOPICS == 0:
+            yield None
+    disk.remove_dir(path)

@@ -1,0 +1,232 @@
+"""What a shard can be asked, and what it answers.
+
+A request is a `(token, command)` pair; the reply repeats the token with a result or a TopicsError.
+One object a request, columns for its records: nothing here is built per record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from topics.engine.config import TopicConfig
+from topics.engine.errors import TopicsError
+from topics.engine.subjects import TagMatch
+
+
+@dataclass(slots=True)
+class Records:
+    """The columns of one write. An optional column is None when no record has the thing.
+
+    `payloads` hold the JSON text of `data` followed by that of `meta` (its length in `meta_lens`), or, when
+    `raw`, a header block (its length in `header_lens`) followed by bytes.
+    """
+
+    payloads: list[bytes]
+    tags: list[bytes | None] | None = None
+    nodes: list[bytes | None] | None = None
+    meta_lens: list[int] | None = None
+    header_lens: list[int] | None = None
+    ttls_ms: list[int] | None = None  # 0: none
+    sizes: list[int] | None = None  # accounted bytes, where they differ from the payload's length
+    raw: bool = False
+
+
+@dataclass(slots=True)
+class Append:
+    topic: str
+    records: Records
+    idempotency_key: bytes | None = None
+    create: bool | None = None
+    config: TopicConfig | None = None
+    if_last_seq: int | None = None
+    if_tag_last_seq: tuple[bytes, int] | None = None
+
+
+@dataclass(slots=True)
+class Appended:
+    topic: str
+    first_seq: int
+    count: int
+    head_seq: int
+    created: bool = False
+    deduped: bool = False
+    synced: bool = False  # the ack waited for a sync
+
+
+@dataclass(slots=True)
+class Skip:
+    """Take `count` seqs without records."""
+
+    topic: str
+    count: int
+
+
+@dataclass(slots=True)
+class Diff:
+    topic: str
+    from_seq: int = 0
+    limit: int = 256
+    nodes: tuple[bytes, ...] = ()
+    max_bytes: int = 0
+    wait_ms: int = 0
+    touch: bool = True
+
+
+@dataclass(slots=True)
+class Tombstone:
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+@dataclass(slots=True)
+class Page:
+    """Rows of one diff: columns, and for each record where its frame lies in `buffers[which[i]]`."""
+
+    topic: str
+    seqs: list[int]
+    timestamps: list[int]
+    flags: list[int]
+    tags: list[bytes | None] | None
+    nodes: list[bytes | None] | None
+    frames: list[bytes]  # buffers that hold frames
+    which: list[int] | None  # per record the buffer; None: all in frames[0]
+    starts: list[int]  # offset of the frame in its buffer
+    lengths: list[int]  # of the whole frame
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+    scanned: int
+
+
+@dataclass(slots=True)
+class Delete:
+    """Selectors are joined by AND. `keep` spares the newest N (per tag when `match` is given)."""
+
+    topic: str
+    before_seq: int | None = None
+    match: TagMatch | None = None
+    seqs: list[int] | None = None
+    keep: int | None = None
+    erase: bool = False
+
+
+@dataclass(slots=True)
+class Deleted:
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class PutTopic:
+    topic: str
+    config: TopicConfig
+
+
+@dataclass(slots=True)
+class TopicPut:
+    topic: str
+    created: bool
+    config: TopicConfig
+
+
+@dataclass(slots=True)
+class DropTopic:
+    topic: str
+    if_empty: bool = False
+
+
+@dataclass(slots=True)
+class TopicDropped:
+    topic: str
+    deleted: bool
+
+
+@dataclass(slots=True)
+class State:
+    topic: str
+    touch: bool = True
+
+
+@dataclass(slots=True)
+class TopicState:
+    topic: str
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    config: TopicConfig
+    last_write_ts: int | None
+    last_read_ts: int | None
+
+
+@dataclass(slots=True)
+class ListTopics:
+    prefix: str = ""
+    after: str = ""
+    limit: int = 100
+
+
+@dataclass(slots=True)
+class TopicList:
+    """Up to `limit` + 1 rows: the extra one says that there is more."""
+
+    topics: list[TopicState]
+
+
+@dataclass(slots=True)
+class LastByTag:
+    """The newest live record of every matching tag (`each`), or the newest of them all."""
+
+    topic: str
+    match: TagMatch
+    each: bool = False
+
+
+@dataclass(slots=True)
+class NextByTag:
+    """The first live record at or after `from_seq` whose tag matches."""
+
+    topic: str
+    match: TagMatch
+    from_seq: int = 0
+
+
+@dataclass(slots=True)
+class CountByTag:
+    topic: str
+    match: TagMatch
+
+
+@dataclass(slots=True)
+class TagCounts:
+    topic: str
+    counts: list[tuple[bytes, int]] = field(default_factory=list)
+
+
+Command: TypeAlias = (
+    Append
+    | Skip
+    | Diff
+    | Delete
+    | PutTopic
+    | DropTopic
+    | State
+    | ListTopics
+    | LastByTag
+    | NextByTag
+    | CountByTag
+)
+Result: TypeAlias = (
+    Appended | Page | Deleted | TopicPut | TopicDropped | TopicState | TopicList | TagCounts | TopicsError
+)
+Token: TypeAlias = object

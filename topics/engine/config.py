@@ -1,0 +1,56 @@
+"""A topic's configuration, and what the engine itself is told at start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from topics.engine import limits
+
+Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+
+
+class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Stored in full by every create and config frame; a field that is absent there has its default."""
+
+    type: Literal["log", "queue"] = "log"
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Literal["old", "reject"] = "old"
+    durability: Durability = "disk"
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+    # Additive to the contract.
+    cap_per_tag: int = 0
+    max_record_bytes: int = 0
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """Where one shard's files are, and its bounds."""
+
+    shard: int = 0
+    shard_dir: str = "layout-1/shard-00"
+    topics_dir: str = "topics"
+    wal_file_bytes: int = 64 * limits.MIB
+    segment_max_events: int = 10_000
+    segment_max_bytes: int = 64 * limits.MIB
+    segment_max_age_ms: int = 3_600_000
+    snapshot_wal_bytes: int = 64 * limits.MIB
+    snapshot_interval_ms: int = 60_000
+    cache_bytes: int = 32 * limits.MIB
+    memory_bytes_max: int = 256 * limits.MIB  # payloads that live in RAM only
+    index_rows_max: int = 50_000_000  # rows resident before idle topics are put away
+    rewrite_dead_share: float = 0.5  # a sealed segment with more dead bytes than this is rewritten
+    max_topics: int = 100_000
+    max_total_bytes: int = 0
+    verify: bool = False  # check every invariant after every turn

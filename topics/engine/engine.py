@@ -1,0 +1,465 @@
+"""One shard as a whole: state machine, log, checkpoints, behind one call a turn.
+
+    outcome = engine.turn(requests)      stage → write one envelope → publish and answer what may be
+    job.run()                            the shell, on another thread: what blocks (syncs, zero-filling, sealing)
+    outcome = engine.finish(job, error)  its result, good or bad, is just another event
+
+A reply that promises durability stays inside until the job that backs it is reported done: the shell cannot ack
+early. The clock is read once a turn, so a batch agrees on "now". Background work runs in slices between turns.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from topics.engine import limits
+from topics.engine.checkpoint import Checkpointer
+from topics.engine.commands import Command
+from topics.engine.config import EngineConfig
+from topics.engine.engine_clock import EngineClock
+from topics.engine.erase import erase_steps
+from topics.engine.errors import ShardReadOnly
+from topics.engine.ports import Clock, Disk
+from topics.engine.reader import Reader
+from topics.engine.recovery import Recovery, RecoveryReport
+from topics.engine.shard import Shard
+from topics.engine.tasks import Blocking, Steps, WaitSynced
+from topics.engine.topic_log import Op
+from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
+
+START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
+SLICES_PER_TURN = 64
+SLICE_MS = 2
+FULL_RETRY_MS = 1000
+CHECKPOINT_LOOK_MS = 5000
+
+Request: TypeAlias = tuple[object, Command]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Blocking disk work. Run it off the loop, then report it to `finish`."""
+
+    kind: str
+    work: Callable[[], object]
+    done: Callable[[object, BaseException | None], None]
+    value: object = None
+
+    def run(self) -> None:
+        self.value = self.work()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the shell does after a turn."""
+
+    replies: list[tuple[object, object]] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    wake_at_ms: int | None = None  # on the monotonic clock: the next turn comes no later than this
+
+
+class Engine:
+    def __init__(self, disk: Disk, clock: Clock, config: EngineConfig) -> None:
+        self._disk = disk
+        self.config = config
+        self.clock = EngineClock(clock)
+        self.wal = Wal(disk, f"{config.shard_dir}/wal", shard=config.shard, file_bytes=config.wal_file_bytes)
+        self.reader = Reader(disk, config.topics_dir, config.cache_bytes)
+        self.shard = Shard(config, self.clock, self.reader, disk.boot_id())
+        self.shard.make_room = self._make_room
+        self.counters = self.shard.counters
+        for name in ("seals", "rotations", "torn", "swaps", "checkpoints", "erases", "recoveries", "syncs"):
+            self.counters.setdefault(name, 0)
+        self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
+        self.report = RecoveryReport()
+        self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
+        self._jobs: list[Job] = []
+        self._sync_running = False
+        self._spare_running = False
+        self._unsynced_since_ms: int | None = None
+        self._full_retry_ms: int | None = None
+        self._task: Steps | None = None
+        self._task_blocked = False
+        self._task_wait_lsn = 0
+        self._checkpoint_wanted = False
+        self._look_at_ms = 0
+        self.closed = False
+
+    @classmethod
+    def open(cls, disk: Disk, clock: Clock, config: EngineConfig) -> Engine:
+        """Recover a shard, or begin a new one."""
+        engine = cls(disk, clock, config)
+        for _ in engine.recover_steps():
+            pass
+        return engine
+
+    def recover_steps(self) -> Generator[float, None, None]:
+        """Recover in slices, yielding the progress from 0 to 1."""
+        recovery = Recovery(self._disk, self.shard, self.wal, self.reader, self.checkpointer, self.config)
+        self.report = recovery.report
+        yield from recovery.steps()
+        self.counters["recoveries"] += 1
+        self.counters["torn"] += len(self.report.torn)
+        self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+        if self.shard.read_only is None:
+            self._ask_for_spare()
+
+    # -- the turn ------------------------------------------------------------------------------------------
+
+    def turn(self, requests: list[Request]) -> Outcome:
+        shard = self.shard
+        shard.begin_turn(self.clock.read(), busy=bool(requests))
+        self._begin_group()
+        handle = shard.handle
+        for token, command in requests:
+            if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
+                self._commit()
+            handle(token, command)
+        self._commit()
+        return self._finish_turn()
+
+    def finish(self, job: Job, error: BaseException | None = None) -> Outcome:
+        """A job has ended."""
+        self.shard.begin_turn(self.clock.read(), busy=False)
+        self._begin_group()
+        job.done(job.value, error)
+        self._commit()
+        return self._finish_turn()
+
+    def _finish_turn(self) -> Outcome:
+        shard = self.shard
+        if self._has_background_work():
+            self._run_background()
+        elif self.clock.mono_ms >= self._look_at_ms:
+            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+            if self.checkpointer.is_due(self.clock.mono_ms):
+                self._checkpoint_wanted = True
+                self._run_background()
+        if shard.dirty or shard.waiter_heap:
+            shard.wake_waiters()
+        if shard.ops or shard.frames:
+            self._commit()
+        self._schedule_sync()
+        if self._full_retry_ms is not None and self.clock.mono_ms >= self._full_retry_ms:
+            self._ask_for_spare()
+        if self.config.verify:
+            self.check_invariants()
+        replies, shard.ready = shard.ready, []
+        jobs, self._jobs = self._jobs, []
+        return Outcome(replies, jobs, self._wake_at_ms())
+
+    def _wake_at_ms(self) -> int | None:
+        """The earliest moment at which something is due without a request."""
+        times: list[int] = []
+        if self._unsynced_since_ms is not None and not self._sync_running and self.shard.read_only is None:
+            times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
+        if self.shard.waiter_heap:
+            times.append(self.shard.waiter_heap[0][0])
+        if self._full_retry_ms is not None:
+            times.append(self._full_retry_ms)
+        if self._task is not None and not self._task_blocked and not self._task_wait_lsn:
+            times.append(self.clock.mono_ms)
+        if self.shard.touched:
+            times.append(self._look_at_ms)
+        return min(times, default=None)
+
+    # -- commit --------------------------------------------------------------------------------------------
+
+    def _begin_group(self) -> None:
+        wal = self.wal
+        if not wal.files or self.shard.read_only is not None:
+            return
+        active = wal.files[-1]
+        room = active.capacity - active.position
+        if wal.spare is not None:
+            room = max(room, wal.spare.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES)
+        elif self.shard.disk_full:
+            pass
+        self.shard.begin_group(active.number, active.position + ENVELOPE_BYTES, room - ENVELOPE_BYTES - 8)
+
+    def _make_room(self, size: int) -> bool:
+        """A group of `size` bytes must fit one file: commit what is staged, then find or make such a file."""
+        if self.shard.read_only is not None:
+            return False
+        needed = size + FILE_HEADER_BYTES + START_ENVELOPE_BYTES + ENVELOPE_BYTES + 8
+        if self._spare_running and needed <= self.wal.file_bytes:
+            # The spare is being made on another thread; a second file is cheaper than waiting for it.
+            pass
+        try:
+            file = self.wal.make_file(self.wal.take_number(), max(needed, self.wal.file_bytes))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                self._latch(f"a log file could not be made: {error}")
+            else:
+                self._note_full()
+            return False
+        if self.wal.spare is not None:
+            self.checkpointer.discard_file(self.wal.spare)
+        self.wal.spare = file
+        self._commit()
+        return True
+
+    def _commit(self) -> None:
+        """Write what is staged as one envelope; publish what needs no sync, park the rest."""
+        shard = self.shard
+        if not shard.frames and not shard.ops:
+            return
+        ops = shard.ops
+        lsn = 0
+        if shard.frames:
+            try:
+                lsn = self._write_group()
+            except OSError as error:
+                self._latch(f"the log could not be written: {error}")
+                return
+        shard.committed(lsn)
+        for op in ops:
+            log = op.log
+            if op.sync and self.wal.last_lsn > self.wal.synced_lsn:
+                gate = lsn or self.wal.last_lsn
+                log.gate_lsn = max(log.gate_lsn, gate)
+            elif log.gate_lsn > self.wal.synced_lsn and log.pending > 1:
+                pass  # not safe before the topic's earlier changes are
+            else:
+                self._publish(op)
+                continue
+            self._parked.setdefault(log.gate_lsn, []).append(op)
+        self._begin_group()
+
+    def _publish(self, op: Op) -> None:
+        op.result = self.shard.resolve(op.result)
+        self.shard.publish(op)
+
+    def _write_group(self) -> int:
+        wal, shard = self.wal, self.shard
+        if shard.frame_bytes + ENVELOPE_BYTES > wal.active.remaining:
+            self._rotate()
+        body = b"".join(shard.frames)
+        lsn = wal.append(body)
+        self.reader.cache.add(shard.file_number, shard.frame_offset, body)
+        if self._unsynced_since_ms is None:
+            self._unsynced_since_ms = self.clock.mono_ms
+        return lsn
+
+    def _rotate(self) -> None:
+        wal = self.wal
+        file = wal.spare
+        assert file is not None, "room was promised"
+        wal.spare = None
+        wal.begin_file(file, self.clock.now_ms)
+        self.reader.wal_handles[file.number] = file.handle
+        self.shard.move_group(file.number, wal.next_frame_offset)
+        self.counters["rotations"] += 1
+        self._ask_for_spare()
+
+    # -- spare files and a full disk -----------------------------------------------------------------------
+
+    def _ask_for_spare(self) -> None:
+        """Zero-fill the next log file ahead of need, off the loop."""
+        self._full_retry_ms = None
+        if self._spare_running or self.wal.spare is not None or self.shard.read_only is not None:
+            return
+        self._spare_running = True
+        number, capacity = self.wal.take_number(), self.wal.file_bytes
+        self._jobs.append(Job("spare", lambda: self.wal.make_file(number, capacity), self._spare_made))
+
+    def _spare_made(self, file: object, error: BaseException | None) -> None:
+        self._spare_running = False
+        if error is None:
+            assert isinstance(file, WalFile)
+            if self.wal.spare is None:
+                self.wal.spare = file
+            else:  # one was made on the spot while this was under way
+                self.checkpointer.discard_file(file)
+            self.shard.disk_full = False
+            self._begin_group()
+        elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            self._note_full()
+        else:
+            self._latch(f"a log file could not be made: {error}")
+
+    def _note_full(self) -> None:
+        """Appends wait; deletes and checkpoints go on in the file that is open. A look each second ends it."""
+        self.shard.disk_full = True
+        self.counters["disk_full"] = self.counters.get("disk_full", 0) + 1
+        self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
+        if self.shard.touched:
+            self._checkpoint_wanted = True  # it may free log files
+
+    # -- sync ----------------------------------------------------------------------------------------------
+
+    def _schedule_sync(self) -> None:
+        """A durable reply syncs at once; the batch that gathers meanwhile is the next group."""
+        if self._sync_running or self.shard.read_only is not None or self.wal.last_lsn == self.wal.synced_lsn:
+            return
+        since = self._unsynced_since_ms
+        due = since is not None and self.clock.mono_ms - since >= limits.BACKGROUND_SYNC_MS
+        if not (self._parked or due or self._task_wait_lsn > self.wal.synced_lsn):
+            return
+        files, lsn = self.wal.begin_sync()
+        self._sync_running = True
+        self._unsynced_since_ms = None
+        disk = self._disk
+
+        def sync() -> int:
+            for file in files:
+                disk.sync(file.handle)
+            return lsn
+
+        self._jobs.append(Job("sync", sync, self._synced))
+
+    def _synced(self, lsn: object, error: BaseException | None) -> None:
+        self._sync_running = False
+        if error is not None:
+            self._latch(f"the log could not be synced: {error}")
+            return
+        if self.shard.read_only is not None:
+            return
+        assert isinstance(lsn, int)
+        self.counters["syncs"] += 1
+        self.wal.synced_lsn = max(self.wal.synced_lsn, lsn)
+        self.shard.synced(lsn)
+        while self._parked:
+            gate = next(iter(self._parked))
+            if gate > lsn:
+                break
+            for op in self._parked.pop(gate):
+                self._publish(op)
+        if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:
+            self._unsynced_since_ms = self.clock.mono_ms
+        if self._task_wait_lsn and self._task_wait_lsn <= lsn:
+            self._task_wait_lsn = 0
+
+    # -- failure -------------------------------------------------------------------------------------------
+
+    def _latch(self, reason: str) -> None:
+        """A failed write or sync is final: discard what was staged, answer those who waited, serve reads."""
+        shard = self.shard
+        if shard.read_only is not None:
+            return
+        shard.read_only = reason
+        error = ShardReadOnly(reason)
+        waiting = [op for ops in self._parked.values() for op in ops] + shard.ops
+        self._parked = {}
+        for op in waiting:
+            if op.token is not None:
+                shard.ready.append((op.token, error))
+        for request in shard.erase_requests:
+            if request.token is not None:
+                shard.ready.append((request.token, error))
+        shard.erase_requests = []
+        if self._task is not None:
+            self._task.close()
+            self._task = None
+        shard.discard_staged()
+        self.checkpointer.note_latch()
+
+    # -- background ----------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Begin a checkpoint with the next turn."""
+        self._checkpoint_wanted = True
+
+    def _next_task(self) -> Steps | None:
+        shard = self.shard
+        if shard.read_only is not None:
+            return None
+        if shard.gone:
+            gone, shard.gone = shard.gone, []
+            return self.checkpointer.remove_topics(gone)
+        ready = [request for request in shard.erase_requests if not request.log.pending]
+        if ready:
+            shard.erase_requests.remove(ready[0])
+            return erase_steps(self._disk, shard, self.wal, self.reader, self.config, ready[0])
+        if self._checkpoint_wanted:
+            self._checkpoint_wanted = False
+            return self.checkpointer.steps()
+        return None
+
+    def _run_background(self) -> None:
+        """Run slices of the task at hand until 2 ms have passed, it blocks, or it ends."""
+        began_ms = self.clock.mono_ms
+        for _ in range(SLICES_PER_TURN):
+            if self._task is None:
+                self._task = self._next_task()
+                if self._task is None:
+                    return
+            if self._task_blocked or self._task_wait_lsn:
+                return
+            self._step(None, None)
+            if self.shard.frames and self.shard.frame_bytes > limits.GROUP_BYTES_MAX:
+                self._commit()
+            self.clock.read()
+            if self.clock.mono_ms - began_ms >= SLICE_MS:
+                return
+
+    def _step(self, value: object, error: BaseException | None) -> None:
+        task = self._task
+        assert task is not None
+        try:
+            wanted = task.throw(error) if error is not None else task.send(value)
+        except StopIteration:
+            self._task = None
+            return
+        except OSError as failure:
+            self._task = None
+            if failure.errno == errno.ENOSPC:
+                self._note_full()
+            else:
+                self._latch(f"a checkpoint could not be written: {failure}")
+            return
+        if isinstance(wanted, Blocking):
+            self._task_blocked = True
+            self._jobs.append(Job(wanted.kind, wanted.work, self._unblocked))
+        elif isinstance(wanted, WaitSynced) and wanted.lsn > self.wal.synced_lsn:
+            self._commit()
+            self._task_wait_lsn = min(wanted.lsn, self.wal.last_lsn) if wanted.lsn else self.wal.last_lsn
+
+    def _unblocked(self, value: object, error: BaseException | None) -> None:
+        self._task_blocked = False
+        if self._task is None:
+            return
+        if error is not None and not isinstance(error, OSError):
+            raise error
+        self._step(value, error)
+
+    # -- end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> Outcome:
+        """Clean shutdown: commit, sync, checkpoint, snapshot. Runs its jobs itself."""
+        total = Outcome()
+        self._drain(self.turn([]), total)
+        self.checkpointer.closing = True
+        self.checkpoint()
+        self._drain(self.turn([]), total)
+        self.closed = True
+        self.reader.close()
+        for file in [*self.wal.files, *([self.wal.spare] if self.wal.spare else [])]:
+            self._disk.close(file.handle)
+        return total
+
+    def _drain(self, outcome: Outcome, total: Outcome) -> None:
+        """Run jobs and turns until nothing is left to do."""
+        queue = [outcome]
+        while queue:
+            outcome = queue.pop()
+            total.replies += outcome.replies
+            for job in outcome.jobs:
+                error: BaseException | None = None
+                try:
+                    job.run()
+                except OSError as failure:
+                    error = failure
+                queue.append(self.finish(job, error))
+            if not queue and self.shard.read_only is None and self._has_background_work():
+                queue.append(self.turn([]))
+
+    def _has_background_work(self) -> bool:
+        shard = self.shard
+        return bool(self._task is not None or self._checkpoint_wanted or shard.gone or shard.erase_requests)
+
+    def check_invariants(self) -> None:
+        self.shard.check_invariants()

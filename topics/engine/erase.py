@@ -1,0 +1,189 @@
+"""Erasing: overwrite the payload bytes of deleted records wherever a copy lies.
+
+Copies are in log files and in every generation of the topic's segments, current or waiting to be unlinked. All
+patches (the zeroed frame with its new digest, the envelope's digest, the next file's chain, the segment's block
+digests) are computed first and synced as an intent; then they are applied and synced, then the intent goes. A
+crash anywhere is repaired by applying the intent again before anything is read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import msgspec
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from topics.engine import frames
+from topics.engine.config import EngineConfig
+from topics.engine.files import HEADER_BYTES, with_digest, xxh
+from topics.engine.intents import Patch, apply_patches, finish_intent, write_intent
+from topics.engine.ports import Disk
+from topics.engine.reader import Reader
+from topics.engine.segments import BLOCK_BYTES, SUM_MAGIC, parse_segment_name, read_sum, segment_name
+from topics.engine.shard import EraseRequest, Shard
+from topics.engine.tasks import Blocking, Steps, WaitSynced
+from topics.engine.topic_log import Range, TopicLog
+from topics.engine.wal import Envelope, ScannedFile, Wal, WalStart, scan
+
+
+def erase_steps(
+    disk: Disk, shard: Shard, wal: Wal, reader: Reader, config: EngineConfig, request: EraseRequest
+) -> Steps:
+    """Carry out one request; its answer leaves when the bytes are gone."""
+    log = request.log
+    meta_dir = f"{config.shard_dir}/meta"
+    # One more entry behind everything that may be patched: the end of the log, which the next file's chain will
+    # name, keeps its digest.
+    shard.stage_time_ceiling(max(shard.time_ceiling_ms, shard.now_ms))
+    yield WaitSynced(0)
+    eraser = Eraser(disk, wal, reader, log, request.ranges)
+    yield Blocking("erase", eraser.plan)
+    number = shard.counters.get("erase_number", 0) + 1
+    shard.counters["erase_number"] = number
+
+    def carry_out() -> None:
+        write_intent(disk, meta_dir, number, eraser.patches)
+        apply_patches(disk, eraser.patches)
+        finish_intent(disk, meta_dir, number)
+
+    if eraser.patches:
+        yield Blocking("erase", carry_out)
+    for file in wal.files:
+        reader.cache.forget_file(file.number)
+    reader.close_topic(log.id)
+    log.erasing = [ranges for ranges in log.erasing if ranges is not request.ranges]
+    shard.add_frame(frames.encode_control(frames.ERASE_DONE, log.id, shard.now_ms, request.ranges))
+    yield WaitSynced(0)
+    shard.counters["erases"] += 1
+    if request.token is not None:
+        shard.ready.append((request.token, request.result))
+
+
+class Eraser:
+    def __init__(self, disk: Disk, wal: Wal, reader: Reader, log: TopicLog, ranges: list[Range]) -> None:
+        self._disk = disk
+        self._wal = wal
+        self._reader = reader
+        self._log = log
+        self._firsts = [first for first, _ in ranges]
+        self._lasts = [last for _, last in ranges]
+        # The files as they are now; what is appended meanwhile is younger than the delete.
+        self._files = [(file.path, file.number, file.handle, file.position) for file in wal.files]
+        self.patches: list[Patch] = []
+
+    def _wanted(self, topic_id: int, seq: int) -> bool:
+        if topic_id != self._log.id:
+            return False
+        i = bisect_right(self._firsts, seq) - 1
+        return i >= 0 and seq <= self._lasts[i]
+
+    def plan(self) -> None:
+        self._plan_segments()
+        self._plan_log()
+
+    # -- frames --------------------------------------------------------------------------------------------
+
+    def _blank_frames(self, data: bytearray, start: int, end: int) -> list[tuple[int, int]]:
+        """Blank the wanted append frames of data[start:end] in place; returns their places."""
+        starts: list[int] = []
+        frames.frame_starts(bytes(data) if not isinstance(data, bytes) else data, start, end, starts)
+        changed: list[tuple[int, int]] = []
+        for at in starts:
+            length, kind, flags, topic, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(
+                data, at
+            )
+            if kind != frames.APPEND or not self._wanted(topic, seq) or flags & frames.ERASED:
+                continue
+            frames.HEADER.pack_into(
+                data, at, length, kind, flags | frames.ERASED, topic, seq, ts, node_len, tag_len, data_len
+            )
+            payload = at + frames.HEADER_BYTES + node_len + tag_len
+            data[payload : payload + data_len] = bytes(data_len)
+            digest_at = at + 4 + length - frames.DIGEST_BYTES
+            data[digest_at : digest_at + 8] = xxh3_64_digest(bytes(data[at:digest_at]))
+            changed.append((at, at + 4 + length))
+        return changed
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    def _plan_segments(self) -> None:
+        directory = self._reader.topic_dir(self._log.id)
+        names = self._disk.list(directory)
+        for name in names:
+            parsed = parse_segment_name(name)
+            if parsed is None or parsed[2] != "data" or parsed[0] > self._lasts[-1]:
+                continue
+            path = f"{directory}/{name}"
+            handle = self._disk.open(path)
+            try:
+                data = bytearray(self._disk.read(handle, 0, self._disk.size(handle)))
+            finally:
+                self._disk.close(handle)
+            changed = self._blank_frames(data, HEADER_BYTES, self._whole_frames(data))
+            self.patches += [(path, start, bytes(data[start:end])) for start, end in changed]
+            if changed and f"{segment_name(parsed[0], parsed[1])}.sum" in names:
+                self._plan_sum(directory, parsed[0], parsed[1], data)
+
+    @staticmethod
+    def _whole_frames(data: bytearray) -> int:
+        """Where the last whole frame ends: an open segment may have leftovers behind it."""
+        at = HEADER_BYTES
+        while at + frames.OVERHEAD_BYTES <= len(data):
+            length = int.from_bytes(data[at : at + 4], "little") + 4
+            if length < frames.OVERHEAD_BYTES or at + length > len(data):
+                break
+            at += length
+        return at
+
+    def _plan_sum(self, directory: str, first_seq: int, generation: int, data: bytearray) -> None:
+        """New block digests. The chain goes on naming the digest this segment was first sealed with."""
+        summary, digest = read_sum(self._disk, directory, first_seq, generation)
+        blocks = [xxh(bytes(data[at : at + BLOCK_BYTES])) for at in range(0, summary.data_bytes, BLOCK_BYTES)]
+        origin = summary.origin if any(summary.origin) else digest
+        summary = msgspec.structs.replace(summary, blocks=blocks, origin=origin)
+        path = f"{directory}/{segment_name(first_seq, generation)}.sum"
+        self.patches.append((path, 0, with_digest(SUM_MAGIC, msgspec.msgpack.encode(summary))))
+
+    # -- the log -------------------------------------------------------------------------------------------
+
+    def _plan_log(self) -> None:
+        previous: dict[int, bytes] = {}  # lsn → new digest of an envelope that changed
+        for path, number, handle, position in self._files:
+            data = self._disk.read(handle, 0, position)
+            scanned = scan(path, number, data)
+            if scanned is None:
+                continue
+            content = bytearray(data)
+            for i, envelope in enumerate(scanned.envelopes):
+                changed = self._blank_frames(content, envelope.start, envelope.end)
+                if i == 0:
+                    changed += self._rechain(content, scanned, envelope, previous)
+                if not changed:
+                    continue
+                digest = self._redigest(content, envelope)
+                previous[envelope.lsn] = digest
+                self.patches += [(path, start, bytes(content[start:end])) for start, end in changed]
+                self.patches.append((path, envelope.start - 8, digest))
+
+    @staticmethod
+    def _redigest(content: bytearray, envelope: Envelope) -> bytes:
+        head = bytes(content[envelope.start - 48 : envelope.start - 8])
+        digest = xxh3_64_digest(bytes(content[envelope.start : envelope.end]), xxh3_64_intdigest(head))
+        content[envelope.start - 8 : envelope.start] = digest
+        return digest
+
+    @staticmethod
+    def _rechain(
+        content: bytearray, scanned: ScannedFile, envelope: Envelope, previous: dict[int, bytes]
+    ) -> list[tuple[int, int]]:
+        """A file's first frame holds the digest of the envelope before it, which may be a new one now."""
+        columns = frames.decode_columns(bytes(content), [envelope.start])
+        if int(columns.headers["type"][0]) != frames.WAL_START:
+            return []
+        start = msgspec.msgpack.decode(columns.payload(0), type=WalStart)
+        if start.previous_lsn not in previous:
+            return []
+        start = msgspec.structs.replace(start, previous_digest=previous[start.previous_lsn])
+        frame = frames.encode_control(frames.WAL_START, 0, int(columns.headers["ts"][0]), start)
+        content[envelope.start : envelope.start + len(frame)] = frame
+        return [(envelope.start, envelope.start + len(frame))]

@@ -1,0 +1,129 @@
+"""The whole error tree.
+
+TopicsError
+├── CallerError           what the request asked for cannot be; nothing changed
+│   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
+│   ├── TopicNotFound · TopicExistsIncompatible · TopicNotEmpty
+│   ├── TopicFull · WrongLastSeq
+│   └── Throttled         a bound is reached; try again later
+├── ShardReadOnly         a write or sync failed, or the log is rotten; final until restart
+├── Corrupt               bytes on disk are not what was written
+├── UnsupportedFormat     a file of a version that this program does not know
+└── LogGap                log files are missing between snapshot and log
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TopicsError(Exception):
+    """Base of all; `code` is stable and travels between processes together with `detail`."""
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, **detail: object) -> None:
+        super().__init__(message)
+        self.detail: dict[str, object] = detail
+
+
+class CallerError(TopicsError):
+    """The request is at fault or in conflict; nothing was changed by it."""
+
+    code = "invalid_request"
+
+
+class InvalidRequest(CallerError):
+    code = "invalid_request"
+
+
+class BatchTooLarge(CallerError):
+    code = "batch_too_large"
+
+
+class RecordTooLarge(CallerError):
+    code = "record_too_large"
+
+
+class TopicNotFound(CallerError):
+    code = "topic_not_found"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist; write to it or PUT it first", topic=topic)
+
+
+class TopicExistsIncompatible(CallerError):
+    code = "topic_exists_incompatible"
+
+    def __init__(self, topic: str, existing_type: str, requested_type: str) -> None:
+        super().__init__(
+            f"topic {topic!r} is a {existing_type} and cannot become a {requested_type}",
+            topic=topic,
+            existing_type=existing_type,
+            requested_type=requested_type,
+        )
+
+
+class TopicNotEmpty(CallerError):
+    code = "topic_not_empty"
+
+    def __init__(self, topic: str, count: int) -> None:
+        super().__init__(f"topic {topic!r} still holds {count} records", topic=topic, count=count)
+
+
+class TopicFull(CallerError):
+    code = "topic_full"
+
+
+class WrongLastSeq(CallerError):
+    """A conditional append met another last seq than it named; nothing was appended."""
+
+    code = "wrong_last_seq"
+
+    def __init__(self, topic: str, expected: int, actual: int) -> None:
+        super().__init__(
+            f"the last seq of {topic!r} is {actual}, not {expected}",
+            topic=topic,
+            expected=expected,
+            actual=actual,
+        )
+
+
+class Throttled(CallerError):
+    code = "throttled"
+
+
+class ShardReadOnly(TopicsError):
+    """The log can no longer be trusted to keep a promise. Reads go on; writes wait for a restart."""
+
+    code = "internal"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the shard is read-only: {reason}; restart the server", read_only=True, reason=reason
+        )
+
+
+class Corrupt(TopicsError):
+    def __init__(self, path: str, offset: int, problem: str) -> None:
+        super().__init__(f"{path} at byte {offset}: {problem}", path=path, offset=offset)
+        self.path, self.offset, self.problem = path, offset, problem
+
+
+class UnsupportedFormat(TopicsError):
+    def __init__(self, path: str, version: int) -> None:
+        super().__init__(
+            f"{path} has format version {version}, which this version cannot read; upgrade topics",
+            path=path,
+            version=version,
+        )
+        self.path, self.version = path, version
+
+
+class LogGap(TopicsError):
+    def __init__(self, after_lsn: int, next_lsn: int) -> None:
+        super().__init__(
+            f"log entries {after_lsn + 1} to {next_lsn - 1} are missing; restore the log files or run a repair",
+            after_lsn=after_lsn,
+            next_lsn=next_lsn,
+        )

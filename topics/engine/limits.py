@@ -1,0 +1,50 @@
+"""Every bound of the engine, with its reason. What a full table answers stands beside it."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# Contract limits that the engine itself must never exceed, whatever the door.
+TAG_BYTES_MAX = 1024  # u16 in the frame; HTTP stops at 256, NATS subjects need more
+NODE_BYTES_MAX = 128
+KEY_BYTES_MAX = 256
+NAME_BYTES_MAX = 255
+BATCH_RECORDS_MAX = 10_000
+RECORD_BYTES_MAX = 1 * MIB
+DIFF_LIMIT_MAX = 1000
+DIFF_LIMIT_DEFAULT = 256
+DIFF_BYTES_DEFAULT = 1 * MIB
+DIFF_BYTES_MAX = 8 * MIB
+DIFF_WAIT_MS_MAX = 30_000
+LIST_PAGE_MAX = 1000
+SKIP_MAX = 1 << 32
+
+# One commit group: what shares one envelope. More waits for the next envelope of the same turn.
+GROUP_FRAMES_MAX = 65_536
+GROUP_BYTES_MAX = 8 * MIB
+
+# Idempotency memory per topic. Past it the oldest key is forgotten before its window ends:
+# at 100 keys a second a default window of two minutes holds 12 000.
+DEDUPE_KEYS_MAX = 100_000
+
+# Long polls parked on one topic; more are answered at once with an empty page.
+WAITERS_PER_TOPIC_MAX = 10_000
+
+# Loss ranges per topic. Past it neighbouring ranges are joined: a too wide announcement is
+# safe, a lost one is not.
+LOSS_RANGES_MAX = 1024
+
+# Control frames list seqs as ranges; a delete that touches more is split over several frames.
+RANGES_PER_FRAME_MAX = 65_536
+
+BACKGROUND_SYNC_MS = 100  # an unsynced byte waits no longer than this
+TIME_CEILING_STEP_MS = 5_000  # how far time may run ahead of its synced ceiling
+SEQ_CEILING_STEP_MIN = 1024  # about one second of light traffic
+SEQ_CEILING_STEP_MAX = 1 << 20
+SLEW_MS_PER_S = 50  # the engine clock follows the wall clock at this rate, one part in twenty
+
+SLICE_ROWS = 4096  # background work is cut into pieces of about 2 ms
+SLICE_TOPICS = 32
+READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read
+RAM_BLOCK_BYTES = 64 * KIB  # records that are never logged are kept in blocks of this size

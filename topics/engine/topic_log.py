@@ -1,0 +1,611 @@
+"""One topic's log: seqs, rows, floors, tags; decisions on what is staged, answers from what is published.
+
+Two states live here side by side. The *staged* one (`next_seq`, `count`, `bytes`, `first_seq`, `config` …) is what
+decisions read: it already contains what waits for a sync. The *published* one (`view`) is what readers see. Every
+change is first made to the staged state, which records what it did in an `Op`; publishing applies those ops to the
+view in the same order. Replay does both at once, so recovery runs the code that live operation runs.
+
+A staged delete is a flag on the row that readers ignore and deciders obey; an append is rows past the view's head.
+
+Invariants: evict_floor <= earliest <= head+1 in both states, and view + pending ops == staged.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from topics.engine.config import TopicConfig
+from topics.engine.dedupe import DedupeWindow
+from topics.engine.frames import DEAD, DELETED, STAGED_DELETE
+from topics.engine.index import SMALL, Chunk
+from topics.engine.limits import LOSS_RANGES_MAX
+from topics.engine.segments import SegmentMeta
+from topics.engine.strings import StringTable
+from topics.engine.tags import TagIndex
+
+Range = tuple[int, int]  # first and last seq, both inside
+Loss = tuple[int, int, str]
+
+
+@dataclass(slots=True)
+class Op:
+    """What one staged change did, to be repeated on the view when its gate opens."""
+
+    log: TopicLog
+    token: object = None
+    result: object = None
+    head: int = 0  # 0: unchanged
+    count: int = 0
+    bytes: int = 0
+    first_seq: int = 0
+    cap_lost: int = 0
+    ttl_lost: int = 0
+    ranges: list[Range] = field(default_factory=list)
+    config: TopicConfig | None = None
+    loss: Loss | None = None
+    dropped: bool = False
+    sync: bool = False  # visible only once its envelope is synced
+    write_ts: int = 0
+
+
+@dataclass(slots=True)
+class View:
+    """What readers see."""
+
+    head: int = 0
+    first_seq: int = 1  # every row below is dead for readers
+    count: int = 0
+    bytes: int = 0
+    cap_lost: int = 0  # highest live seq that a cap took
+    ttl_lost: int = 0
+    config: TopicConfig = field(default_factory=TopicConfig)
+    losses: list[Loss] = field(default_factory=list)
+    last_write_ts: int = 0
+    dropped: bool = False
+
+    @property
+    def evict_floor(self) -> int:
+        return max(self.cap_lost, self.ttl_lost) + 1
+
+
+class TopicLog:
+    __slots__ = (
+        "_rows_max",
+        "_segment_bytes_max",
+        "_starts",
+        "applied_lsn",
+        "bytes",
+        "cap_lost",
+        "ceiling",
+        "ceiling_synced",
+        "ceiling_ts",
+        "chunks",
+        "config",
+        "count",
+        "dedupe",
+        "deferred",
+        "doomed",
+        "dropped",
+        "erasing",
+        "expiries",
+        "first_seq",
+        "gate_lsn",
+        "id",
+        "last_read_ts",
+        "last_touch",
+        "name",
+        "next_seq",
+        "nodes",
+        "pending",
+        "ram_bytes",
+        "runs",
+        "stored",
+        "sum_chain",
+        "tags",
+        "ttl_lost",
+        "view",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        topic_id: int,
+        name: str,
+        config: TopicConfig,
+        *,
+        segment_max_events: int,
+        segment_max_bytes: int,
+    ) -> None:
+        self.id = topic_id
+        self.name = name
+        self.config = config
+        self.applied_lsn = 0  # the snapshot it was restored from contains the log up to here
+        self._rows_max = segment_max_events
+        self._segment_bytes_max = segment_max_bytes
+        self.next_seq = 1
+        self.first_seq = 1  # staged: every row below is dead
+        self.count = 0
+        self.bytes = 0
+        self.cap_lost = 0
+        self.ttl_lost = 0
+        self.dropped = False
+        self.view = View(config=config)
+        self.chunks: list[Chunk] = []
+        self._starts: list[int] = []  # first seq of each chunk
+        self.stored: list[SegmentMeta] | None = None  # segments not loaded yet
+        self.deferred: list[Callable[[], None]] = []  # replay work put off until first touch
+        self.runs: list[tuple[int, int | bytearray]] = []  # from this seq on: log file number, or a RAM block
+        self.tags = TagIndex()
+        self.nodes = StringTable()
+        self.dedupe = DedupeWindow()
+        self.expiries: list[tuple[int, int]] = []  # heap of (time, seq) of records with a TTL of their own
+        self.pending = 0  # ops staged and not yet published
+        self.gate_lsn = 0  # the last of them becomes visible when this is synced
+        self.ceiling = 0  # highest seq that may be used; 0: not bounded
+        self.ceiling_synced = 0
+        self.ceiling_ts = 0
+        self.last_read_ts = 0
+        self.last_touch = 0
+        self.waiters: list[object] = []
+        self.doomed: list[
+            SegmentMeta
+        ] = []  # segments with nothing live, to be unlinked once no snapshot names them
+        self.sum_chain = bytes(8)
+        self.erasing: list[list[Range]] = []
+        self.ram_bytes = 0
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    def chunk_for_append(self, now_ms: int) -> Chunk:
+        """The chunk that takes the next row."""
+        if self.chunks:
+            chunk = self.chunks[-1]
+            if (
+                not chunk.closed
+                and chunk.count < chunk.rows_max
+                and chunk.frame_bytes < self._segment_bytes_max
+                and chunk.first_seq + chunk.count == self.next_seq
+            ):
+                return chunk
+            self._close_last()
+        chunk = Chunk(self.next_seq, self._rows_max, now_ms)
+        self.chunks.append(chunk)
+        self._starts.append(chunk.first_seq)
+        return chunk
+
+    def _close_last(self) -> None:
+        last = self.chunks[-1]
+        if last.count:
+            last.closed = True
+        else:
+            self.chunks.pop()
+            self._starts.pop()
+
+    def adopt(self, chunks: list[Chunk]) -> None:
+        """Put chunks that were read from segments in front of what is there."""
+        self.chunks = chunks + self.chunks
+        self._starts = [chunk.first_seq for chunk in self.chunks]
+
+    def spans(self, first_seq: int, stop_seq: int) -> Iterator[tuple[Chunk, int, int]]:
+        """The row spans that cover the seqs [first_seq, stop_seq)."""
+        i = max(0, bisect_right(self._starts, first_seq) - 1)
+        while i < len(self.chunks):
+            chunk = self.chunks[i]
+            if chunk.first_seq >= stop_seq:
+                return
+            first = max(0, first_seq - chunk.first_seq)
+            stop = min(chunk.count, stop_seq - chunk.first_seq)
+            if first < stop:
+                yield chunk, first, stop
+            i += 1
+
+    def find(self, seq: int) -> tuple[Chunk, int] | None:
+        i = bisect_right(self._starts, seq) - 1
+        if i < 0:
+            return None
+        chunk = self.chunks[i]
+        row = seq - chunk.first_seq
+        return (chunk, row) if row < chunk.count else None
+
+    def are_live(self, seqs: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Which of these seqs, ascending, are live in the staged state."""
+        alive = np.zeros(len(seqs), dtype=np.bool_)
+        if len(seqs) < 8:
+            for k in range(len(seqs)):
+                alive[k] = self.is_live(int(seqs[k]))
+            return alive
+        edges = np.searchsorted(seqs, np.array(self._starts, dtype=np.uint64))
+        for i, chunk in enumerate(self.chunks):
+            lo, hi = int(edges[i]), int(edges[i + 1]) if i + 1 < len(edges) else len(seqs)
+            if lo == hi:
+                continue
+            rows = (seqs[lo:hi] - np.uint64(chunk.first_seq)).astype(np.intp)
+            inside = rows < chunk.count
+            picked = chunk.rows[rows[inside]]
+            good = ((picked["flags"] & DEAD) == 0) & (picked["length"] != 0)
+            part = np.zeros(hi - lo, dtype=np.bool_)
+            part[inside] = good
+            alive[lo:hi] = part
+        return alive & (seqs >= np.uint64(self.first_seq))
+
+    def is_live(self, seq: int) -> bool:
+        if seq < self.first_seq:
+            return False
+        found = self.find(seq)
+        return (
+            found is not None and not found[0].flags_at(found[1]) & DEAD and found[0].length_at(found[1]) > 0
+        )
+
+    # -- staged changes ------------------------------------------------------------------------------------
+
+    def settle_first(self) -> None:
+        """Move `first_seq` to the first live row, or to `next_seq`. Amortised: each dead row is passed once."""
+        if self.stored is not None and self.count:
+            return  # not loaded: what is live stands where the snapshot says
+        seq = self.first_seq
+        for chunk, first, stop in self.spans(seq, self.next_seq):
+            row = first
+            while row < stop:
+                if not chunk.flags_at(row) & DEAD and chunk.length_at(row):
+                    self.first_seq = chunk.first_seq + row
+                    return
+                row += 1
+                if row - first == 16:  # a long dead stretch: look at the rest at once
+                    alive = chunk.live(row, stop, DEAD)
+                    if alive.any():
+                        self.first_seq = chunk.first_seq + row + int(alive.argmax())
+                        return
+                    break
+        self.first_seq = self.next_seq
+
+    def kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
+        """Remove the live rows of a range from counts and tags; return the highest seq removed, or 0."""
+        highest = 0
+        for chunk, first, stop in self.spans(max(first_seq, self.first_seq), last_seq + 1):
+            if mark and first < chunk.stored:
+                chunk.unmarked.append((first, min(stop, chunk.stored)))  # for the next checkpoint's .del
+            if stop - first < SMALL:
+                for row in range(first, stop):
+                    _, length, _, flags, tag, node, size = chunk.get(row)
+                    if flags & DEAD or not length:
+                        continue
+                    highest = chunk.first_seq + row
+                    if mark:
+                        chunk.set_flag(row, STAGED_DELETE)
+                    if tag:
+                        self.tags.remove(tag)
+                    if node:
+                        self.nodes.release(node)
+                    op.count -= 1
+                    op.bytes -= size
+                continue
+            alive = chunk.live(first, stop, DEAD)
+            picked = np.nonzero(alive)[0]
+            if not len(picked):
+                continue
+            highest = chunk.first_seq + first + int(picked[-1])
+            rows = chunk.rows[first:stop]
+            if mark:
+                rows["flags"][picked] |= STAGED_DELETE
+            self.tags.remove_many(rows["tag"][picked])
+            self.nodes.release_many(rows["node"][picked])
+            op.count -= len(picked)
+            op.bytes -= int(rows["size"][picked].sum(dtype=np.int64))
+        return highest
+
+    def stage_delete(self, ranges: list[Range], op: Op) -> None:
+        count, size = op.count, op.bytes
+        for first, last in ranges:
+            self.kill(first, last, op, mark=True)
+        op.ranges.extend(ranges)
+        self.count += op.count - count
+        self.bytes += op.bytes - size
+        self._settle(op)
+
+    def stage_evict(self, last_seq: int, op: Op, *, ttl: bool) -> None:
+        """Everything up to `last_seq` is lost to a cap or to the topic's TTL."""
+        count, size = op.count, op.bytes
+        lost = self.kill(self.first_seq, last_seq, op, mark=False)
+        self.count += op.count - count
+        self.bytes += op.bytes - size
+        if lost:
+            if ttl:
+                self.ttl_lost = max(self.ttl_lost, lost)
+            else:
+                self.cap_lost = max(self.cap_lost, lost)
+        op.cap_lost, op.ttl_lost = self.cap_lost, self.ttl_lost
+        self.first_seq = max(self.first_seq, last_seq + 1)
+        self._settle(op)
+
+    def stage_floors(self, cap_lost: int, ttl_lost: int, op: Op) -> None:
+        """Replay an evict watermark: whatever is live at or below it goes, and the floors stand where they stood."""
+        highest = max(cap_lost, ttl_lost)
+        if highest >= self.first_seq:
+            self.stage_evict(highest, op, ttl=ttl_lost > cap_lost)
+        self.cap_lost = max(self.cap_lost, cap_lost)
+        self.ttl_lost = max(self.ttl_lost, ttl_lost)
+        op.cap_lost, op.ttl_lost = self.cap_lost, self.ttl_lost
+        op.first_seq = self.first_seq
+
+    def stage_skip(self, count: int, op: Op) -> None:
+        """Take seqs without rows: the next chunk begins behind the hole."""
+        self.next_seq += count
+        op.head = self.next_seq - 1
+        self._settle(op)
+
+    def stage_loss(self, loss: Loss, op: Op) -> None:
+        """A range is lost; live records in it, if any, go."""
+        count, size = op.count, op.bytes
+        self.kill(loss[0], loss[1], op, mark=True)
+        op.ranges.append((loss[0], loss[1]))
+        self.count += op.count - count
+        self.bytes += op.bytes - size
+        if loss[1] >= self.next_seq:
+            self.next_seq = loss[1] + 1
+            op.head = loss[1]
+        op.loss = loss
+        self._settle(op)
+
+    def _settle(self, op: Op) -> None:
+        self.settle_first()
+        op.first_seq = self.first_seq
+
+    def front_beyond(self, records: int, size: int) -> int:
+        """The last seq that must go so that at least `records` records and `size` bytes go from the front."""
+        last = 0
+        for chunk, first, stop in self.spans(self.first_seq, self.next_seq):
+            if records < SMALL and size <= 0:
+                for row in range(first, stop):
+                    if records <= 0:
+                        return last
+                    if not chunk.flags_at(row) & DEAD and chunk.length_at(row):
+                        records -= 1
+                        last = chunk.first_seq + row
+                if records <= 0:
+                    return last
+                continue
+            picked = np.nonzero(chunk.live(first, stop, DEAD))[0]
+            if not len(picked):
+                continue
+            sizes = np.cumsum(chunk.rows["size"][first:stop][picked], dtype=np.int64)
+            enough = max(records, int(np.searchsorted(sizes, size)) + 1 if size > 0 else 0)
+            if enough <= len(picked):
+                return chunk.first_seq + first + int(picked[enough - 1])
+            last = chunk.first_seq + first + int(picked[-1])
+            records -= len(picked)
+            size -= int(sizes[-1])
+        return last
+
+    def expired_last(self, now_ms: int) -> int:
+        """The last seq that the topic's TTL has ended, or 0. `now - ts > ttl`, strictly."""
+        ttl_ms = self.config.ttl_ms
+        if not ttl_ms:
+            return 0
+        oldest_ms = now_ms - ttl_ms
+        last = 0
+        for chunk, first, stop in self.spans(self.first_seq, self.next_seq):
+            if chunk.ts_at(first) >= oldest_ms:
+                break
+            if chunk.ts_at(stop - 1) < oldest_ms:
+                last = chunk.first_seq + stop - 1
+                continue
+            ended = int(np.searchsorted(chunk.rows["ts"][first:stop], np.uint64(oldest_ms)))
+            return chunk.first_seq + first + ended - 1
+        return last
+
+    def due_records(self, now_ms: int) -> list[int]:
+        """Live records whose own TTL has ended."""
+        due: list[int] = []
+        while self.expiries and self.expiries[0][0] < now_ms:
+            seq = heapq.heappop(self.expiries)[1]
+            if self.is_live(seq):
+                due.append(seq)
+        return sorted(due)
+
+    # -- publication ---------------------------------------------------------------------------------------
+
+    def publish(self, op: Op) -> None:
+        """Make one staged change visible."""
+        view = self.view
+        if op.head:
+            view.head = op.head
+        view.count += op.count
+        view.bytes += op.bytes
+        if op.ranges:
+            self._mark(op.ranges)
+        if op.first_seq > view.first_seq:
+            view.first_seq = op.first_seq
+            if self.chunks and self.chunks[0].next_seq <= op.first_seq:
+                self._reclaim()
+        view.cap_lost = max(view.cap_lost, op.cap_lost)
+        view.ttl_lost = max(view.ttl_lost, op.ttl_lost)
+        if op.config is not None:
+            view.config = op.config
+        if op.loss is not None:
+            add_loss(view.losses, op.loss)
+        if op.write_ts:
+            view.last_write_ts = op.write_ts
+        if op.dropped:
+            view.dropped = True
+
+    def _mark(self, ranges: list[Range]) -> None:
+        """Turn staged deletes into deletes."""
+        for first_seq, last_seq in ranges:
+            for chunk, first, stop in self.spans(first_seq, last_seq + 1):
+                if stop - first < SMALL:
+                    for row in range(first, stop):
+                        if chunk.flags_at(row) & STAGED_DELETE:
+                            chunk.set_flag(row, DELETED)
+                else:
+                    flags = chunk.rows["flags"][first:stop]
+                    flags |= (flags & STAGED_DELETE) << 1
+
+    def _reclaim(self) -> None:
+        """Let go of whole chunks below everything live. The last chunk stays while it can take rows."""
+        view = self.view
+        while self.chunks and self.chunks[0].next_seq <= min(view.first_seq, self.first_seq):
+            chunk = self.chunks[0]
+            if len(self.chunks) == 1 and not (chunk.closed or chunk.count >= chunk.rows_max):
+                break
+            self.chunks.pop(0)
+            self._starts.pop(0)
+            if chunk.meta is not None:
+                self.doomed.append(chunk.meta)
+        self.trim_runs()
+
+    def trim_runs(self) -> None:
+        """Forget log runs and RAM blocks that no live row needs."""
+        keep = bisect_right(self.runs, self.view.first_seq, key=_run_seq) - 1
+        if keep > 0:
+            for _, where in self.runs[:keep]:
+                if isinstance(where, bytearray):
+                    self.ram_bytes -= len(where)
+            del self.runs[:keep]
+
+    def is_in_ram(self, chunk: Chunk) -> bool:
+        """Whether a chunk's unstored rows are in RAM blocks; a chunk never mixes them with logged ones."""
+        if chunk.stored or not chunk.count:
+            return False
+        run = self.run_at(chunk.first_seq)
+        return run >= 0 and isinstance(self.runs[run][1], bytearray)
+
+    def trim_stored_runs(self) -> None:
+        """Forget log runs below the first row that is not in a segment."""
+        first = next((c.first_seq + c.stored for c in self.chunks if c.stored < c.count), self.next_seq)
+        keep = [
+            run
+            for i, run in enumerate(self.runs)
+            if isinstance(run[1], bytearray) or i + 1 == len(self.runs) or self.runs[i + 1][0] > first
+        ]
+        if first == self.next_seq:
+            keep = [run for run in keep if isinstance(run[1], bytearray)]
+        self.runs = keep
+
+    def release_ram(self) -> int:
+        """Drop RAM blocks whose rows are in segments by now; returns the (negative) change of RAM bytes."""
+        before = self.ram_bytes
+        kept: list[tuple[int, int | bytearray]] = []
+        for i, (seq, where) in enumerate(self.runs):
+            until = self.runs[i + 1][0] if i + 1 < len(self.runs) else self.next_seq
+            spans = list(self.spans(seq, until))
+            if isinstance(where, bytearray) and spans and all(c.stored >= stop for c, _, stop in spans):
+                self.ram_bytes -= len(where)
+            else:
+                kept.append((seq, where))
+        self.runs = kept
+        return self.ram_bytes - before
+
+    def remove_chunk(self, chunk: Chunk) -> None:
+        self.chunks.remove(chunk)
+        self._starts = [c.first_seq for c in self.chunks]
+
+    def front_is_in_ram(self, last_seq: int) -> bool:
+        """Whether everything live up to `last_seq` is in RAM blocks only."""
+        run = self.run_at(self.first_seq)
+        if run < 0 or not isinstance(self.runs[run][1], bytearray):
+            return False
+        first_logged = next((seq for seq, where in self.runs[run:] if isinstance(where, int)), self.next_seq)
+        return last_seq < first_logged and all(
+            not chunk.stored for chunk, _, _ in self.spans(self.first_seq, last_seq + 1)
+        )
+
+    def shift_rows(self, first_seq: int, shift: int, file_number: int) -> None:
+        """Rows from `first_seq` on go to another log file than was thought, `shift` bytes on."""
+        for chunk, first, stop in self.spans(first_seq, self.next_seq):
+            offsets = chunk.rows["offset"][first:stop]
+            offsets += np.uint32(shift & 0xFFFF_FFFF)  # wraps, so that a negative shift works as well
+        while self.runs and self.runs[-1][0] >= first_seq:
+            self.runs.pop()
+        self.runs.append((first_seq, file_number))
+
+    def run_at(self, seq: int) -> int:
+        """Position in `runs` of the run that holds `seq`."""
+        return bisect_right(self.runs, seq, key=_run_seq) - 1
+
+    # -- after a failed commit -----------------------------------------------------------------------------
+
+    def discard_staged(self) -> None:
+        """Forget everything that was not published; the shard takes no more changes."""
+        view = self.view
+        while self.chunks and self.chunks[-1].first_seq > view.head:
+            self.chunks.pop()
+            self._starts.pop()
+        if self.chunks and self.chunks[-1].next_seq > view.head + 1:
+            self.chunks[-1].cut(max(0, view.head + 1 - self.chunks[-1].first_seq))
+        for chunk in self.chunks:
+            flags = chunk.rows["flags"]
+            flags &= np.where(flags & DELETED, 0xFF, 0xFF ^ STAGED_DELETE).astype(np.uint8)
+        self.next_seq = view.head + 1
+        self.first_seq = view.first_seq
+        self.count, self.bytes = view.count, view.bytes
+        self.cap_lost, self.ttl_lost = view.cap_lost, view.ttl_lost
+        self.config = view.config
+        self.dropped = view.dropped
+        self.pending = 0
+        self.rebuild_strings()
+
+    def rebuild_strings(self) -> None:
+        """Tags and nodes again from the rows: the tables counted changes that never happened."""
+        tags, nodes = TagIndex(), StringTable()
+        for chunk in self.chunks:
+            rows = chunk.rows
+            alive = np.nonzero(chunk.live(0, chunk.count, DEAD))[0]
+            for i in alive.tolist():
+                if chunk.first_seq + i < self.first_seq:
+                    continue
+                tag, node = int(rows["tag"][i]), int(rows["node"][i])
+                if tag:
+                    rows["tag"][i] = tags.add(chunk.first_seq + i, self.tags.strings.name(tag))
+                if node:
+                    rows["node"][i] = nodes.add(self.nodes.name(node))
+        self.tags, self.nodes = tags, nodes
+
+    # -- proofs --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert what must hold at every moment."""
+        if self.stored is not None or self.deferred:
+            return
+        view = self.view
+        assert view.evict_floor <= view.first_seq or not view.count, (self.name, view)
+        assert 0 <= view.head < self.next_seq, (self.name, view.head, self.next_seq)
+        if not self.pending:
+            assert (view.count, view.bytes, view.head) == (self.count, self.bytes, self.next_seq - 1), (
+                self.name
+            )
+        count = size = 0
+        for chunk, first, stop in self.spans(self.first_seq, self.next_seq):
+            alive = chunk.live(first, stop, DEAD)
+            count += int(alive.sum())
+            size += int(chunk.rows["size"][first:stop][alive].sum(dtype=np.int64))
+        assert (count, size) == (self.count, self.bytes), (self.name, count, size, self.count, self.bytes)
+        assert self._starts == [chunk.first_seq for chunk in self.chunks]
+        for before, after in zip(self.chunks, self.chunks[1:], strict=False):
+            assert before.next_seq <= after.first_seq
+
+
+def _run_seq(run: tuple[int, int | bytearray]) -> int:
+    return run[0]
+
+
+def add_loss(losses: list[Loss], loss: Loss) -> None:
+    """Keep the ranges ascending and apart; one that touches another of the same reason is joined to it."""
+    losses.append(loss)
+    losses.sort()
+    joined: list[Loss] = []
+    for first, last, reason in losses:
+        if joined and first <= joined[-1][1] + 1 and (joined[-1][2] == reason or first <= joined[-1][1]):
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]), joined[-1][2])
+        else:
+            joined.append((first, last, reason))
+    while len(joined) > LOSS_RANGES_MAX:  # a too wide announcement is safe, a missing one is not
+        gaps = [(joined[i + 1][0] - joined[i][1], i) for i in range(len(joined) - 1)]
+        i = min(gaps)[1]
+        joined[i : i + 2] = [(joined[i][0], joined[i + 1][1], joined[i][2])]
+    losses[:] = joined

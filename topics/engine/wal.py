@@ -1,0 +1,258 @@
+"""The write-ahead log of one shard: envelopes in zero-filled files.
+
+    file:      64-byte header · envelopes, 8-byte aligned
+    envelope:  magic u32 · length u32 · salt u64 · lsn u64 · prev_lsn u64 · synced_lsn u64 · digest · frames
+
+An envelope is valid when its salt is the file's and its digest (of the body, seeded with the digest of the header)
+agrees. `lsn` grows by one an envelope. What a bad envelope means is decided from what follows it:
+
+- a later file begins with the very next number: recovery copied the tail there, and this file's rest is void;
+- a later valid envelope was written when the missing ones were known to be synced: **rotten**;
+- else **torn**: never acked as synced, and cut.
+
+Never append to a recovered file: a page that is read back from the cache may not be on the disk. Recovery opens
+a new file, copies what is not known to be synced, syncs it, and only then is the shard ready.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import msgspec
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from topics.engine import frames
+from topics.engine.errors import Corrupt, UnsupportedFormat
+from topics.engine.ports import Disk
+
+MAGIC = b"TPCSWAL\0"
+FILE_HEADER = struct.Struct("<8sIIQQ24x")
+FILE_HEADER_BYTES = 64
+ENVELOPE_MAGIC = b"ENV1"
+ENVELOPE = struct.Struct("<4sIQQQQ")
+ENVELOPE_BYTES = 48
+MAX_BODY_BYTES = (1 << 31) - 1
+
+
+class WalStart(msgspec.Struct, frozen=True, array_like=True):
+    """First frame of every file: which file came before, how it ended, and on which boot this one was begun."""
+
+    file_number: int
+    previous_file: int
+    previous_lsn: int  # entries past it in earlier files are void: recovery copied what counts
+    previous_digest: bytes
+    boot_id: str
+
+
+@dataclass(slots=True)
+class WalFile:
+    number: int
+    path: str
+    salt: int
+    handle: int
+    capacity: int
+    position: int = FILE_HEADER_BYTES
+    first_lsn: int = 0  # 0: no envelope yet
+    last_lsn: int = 0
+
+    @property
+    def remaining(self) -> int:
+        return self.capacity - self.position
+
+
+@dataclass(slots=True)
+class Envelope:
+    """A valid envelope found by a scan; `start` and `end` bound its frames in the file."""
+
+    lsn: int
+    prev_lsn: int
+    synced_lsn: int
+    start: int
+    end: int
+    digest: bytes
+
+
+@dataclass(slots=True)
+class ScannedFile:
+    number: int
+    path: str
+    data: bytes
+    salt: int
+    envelopes: list[Envelope] = field(default_factory=list)
+    bad_at: list[int] = field(default_factory=list)  # offsets where an envelope should be and is not
+
+
+def file_name(number: int) -> str:
+    return f"wal-{number:016d}.log"
+
+
+def file_number(name: str) -> int | None:
+    digits = name.removeprefix("wal-").removesuffix(".log")
+    return int(digits) if name == f"wal-{digits}.log" and digits.isdigit() else None
+
+
+def file_header(*, shard: int, number: int, salt: int) -> bytes:
+    head = FILE_HEADER.pack(MAGIC, frames.FORMAT_VERSION, shard, number, salt)
+    return head + xxh3_64_digest(head)
+
+
+def encode_envelope(salt: int, lsn: int, prev_lsn: int, synced_lsn: int, body: bytes) -> bytes:
+    head = ENVELOPE.pack(ENVELOPE_MAGIC, len(body), salt, lsn, prev_lsn, synced_lsn)
+    return head + xxh3_64_digest(body, xxh3_64_intdigest(head)) + body
+
+
+def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
+    """Find every valid envelope of a file; None when its header was never finished."""
+    head = data[:FILE_HEADER_BYTES]
+    if len(head) < FILE_HEADER_BYTES or not any(head):
+        return None
+    magic, version, _, stored_number, salt = FILE_HEADER.unpack(head[:56])
+    if magic != MAGIC:
+        raise Corrupt(path, 0, "not a log file")
+    if version != frames.FORMAT_VERSION:
+        raise UnsupportedFormat(path, version)
+    if xxh3_64_digest(head[:56]) != head[56:]:
+        raise Corrupt(path, 0, "the file header does not agree with its digest")
+    if stored_number != number:
+        raise Corrupt(path, 20, f"the file says it is number {stored_number}")
+    found = ScannedFile(number, path, data, salt)
+    at = FILE_HEADER_BYTES
+    while at + ENVELOPE_BYTES <= len(data):
+        envelope = _envelope_at(data, at, salt)
+        if envelope is not None:
+            found.envelopes.append(envelope)
+            at = _aligned(envelope.end)
+            continue
+        if data[at : at + ENVELOPE_BYTES] == bytes(ENVELOPE_BYTES) and not data[at:].strip(b"\0"):
+            break  # the zero-filled rest
+        found.bad_at.append(at)
+        following = _find_envelope(data, at + 8, salt)
+        if following is None:
+            break
+        at = following
+    return found
+
+
+def _aligned(position: int) -> int:
+    return (position + 7) & ~7
+
+
+def _envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
+    if data[at : at + 4] != ENVELOPE_MAGIC:
+        return None
+    _, length, envelope_salt, lsn, prev_lsn, synced_lsn = ENVELOPE.unpack_from(data, at)
+    start = at + ENVELOPE_BYTES
+    if envelope_salt != salt or start + length > len(data):
+        return None
+    digest = data[at + 40 : start]
+    seed = xxh3_64_intdigest(data[at : at + 40])
+    if xxh3_64_digest(memoryview(data)[start : start + length], seed) != digest:
+        return None
+    return Envelope(lsn, prev_lsn, synced_lsn, start, start + length, digest)
+
+
+def _find_envelope(data: bytes, at: int, salt: int) -> int | None:
+    """The next aligned place at or after `at` where a valid envelope begins."""
+    while True:
+        at = data.find(ENVELOPE_MAGIC, at)
+        if at < 0:
+            return None
+        if at % 8 == 0 and _envelope_at(data, at, salt) is not None:
+            return at
+        at += 1
+
+
+class Wal:
+    """The files of one shard's log and its place in them. Writing is here, syncing is a job of the shell."""
+
+    def __init__(self, disk: Disk, directory: str, *, shard: int, file_bytes: int) -> None:
+        self._disk = disk
+        self.directory = directory
+        self._shard = shard
+        self.file_bytes = file_bytes
+        self.files: list[WalFile] = []  # ascending; the last one takes the envelopes
+        self.spare: WalFile | None = None
+        self.next_number = 1
+        self.last_lsn = 0
+        self.synced_lsn = 0
+        self.last_digest = bytes(8)
+        self.last_file_number = 0
+        self.unsynced_files: list[WalFile] = []
+        self.bytes_written = 0
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    def make_file(self, number: int, capacity: int) -> WalFile:
+        """Zero-fill a file and sync its header and name, so that it can take a frame at any moment."""
+        path = f"{self.directory}/{file_name(number)}"
+        salt = self._disk.random_u64()
+        handle = self._disk.open(path, create=True)
+        try:
+            self._disk.truncate(handle, 0)
+            self._disk.allocate(handle, capacity)
+            self._disk.write(handle, 0, file_header(shard=self._shard, number=number, salt=salt))
+            self._disk.sync(handle)
+            self._disk.sync_dir(self.directory)
+        except OSError:
+            # A half-made file would only hold the space that somebody is waiting for.
+            self._disk.close(handle)
+            self._disk.remove(path)
+            raise
+        return WalFile(number, path, salt, handle, capacity)
+
+    def take_number(self) -> int:
+        self.next_number += 1
+        return self.next_number - 1
+
+    def begin_file(self, file: WalFile, ts: int) -> None:
+        """Make `file` the active one; its first envelope chains it to the file before."""
+        self.files.append(file)
+        self.append(self.start_frame(file.number, ts))
+
+    def start_frame(self, number: int, ts: int) -> bytes:
+        start = WalStart(number, self.last_file_number, self.last_lsn, self.last_digest, self._disk.boot_id())
+        return frames.encode_control(frames.WAL_START, 0, ts, start)
+
+    @property
+    def active(self) -> WalFile:
+        return self.files[-1]
+
+    @property
+    def next_frame_offset(self) -> int:
+        """Where the first frame of the next envelope will lie in the active file."""
+        return self.files[-1].position + ENVELOPE_BYTES
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def append(self, body: bytes) -> int:
+        """Write one envelope to the active file, which must have room; return its lsn."""
+        file = self.files[-1]
+        lsn = self.last_lsn + 1
+        data = encode_envelope(file.salt, lsn, self.last_lsn, self.synced_lsn, body)
+        assert file.position + len(data) <= file.capacity, "an envelope must not run over its file"
+        self._disk.write(file.handle, file.position, data)
+        file.position = _aligned(file.position + len(data))
+        if not file.first_lsn:
+            file.first_lsn = lsn
+        file.last_lsn = self.last_lsn = lsn
+        self.last_digest = data[40:48]
+        self.last_file_number = file.number
+        self.bytes_written += len(data)
+        if not self.unsynced_files or self.unsynced_files[-1] is not file:
+            self.unsynced_files.append(file)
+        return lsn
+
+    def begin_sync(self) -> tuple[list[WalFile], int]:
+        """The files to sync, oldest first, and the lsn that is safe once all of them are."""
+        files, self.unsynced_files = self.unsynced_files, []
+        return files, self.last_lsn
+
+    # -- dropping ------------------------------------------------------------------------------------------
+
+    def absorbed(self, lsn: int) -> list[WalFile]:
+        """Take out the files all of whose envelopes are at or below `lsn`; the active one stays."""
+        gone = [file for file in self.files[:-1] if file.last_lsn <= lsn and file not in self.unsynced_files]
+        if gone:
+            self.files = [file for file in self.files if file not in gone]
+        return gone
