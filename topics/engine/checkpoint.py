@@ -10,6 +10,7 @@ snapshot says; recovery cuts them. An error anywhere leaves memory pointing at t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -36,7 +37,7 @@ from topics.engine.segments import (
 from topics.engine.shard import Shard
 from topics.engine.snapshot import SnapshotWriter, remove_snapshot
 from topics.engine.tasks import Blocking, Steps, WaitSynced
-from topics.engine.topic_log import Loss, Range, TopicLog
+from topics.engine.topic_log import Loss, Range, Run, TopicLog
 from topics.engine.wal import Wal, WalFile
 
 SYNCFS_FROM = 64  # with more files than this one syncfs beats many fdatasyncs
@@ -75,6 +76,7 @@ class TopicRow(msgspec.Struct, array_like=True):
     ram_ranges: list[Range]
     erasing: list[list[Range]]
     sum_chain: bytes
+    may_expire: bool  # has records with a TTL of their own
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class _Part:
     nodes: list[bytes] = field(default_factory=list)
     expiries: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)  # where the rows were: a record that dies meanwhile is still copied
     marks: int = 0  # how many entries of the chunk's `unmarked` are in `deleted`
     tag_ids: dict[bytes, int] = field(default_factory=dict)
     node_ids: dict[bytes, int] = field(default_factory=dict)
@@ -198,6 +201,7 @@ class Checkpointer:
             log.cap_lost, log.ttl_lost, list(view.losses), log.ceiling,
             log.dedupe.live(now_ms=self._shard.now_ms, window_ms=log.config.idempotency_window_ms),
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
+            bool(log.expiries),
         )  # fmt: skip
         return _Capture(log, row, parts)
 
@@ -216,7 +220,7 @@ class Checkpointer:
             return None
         meta = msgspec.structs.replace(chunk.meta) if chunk.meta is not None else SegmentMeta(chunk.first_seq)
         rows = chunk.rows[chunk.stored : stop].copy()
-        part = _Part(chunk, meta, chunk.stored, stop, rows, seal=seal)
+        part = _Part(chunk, meta, chunk.stored, stop, rows, runs=list(log.runs), seal=seal)
         low = chunk.first_seq + chunk.stored
         dead = ((rows["flags"] & frames.DEAD) != 0) | (rows["length"] == 0)
         below = log.first_seq - low
@@ -277,7 +281,8 @@ class Checkpointer:
             yield Blocking("segments", lambda: self._sync_parts(captures, writers))
         finally:
             for _, writer in writers:
-                writer.close()
+                with suppress(OSError):  # a disk that failed already, or a latch: what counts was raised before
+                    writer.close()
         for capture in captures:
             for part in capture.parts:
                 if part.seal:
@@ -288,7 +293,7 @@ class Checkpointer:
         """Copy the frames of the captured rows from the log, by ranges."""
         chunk, rows = part.chunk, part.rows
         live = np.nonzero(rows["length"])[0]
-        data = self._reader.frames_of(log, chunk, [int(i) + part.first for i in live])
+        data = self._reader.frames_of(log, chunk, part.runs, [int(i) + part.first for i in live])
         lengths = rows["length"].astype(np.int64)
         ends = np.cumsum(lengths)
         offsets = ends - lengths + writer.data_bytes

@@ -144,7 +144,9 @@ class Engine:
             self._commit()
         self._schedule_sync()
         if self._full_retry_ms is not None and self.clock.mono_ms >= self._full_retry_ms:
+            self._full_retry_ms = None
             self._ask_for_spare()
+            self._checkpoint_wanted = bool(shard.touched)  # it may free log files
         if self.config.verify:
             self.check_invariants()
         replies, shard.ready = shard.ready, []
@@ -176,30 +178,25 @@ class Engine:
         room = active.capacity - active.position
         if wal.spare is not None:
             room = max(room, wal.spare.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES)
-        elif self.shard.disk_full:
-            pass
         self.shard.begin_group(active.number, active.position + ENVELOPE_BYTES, room - ENVELOPE_BYTES - 8)
 
     def _make_room(self, size: int) -> bool:
-        """A group of `size` bytes must fit one file: commit what is staged, then find or make such a file."""
+        """A group of `size` bytes must fit one file. Make a spare for it; the commit then moves the group there."""
         if self.shard.read_only is not None:
             return False
         needed = size + FILE_HEADER_BYTES + START_ENVELOPE_BYTES + ENVELOPE_BYTES + 8
-        if self._spare_running and needed <= self.wal.file_bytes:
-            # The spare is being made on another thread; a second file is cheaper than waiting for it.
-            pass
         try:
             file = self.wal.make_file(self.wal.take_number(), max(needed, self.wal.file_bytes))
         except OSError as error:
-            if error.errno != errno.ENOSPC:
-                self._latch(f"a log file could not be made: {error}")
-            else:
+            if error.errno == errno.ENOSPC:
                 self._note_full()
-            return False
+                return False
+            self._latch(f"a log file could not be made: {error}")
+            raise ShardReadOnly(str(error)) from error
         if self.wal.spare is not None:
             self.checkpointer.discard_file(self.wal.spare)
         self.wal.spare = file
-        self._commit()
+        self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
         return True
 
     def _commit(self) -> None:
@@ -259,7 +256,6 @@ class Engine:
 
     def _ask_for_spare(self) -> None:
         """Zero-fill the next log file ahead of need, off the loop."""
-        self._full_retry_ms = None
         if self._spare_running or self.wal.spare is not None or self.shard.read_only is not None:
             return
         self._spare_running = True
@@ -282,12 +278,10 @@ class Engine:
             self._latch(f"a log file could not be made: {error}")
 
     def _note_full(self) -> None:
-        """Appends wait; deletes and checkpoints go on in the file that is open. A look each second ends it."""
-        self.shard.disk_full = True
+        """Without a spare appends wait; deletes go on in the file that is open. A look each second ends it."""
+        self.shard.disk_full = self.wal.spare is None
         self.counters["disk_full"] = self.counters.get("disk_full", 0) + 1
         self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
-        if self.shard.touched:
-            self._checkpoint_wanted = True  # it may free log files
 
     # -- sync ----------------------------------------------------------------------------------------------
 
@@ -345,7 +339,7 @@ class Engine:
         waiting = [op for ops in self._parked.values() for op in ops] + shard.ops
         self._parked = {}
         for op in waiting:
-            if op.token is not None:
+            if op.token is not None and op.command is None:
                 shard.ready.append((op.token, error))
         for request in shard.erase_requests:
             if request.token is not None:
@@ -356,6 +350,9 @@ class Engine:
             self._task = None
         shard.discard_staged()
         self.checkpointer.note_latch()
+        for op in waiting:
+            if op.command is not None:
+                shard.handle(op.token, op.command)  # a read: answered from what is published
 
     # -- background ----------------------------------------------------------------------------------------
 
@@ -370,7 +367,13 @@ class Engine:
         if shard.gone:
             gone, shard.gone = shard.gone, []
             return self.checkpointer.remove_topics(gone)
-        ready = [request for request in shard.erase_requests if not request.log.pending]
+        full = self._full_retry_ms is not None
+        # One that somebody waits for is tried at once, to be answered; one that was put off waits for space.
+        ready = [
+            request
+            for request in shard.erase_requests
+            if not request.log.pending and (request.token is not None or not full)
+        ]
         if ready:
             shard.erase_requests.remove(ready[0])
             return erase_steps(self._disk, shard, self.wal, self.reader, self.config, ready[0])

@@ -1,8 +1,8 @@
 """Engine time: anchored once, carried on by the monotonic clock, slewed towards the wall clock, never stepped.
 
 `now_ms` never runs back, not even over a restart: a *time ceiling* is logged ahead of use. A restart on the same
-boot carries the old line on exactly (the monotonic clock kept running); after a reboot time begins at the ceiling
-or at the wall clock, whichever is later.
+boot knows how far the old line can have come (the monotonic clock kept running); after a reboot time begins at the
+ceiling or at the wall clock, whichever is later.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ class EngineClock:
         self._residue = 0
         self.now_ms = clock.wall_ms()
 
-    def resume(self, at_ms: int, at_mono_ms: int | None) -> None:
-        """Continue a recovered line; `at_mono_ms` is None when the machine was restarted in between."""
+    def resume(self, ceiling_ms: int, at_ms: int, at_mono_ms: int | None) -> None:
+        """Go on after a restart: at the wall clock, but not before anything that was used.
+
+        On the same boot the old line is known: it was at `at_ms` when the monotonic clock was at `at_mono_ms`, and
+        since then it ran at most as fast as slewing allows. It never passed the ceiling.
+        """
         if at_mono_ms is not None:
-            at_ms += max(0, self._last_mono_ms - at_mono_ms)
-        self.now_ms = max(self.now_ms, at_ms) if at_mono_ms is None else at_ms
+            elapsed_ms = max(0, self._last_mono_ms - at_mono_ms)
+            ceiling_ms = min(ceiling_ms, at_ms + elapsed_ms + elapsed_ms * SLEW_MS_PER_S // 1000 + 1)
+        self.now_ms = max(self.now_ms, ceiling_ms)
 
     def read(self) -> int:
         """Advance to the present and return it."""

@@ -9,12 +9,14 @@ crash anywhere is repaired by applying the intent again before anything is read.
 from __future__ import annotations
 
 from bisect import bisect_right
+from errno import ENOSPC
 
 import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from topics.engine import frames
 from topics.engine.config import EngineConfig
+from topics.engine.errors import ShardReadOnly, Throttled
 from topics.engine.files import HEADER_BYTES, with_digest, xxh
 from topics.engine.intents import Patch, apply_patches, finish_intent, write_intent
 from topics.engine.ports import Disk
@@ -30,6 +32,24 @@ def erase_steps(
     disk: Disk, shard: Shard, wal: Wal, reader: Reader, config: EngineConfig, request: EraseRequest
 ) -> Steps:
     """Carry out one request; its answer leaves when the bytes are gone."""
+    try:
+        yield from _erase(disk, shard, wal, reader, config, request)
+    except OSError as error:
+        # The records are deleted already; their bytes go as soon as there is space.
+        shard.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
+        if request.token is not None:
+            refusal = Throttled("the disk is full; the records are deleted and will be erased later", limit="disk_full")
+            shard.ready.append((request.token, refusal if error.errno == ENOSPC else ShardReadOnly(str(error))))
+        raise
+    except GeneratorExit:
+        if request.token is not None:
+            shard.ready.append((request.token, ShardReadOnly(shard.read_only or "the engine was closed")))
+        raise
+
+
+def _erase(
+    disk: Disk, shard: Shard, wal: Wal, reader: Reader, config: EngineConfig, request: EraseRequest
+) -> Steps:
     log = request.log
     meta_dir = f"{config.shard_dir}/meta"
     # One more entry behind everything that may be patched: the end of the log, which the next file's chain will
@@ -147,7 +167,7 @@ class Eraser:
     # -- the log -------------------------------------------------------------------------------------------
 
     def _plan_log(self) -> None:
-        previous: dict[int, bytes] = {}  # lsn → new digest of an envelope that changed
+        previous: dict[tuple[int, int], bytes] = {}  # file and lsn → new digest of an envelope that changed
         for path, number, handle, position in self._files:
             data = self._disk.read(handle, 0, position)
             scanned = scan(path, number, data)
@@ -161,7 +181,7 @@ class Eraser:
                 if not changed:
                     continue
                 digest = self._redigest(content, envelope)
-                previous[envelope.lsn] = digest
+                previous[number, envelope.lsn] = digest
                 self.patches += [(path, start, bytes(content[start:end])) for start, end in changed]
                 self.patches.append((path, envelope.start - 8, digest))
 
@@ -174,16 +194,17 @@ class Eraser:
 
     @staticmethod
     def _rechain(
-        content: bytearray, scanned: ScannedFile, envelope: Envelope, previous: dict[int, bytes]
+        content: bytearray, scanned: ScannedFile, envelope: Envelope, previous: dict[tuple[int, int], bytes]
     ) -> list[tuple[int, int]]:
         """A file's first frame holds the digest of the envelope before it, which may be a new one now."""
         columns = frames.decode_columns(bytes(content), [envelope.start])
         if int(columns.headers["type"][0]) != frames.WAL_START:
             return []
         start = msgspec.msgpack.decode(columns.payload(0), type=WalStart)
-        if start.previous_lsn not in previous:
+        digest = previous.get((start.previous_file, start.previous_lsn))
+        if digest is None:
             return []
-        start = msgspec.structs.replace(start, previous_digest=previous[start.previous_lsn])
+        start = msgspec.structs.replace(start, previous_digest=digest)
         frame = frames.encode_control(frames.WAL_START, 0, int(columns.headers["ts"][0]), start)
         content[envelope.start : envelope.start + len(frame)] = frame
         return [(envelope.start, envelope.start + len(frame))]

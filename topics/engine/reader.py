@@ -20,7 +20,7 @@ from topics.engine.frames import DELETED, HAS_NODE, HAS_TAG, frame_is_valid
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.segments import BLOCK_BYTES, read_sum, segment_path
-from topics.engine.topic_log import TopicLog
+from topics.engine.topic_log import Run, TopicLog, find_run
 
 OPEN_SEGMENTS_MAX = 256  # handles kept; the one used longest ago is closed
 FETCH_ALONE = 8  # pages up to this many records look in the cache record by record
@@ -124,7 +124,7 @@ class Reader:
         floor = view.evict_floor
         if cursor > head:
             tombstone = Tombstone(1, head, "recreated", head, earliest, head)
-            cursor = 0
+            cursor = earliest - 1
         elif cursor + 1 < floor:
             reason = self._reason(view.cap_lost, view.ttl_lost, cursor + 1)
             tombstone = Tombstone(cursor + 1, floor - 1, reason, floor - 1 - cursor, floor, head)
@@ -136,10 +136,6 @@ class Reader:
             if first <= cursor + 1:
                 if tombstone is None:
                     tombstone = Tombstone(cursor + 1, last, reason, last - cursor, last + 1, head)
-                    cursor = last
-                    continue
-                if tombstone.reason == "recreated":
-                    # Everything before is announced already, this range with it.
                     cursor = last
                     continue
             stop = min(stop, first)
@@ -166,7 +162,7 @@ class Reader:
         budget: int,
         nodes: tuple[bytes, ...],
     ) -> None:
-        avoid = [i for i in (log.nodes.id_of(node) for node in nodes) if i]
+        avoid = [i for node in nodes for i in log.nodes.every_id_of(node)]
         first = max(cursor + 1, log.view.first_seq)
         picked: list[tuple[Chunk, list[int]]] = []
         examined = max(cursor, min(first, stop) - 1)
@@ -203,19 +199,17 @@ class Reader:
         found = np.nonzero(alive)[0]
         if not len(found):
             return [], high - 1, limit, budget, False
-        found = found[:limit]
-        sizes = np.cumsum(chunk.rows["size"][low:high][found], dtype=np.int64)
+        sizes = np.cumsum(chunk.rows["size"][low:high][found[:limit]], dtype=np.int64)
         taken = int(np.searchsorted(sizes, budget, side="right"))
+        if not taken and not some:
+            taken = 1  # a page holds at least one record, however large
+        rows = (found[:taken] + low).tolist()
+        if taken == limit:
+            return rows, rows[-1], 0, 0, True
         if taken < len(found):
-            taken = max(taken, 0 if some else 1)
-            rows = (found[:taken] + low).tolist()
             # The record that did not fit was looked at and left: the next page begins with it.
-            left_out = int(found[taken]) + low if taken < len(found) else high
-            return rows, left_out - 1, limit - taken, 0, True
-        rows = (found + low).tolist()
-        limit -= len(rows)
-        full = limit == 0
-        return rows, rows[-1] if full else high - 1, limit, budget - int(sizes[-1]), full
+            return rows, int(found[taken]) + low - 1, limit - taken, 0, True
+        return rows, high - 1, limit - taken, budget - int(sizes[-1]), False
 
     # -- the bytes -----------------------------------------------------------------------------------------
 
@@ -238,7 +232,7 @@ class Reader:
             with_node |= bool(combined & HAS_NODE)
             tag_ids += block["tag"].tolist()
             node_ids += block["node"].tolist()
-            self._fetch(log, chunk, rows, offsets, lengths, page, which)
+            self._fetch(log, chunk, log.runs, rows, offsets, lengths, page, which)
         if with_tag:
             name = log.tags.strings.name
             page.tags = [name(i) if i else None for i in tag_ids]
@@ -252,6 +246,7 @@ class Reader:
         self,
         log: TopicLog,
         chunk: Chunk,
+        runs: list[Run],
         rows: list[int],
         offsets: list[int],
         lengths: list[int],
@@ -268,19 +263,19 @@ class Reader:
                     end += 1
                 self._fetch_stored(log, chunk, offsets[at:end], lengths[at:end], page, which)
             else:
-                run = log.run_at(chunk.first_seq + row)
-                until = log.runs[run + 1][0] if run + 1 < len(log.runs) else chunk.next_seq
+                run = find_run(runs, chunk.first_seq + row)
+                until = runs[run + 1][0] if run + 1 < len(runs) else chunk.next_seq
                 end = at
                 while end < count and chunk.first_seq + rows[end] < until:
                     end += 1
-                where = log.runs[run][1]
+                where = runs[run][1]
                 if isinstance(where, int):
                     self._fetch_log(where, offsets[at:end], lengths[at:end], page, which)
                 else:
                     self._take(bytes(where), offsets[at:end], 0, page, which)
             at = end
 
-    def frames_of(self, log: TopicLog, chunk: Chunk, rows: list[int]) -> bytes:
+    def frames_of(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: list[int]) -> bytes:
         """The frames of these rows back to back, as a segment wants them."""
         if not rows:
             return b""
@@ -288,7 +283,7 @@ class Reader:
         which: list[int] = []
         block = chunk.rows[rows]
         lengths = block["length"].tolist()
-        self._fetch(log, chunk, rows, block["offset"].tolist(), lengths, page, which)
+        self._fetch(log, chunk, runs, rows, block["offset"].tolist(), lengths, page, which)
         pieces: list[bytes] = []
         at = 0
         while at < len(rows):

@@ -35,7 +35,7 @@ from topics.engine.segments import (
     read_dict,
     read_rows,
 )
-from topics.engine.shard import ConfigChanged, Deletion, EraseRequest, Shard, TimeCeiling, TopicCreated
+from topics.engine.shard import ID_STEP, ConfigChanged, Deletion, EraseRequest, Shard, TimeCeiling, TopicCreated
 from topics.engine.snapshot import list_snapshots, read_snapshot, remove_unfinished
 from topics.engine.tags import LoadPart
 from topics.engine.topic_log import Op, TopicLog
@@ -93,7 +93,9 @@ class Recovery:
         self._known_synced = 0
         self._announcements: list[tuple[int, int, int, str]] = []
         self._recovered = False
-        self._older: dict[tuple[int, int, int], int] | None = None
+        self._loaded: dict[int, TopicLog] = {}
+        self._deleted: dict[int, None] = {}  # topics that the log deletes
+        self._named: dict[tuple[int, int, int], int] | None = None
         shard.loader = self._load
 
     def steps(self) -> Generator[float, None, None]:
@@ -162,6 +164,7 @@ class Recovery:
         log.cap_lost, log.ttl_lost = row.cap_lost, row.ttl_lost
         log.ceiling = log.ceiling_synced = row.ceiling
         log.sum_chain = row.sum_chain
+        log.may_expire = row.may_expire
         for key, entry in row.dedupe:
             log.dedupe.entries[key] = entry
         for ranges in row.erasing:
@@ -175,8 +178,8 @@ class Recovery:
             log.stored = row.segments
             self._load(log)
             for first, last in row.ram_ranges:
-                if last >= log.first_seq:
-                    self._announce(log, max(first, log.first_seq), last, "crash")
+                if last >= row.first_seq:
+                    self._announce(log, max(first, row.first_seq), last, "crash")
 
     def _enlist(self, log: TopicLog) -> None:
         shard = self._shard
@@ -194,16 +197,21 @@ class Recovery:
 
     def _load(self, log: TopicLog) -> None:
         """Read a topic's index rows, and do what replay put off."""
+        log.may_expire = False
         if log.stored is not None:
             metas, log.stored = log.stored, None
             self._load_segments(log, metas)
         deferred, log.deferred = log.deferred, []
         for work in deferred:
             work()
+        # Only now is it known which generations count: replay may have swapped some.
+        if self._recovered:
+            self._sort_out_files(log)
+        else:
+            self._loaded[log.id] = log
 
     def _load_segments(self, log: TopicLog, metas: list[SegmentMeta]) -> None:
         directory = self._reader.topic_dir(log.id)
-        self._sort_out_files(log, directory, metas)
         chunks: list[Chunk] = []
         parts: list[LoadPart] = []
         node_parts: list[tuple[Chunk, list[bytes], npt.NDArray[np.bool_]]] = []
@@ -264,8 +272,10 @@ class Recovery:
             self.report.rotten.append(problem)
             self._shard.counters["corrupt"] = self._shard.counters.get("corrupt", 0) + 1
 
-    def _sort_out_files(self, log: TopicLog, directory: str, metas: list[SegmentMeta]) -> None:
+    def _sort_out_files(self, log: TopicLog) -> None:
         """Remove files that are explained (older generations, crashed checkpoints, dead fronts); keep the rest aside."""
+        directory = self._reader.topic_dir(log.id)
+        metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.doomed
         named = {(meta.first_seq, meta.generation) for meta in metas}
         firsts = {meta.first_seq for meta in metas}
         end = max((meta.first_seq + meta.rows for meta in metas), default=0)
@@ -273,9 +283,9 @@ class Recovery:
             parsed = parse_segment_name(name)
             if parsed is not None and (parsed[0], parsed[1]) in named:
                 continue
-            older = self._named_by_older(log.id, parsed)
-            if older is not None and parsed is not None:
-                self._checkpointer.doom(log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=older)
+            snapshot = self._last_naming(log.id, parsed)
+            if snapshot is not None and parsed is not None:
+                self._checkpointer.doom(log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=snapshot)
                 continue
             explained = parsed is None and name.endswith(".tmp")
             if parsed is not None:
@@ -286,18 +296,16 @@ class Recovery:
                 self._disk.make_dir("lost+found")
                 self._disk.rename(f"{directory}/{name}", f"lost+found/{log.id:016x}-{name}")
 
-    def _named_by_older(self, topic_id: int, parsed: tuple[int, int, str] | None) -> int | None:
-        """The older snapshot that names this file: a damaged newest one would fall back to it."""
-        if self._older is None:
-            self._older = {}
+    def _last_naming(self, topic_id: int, parsed: tuple[int, int, str] | None) -> int | None:
+        """The newest kept snapshot that names this file: the next recovery may start from it."""
+        if self._named is None:
+            self._named = {}
             for number, _ in self._checkpointer.snapshots:
-                if number == self.report.snapshot:
-                    continue
                 for raw in read_snapshot(self._disk, self._meta_dir, number)[1]:
                     row = msgspec.msgpack.decode(raw, type=TopicRow)
                     for meta in row.segments:
-                        self._older[(row.id, meta.first_seq, meta.generation)] = number
-        return self._older.get((topic_id, parsed[0], parsed[1])) if parsed is not None else None
+                        self._named[(row.id, meta.first_seq, meta.generation)] = number
+        return self._named.get((topic_id, parsed[0], parsed[1])) if parsed is not None else None
 
     # -- the log -------------------------------------------------------------------------------------------
 
@@ -404,13 +412,18 @@ class Recovery:
         shard, wal = self._shard, self._wal
         tail: list[bytes] = []
         old_last = wal.last_lsn
-        total = max(1, len(good))
-        for done, (file, envelopes) in enumerate(good):
+        decoded: list[tuple[int, Columns, _Lsns]] = []
+        for file, envelopes in good:
             synced = [e for e in envelopes if e.lsn <= self._known_synced or shard.read_only is not None]
             self._keep_file(file, envelopes)
-            self._replay_envelopes(file.data, file.number, [e for e in synced if e.lsn > self._base_lsn], 0)
+            columns, lsns = self._decode(file.data, [e for e in envelopes if e.lsn > self._base_lsn])
+            self._forget_deleted(columns, lsns)
+            count = int(np.searchsorted(lsns, synced[-1].lsn, side="right")) if synced else 0
+            decoded.append((file.number, columns.slice(0, count), lsns[:count]))
             tail += [file.data[e.start : e.end] for e in envelopes[len(synced) :]]
-            yield 0.5 + 0.4 * done / total
+        for done, (number, columns, lsns) in enumerate(decoded):
+            self._apply(columns, lsns, number, 0)
+            yield 0.5 + 0.4 * done / len(decoded)
         self._set_time()
         if shard.read_only is not None:
             return
@@ -426,6 +439,10 @@ class Recovery:
         shard.time_ceiling_synced_ms = shard.time_ceiling_ms
         self.report.replayed_lsn = wal.last_lsn
         self._recovered = True
+        for log in self._loaded.values():
+            if not log.dropped:
+                self._sort_out_files(log)
+        self._loaded = {}
 
     def _keep_file(self, file: ScannedFile, envelopes: list[Envelope]) -> None:
         """Older files stay for reading and for erasing until a checkpoint has absorbed them."""
@@ -446,8 +463,8 @@ class Recovery:
         number = wal.take_number()
         # One envelope for all of it, the losses included: a crash in between must not leave half an announcement.
         body = b"".join([wal.start_frame(number, self._shard.now_ms), *tail])
-        envelope = Envelope(wal.last_lsn + 1, 0, 0, 0, len(body), b"")
-        self._replay_envelopes(body, number, [envelope], FILE_HEADER_BYTES + ENVELOPE_BYTES)
+        columns, lsns = self._decode(body, [Envelope(wal.last_lsn + 1, 0, 0, 0, len(body), b"")])
+        self._apply(columns, lsns, number, FILE_HEADER_BYTES + ENVELOPE_BYTES)
         self._set_time()
         if self.report.power_cut:
             self._announce_power_cut()
@@ -460,29 +477,37 @@ class Recovery:
         self._disk.sync(fresh.handle)
         self._reader.wal_handles[number] = fresh.handle
 
-    def _replay_envelopes(self, data: bytes, number: int, envelopes: list[Envelope], shift: int) -> None:
-        """Decode many envelopes at once and apply runs of appends by columns. `shift`: file offset of data[0]."""
-        if not envelopes:
-            return
+    def _forget_deleted(self, columns: Columns, lsns: _Lsns) -> None:
+        """Topics that the log deletes are not replayed at all: their files may be gone already."""
+        for i in np.nonzero(columns.headers["type"] == frames.TOPIC_DELETE)[0].tolist():
+            topic_id = int(columns.headers["topic"][i])
+            self._deleted[topic_id] = None
+            log = self._shard.by_id.get(topic_id)
+            if log is not None:
+                self._delete_topic(log)
+
+    @staticmethod
+    def _decode(data: bytes, envelopes: list[Envelope]) -> tuple[Columns, _Lsns]:
+        """The columns of many envelopes at once, and the lsn of each frame."""
         starts: list[int] = []
-        lsns: list[int] = []
         counts: list[int] = []
         for envelope in envelopes:
             before = len(starts)
             frames.frame_starts(data, envelope.start, envelope.end, starts)
-            lsns.append(envelope.lsn)
             counts.append(len(starts) - before)
-        columns = frames.decode_columns(data, starts)
-        frame_lsns = np.repeat(np.array(lsns, dtype=np.uint64), counts)
-        self.report.replayed_frames += len(starts)
-        types = columns.headers["type"]
-        controls = np.nonzero(types != frames.APPEND)[0].tolist()
+        lsns = np.array([envelope.lsn for envelope in envelopes], dtype=np.uint64)
+        return frames.decode_columns(data, starts), np.repeat(lsns, counts)
+
+    def _apply(self, columns: Columns, lsns: _Lsns, number: int, shift: int) -> None:
+        """Apply frames in order, runs of appends by columns. `shift`: file offset of the buffer's first byte."""
+        count = len(columns.starts)
+        self.report.replayed_frames += count
         at = 0
-        for i in [*controls, len(starts)]:
+        for i in [*np.nonzero(columns.headers["type"] != frames.APPEND)[0].tolist(), count]:
             if i > at:
-                self._replay_appends(columns, at, i, number, shift, frame_lsns)
-            if i < len(starts):
-                self._replay_control(columns, i, int(frame_lsns[i]))
+                self._replay_appends(columns, at, i, number, shift, lsns)
+            if i < count:
+                self._replay_control(columns, i, int(lsns[i]))
             at = i + 1
 
     def _replay_appends(
@@ -620,21 +645,19 @@ class Recovery:
         if log is None or lsn <= log.applied_lsn:
             return
         self._shard.touched[log.id] = log
-        if kind == frames.TOPIC_DELETE:
-            self._delete_topic(log)
-        elif log.deferred:
+        if log.deferred:
             log.deferred.append(lambda: self._apply_control(log, kind, payload))
         else:
             self._apply_control(log, kind, payload)
 
     def _create_topic(self, topic_id: int, created: TopicCreated) -> None:
-        if topic_id in self._shard.by_id:
+        self._shard.next_id = max(self._shard.next_id, topic_id + ID_STEP)
+        if topic_id in self._shard.by_id or topic_id in self._deleted:
             return
         log = self._shard.new_log(topic_id, created.name, created.config)
         log.ceiling = created.ceiling
         self._shard.touched[topic_id] = log
         self._enlist(log)
-        self._shard.next_id = max(self._shard.next_id, topic_id + 1024)
 
     def _delete_topic(self, log: TopicLog) -> None:
         shard = self._shard
@@ -665,6 +688,8 @@ class Recovery:
             log.stage_floors(min(cap_lost, head), min(ttl_lost, head), op)
         elif kind == frames.SKIP:
             first, count = decode(payload, type=tuple[int, int])
+            if first > log.next_seq:  # records that were never logged
+                self._announce(log, log.next_seq, first - 1, "crash")
             if first + count > log.next_seq:
                 log.stage_skip(first + count - log.next_seq, op)
         elif kind == frames.LOSS:
@@ -760,10 +785,7 @@ class Recovery:
             return
         ceiling_ms, now_ms, mono_ms, boot_id = self._time
         clock = self._shard.clock
-        if boot_id == self._disk.boot_id():
-            clock.resume(now_ms, mono_ms)
-        else:
-            clock.resume(ceiling_ms, None)
+        clock.resume(ceiling_ms, now_ms, mono_ms if boot_id == self._disk.boot_id() else None)
         self._shard.now_ms = clock.now_ms
         self._shard.time_ceiling_ms = max(self._shard.time_ceiling_ms, ceiling_ms)
         self._time = None
@@ -779,7 +801,7 @@ class Recovery:
                 topic_id = int(text, 16)
             except ValueError:
                 continue
-            if topic_id % 1024 != self._config.shard % 1024 or topic_id in self._shard.by_id:
+            if topic_id % ID_STEP != self._config.shard % ID_STEP or topic_id in self._shard.by_id:
                 continue
             if self._shard.read_only is not None:
                 continue

@@ -134,6 +134,7 @@ class Shard:
         self.gone: list[TopicLog] = []  # dropped topics whose files wait for removal
         self.loader: Callable[[TopicLog], None] = lambda log: None
         self.counters: dict[str, int] = {}
+        self._command: cmd.Command | None = None  # the one being handled
         self._handlers: dict[type, Callable[[object, Any], None]] = {
             cmd.Append: self._append,
             cmd.Skip: self._skip,
@@ -181,6 +182,7 @@ class Shard:
         self.file_number, self.frame_offset = file_number, frame_offset
 
     def handle(self, token: object, command: cmd.Command) -> None:
+        self._command = command
         try:
             self._handlers[type(command)](token, command)
         except TopicsError as error:
@@ -693,6 +695,7 @@ class Shard:
         last = log.expired_last(self.now_ms)
         if last >= log.first_seq:
             log.stage_evict(last, op, ttl=True)
+        if log.ttl_lost or log.cap_lost:
             floors = [log.cap_lost, log.ttl_lost]
             self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
         if config.discard == "old" and (
@@ -725,7 +728,7 @@ class Shard:
         """Reply now, or, when the answer rests on what is not yet safe, after the sync that makes it so."""
         unsafe_time = (log.config.ttl_ms or log.expiries) and self.now_ms > self.time_ceiling_synced_ms
         if (held or unsafe_time) and self.read_only is None:
-            self.add_op(Op(log, token, result, sync=bool(unsafe_time)))
+            self.add_op(Op(log, token, result, sync=bool(unsafe_time), command=self._command))
         else:
             self.ready.append((token, result))
 
@@ -804,6 +807,7 @@ class Shard:
         if waiter.log.view.dropped:
             self.ready.append((waiter.token, TopicNotFound(waiter.log.name)))
             return
+        self._command = waiter.command
         self._touch(waiter.log)
         self._answer(waiter.token, self._read_page(waiter.log, waiter.command), waiter.log)
 
@@ -822,8 +826,8 @@ class Shard:
             if not name.startswith(command.prefix) or len(rows) > size:
                 break
             log = self.published[name]
-            if log.stored is None and not log.deferred and (log.config.ttl_ms or log.expiries):
-                self._expire(log)
+            if log.config.ttl_ms or log.expiries or log.may_expire:
+                self._touch(log)
             rows.append(state_of(log))
         self.ready.append((token, cmd.TopicList(rows)))
 
@@ -873,7 +877,7 @@ class Shard:
 
     def _answer_later(self, token: object, log: TopicLog, seqs: list[int]) -> None:
         """The records are staged in this very turn: read them when they are published."""
-        op = Op(log, token, None)
+        op = Op(log, token, None, command=self._command)
         op.result = LaterRecords(log, seqs)
         self.add_op(op)
 

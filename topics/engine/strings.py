@@ -7,6 +7,7 @@ even when every record brings a string of its own.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,9 +26,12 @@ class StringTable:
     known id go through the methods.
     """
 
-    __slots__ = ("_free", "counts", "ids", "names")
+    __slots__ = ("_free", "counts", "held", "hold", "ids", "names")
 
-    def __init__(self) -> None:
+    def __init__(self, *, hold: bool = False) -> None:
+        """With `hold`, a released id keeps its string until `let_go`: readers may lag behind the release."""
+        self.hold = hold
+        self.held: deque[int] = deque()
         self.ids: dict[bytes, int] = {}
         self.names: list[bytes | None] = [None]
         self.counts: array[int] = array("I", [0])
@@ -157,6 +161,22 @@ class StringTable:
         name = self.names[string_id]
         assert name is not None, f"string id {string_id} is not in use"
         del self.ids[name]
-        self.names[string_id] = None
-        self._free.append(string_id)
+        if self.hold:
+            self.held.append(string_id)
+        else:
+            self.names[string_id] = None
+            self._free.append(string_id)
         return name
+
+    def let_go(self, count: int) -> None:
+        """The `count` ids held longest may be reused: no reader can meet them any more."""
+        for _ in range(count):
+            string_id = self.held.popleft()
+            self.names[string_id] = None
+            self._free.append(string_id)
+
+    def every_id_of(self, name: bytes) -> list[int]:
+        """The ids under which a reader may meet this string, those on hold included."""
+        found = [string_id for string_id in self.held if self.names[string_id] == name]
+        current = self.ids.get(name)
+        return found if current is None else [*found, current]

@@ -97,8 +97,8 @@ class TagIndex:
 
     __slots__ = ("_heads", "_lists", "_overdue", "_single", "_sorted", "strings")
 
-    def __init__(self) -> None:
-        self.strings = StringTable()
+    def __init__(self, *, hold: bool = False) -> None:
+        self.strings = StringTable(hold=hold)
         self._single: array[int] = array("Q", [0])
         self._lists: list[array[int] | None] = [None]
         self._heads: dict[int, int] = {}

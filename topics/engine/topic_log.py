@@ -16,6 +16,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from topics.engine.tags import TagIndex
 
 Range = tuple[int, int]  # first and last seq, both inside
 Loss = tuple[int, int, str]
+Run = tuple[int, int | bytearray]  # from this seq on: a log file's number, or a RAM block
 
 
 @dataclass(slots=True)
@@ -52,6 +54,9 @@ class Op:
     dropped: bool = False
     sync: bool = False  # visible only once its envelope is synced
     write_ts: int = 0
+    tags_held: int = 0  # ids whose last record this op removes; readers may meet them until it is published
+    nodes_held: int = 0
+    command: Any = None  # of a read whose answer is held back: asked again if the commit fails
 
 
 @dataclass(slots=True)
@@ -99,6 +104,7 @@ class TopicLog:
         "id",
         "last_read_ts",
         "last_touch",
+        "may_expire",
         "name",
         "next_seq",
         "nodes",
@@ -140,9 +146,9 @@ class TopicLog:
         self._starts: list[int] = []  # first seq of each chunk
         self.stored: list[SegmentMeta] | None = None  # segments not loaded yet
         self.deferred: list[Callable[[], None]] = []  # replay work put off until first touch
-        self.runs: list[tuple[int, int | bytearray]] = []  # from this seq on: log file number, or a RAM block
-        self.tags = TagIndex()
-        self.nodes = StringTable()
+        self.runs: list[Run] = []
+        self.tags = TagIndex(hold=True)
+        self.nodes = StringTable(hold=True)
         self.dedupe = DedupeWindow()
         self.expiries: list[tuple[int, int]] = []  # heap of (time, seq) of records with a TTL of their own
         self.pending = 0  # ops staged and not yet published
@@ -157,6 +163,7 @@ class TopicLog:
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them
         self.sum_chain = bytes(8)
+        self.may_expire = False  # not loaded yet, and has records with a TTL of their own
         self.erasing: list[list[Range]] = []
         self.ram_bytes = 0
 
@@ -267,6 +274,9 @@ class TopicLog:
     def kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
         """Remove the live rows of a range from counts and tags; return the highest seq removed, or 0."""
         highest = 0
+        held_tags, held_nodes = self.tags.strings.held, self.nodes.held
+        op.tags_held -= len(held_tags)
+        op.nodes_held -= len(held_nodes)
         for chunk, first, stop in self.spans(max(first_seq, self.first_seq), last_seq + 1):
             if mark and first < chunk.stored:
                 chunk.unmarked.append((first, min(stop, chunk.stored)))  # for the next checkpoint's .del
@@ -297,6 +307,8 @@ class TopicLog:
             self.nodes.release_many(rows["node"][picked])
             op.count -= len(picked)
             op.bytes -= int(rows["size"][picked].sum(dtype=np.int64))
+        op.tags_held += len(held_tags)
+        op.nodes_held += len(held_nodes)
         return highest
 
     def stage_delete(self, ranges: list[Range], op: Op) -> None:
@@ -429,6 +441,10 @@ class TopicLog:
             view.config = op.config
         if op.loss is not None:
             add_loss(view.losses, op.loss)
+        if op.tags_held:
+            self.tags.strings.let_go(op.tags_held)
+        if op.nodes_held:
+            self.nodes.let_go(op.nodes_held)
         if op.write_ts:
             view.last_write_ts = op.write_ts
         if op.dropped:
@@ -490,7 +506,7 @@ class TopicLog:
     def release_ram(self) -> int:
         """Drop RAM blocks whose rows are in segments by now; returns the (negative) change of RAM bytes."""
         before = self.ram_bytes
-        kept: list[tuple[int, int | bytearray]] = []
+        kept: list[Run] = []
         for i, (seq, where) in enumerate(self.runs):
             until = self.runs[i + 1][0] if i + 1 < len(self.runs) else self.next_seq
             spans = list(self.spans(seq, until))
@@ -526,7 +542,7 @@ class TopicLog:
 
     def run_at(self, seq: int) -> int:
         """Position in `runs` of the run that holds `seq`."""
-        return bisect_right(self.runs, seq, key=_run_seq) - 1
+        return find_run(self.runs, seq)
 
     # -- after a failed commit -----------------------------------------------------------------------------
 
@@ -552,7 +568,7 @@ class TopicLog:
 
     def rebuild_strings(self) -> None:
         """Tags and nodes again from the rows: the tables counted changes that never happened."""
-        tags, nodes = TagIndex(), StringTable()
+        tags, nodes = TagIndex(hold=True), StringTable(hold=True)
         for chunk in self.chunks:
             rows = chunk.rows
             alive = np.nonzero(chunk.live(0, chunk.count, DEAD))[0]
@@ -590,8 +606,13 @@ class TopicLog:
             assert before.next_seq <= after.first_seq
 
 
-def _run_seq(run: tuple[int, int | bytearray]) -> int:
+def _run_seq(run: Run) -> int:
     return run[0]
+
+
+def find_run(runs: list[Run], seq: int) -> int:
+    """Position of the run that holds `seq`."""
+    return bisect_right(runs, seq, key=_run_seq) - 1
 
 
 def add_loss(losses: list[Loss], loss: Loss) -> None:

@@ -1,0 +1,259 @@
+"""Rows that compare with a floor of the same work done bare: append, diff, recovery, start."""
+
+from __future__ import annotations
+
+import glob
+import os
+from statistics import median
+
+import numpy as np
+from bench_engine_support import PAYLOADS, Row, Run, Shell, WatchedDisk, against_floor, elapsed, plain
+from xxhash import xxh3_64_digest
+
+from topics.engine import commands as c
+from topics.engine.frames import HEADER
+from topics.engine.render import render_records
+from topics.engine.segments import ROW
+from topics.engine.wal import ENVELOPE, ENVELOPE_BYTES, ENVELOPE_MAGIC, FILE_HEADER_BYTES
+
+US = 1000.0
+TS = 1748470000123
+
+
+def _frames(payloads: list[bytes], first_seq: int) -> bytes:
+    """The floor of an append: the same frames, packed, hashed and joined."""
+    pack = HEADER.pack
+    pieces: list[bytes] = []
+    for seq, payload in enumerate(payloads, first_seq):
+        size = len(payload)
+        body = pack(size + 42, 1, 0, 1024, seq, TS, 0, 0, size) + payload
+        pieces += (body, xxh3_64_digest(body))
+    return b"".join(pieces)
+
+
+def append_batches(run: Run) -> list[Row]:
+    turns, rounds = run.count(200), 15
+    with run.directory("append-100") as path:
+        shell = Shell(path)
+        shell.send(plain("t"))
+        shell.fill("t", run.count(300_000))  # until the cache of recent entries is full: the steady state
+
+        def ours() -> float:
+            shell.reset()
+            for _ in range(turns):
+                shell.send(c.Append("t", c.Records(PAYLOADS)))
+            return shell.loop_ns / turns / 100
+
+        def floor() -> float:
+            return elapsed(lambda: [_frames(PAYLOADS, 1) for _ in range(turns)]) / turns / 100
+
+        mine, lowest, ratio = against_floor(ours, floor, rounds)
+        shell.abandon()
+    return [
+        Row("append, batch 100 of 100 B", mine / US, "µs/record", lowest / US, ratio, "≤ 2.5 x", ratio <= 2.5)
+    ]
+
+
+def append_singles(run: Run) -> list[Row]:
+    rows: list[Row] = []
+    for per_turn, turns, aim in ((64, run.count(100), 8.0), (1, run.count(2000), None)):
+        with run.directory("append-1") as path:
+            shell = Shell(path)
+            shell.send(plain("t"))
+            for _ in range(run.count(300_000) // 64 if per_turn > 1 else run.count(4000)):
+                shell.send(*[c.Append("t", c.Records([payload])) for payload in PAYLOADS[:per_turn]])
+
+            def ours(per_turn: int = per_turn, turns: int = turns, shell: Shell = shell) -> float:
+                shell.reset()
+                for _ in range(turns):
+                    shell.send(*[c.Append("t", c.Records([payload])) for payload in PAYLOADS[:per_turn]])
+                return shell.loop_ns / turns / per_turn
+
+            def floor(count: int = per_turn * turns) -> float:
+                singles = [[PAYLOADS[i % 100]] for i in range(count)]
+                return elapsed(lambda: [_frames(single, 1) for single in singles]) / count
+
+            mine, lowest, ratio = against_floor(ours, floor, 11)
+            shell.abandon()
+        work = f"append, batch 1, {per_turn} a turn"
+        if aim:
+            rows.append(Row(work, mine / US, "µs/record", lowest / US, ratio, f"≤ {aim:g} x", ratio <= aim))
+        else:
+            rows.append(
+                Row(work, mine / US, "µs/record", lowest / US, ratio, "–", note="one write call a record")
+            )
+    return rows
+
+
+def diff_to_json(run: Run) -> list[Row]:
+    total, rounds = run.count(200_000) // 1000 * 1000, 40
+    pages = total // 1000
+    template = b'{"$seq":%d,"$ts":%d,"data":%b}'
+    with run.directory("diff") as path:
+        shell = Shell(path)
+        shell.send(plain("t"))
+        shell.fill("t", total)
+        shell.checkpoint()
+        at = [0]
+
+        def read() -> tuple[c.Page, bytes]:
+            at[0] = (at[0] + 1) % pages
+            outcome = shell.engine.turn([(0, c.Diff("t", at[0] * 1000, 1000))])
+            page = outcome.replies[0][1]
+            assert isinstance(page, c.Page)
+            return page, render_records(page)
+
+        page, text = read()
+        seqs, times = list(map(int, page.seqs)), list(map(int, page.timestamps))
+        payloads = [PAYLOADS[(seq - 1) % 100] for seq in seqs]
+
+        def format_ready() -> bytes:
+            return b",".join([template % row for row in zip(seqs, times, payloads)])
+
+        assert len(seqs) == 1000 and format_ready() == text
+        for _ in range(pages):  # blocks are verified when first touched
+            read()
+        mine, lowest, ratio = against_floor(
+            lambda: elapsed(lambda: [read() for _ in range(5)]) / 5000,
+            lambda: elapsed(lambda: [format_ready() for _ in range(5)]) / 5000,
+            rounds,
+        )
+        renders = against_floor(
+            lambda: elapsed(lambda: [render_records(page) for _ in range(5)]) / 5000, lambda: 1.0, rounds
+        )
+        shell.abandon()
+    note = f"of it rendering {renders[0] / US:.2f} µs"
+    return [
+        Row(
+            "diff of 1000 rows to JSON",
+            mine / US,
+            "µs/record",
+            lowest / US,
+            ratio,
+            "≤ 1.5 x",
+            ratio <= 1.5,
+            note,
+        )
+    ]
+
+
+def _unpack_all(files: list[bytes]) -> int:
+    """The floor of recovery: unpack every frame of every envelope."""
+    count = 0
+    unpack = HEADER.unpack_from
+    for data in files:
+        at = FILE_HEADER_BYTES
+        while data[at : at + 4] == ENVELOPE_MAGIC:
+            start = at + ENVELOPE_BYTES
+            end = start + ENVELOPE.unpack_from(data, at)[1]
+            while start < end:
+                header = unpack(data, start)
+                start += header[0] + 4
+                count += 1
+            at = (end + 7) & ~7
+    return count
+
+
+def recovery(run: Run) -> list[Row]:
+    total = run.count(1_000_000)
+    with run.directory("recovery") as path:
+        shell = Shell(path)
+        shell.send(plain("t"))
+        shell.fill("t", total)
+        for _ in range(2):  # a later entry tells recovery that the ones before are synced
+            while shell.engine.wal.synced_lsn < shell.engine.wal.last_lsn:
+                shell.send()
+            shell.fill("t", 100)
+        shell.abandon()
+        files = [_read(name) for name in sorted(glob.glob(f"{path}/*/*/wal/*.log"))]
+        head = total + 200
+
+        waits: list[float] = []
+
+        def ours() -> float:
+            disk = WatchedDisk(path)
+            again: list[Shell] = []
+            taken = elapsed(lambda: again.append(Shell(path, disk=disk)))
+            assert again[0].engine.shard.published["t"].view.head == head
+            again[0].abandon()
+            waits.append(disk.wait_ns / 1e9)
+            return (taken - disk.wait_ns) / head
+
+        def floor() -> float:
+            counts: list[int] = []
+            taken = elapsed(lambda: counts.append(_unpack_all(files)))
+            assert counts[0] >= head
+            return taken / counts[0]
+
+        mine, lowest, ratio = against_floor(ours, floor, 3)
+        note = f"and {median(waits):.2f} s to zero-fill and sync a new log file"
+    return [
+        Row(
+            "recovery of 1 M records from the WAL",
+            mine / US,
+            "µs/record",
+            lowest / US,
+            ratio,
+            "≤ 3 x",
+            ratio <= 3,
+            note,
+        )
+    ]
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _tag_map(idx_paths: list[str], tag_name: list[bytes]) -> dict[bytes, list[int]]:
+    """The floor of a start: read the index files and list every record under its tag."""
+    found: dict[bytes, list[int]] = {}
+    for path in idx_paths:
+        seq = int(os.path.basename(path).split("-")[1], 16)
+        rows = np.frombuffer(_read(path), dtype=ROW, offset=16)
+        for tag_id in rows["tag"].tolist():
+            if tag_id:
+                found.setdefault(tag_name[tag_id], []).append(seq)
+            seq += 1
+    return found
+
+
+def start(run: Run) -> list[Row]:
+    total, tags = run.count(1_000_000), 10_000
+    names = [b"sensor.%d.value" % i for i in range(tags + 1)]
+    with run.directory("start") as path:
+        shell = Shell(path)
+        shell.send(plain("t"))
+        shell.fill("t", total, lambda i: names[(i * 7919) % tags])
+        shell.engine.close()
+        idx_paths = sorted(glob.glob(f"{path}/topics/*/*.idx"))
+        data_read: list[int] = []
+        waits: list[float] = []
+
+        def ours() -> float:
+            disk = WatchedDisk(path)
+            again: list[Shell] = []
+
+            def open_and_touch() -> None:
+                again.append(Shell(path, disk=disk))
+                again[0].engine.turn([(0, c.State("t"))])
+
+            taken = elapsed(open_and_touch)
+            log = again[0].engine.shard.published["t"]
+            assert log.count == total and len(log.tags) == min(tags, total)
+            data_read.append(disk.bytes_read.get(".data", 0))
+            waits.append(disk.wait_ns / 1e9)
+            again[0].abandon()
+            return (taken - disk.wait_ns) / total
+
+        mine, lowest, ratio = against_floor(
+            ours, lambda: elapsed(lambda: _tag_map(idx_paths, names)) / total, 5
+        )
+    note = f"{max(data_read)} bytes of .data read; and {median(waits):.2f} s to zero-fill and sync a new log file"
+    met = ratio <= 3 and not max(data_read)
+    work = "start, 1 M checkpointed records, 10 k tags"
+    return [Row(work, mine / US, "µs/record", lowest / US, ratio, "≤ 3 x, no .data", met, note)]
+
+
+ROWS = [append_batches, append_singles, diff_to_json, recovery, start]

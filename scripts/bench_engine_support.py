@@ -1,0 +1,195 @@
+"""What every row of the engine's bench shares: a shell around the engine, clocks, floors, and the shape of a result."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+from topics.engine import commands as c
+from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.engine import Engine, Job, Outcome
+from topics.engine.errors import TopicsError
+from topics.engine.ports import Disk
+from workers.posix_disk import PosixDisk
+from workers.system_clock import SystemClock
+
+NEVER = 1 << 60
+# Checkpoints only where a row asks for one: a slice of one inside a timed turn would be counted as that turn's.
+QUIET = EngineConfig(snapshot_wal_bytes=NEVER, snapshot_interval_ms=NEVER, segment_max_age_ms=NEVER)
+PAYLOADS = [(b'{"id":%d,"text":"' % i).ljust(98, b"x") + b'"}' for i in range(100)]  # 100 bytes each
+
+
+@dataclass
+class Row:
+    """One line of the table. `ours` and `floor` are in `unit`; without a floor the ratio is that of two sizes."""
+
+    work: str
+    ours: float
+    unit: str
+    floor: float | None = None
+    ratio: float | None = None
+    aim: str = ""
+    met: bool | None = None
+    note: str = ""
+
+
+@dataclass
+class Run:
+    """Where to work and how much."""
+
+    root: str
+    quick: bool
+
+    def count(self, full: int) -> int:
+        return max(1, full // 20) if self.quick else full
+
+    @contextmanager
+    def directory(self, name: str) -> Iterator[str]:
+        path = f"{self.root}/{name}"
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class Shell:
+    """Runs an engine as a server would: turns and finishes are timed, jobs are not, since they run elsewhere."""
+
+    def __init__(self, path: str, config: EngineConfig = QUIET, *, disk: Disk | None = None) -> None:
+        self.disk = disk or PosixDisk(path)
+        self.engine = Engine.open(self.disk, SystemClock(), config)
+        self.loop_ns = 0  # spent in turn and finish
+        self.job_ns = 0
+        self.longest_ns = 0
+        self.job_kinds: dict[str, int] = {}
+
+    def reset(self) -> None:
+        self.loop_ns = self.job_ns = self.longest_ns = 0
+        self.job_kinds = {}
+
+    def send(self, *commands: c.Command) -> list[object]:
+        """One turn, and all jobs that it leads to; the results in order."""
+        tokens = range(len(commands))
+        replies = dict(self._drain(self._timed(lambda: self.engine.turn(list(zip(tokens, commands))))))
+        results = [replies[token] for token in tokens]
+        for result in results:
+            if isinstance(result, TopicsError):
+                raise result
+        return results
+
+    def ask(self, command: c.Command) -> float:
+        """Nanoseconds of the turn of one command; its jobs follow untimed."""
+        gc.collect(0)
+        began = time.perf_counter_ns()
+        outcome = self.engine.turn([(0, command)])
+        taken = time.perf_counter_ns() - began
+        replies = self._drain(outcome)
+        assert not any(isinstance(result, TopicsError) for _, result in replies), replies
+        return taken
+
+    def checkpoint(self) -> None:
+        self.engine.checkpoint()
+        before = self.engine.counters["checkpoints"]
+        while self.engine.counters["checkpoints"] == before or self.engine._task is not None:
+            self._drain(self._timed(lambda: self.engine.turn([])))
+            if self.engine.shard.read_only is not None:
+                raise RuntimeError(self.engine.shard.read_only)
+
+    def fill(self, topic: str, count: int, tag: Callable[[int], bytes | None] | None = None) -> None:
+        """Append `count` records in writes of 100."""
+        for first in range(0, count, 100):
+            size = min(100, count - first)
+            tags = [tag(first + i) for i in range(size)] if tag is not None else None
+            self.send(c.Append(topic, c.Records(PAYLOADS[:size], tags=tags)))
+
+    def abandon(self) -> None:
+        """Let go without a clean stop, as a killed process does."""
+        self.engine.reader.close()
+        spare = self.engine.wal.spare
+        for file in [*self.engine.wal.files, *([spare] if spare else [])]:
+            self.disk.close(file.handle)
+
+    def _timed(self, call: Callable[[], Outcome]) -> Outcome:
+        began = time.perf_counter_ns()
+        outcome = call()
+        taken = time.perf_counter_ns() - began
+        self.loop_ns += taken
+        self.longest_ns = max(self.longest_ns, taken)
+        return outcome
+
+    def _run(self, job: Job) -> None:
+        began = time.perf_counter_ns()
+        job.run()
+        taken = time.perf_counter_ns() - began
+        self.job_ns += taken
+        self.job_kinds[job.kind] = self.job_kinds.get(job.kind, 0) + taken
+
+    def _drain(self, outcome: Outcome) -> list[tuple[object, object]]:
+        replies = outcome.replies
+        jobs = outcome.jobs
+        while jobs:
+            job = jobs.pop(0)
+            self._run(job)
+            outcome = self._timed(lambda job=job: self.engine.finish(job, None))
+            replies += outcome.replies
+            jobs += outcome.jobs
+        return replies
+
+
+class WatchedDisk(PosixDisk):
+    """Counts the bytes read from files by the end of their names, and the time that the medium itself takes."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self._suffixes: dict[int, str] = {}
+        self.bytes_read: dict[str, int] = {}
+        self.wait_ns = 0  # zero-filling and syncing
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        handle = super().open(path, create=create)
+        self._suffixes[handle] = os.path.splitext(path)[1]
+        return handle
+
+    def read(self, handle: int, offset: int, length: int) -> bytes:
+        data = super().read(handle, offset, length)
+        suffix = self._suffixes[handle]
+        self.bytes_read[suffix] = self.bytes_read.get(suffix, 0) + len(data)
+        return data
+
+    def allocate(self, handle: int, length: int) -> None:
+        self.wait_ns += int(elapsed(lambda: super(WatchedDisk, self).allocate(handle, length)))
+
+    def sync(self, handle: int) -> None:
+        self.wait_ns += int(elapsed(lambda: super(WatchedDisk, self).sync(handle)))
+
+    def sync_dir(self, path: str) -> None:
+        self.wait_ns += int(elapsed(lambda: super(WatchedDisk, self).sync_dir(path)))
+
+
+def plain(topic: str, durability: str = "disk", **settings: int) -> c.PutTopic:
+    return c.PutTopic(topic, TopicConfig(durability=durability, **settings))  # type: ignore[arg-type]
+
+
+def against_floor(
+    ours: Callable[[], float], floor: Callable[[], float], rounds: int
+) -> tuple[float, float, float]:
+    """Run both in turns; the medians of each and of the ratios of neighbours."""
+    mine: list[float] = []
+    lowest: list[float] = []
+    for _ in range(rounds):
+        lowest.append(floor())
+        mine.append(ours())
+    return median(mine), median(lowest), median(a / b for a, b in zip(mine, lowest))
+
+
+def elapsed(work: Callable[[], object]) -> float:
+    began = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - began
