@@ -92,7 +92,9 @@ class _Part:
     nodes: list[bytes] = field(default_factory=list)
     expiries: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)  # where the rows were: a record that dies meanwhile is still copied
+    runs: list[Run] = field(
+        default_factory=list
+    )  # where the rows were: a record that dies meanwhile is still copied
     marks: int = 0  # how many entries of the chunk's `unmarked` are in `deleted`
     tag_ids: dict[bytes, int] = field(default_factory=dict)
     node_ids: dict[bytes, int] = field(default_factory=dict)
@@ -281,7 +283,9 @@ class Checkpointer:
             yield Blocking("segments", lambda: self._sync_parts(captures, writers))
         finally:
             for _, writer in writers:
-                with suppress(OSError):  # a disk that failed already, or a latch: what counts was raised before
+                with suppress(
+                    OSError
+                ):  # a disk that failed already, or a latch: what counts was raised before
                     writer.close()
         for capture in captures:
             for part in capture.parts:
@@ -441,7 +445,8 @@ class Checkpointer:
     def note_latch(self) -> None:
         """After a failed write the page cache may claim what the disk does not have: say so for the next start."""
         try:
-            write_whole(self._disk, f"{self.meta_dir}/{LATCH_MARK}", b"1")
+            number = str(self._wal.active.number).encode()
+            write_whole(self._disk, f"{self.meta_dir}/{LATCH_MARK}", number)
             self._disk.sync_dir(self.meta_dir)
         except OSError:
             pass  # the disk is what failed; recovery then goes by the boot id alone

@@ -24,8 +24,10 @@ from topics.engine.erase import erase_steps
 from topics.engine.errors import ShardReadOnly
 from topics.engine.ports import Clock, Disk
 from topics.engine.reader import Reader
-from topics.engine.recovery import Recovery, RecoveryReport
+from topics.engine.recovery import Recovery
+from topics.engine.recovery_report import RecoveryReport
 from topics.engine.shard import Shard
+from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Op
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
@@ -210,7 +212,7 @@ class Engine:
             try:
                 lsn = self._write_group()
             except OSError as error:
-                self._latch(f"the log could not be written: {error}")
+                self._latch(f"the log could not be written: {error}", log_failed=True)
                 return
         shard.committed(lsn)
         for op in ops:
@@ -221,14 +223,10 @@ class Engine:
             elif log.gate_lsn > self.wal.synced_lsn and log.pending > 1:
                 pass  # not safe before the topic's earlier changes are
             else:
-                self._publish(op)
+                self.shard.publish(op)
                 continue
             self._parked.setdefault(log.gate_lsn, []).append(op)
         self._begin_group()
-
-    def _publish(self, op: Op) -> None:
-        op.result = self.shard.resolve(op.result)
-        self.shard.publish(op)
 
     def _write_group(self) -> int:
         wal, shard = self.wal, self.shard
@@ -266,10 +264,11 @@ class Engine:
         self._spare_running = False
         if error is None:
             assert isinstance(file, WalFile)
-            if self.wal.spare is None:
+            if self.wal.spare is None and file.number > self.wal.active.number:
                 self.wal.spare = file
-            else:  # one was made on the spot while this was under way
+            else:  # one was made on the spot meanwhile, and the log goes by ascending numbers
                 self.checkpointer.discard_file(file)
+                self._ask_for_spare()
             self.shard.disk_full = False
             self._begin_group()
         elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -308,7 +307,7 @@ class Engine:
     def _synced(self, lsn: object, error: BaseException | None) -> None:
         self._sync_running = False
         if error is not None:
-            self._latch(f"the log could not be synced: {error}")
+            self._latch(f"the log could not be synced: {error}", log_failed=True)
             return
         if self.shard.read_only is not None:
             return
@@ -321,7 +320,7 @@ class Engine:
             if gate > lsn:
                 break
             for op in self._parked.pop(gate):
-                self._publish(op)
+                self.shard.publish(op)
         if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:
             self._unsynced_since_ms = self.clock.mono_ms
         if self._task_wait_lsn and self._task_wait_lsn <= lsn:
@@ -329,7 +328,7 @@ class Engine:
 
     # -- failure -------------------------------------------------------------------------------------------
 
-    def _latch(self, reason: str) -> None:
+    def _latch(self, reason: str, *, log_failed: bool = False) -> None:
         """A failed write or sync is final: discard what was staged, answer those who waited, serve reads."""
         shard = self.shard
         if shard.read_only is not None:
@@ -345,11 +344,11 @@ class Engine:
             if request.token is not None:
                 shard.ready.append((request.token, error))
         shard.erase_requests = []
-        if self._task is not None:
-            self._task.close()
-            self._task = None
+        if not self._task_blocked:
+            self._close_task()  # else when its job has come back: another thread is in the middle of it
         shard.discard_staged()
-        self.checkpointer.note_latch()
+        if log_failed:
+            self.checkpointer.note_latch()
         for op in waiting:
             if op.command is not None:
                 shard.handle(op.token, op.command)  # a read: answered from what is published
@@ -367,13 +366,7 @@ class Engine:
         if shard.gone:
             gone, shard.gone = shard.gone, []
             return self.checkpointer.remove_topics(gone)
-        full = self._full_retry_ms is not None
-        # One that somebody waits for is tried at once, to be answered; one that was put off waits for space.
-        ready = [
-            request
-            for request in shard.erase_requests
-            if not request.log.pending and (request.token is not None or not full)
-        ]
+        ready = self._ready_erases()
         if ready:
             shard.erase_requests.remove(ready[0])
             return erase_steps(self._disk, shard, self.wal, self.reader, self.config, ready[0])
@@ -381,6 +374,15 @@ class Engine:
             self._checkpoint_wanted = False
             return self.checkpointer.steps()
         return None
+
+    def _ready_erases(self) -> list[EraseRequest]:
+        """One that somebody waits for is tried at once, to be answered; one that was put off waits for space."""
+        full = self._full_retry_ms is not None
+        return [
+            request
+            for request in self.shard.erase_requests
+            if not request.log.pending and (request.token is not None or not full)
+        ]
 
     def _run_background(self) -> None:
         """Run slices of the task at hand until 2 ms have passed, it blocks, or it ends."""
@@ -417,17 +419,25 @@ class Engine:
         if isinstance(wanted, Blocking):
             self._task_blocked = True
             self._jobs.append(Job(wanted.kind, wanted.work, self._unblocked))
-        elif isinstance(wanted, WaitSynced) and wanted.lsn > self.wal.synced_lsn:
+        elif isinstance(wanted, WaitSynced):
             self._commit()
-            self._task_wait_lsn = min(wanted.lsn, self.wal.last_lsn) if wanted.lsn else self.wal.last_lsn
+            lsn = wanted.lsn or self.wal.last_lsn
+            self._task_wait_lsn = lsn if lsn > self.wal.synced_lsn else 0
 
     def _unblocked(self, value: object, error: BaseException | None) -> None:
         self._task_blocked = False
-        if self._task is None:
+        if self.shard.read_only is not None:
+            self._close_task()
             return
         if error is not None and not isinstance(error, OSError):
             raise error
         self._step(value, error)
+
+    def _close_task(self) -> None:
+        task, self._task = self._task, None
+        self._task_wait_lsn = 0
+        if task is not None:
+            task.close()
 
     # -- end -----------------------------------------------------------------------------------------------
 
@@ -462,7 +472,7 @@ class Engine:
 
     def _has_background_work(self) -> bool:
         shard = self.shard
-        return bool(self._task is not None or self._checkpoint_wanted or shard.gone or shard.erase_requests)
+        return bool(self._task is not None or self._checkpoint_wanted or shard.gone or self._ready_erases())
 
     def check_invariants(self) -> None:
         self.shard.check_invariants()

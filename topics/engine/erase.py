@@ -22,7 +22,8 @@ from topics.engine.intents import Patch, apply_patches, finish_intent, write_int
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.segments import BLOCK_BYTES, SUM_MAGIC, parse_segment_name, read_sum, segment_name
-from topics.engine.shard import EraseRequest, Shard
+from topics.engine.shard import Shard
+from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Range, TopicLog
 from topics.engine.wal import Envelope, ScannedFile, Wal, WalStart, scan
@@ -38,8 +39,12 @@ def erase_steps(
         # The records are deleted already; their bytes go as soon as there is space.
         shard.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
         if request.token is not None:
-            refusal = Throttled("the disk is full; the records are deleted and will be erased later", limit="disk_full")
-            shard.ready.append((request.token, refusal if error.errno == ENOSPC else ShardReadOnly(str(error))))
+            refusal = Throttled(
+                "the disk is full; the records are deleted and will be erased later", limit="disk_full"
+            )
+            shard.ready.append(
+                (request.token, refusal if error.errno == ENOSPC else ShardReadOnly(str(error)))
+            )
         raise
     except GeneratorExit:
         if request.token is not None:

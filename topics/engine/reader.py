@@ -133,11 +133,10 @@ class Reader:
         for first, last, reason in view.losses:
             if last <= cursor or last < floor:
                 continue
-            if first <= cursor + 1:
-                if tombstone is None:
-                    tombstone = Tombstone(cursor + 1, last, reason, last - cursor, last + 1, head)
-                    cursor = last
-                    continue
+            if first <= cursor + 1 and tombstone is None:
+                tombstone = Tombstone(cursor + 1, last, reason, last - cursor, last + 1, head)
+                cursor = last
+                continue
             stop = min(stop, first)
             break
         nodes = command.nodes if view.config.dedupe_node else ()

@@ -8,37 +8,27 @@ counts only when its one envelope is whole, and then it makes the tails of older
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Generator
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from topics.engine import frames, limits
 from topics.engine.checkpoint import LATCH_MARK, Checkpointer, ShardRow, TopicRow, remove_tree
 from topics.engine.config import EngineConfig
+from topics.engine.control import TimeCeiling
 from topics.engine.errors import Corrupt, LogGap
 from topics.engine.files import ensure_dir, read_file
 from topics.engine.frames import Columns
-from topics.engine.index import SMALL, Chunk
 from topics.engine.intents import apply_patches, finish_intent, pending_intents
+from topics.engine.loading import Loader
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
-from topics.engine.segments import (
-    SegmentMeta,
-    cut_to_meta,
-    meta_from_sum,
-    parse_segment_name,
-    read_deleted,
-    read_dict,
-    read_rows,
-)
-from topics.engine.shard import ID_STEP, ConfigChanged, Deletion, EraseRequest, Shard, TimeCeiling, TopicCreated
+from topics.engine.recovery_report import RecoveryReport
+from topics.engine.replay import Lsns, Replay, decode
+from topics.engine.shard import Shard
 from topics.engine.snapshot import list_snapshots, read_snapshot, remove_unfinished
-from topics.engine.tags import LoadPart
-from topics.engine.topic_log import Op, TopicLog
+from topics.engine.staging import ID_STEP
 from topics.engine.wal import (
     ENVELOPE_BYTES,
     FILE_HEADER_BYTES,
@@ -50,22 +40,6 @@ from topics.engine.wal import (
     file_number,
     scan,
 )
-
-_Lsns = npt.NDArray[np.uint64]
-
-
-@dataclass(slots=True)
-class RecoveryReport:
-    """What was found; for logs, readiness and `verify`."""
-
-    snapshot: int = 0
-    skipped_snapshots: list[str] = field(default_factory=list)
-    replayed_lsn: int = 0
-    replayed_frames: int = 0
-    torn: list[str] = field(default_factory=list)
-    rotten: list[str] = field(default_factory=list)
-    losses: list[tuple[str, int, int, str]] = field(default_factory=list)
-    power_cut: bool = False
 
 
 class Recovery:
@@ -89,14 +63,10 @@ class Recovery:
         self._base_lsn = 0
         self._applied_lsn = 0  # the highest entry that any snapshot row contains
         self._clean_lsn = 0
-        self._time: tuple[int, int, int, str] | None = None  # ceiling, now, monotonic, boot id
         self._known_synced = 0
-        self._announcements: list[tuple[int, int, int, str]] = []
-        self._recovered = False
-        self._loaded: dict[int, TopicLog] = {}
-        self._deleted: dict[int, None] = {}  # topics that the log deletes
-        self._named: dict[tuple[int, int, int], int] | None = None
-        shard.loader = self._load
+        self._loader = Loader(disk, shard, reader, checkpointer, config, self.report)
+        self._replayer = Replay(disk, shard, reader, checkpointer, self._loader, self.report)
+        shard.loader = self._loader.load
 
     def steps(self) -> Generator[float, None, None]:
         for directory in (self._wal.directory, self._meta_dir, self._config.topics_dir):
@@ -143,7 +113,9 @@ class Recovery:
         self._base_lsn = self._applied_lsn = shard_row.base_lsn
         self._clean_lsn = shard_row.clean_lsn
         self._shard.next_id = max(self._shard.next_id, shard_row.next_id)
-        self._time = (shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id)
+        self._replayer.time = TimeCeiling(
+            shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id
+        )
         for raw in rows:
             row = decode_topic(raw)
             self._checkpointer.rows[row.id] = bytes(raw)
@@ -168,144 +140,18 @@ class Recovery:
         for key, entry in row.dedupe:
             log.dedupe.entries[key] = entry
         for ranges in row.erasing:
-            self._resume_erase(log, ranges)
+            self._replayer.resume_erase(log, ranges)
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
-        self._enlist(log)
+        self._replayer.enlist(log)
         if row.segments:
             log.stored = row.segments
         if row.ram_ranges:
             # Records of an ephemeral topic: gone by design, and announced.
             log.stored = row.segments
-            self._load(log)
+            self._loader.load(log)
             for first, last in row.ram_ranges:
                 if last >= row.first_seq:
-                    self._announce(log, max(first, row.first_seq), last, "crash")
-
-    def _enlist(self, log: TopicLog) -> None:
-        shard = self._shard
-        shard.staged[log.name] = shard.published[log.name] = log
-        shard.by_id[log.id] = log
-        shard.names.add(log.name)
-        shard.bytes_live += log.bytes
-
-    def _resume_erase(self, log: TopicLog, ranges: list[tuple[int, int]]) -> None:
-        ranges = [(first, last) for first, last in ranges]
-        log.erasing.append(ranges)
-        self._shard.erase_requests.append(EraseRequest(log, ranges, None, None))
-
-    # -- first touch ---------------------------------------------------------------------------------------
-
-    def _load(self, log: TopicLog) -> None:
-        """Read a topic's index rows, and do what replay put off."""
-        log.may_expire = False
-        if log.stored is not None:
-            metas, log.stored = log.stored, None
-            self._load_segments(log, metas)
-        deferred, log.deferred = log.deferred, []
-        for work in deferred:
-            work()
-        # Only now is it known which generations count: replay may have swapped some.
-        if self._recovered:
-            self._sort_out_files(log)
-        else:
-            self._loaded[log.id] = log
-
-    def _load_segments(self, log: TopicLog, metas: list[SegmentMeta]) -> None:
-        directory = self._reader.topic_dir(log.id)
-        chunks: list[Chunk] = []
-        parts: list[LoadPart] = []
-        node_parts: list[tuple[Chunk, list[bytes], npt.NDArray[np.bool_]]] = []
-        for meta in metas:
-            try:
-                cut_to_meta(self._disk, directory, meta)
-                rows = read_rows(self._disk, directory, meta)
-                tags, nodes, expiries = read_dict(self._disk, directory, meta)
-                deleted = read_deleted(self._disk, directory, meta)
-            except (Corrupt, FileNotFoundError) as error:
-                self._lose_segment(log, meta, str(error))
-                continue
-            live = rows["length"] != 0
-            if deleted is not None:
-                rows["flags"][deleted] |= frames.DEAD
-                live &= ~deleted
-            live[: max(0, log.first_seq - meta.first_seq)] = False
-            chunk = Chunk.loaded(meta, rows, self._config.segment_max_events, self._shard.now_ms)
-            if not meta.sealed:
-                chunk.tag_ids = {name: i + 1 for i, name in enumerate(tags)}
-                chunk.node_ids = {name: i + 1 for i, name in enumerate(nodes)}
-            chunks.append(chunk)
-            parts.append(LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), tags, live))
-            node_parts.append((chunk, nodes, live))
-            for entry in expiries:
-                if live[int(entry["row"])]:
-                    heapq.heappush(log.expiries, (int(entry["time"]), meta.first_seq + int(entry["row"])))
-        log.adopt(chunks)
-        for chunk, ids in zip(chunks, log.tags.load(parts), strict=True):
-            chunk.rows["tag"] = ids
-        for chunk, names, live in node_parts:
-            column = chunk.rows["node"]
-            if names:
-                counts = np.bincount(column[live], minlength=len(names) + 1)[1:]
-                mapping = np.concatenate([np.zeros(1, np.uint32), log.nodes.add_counted(names, counts)])
-                chunk.rows["node"] = np.where(live, mapping[column], 0)
-        self._shard.bytes_live -= log.bytes
-        self._recount(log)
-        self._shard.bytes_live += log.bytes
-
-    @staticmethod
-    def _recount(log: TopicLog) -> None:
-        """Counts from the rows: they are the truth when a segment could not be read."""
-        count = size = 0
-        for chunk, first, stop in log.spans(log.first_seq, log.next_seq):
-            alive = chunk.live(first, stop, frames.DEAD)
-            count += int(alive.sum())
-            size += int(chunk.rows["size"][first:stop][alive].sum(dtype=np.int64))
-        log.count = log.view.count = count
-        log.bytes = log.view.bytes = size
-        log.settle_first()
-        log.view.first_seq = log.first_seq
-
-    def _lose_segment(self, log: TopicLog, meta: SegmentMeta, problem: str) -> None:
-        first, last = max(meta.first_seq, log.first_seq), meta.first_seq + meta.rows - 1
-        if last >= first and meta.rows:
-            self._announce(log, first, last, "corrupt")
-            self.report.rotten.append(problem)
-            self._shard.counters["corrupt"] = self._shard.counters.get("corrupt", 0) + 1
-
-    def _sort_out_files(self, log: TopicLog) -> None:
-        """Remove files that are explained (older generations, crashed checkpoints, dead fronts); keep the rest aside."""
-        directory = self._reader.topic_dir(log.id)
-        metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.doomed
-        named = {(meta.first_seq, meta.generation) for meta in metas}
-        firsts = {meta.first_seq for meta in metas}
-        end = max((meta.first_seq + meta.rows for meta in metas), default=0)
-        for name in self._disk.list(directory):
-            parsed = parse_segment_name(name)
-            if parsed is not None and (parsed[0], parsed[1]) in named:
-                continue
-            snapshot = self._last_naming(log.id, parsed)
-            if snapshot is not None and parsed is not None:
-                self._checkpointer.doom(log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=snapshot)
-                continue
-            explained = parsed is None and name.endswith(".tmp")
-            if parsed is not None:
-                explained = parsed[0] in firsts or parsed[0] < log.first_seq or parsed[0] >= end
-            if explained:
-                self._disk.remove(f"{directory}/{name}")
-            else:
-                self._disk.make_dir("lost+found")
-                self._disk.rename(f"{directory}/{name}", f"lost+found/{log.id:016x}-{name}")
-
-    def _last_naming(self, topic_id: int, parsed: tuple[int, int, str] | None) -> int | None:
-        """The newest kept snapshot that names this file: the next recovery may start from it."""
-        if self._named is None:
-            self._named = {}
-            for number, _ in self._checkpointer.snapshots:
-                for raw in read_snapshot(self._disk, self._meta_dir, number)[1]:
-                    row = msgspec.msgpack.decode(raw, type=TopicRow)
-                    for meta in row.segments:
-                        self._named[(row.id, meta.first_seq, meta.generation)] = number
-        return self._named.get((topic_id, parsed[0], parsed[1])) if parsed is not None else None
+                    self._loader.announce(log, max(first, row.first_seq), last, "crash")
 
     # -- the log -------------------------------------------------------------------------------------------
 
@@ -412,23 +258,23 @@ class Recovery:
         shard, wal = self._shard, self._wal
         tail: list[bytes] = []
         old_last = wal.last_lsn
-        decoded: list[tuple[int, Columns, _Lsns]] = []
+        decoded: list[tuple[int, Columns, Lsns]] = []
         for file, envelopes in good:
             synced = [e for e in envelopes if e.lsn <= self._known_synced or shard.read_only is not None]
             self._keep_file(file, envelopes)
-            columns, lsns = self._decode(file.data, [e for e in envelopes if e.lsn > self._base_lsn])
-            self._forget_deleted(columns, lsns)
+            columns, lsns = decode(file.data, [e for e in envelopes if e.lsn > self._base_lsn])
+            self._replayer.forget_deleted(columns)
             count = int(np.searchsorted(lsns, synced[-1].lsn, side="right")) if synced else 0
             decoded.append((file.number, columns.slice(0, count), lsns[:count]))
             tail += [file.data[e.start : e.end] for e in envelopes[len(synced) :]]
         for done, (number, columns, lsns) in enumerate(decoded):
-            self._apply(columns, lsns, number, 0)
+            self._replayer.apply(columns, lsns, number, 0)
             yield 0.5 + 0.4 * done / len(decoded)
         self._set_time()
         if shard.read_only is not None:
             return
         same_boot = boot_id == self._disk.boot_id()
-        latched = self._disk.exists(f"{self._meta_dir}/{LATCH_MARK}")
+        latched = self._latched_in(good[-1][0].number if good else 0)
         clean = self._clean_lsn and self._clean_lsn == old_last
         self.report.power_cut = bool(good) and not clean and not (same_boot and not latched)
         self._begin_fresh_file(tail, good)
@@ -438,11 +284,15 @@ class Recovery:
             log.ceiling_synced = log.ceiling
         shard.time_ceiling_synced_ms = shard.time_ceiling_ms
         self.report.replayed_lsn = wal.last_lsn
-        self._recovered = True
-        for log in self._loaded.values():
-            if not log.dropped:
-                self._sort_out_files(log)
-        self._loaded = {}
+        self._loader.recovered()
+
+    def _latched_in(self, number: int) -> bool:
+        """Whether the newest log file was the active one when a write or sync failed. An older mark is settled."""
+        path = f"{self._meta_dir}/{LATCH_MARK}"
+        if not self._disk.exists(path):
+            return False
+        text = read_file(self._disk, path)
+        return not text.isdigit() or int(text) >= number
 
     def _keep_file(self, file: ScannedFile, envelopes: list[Envelope]) -> None:
         """Older files stay for reading and for erasing until a checkpoint has absorbed them."""
@@ -463,8 +313,8 @@ class Recovery:
         number = wal.take_number()
         # One envelope for all of it, the losses included: a crash in between must not leave half an announcement.
         body = b"".join([wal.start_frame(number, self._shard.now_ms), *tail])
-        columns, lsns = self._decode(body, [Envelope(wal.last_lsn + 1, 0, 0, 0, len(body), b"")])
-        self._apply(columns, lsns, number, FILE_HEADER_BYTES + ENVELOPE_BYTES)
+        columns, lsns = decode(body, [Envelope(wal.last_lsn + 1, 0, 0, 0, len(body), b"")])
+        self._replayer.apply(columns, lsns, number, FILE_HEADER_BYTES + ENVELOPE_BYTES)
         self._set_time()
         if self.report.power_cut:
             self._announce_power_cut()
@@ -477,303 +327,16 @@ class Recovery:
         self._disk.sync(fresh.handle)
         self._reader.wal_handles[number] = fresh.handle
 
-    def _forget_deleted(self, columns: Columns, lsns: _Lsns) -> None:
-        """Topics that the log deletes are not replayed at all: their files may be gone already."""
-        for i in np.nonzero(columns.headers["type"] == frames.TOPIC_DELETE)[0].tolist():
-            topic_id = int(columns.headers["topic"][i])
-            self._deleted[topic_id] = None
-            log = self._shard.by_id.get(topic_id)
-            if log is not None:
-                self._delete_topic(log)
-
-    @staticmethod
-    def _decode(data: bytes, envelopes: list[Envelope]) -> tuple[Columns, _Lsns]:
-        """The columns of many envelopes at once, and the lsn of each frame."""
-        starts: list[int] = []
-        counts: list[int] = []
-        for envelope in envelopes:
-            before = len(starts)
-            frames.frame_starts(data, envelope.start, envelope.end, starts)
-            counts.append(len(starts) - before)
-        lsns = np.array([envelope.lsn for envelope in envelopes], dtype=np.uint64)
-        return frames.decode_columns(data, starts), np.repeat(lsns, counts)
-
-    def _apply(self, columns: Columns, lsns: _Lsns, number: int, shift: int) -> None:
-        """Apply frames in order, runs of appends by columns. `shift`: file offset of the buffer's first byte."""
-        count = len(columns.starts)
-        self.report.replayed_frames += count
-        at = 0
-        for i in [*np.nonzero(columns.headers["type"] != frames.APPEND)[0].tolist(), count]:
-            if i > at:
-                self._replay_appends(columns, at, i, number, shift, lsns)
-            if i < count:
-                self._replay_control(columns, i, int(lsns[i]))
-            at = i + 1
-
-    def _replay_appends(
-        self, columns: Columns, first: int, stop: int, number: int, shift: int, lsns: _Lsns
-    ) -> None:
-        topics = columns.headers["topic"][first:stop]
-        if stop - first == 1 or (topics == topics[0]).all():
-            self._append_run(int(topics[0]), columns.slice(first, stop), number, shift, lsns[first:stop])
-            return
-        order = np.argsort(topics, kind="stable")
-        edges = np.nonzero(np.diff(topics[order]))[0] + 1
-        for group in np.split(order, edges):
-            picked = group + first
-            self._append_run(int(topics[group[0]]), columns.take(picked), number, shift, lsns[picked])
-
-    def _append_run(self, topic_id: int, columns: Columns, number: int, shift: int, lsns: _Lsns) -> None:
-        log = self._shard.by_id.get(topic_id)
-        if log is None or int(lsns[-1]) <= log.applied_lsn:
-            return  # deleted later, or in the snapshot
-        self._shard.touched[log.id] = log
-        if log.config.durability == "memory":
-            # Must not delay readiness: done when somebody asks for the topic.
-            log.deferred.append(lambda: self._apply_appends(log, columns, number, shift, lsns))
-        else:
-            self._apply_appends(log, columns, number, shift, lsns)
-
-    def _apply_appends(self, log: TopicLog, columns: Columns, number: int, shift: int, lsns: _Lsns) -> None:
-        if log.stored is not None:
-            self._load(log)
-        seqs = columns.headers["seq"]
-        fresh = (lsns > log.applied_lsn) & (seqs >= log.next_seq)
-        if not fresh.all():
-            picked = np.nonzero(fresh)[0]
-            if not len(picked):
-                return
-            columns, lsns = columns.take(picked), lsns[picked]
-            seqs = columns.headers["seq"]
-        first = int(seqs[0])
-        if first > log.next_seq:
-            # Records that were never logged (an ephemeral stretch) lie between.
-            self._announce(log, log.next_seq, first - 1, "crash")
-        op = Op(log)
-        self._add_columns(log, columns, number, shift, op)
-        log.count += op.count
-        log.bytes += op.bytes
-        self._shard.bytes_live += op.bytes
-        op.head = log.next_seq - 1
-        op.first_seq = log.first_seq
-        op.write_ts = int(columns.headers["ts"][-1])
-        log.publish(op)
-
-    def _add_columns(self, log: TopicLog, columns: Columns, number: int, shift: int, op: Op) -> None:
-        headers, starts = columns.headers, columns.starts
-        count = len(starts)
-        flags = headers["flags"]
-        first = log.next_seq
-        combined = int(np.bitwise_or.reduce(flags)) if count else 0
-        sizes = headers["data_len"].astype(np.int64)
-        tags = self._strings(columns, "tag") if combined & frames.HAS_TAG else None
-        nodes = self._strings(columns, "node") if combined & frames.HAS_NODE else None
-        tag_ids = log.tags.add_batch(first, tags) if tags is not None else None
-        node_ids = log.nodes.add_all(nodes) if nodes is not None else None
-        if combined & frames.HAS_EXT:
-            self._extensions(log, columns, first, sizes)
-        if not log.runs or log.runs[-1][1] != number:
-            log.runs.append((first, number))
-        offsets = starts + shift
-        lengths = headers["length"].astype(np.int64) + 4
-        at = 0
-        while at < count:
-            chunk = log.chunk_for_append(int(headers["ts"][at]))
-            stop = at + min(chunk.room, count - at)
-            if stop - at < SMALL:
-                columns_here = zip(
-                    offsets[at:stop].tolist(),
-                    lengths[at:stop].tolist(),
-                    headers["ts"][at:stop].tolist(),
-                    flags[at:stop].tolist(),
-                    tag_ids[at:stop] if tag_ids is not None else [0] * (stop - at),
-                    node_ids[at:stop] if node_ids is not None else [0] * (stop - at),
-                    sizes[at:stop].tolist(),
-                    strict=True,
-                )
-                for row in columns_here:
-                    chunk.add(*row)
-            else:
-                chunk.add_batch(
-                    offsets[at:stop], lengths[at:stop], headers["ts"][at:stop], flags[at:stop],
-                    tag_ids[at:stop] if tag_ids is not None else None,
-                    node_ids[at:stop] if node_ids is not None else None,
-                    sizes[at:stop],
-                )  # fmt: skip
-            log.next_seq += stop - at
-            at = stop
-        op.count += count
-        op.bytes += int(sizes.sum())
-
-    @staticmethod
-    def _strings(columns: Columns, kind: str) -> list[bytes | None]:
-        buffer = columns.buffer
-        begins = columns.starts + frames.HEADER_BYTES
-        if kind == "tag":
-            begins = begins + columns.headers["node_len"]
-        wanted = columns.headers["flags"] & (frames.HAS_TAG if kind == "tag" else frames.HAS_NODE)
-        ends = begins + columns.headers[f"{kind}_len"]
-        return [
-            buffer[begin:end] if present else None
-            for begin, end, present in zip(begins.tolist(), ends.tolist(), wanted.tolist(), strict=True)
-        ]
-
-    def _extensions(self, log: TopicLog, columns: Columns, first: int, sizes: npt.NDArray[np.int64]) -> None:
-        window_ms = log.config.idempotency_window_ms
-        for i in np.nonzero(columns.headers["flags"] & frames.HAS_EXT)[0].tolist():
-            found = frames.read_extensions(columns.buffer, int(columns.starts[i]))
-            if frames.EXT_SIZE in found:
-                sizes[i] = int.from_bytes(found[frames.EXT_SIZE], "little")
-            if frames.EXT_EXPIRES in found:
-                heapq.heappush(log.expiries, (int.from_bytes(found[frames.EXT_EXPIRES], "little"), first + i))
-            if frames.EXT_KEY in found and window_ms:
-                count = int.from_bytes(found[frames.EXT_BATCH], "little")
-                entry = (first + i, count, int(columns.headers["ts"][i]))
-                log.dedupe.add(found[frames.EXT_KEY], entry, window_ms=window_ms)
-
-    def _replay_control(self, columns: Columns, i: int, lsn: int) -> None:
-        kind, topic_id = int(columns.headers["type"][i]), int(columns.headers["topic"][i])
-        payload = columns.payload(i)
-        if kind == frames.TIME_CEILING:
-            ceiling = msgspec.msgpack.decode(payload, type=TimeCeiling)
-            self._time = (ceiling.ceiling_ms, ceiling.now_ms, ceiling.mono_ms, ceiling.boot_id)
-            return
-        if kind == frames.TOPIC_CREATE:
-            self._create_topic(topic_id, msgspec.msgpack.decode(payload, type=TopicCreated))
-            return
-        log = self._shard.by_id.get(topic_id)
-        if log is None or lsn <= log.applied_lsn:
-            return
-        self._shard.touched[log.id] = log
-        if log.deferred:
-            log.deferred.append(lambda: self._apply_control(log, kind, payload))
-        else:
-            self._apply_control(log, kind, payload)
-
-    def _create_topic(self, topic_id: int, created: TopicCreated) -> None:
-        self._shard.next_id = max(self._shard.next_id, topic_id + ID_STEP)
-        if topic_id in self._shard.by_id or topic_id in self._deleted:
-            return
-        log = self._shard.new_log(topic_id, created.name, created.config)
-        log.ceiling = created.ceiling
-        self._shard.touched[topic_id] = log
-        self._enlist(log)
-
-    def _delete_topic(self, log: TopicLog) -> None:
-        shard = self._shard
-        shard.by_id.pop(log.id)
-        shard.touched.pop(log.id, None)
-        if shard.published.get(log.name) is log:
-            del shard.published[log.name], shard.staged[log.name]
-            shard.names.discard(log.name)
-        shard.bytes_live -= log.bytes
-        shard.erase_requests = [request for request in shard.erase_requests if request.log is not log]
-        log.dropped = log.view.dropped = True
-        self._checkpointer.rows.pop(log.id, None)
-        shard.gone.append(log)
-
-    def _apply_control(self, log: TopicLog, kind: int, payload: bytes) -> None:
-        if log.stored is not None and kind != frames.SEGMENT_SWAP:
-            self._load(log)
-        decode = msgspec.msgpack.decode
-        op = Op(log)
-        if kind == frames.DELETE:
-            deletion = decode(payload, type=Deletion)
-            log.stage_delete(deletion.ranges, op)
-            if deletion.erase:
-                self._resume_erase(log, deletion.ranges)
-        elif kind == frames.EVICT:
-            cap_lost, ttl_lost = decode(payload, type=tuple[int, int])
-            head = log.next_seq - 1
-            log.stage_floors(min(cap_lost, head), min(ttl_lost, head), op)
-        elif kind == frames.SKIP:
-            first, count = decode(payload, type=tuple[int, int])
-            if first > log.next_seq:  # records that were never logged
-                self._announce(log, log.next_seq, first - 1, "crash")
-            if first + count > log.next_seq:
-                log.stage_skip(first + count - log.next_seq, op)
-        elif kind == frames.LOSS:
-            log.stage_loss(decode(payload, type=tuple[int, int, str]), op)
-        elif kind == frames.CONFIG:
-            changed = decode(payload, type=ConfigChanged)
-            if changed.head >= log.next_seq:
-                self._announce(log, log.next_seq, changed.head, "crash")
-            was_ram, is_ram = (c.durability == "ephemeral" for c in (log.config, changed.config))
-            if was_ram != is_ram and log.chunks and log.chunks[-1].count:
-                log.chunks[-1].closed = True
-            log.config = op.config = changed.config
-            log.ceiling = changed.ceiling
-        elif kind == frames.SEQ_CEILING:
-            log.ceiling = max(log.ceiling, decode(payload, type=int))
-        elif kind == frames.SEGMENT_SWAP:
-            self._apply_swap(log, *decode(payload, type=tuple[int, int]))
-        elif kind == frames.ERASE_DONE:
-            self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
-        self._shard.bytes_live += op.bytes
-        log.publish(op)
-
-    def _forget_erase(self, log: TopicLog, done: list[tuple[int, int]]) -> None:
-        log.erasing = [ranges for ranges in log.erasing if ranges != done]
-        self._shard.erase_requests = [
-            request
-            for request in self._shard.erase_requests
-            if request.log is not log or request.ranges != done
-        ]
-
-    def _apply_swap(self, log: TopicLog, first_seq: int, generation: int) -> None:
-        """The segment has a new generation. Deletes replayed so far are flags or .del bytes of the old one."""
-        directory = self._reader.topic_dir(log.id)
-        if log.stored is not None:
-            self._load(log)
-        for chunk in log.chunks:
-            meta = chunk.meta
-            if meta is None or meta.first_seq != first_seq or meta.generation >= generation:
-                continue
-            try:
-                new = meta_from_sum(self._disk, directory, first_seq, generation)
-                rows = read_rows(self._disk, directory, new)
-            except (Corrupt, FileNotFoundError) as error:
-                self.report.rotten.append(str(error))
-                continue  # the old generation is whole: it stays
-            chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
-            self._checkpointer.doom(log.id, meta)
-            chunk.meta = new
-            late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
-            chunk.unmarked = [(int(i), int(i) + 1) for i in late]
-
-    # -- what was lost -------------------------------------------------------------------------------------
-
-    def _announce(self, log: TopicLog, first: int, last: int, reason: str) -> None:
-        """A range is gone and readers must hear of it; logged at the end of recovery."""
-        if log.stored is not None and first < log.next_seq:
-            self._load(log)
-        op = Op(log)
-        log.stage_loss((first, last, reason), op)
-        self._shard.bytes_live += op.bytes
-        log.publish(op)
-        self._shard.touched[log.id] = log
-        self.report.losses.append((log.name, first, last, reason))
-        if self._recovered:
-            frame = frames.encode_control(frames.LOSS, log.id, self._shard.now_ms, [first, last, reason])
-            if self._shard.read_only is None:
-                self._shard.add_frame(frame)
-        else:
-            self._announcements.append((log.id, first, last, reason))
-
     def _announce_power_cut(self) -> None:
         """Seqs of `disk` topics up to the ceiling may have been acked and lost: skip them, and say so."""
         for log in list(self._shard.by_id.values()):
             if log.config.durability == "disk" and log.ceiling >= log.next_seq:
-                self._announce(log, log.next_seq, log.ceiling, "crash")
+                self._loader.announce(log, log.next_seq, log.ceiling, "crash")
 
     def _closing_frames(self) -> bytes:
         """What recovery found, and the time, logged before the shard takes requests."""
         shard = self._shard
-        body = [
-            frames.encode_control(frames.LOSS, topic_id, shard.now_ms, [first, last, reason])
-            for topic_id, first, last, reason in self._announcements
-            if topic_id in shard.by_id
-        ]
+        body = self._loader.announcements()
         shard.time_ceiling_ms = max(shard.time_ceiling_ms, shard.now_ms + limits.TIME_CEILING_STEP_MS)
         value = TimeCeiling(shard.time_ceiling_ms, shard.now_ms, shard.clock.mono_ms, self._disk.boot_id())
         body.append(frames.encode_control(frames.TIME_CEILING, 0, shard.now_ms, value))
@@ -781,14 +344,15 @@ class Recovery:
 
     def _set_time(self) -> None:
         """Engine time goes on from where it was, never from before."""
-        if self._time is None:
+        time = self._replayer.time
+        if time is None:
             return
-        ceiling_ms, now_ms, mono_ms, boot_id = self._time
         clock = self._shard.clock
-        clock.resume(ceiling_ms, now_ms, mono_ms if boot_id == self._disk.boot_id() else None)
+        same_boot = time.boot_id == self._disk.boot_id()
+        clock.resume(time.ceiling_ms, time.now_ms, time.mono_ms if same_boot else None)
         self._shard.now_ms = clock.now_ms
-        self._shard.time_ceiling_ms = max(self._shard.time_ceiling_ms, ceiling_ms)
-        self._time = None
+        self._shard.time_ceiling_ms = max(self._shard.time_ceiling_ms, time.ceiling_ms)
+        self._replayer.time = None
 
     # -- leftovers -----------------------------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ class Op:
     tags_held: int = 0  # ids whose last record this op removes; readers may meet them until it is published
     nodes_held: int = 0
     command: Any = None  # of a read whose answer is held back: asked again if the commit fails
+    later: bool = False  # the command is asked again when this op's turn comes
+    expiry: bool = False  # what time did, waiting behind changes that are not published yet
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class TopicLog:
         "dropped",
         "erasing",
         "expiries",
+        "expiring",
         "first_seq",
         "gate_lsn",
         "id",
@@ -151,6 +154,7 @@ class TopicLog:
         self.nodes = StringTable(hold=True)
         self.dedupe = DedupeWindow()
         self.expiries: list[tuple[int, int]] = []  # heap of (time, seq) of records with a TTL of their own
+        self.expiring = 0  # expiry ops among the pending ones
         self.pending = 0  # ops staged and not yet published
         self.gate_lsn = 0  # the last of them becomes visible when this is synced
         self.ceiling = 0  # highest seq that may be used; 0: not bounded
@@ -563,7 +567,7 @@ class TopicLog:
         self.cap_lost, self.ttl_lost = view.cap_lost, view.ttl_lost
         self.config = view.config
         self.dropped = view.dropped
-        self.pending = 0
+        self.pending = self.expiring = 0
         self.rebuild_strings()
 
     def rebuild_strings(self) -> None:

@@ -103,17 +103,19 @@ def encode_envelope(salt: int, lsn: int, prev_lsn: int, synced_lsn: int, body: b
 
 
 def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
-    """Find every valid envelope of a file; None when its header was never finished."""
+    """Find every valid envelope of a file; None when its header was never finished, and so it was never used."""
     head = data[:FILE_HEADER_BYTES]
-    if len(head) < FILE_HEADER_BYTES or not any(head):
+    if len(head) < FILE_HEADER_BYTES:
         return None
     magic, version, _, stored_number, salt = FILE_HEADER.unpack(head[:56])
+    if xxh3_64_digest(head[:56]) != head[56:]:
+        if _holds_envelope(data):
+            raise Corrupt(path, 0, "the file header does not agree with its digest")
+        return None
     if magic != MAGIC:
         raise Corrupt(path, 0, "not a log file")
     if version != frames.FORMAT_VERSION:
         raise UnsupportedFormat(path, version)
-    if xxh3_64_digest(head[:56]) != head[56:]:
-        raise Corrupt(path, 0, "the file header does not agree with its digest")
     if stored_number != number:
         raise Corrupt(path, 20, f"the file says it is number {stored_number}")
     found = ScannedFile(number, path, data, salt)
@@ -150,6 +152,19 @@ def _envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
     if xxh3_64_digest(memoryview(data)[start : start + length], seed) != digest:
         return None
     return Envelope(lsn, prev_lsn, synced_lsn, start, start + length, digest)
+
+
+def _holds_envelope(data: bytes) -> bool:
+    """Whether there is an envelope that is valid by its own salt: the header is rotten, not unfinished."""
+    at = data.find(ENVELOPE_MAGIC, FILE_HEADER_BYTES)
+    while at >= 0:
+        if (
+            at + ENVELOPE_BYTES <= len(data)
+            and _envelope_at(data, at, ENVELOPE.unpack_from(data, at)[2]) is not None
+        ):
+            return True
+        at = data.find(ENVELOPE_MAGIC, at + 1)
+    return False
 
 
 def _find_envelope(data: bytes, at: int, salt: int) -> int | None:

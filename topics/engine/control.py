@@ -1,0 +1,31 @@
+"""Payloads of control frames, as MessagePack arrays: fields may be added at the end, never moved."""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics.engine.config import TopicConfig
+
+
+class TopicCreated(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    config: TopicConfig
+    ceiling: int
+
+
+class ConfigChanged(msgspec.Struct, frozen=True, array_like=True):
+    config: TopicConfig
+    ceiling: int
+    head: int
+
+
+class Deletion(msgspec.Struct, frozen=True, array_like=True):
+    ranges: list[tuple[int, int]]
+    erase: bool = False
+
+
+class TimeCeiling(msgspec.Struct, frozen=True, array_like=True):
+    ceiling_ms: int
+    now_ms: int
+    mono_ms: int
+    boot_id: str

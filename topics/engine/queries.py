@@ -1,0 +1,181 @@
+"""Commands that read: answered from what is published, and held back while they would show what a crash could undo.
+
+A long poll registers before it looks, so that no append between the two is missed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+from topics.engine import commands as cmd
+from topics.engine import frames, limits
+from topics.engine.errors import (
+    TopicNotFound,
+)
+from topics.engine.index import Chunk
+from topics.engine.reader import DamagedSegment
+from topics.engine.staging import Postpone, Staging, Waiter, as_ranges
+from topics.engine.topic_log import Op, TopicLog
+
+
+class Queries(Staging):
+    def _diff(self, token: object, command: cmd.Diff) -> None:
+        log = self._for_read(command.topic)
+        if command.touch:
+            log.last_read_ts = self.now_ms
+        page = self._read_page(log, command)
+        may_wait = command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX
+        if may_wait and self._nothing_yet(page, command):
+            self._park(token, command, log)
+        else:
+            self._answer(token, page, log)
+
+    @staticmethod
+    def _nothing_yet(page: cmd.Page, command: cmd.Diff) -> bool:
+        return (
+            not page.seqs
+            and page.tombstone is None
+            and page.next_from_seq == page.head_seq == command.from_seq
+        )
+
+    def _read_page(self, log: TopicLog, command: cmd.Diff) -> cmd.Page:
+        while True:
+            try:
+                return self.reader.diff(log, command)
+            except DamagedSegment as damage:
+                self._lose_rows(log, damage)
+
+    def _lose_rows(self, log: TopicLog, damage: DamagedSegment) -> None:
+        """Turn rotten records into announced losses; without them the read goes on."""
+        chunk = damage.chunk
+        rows = self.reader.damaged_rows(log, chunk)
+        self.counters["corrupt"] = self.counters.get("corrupt", 0) + len(rows)
+        for first, last in as_ranges([chunk.first_seq + row for row in rows]):
+            op = Op(log)
+            if self.read_only is None:
+                self.add_frame(
+                    frames.encode_control(frames.LOSS, log.id, self.now_ms, [first, last, "corrupt"])
+                )
+            log.stage_loss((first, last, "corrupt"), op)
+            self.bytes_live += op.bytes
+            log.publish(op)
+        self.touched[log.id] = log
+
+    def _park(self, token: object, command: cmd.Diff, log: TopicLog) -> None:
+        wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
+        waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log)
+        log.waiters.append(waiter)
+        self._waiter_count += 1
+        heapq.heappush(self.waiter_heap, (waiter.deadline_ms, self._waiter_count, waiter))
+
+    def wake_waiters(self) -> None:
+        """Let the long polls of changed topics look again, and answer those whose time is up."""
+        dirty, self.dirty = list(self.dirty.values()), {}
+        for log in dirty:
+            waiters, log.waiters = log.waiters, []
+            for waiter in waiters:
+                assert isinstance(waiter, Waiter)
+                self._look_again(waiter)
+        while self.waiter_heap and self.waiter_heap[0][0] <= self.clock.mono_ms:
+            waiter = heapq.heappop(self.waiter_heap)[2]
+            if not waiter.done:
+                waiter.log.waiters.remove(waiter)
+                self._finish_waiter(waiter)
+
+    def _look_again(self, waiter: Waiter) -> None:
+        log = waiter.log
+        if not log.view.dropped and self._nothing_yet(self._read_page(log, waiter.command), waiter.command):
+            log.waiters.append(waiter)
+        else:
+            self._finish_waiter(waiter)
+
+    def _finish_waiter(self, waiter: Waiter) -> None:
+        waiter.done = True
+        if waiter.log.view.dropped:
+            self.ready.append((waiter.token, TopicNotFound(waiter.log.name)))
+            return
+        self.handle(waiter.token, replace(waiter.command, wait_ms=0))
+
+    def _state(self, token: object, command: cmd.State) -> None:
+        log = self._for_read(command.topic)
+        if command.touch:
+            log.last_read_ts = self.now_ms
+        self._answer(token, state_of(log), log)
+
+    def _list(self, token: object, command: cmd.ListTopics) -> None:
+        size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
+        rows: list[cmd.TopicState] = []
+        start = self.names.bisect_right(command.after) if command.after >= command.prefix else 0
+        start = max(start, self.names.bisect_left(command.prefix))
+        for name in self.names.islice(start):
+            if not name.startswith(command.prefix) or len(rows) > size:
+                break
+            log = self.published[name]
+            if log.config.ttl_ms or log.expiries or log.may_expire:
+                self._touch(log)
+                self._postpone_if_expiring(log)
+            rows.append(state_of(log))
+        self.ready.append((token, cmd.TopicList(rows)))
+
+    def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
+        log = self._for_read(command.topic)
+        seqs = [log.tags.last(tag, log.are_live) for tag in log.tags.names(command.match)]
+        seqs = sorted(seq for seq in seqs if seq)
+        self._answer_records(token, log, seqs if command.each else seqs[-1:])
+
+    def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
+        log = self._for_read(command.topic)
+        found = (
+            log.tags.first_at_or_after(tag, command.from_seq, log.are_live)
+            for tag in log.tags.names(command.match)
+        )
+        seqs = sorted(seq for seq in found if seq)
+        self._answer_records(token, log, seqs[:1])
+
+    def _answer_records(self, token: object, log: TopicLog, seqs: list[int]) -> None:
+        """A page of chosen records. Tags are indexed as staged, so the answer waits for what it may rest on."""
+        while True:
+            view = log.view
+            page = cmd.Page(
+                log.name, [], [], [], None, None, [], None, [], [],
+                seqs[-1] if seqs else log.next_seq - 1, log.next_seq - 1, log.first_seq, None, len(seqs),
+            )  # fmt: skip
+            picked: list[tuple[Chunk, list[int]]] = []
+            for seq in seqs:
+                found = log.find(seq)
+                if found is None or found[0].flags_at(found[1]) & frames.DEAD:
+                    continue
+                if picked and picked[-1][0] is found[0]:
+                    picked[-1][1].append(found[1])
+                else:
+                    picked.append((found[0], [found[1]]))
+            # Frames of the group that is being staged are in no file yet.
+            if seqs and seqs[-1] > view.head and self.ops:
+                raise Postpone(log)
+            try:
+                if picked:
+                    self.reader.fill(log, page, picked)
+                break
+            except DamagedSegment as damage:
+                self._lose_rows(log, damage)
+        self._answer(token, page, log, held=log.pending > 0)
+
+    def _count_by_tag(self, token: object, command: cmd.CountByTag) -> None:
+        log = self._for_read(command.topic)
+        counts = [(tag, log.tags.count(tag)) for tag in log.tags.names(command.match)]
+        self._answer(token, cmd.TagCounts(log.name, counts), log, held=log.pending > 0)
+
+
+def state_of(log: TopicLog) -> cmd.TopicState:
+    view = log.view
+    return cmd.TopicState(
+        log.name,
+        view.head,
+        min(view.first_seq, view.head + 1),
+        view.count,
+        view.bytes,
+        view.config,
+        view.last_write_ts or None,
+        log.last_read_ts or None,
+    )

@@ -1,0 +1,331 @@
+"""Replay: decoded frames become the same staged and published changes as in live operation."""
+
+from __future__ import annotations
+
+import heapq
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from topics.engine import frames
+from topics.engine.checkpoint import Checkpointer
+from topics.engine.control import ConfigChanged, Deletion, TimeCeiling, TopicCreated
+from topics.engine.errors import Corrupt
+from topics.engine.frames import Columns
+from topics.engine.index import SMALL
+from topics.engine.loading import Loader
+from topics.engine.ports import Disk
+from topics.engine.reader import Reader
+from topics.engine.recovery_report import RecoveryReport
+from topics.engine.segments import (
+    meta_from_sum,
+    read_rows,
+)
+from topics.engine.shard import Shard
+from topics.engine.staging import ID_STEP, EraseRequest
+from topics.engine.topic_log import Op, TopicLog
+from topics.engine.wal import (
+    Envelope,
+)
+
+Lsns = npt.NDArray[np.uint64]
+
+
+class Replay:
+    def __init__(
+        self,
+        disk: Disk,
+        shard: Shard,
+        reader: Reader,
+        checkpointer: Checkpointer,
+        loader: Loader,
+        report: RecoveryReport,
+    ) -> None:
+        self._disk = disk
+        self._shard = shard
+        self._reader = reader
+        self._checkpointer = checkpointer
+        self._loader = loader
+        self._report = report
+        self._deleted: dict[int, None] = {}  # topics that the log deletes
+        self.time: TimeCeiling | None = None  # the last one seen
+
+    def forget_deleted(self, columns: Columns) -> None:
+        """Topics that the log deletes are not replayed at all: their files may be gone already."""
+        for i in np.nonzero(columns.headers["type"] == frames.TOPIC_DELETE)[0].tolist():
+            topic_id = int(columns.headers["topic"][i])
+            self._deleted[topic_id] = None
+            log = self._shard.by_id.get(topic_id)
+            if log is not None:
+                self._delete_topic(log)
+
+    def apply(self, columns: Columns, lsns: Lsns, number: int, shift: int) -> None:
+        """Apply frames in order, runs of appends by columns. `shift`: file offset of the buffer's first byte."""
+        count = len(columns.starts)
+        self._report.replayed_frames += count
+        at = 0
+        for i in [*np.nonzero(columns.headers["type"] != frames.APPEND)[0].tolist(), count]:
+            if i > at:
+                self._replay_appends(columns, at, i, number, shift, lsns)
+            if i < count:
+                self._replay_control(columns, i, int(lsns[i]))
+            at = i + 1
+
+    # -- appends -------------------------------------------------------------------------------------------
+
+    def _replay_appends(
+        self, columns: Columns, first: int, stop: int, number: int, shift: int, lsns: Lsns
+    ) -> None:
+        topics = columns.headers["topic"][first:stop]
+        if stop - first == 1 or (topics == topics[0]).all():
+            self._append_run(int(topics[0]), columns.slice(first, stop), number, shift, lsns[first:stop])
+            return
+        order = np.argsort(topics, kind="stable")
+        edges = np.nonzero(np.diff(topics[order]))[0] + 1
+        for group in np.split(order, edges):
+            picked = group + first
+            self._append_run(int(topics[group[0]]), columns.take(picked), number, shift, lsns[picked])
+
+    def _append_run(self, topic_id: int, columns: Columns, number: int, shift: int, lsns: Lsns) -> None:
+        log = self._shard.by_id.get(topic_id)
+        if log is None or int(lsns[-1]) <= log.applied_lsn:
+            return  # deleted later, or in the snapshot
+        self._shard.touched[log.id] = log
+        if log.config.durability == "memory":
+            # Must not delay readiness: done when somebody asks for the topic.
+            log.deferred.append(lambda: self._apply_appends(log, columns, number, shift, lsns))
+        else:
+            self._apply_appends(log, columns, number, shift, lsns)
+
+    def _apply_appends(self, log: TopicLog, columns: Columns, number: int, shift: int, lsns: Lsns) -> None:
+        if log.stored is not None:
+            self._loader.load(log)
+        seqs = columns.headers["seq"]
+        fresh = (lsns > log.applied_lsn) & (seqs >= log.next_seq)
+        if not fresh.all():
+            picked = np.nonzero(fresh)[0]
+            if not len(picked):
+                return
+            columns, lsns = columns.take(picked), lsns[picked]
+            seqs = columns.headers["seq"]
+        first = int(seqs[0])
+        if first > log.next_seq:
+            # Records that were never logged (an ephemeral stretch) lie between.
+            self._loader.announce(log, log.next_seq, first - 1, "crash")
+        op = Op(log)
+        self._add_columns(log, columns, number, shift, op)
+        log.count += op.count
+        log.bytes += op.bytes
+        self._shard.bytes_live += op.bytes
+        op.head = log.next_seq - 1
+        op.first_seq = log.first_seq
+        op.write_ts = int(columns.headers["ts"][-1])
+        log.publish(op)
+
+    def _add_columns(self, log: TopicLog, columns: Columns, number: int, shift: int, op: Op) -> None:
+        headers, starts = columns.headers, columns.starts
+        count = len(starts)
+        flags = headers["flags"]
+        first = log.next_seq
+        combined = int(np.bitwise_or.reduce(flags)) if count else 0
+        sizes = headers["data_len"].astype(np.int64)
+        tags = self._strings(columns, "tag") if combined & frames.HAS_TAG else None
+        nodes = self._strings(columns, "node") if combined & frames.HAS_NODE else None
+        tag_ids = log.tags.add_batch(first, tags) if tags is not None else None
+        node_ids = log.nodes.add_all(nodes) if nodes is not None else None
+        if combined & frames.HAS_EXT:
+            self._extensions(log, columns, first, sizes)
+        if not log.runs or log.runs[-1][1] != number:
+            log.runs.append((first, number))
+        offsets = starts + shift
+        lengths = headers["length"].astype(np.int64) + 4
+        at = 0
+        while at < count:
+            chunk = log.chunk_for_append(int(headers["ts"][at]))
+            stop = at + min(chunk.room, count - at)
+            if stop - at < SMALL:
+                columns_here = zip(
+                    offsets[at:stop].tolist(),
+                    lengths[at:stop].tolist(),
+                    headers["ts"][at:stop].tolist(),
+                    flags[at:stop].tolist(),
+                    tag_ids[at:stop] if tag_ids is not None else [0] * (stop - at),
+                    node_ids[at:stop] if node_ids is not None else [0] * (stop - at),
+                    sizes[at:stop].tolist(),
+                    strict=True,
+                )
+                for row in columns_here:
+                    chunk.add(*row)
+            else:
+                chunk.add_batch(
+                    offsets[at:stop], lengths[at:stop], headers["ts"][at:stop], flags[at:stop],
+                    tag_ids[at:stop] if tag_ids is not None else None,
+                    node_ids[at:stop] if node_ids is not None else None,
+                    sizes[at:stop],
+                )  # fmt: skip
+            log.next_seq += stop - at
+            at = stop
+        op.count += count
+        op.bytes += int(sizes.sum())
+
+    @staticmethod
+    def _strings(columns: Columns, kind: str) -> list[bytes | None]:
+        buffer = columns.buffer
+        begins = columns.starts + frames.HEADER_BYTES
+        if kind == "tag":
+            begins = begins + columns.headers["node_len"]
+        wanted = columns.headers["flags"] & (frames.HAS_TAG if kind == "tag" else frames.HAS_NODE)
+        ends = begins + columns.headers[f"{kind}_len"]
+        return [
+            buffer[begin:end] if present else None
+            for begin, end, present in zip(begins.tolist(), ends.tolist(), wanted.tolist(), strict=True)
+        ]
+
+    def _extensions(self, log: TopicLog, columns: Columns, first: int, sizes: npt.NDArray[np.int64]) -> None:
+        window_ms = log.config.idempotency_window_ms
+        for i in np.nonzero(columns.headers["flags"] & frames.HAS_EXT)[0].tolist():
+            found = frames.read_extensions(columns.buffer, int(columns.starts[i]))
+            if frames.EXT_SIZE in found:
+                sizes[i] = int.from_bytes(found[frames.EXT_SIZE], "little")
+            if frames.EXT_EXPIRES in found:
+                heapq.heappush(log.expiries, (int.from_bytes(found[frames.EXT_EXPIRES], "little"), first + i))
+            if frames.EXT_KEY in found and window_ms:
+                count = int.from_bytes(found[frames.EXT_BATCH], "little")
+                entry = (first + i, count, int(columns.headers["ts"][i]))
+                log.dedupe.add(found[frames.EXT_KEY], entry, window_ms=window_ms)
+
+    # -- control -------------------------------------------------------------------------------------------
+
+    def _replay_control(self, columns: Columns, i: int, lsn: int) -> None:
+        kind, topic_id = int(columns.headers["type"][i]), int(columns.headers["topic"][i])
+        payload = columns.payload(i)
+        if kind == frames.TIME_CEILING:
+            self.time = msgspec.msgpack.decode(payload, type=TimeCeiling)
+            return
+        if kind == frames.TOPIC_CREATE:
+            self._create_topic(topic_id, msgspec.msgpack.decode(payload, type=TopicCreated))
+            return
+        log = self._shard.by_id.get(topic_id)
+        if log is None or lsn <= log.applied_lsn:
+            return
+        self._shard.touched[log.id] = log
+        if log.deferred:
+            log.deferred.append(lambda: self._apply_control(log, kind, payload))
+        else:
+            self._apply_control(log, kind, payload)
+
+    def _create_topic(self, topic_id: int, created: TopicCreated) -> None:
+        self._shard.next_id = max(self._shard.next_id, topic_id + ID_STEP)
+        if topic_id in self._shard.by_id or topic_id in self._deleted:
+            return
+        log = self._shard.new_log(topic_id, created.name, created.config)
+        log.ceiling = created.ceiling
+        self._shard.touched[topic_id] = log
+        self.enlist(log)
+
+    def enlist(self, log: TopicLog) -> None:
+        shard = self._shard
+        shard.staged[log.name] = shard.published[log.name] = log
+        shard.by_id[log.id] = log
+        shard.names.add(log.name)
+        shard.bytes_live += log.bytes
+
+    def _delete_topic(self, log: TopicLog) -> None:
+        shard = self._shard
+        shard.by_id.pop(log.id)
+        shard.touched.pop(log.id, None)
+        if shard.published.get(log.name) is log:
+            del shard.published[log.name], shard.staged[log.name]
+            shard.names.discard(log.name)
+        shard.bytes_live -= log.bytes
+        shard.erase_requests = [request for request in shard.erase_requests if request.log is not log]
+        log.dropped = log.view.dropped = True
+        self._checkpointer.rows.pop(log.id, None)
+        shard.gone.append(log)
+
+    def _apply_control(self, log: TopicLog, kind: int, payload: bytes) -> None:
+        if log.stored is not None and kind != frames.SEGMENT_SWAP:
+            self._loader.load(log)
+        decode = msgspec.msgpack.decode
+        op = Op(log)
+        if kind == frames.DELETE:
+            deletion = decode(payload, type=Deletion)
+            log.stage_delete(deletion.ranges, op)
+            if deletion.erase:
+                self.resume_erase(log, deletion.ranges)
+        elif kind == frames.EVICT:
+            cap_lost, ttl_lost = decode(payload, type=tuple[int, int])
+            head = log.next_seq - 1
+            log.stage_floors(min(cap_lost, head), min(ttl_lost, head), op)
+        elif kind == frames.SKIP:
+            first, count = decode(payload, type=tuple[int, int])
+            if first > log.next_seq:  # records that were never logged
+                self._loader.announce(log, log.next_seq, first - 1, "crash")
+            if first + count > log.next_seq:
+                log.stage_skip(first + count - log.next_seq, op)
+        elif kind == frames.LOSS:
+            log.stage_loss(decode(payload, type=tuple[int, int, str]), op)
+        elif kind == frames.CONFIG:
+            changed = decode(payload, type=ConfigChanged)
+            if changed.head >= log.next_seq:
+                self._loader.announce(log, log.next_seq, changed.head, "crash")
+            was_ram, is_ram = (c.durability == "ephemeral" for c in (log.config, changed.config))
+            if was_ram != is_ram and log.chunks and log.chunks[-1].count:
+                log.chunks[-1].closed = True
+            log.config = op.config = changed.config
+            log.ceiling = changed.ceiling
+        elif kind == frames.SEQ_CEILING:
+            log.ceiling = max(log.ceiling, decode(payload, type=int))
+        elif kind == frames.SEGMENT_SWAP:
+            self._apply_swap(log, *decode(payload, type=tuple[int, int]))
+        elif kind == frames.ERASE_DONE:
+            self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
+        self._shard.bytes_live += op.bytes
+        log.publish(op)
+
+    def resume_erase(self, log: TopicLog, ranges: list[tuple[int, int]]) -> None:
+        ranges = [(first, last) for first, last in ranges]
+        log.erasing.append(ranges)
+        self._shard.erase_requests.append(EraseRequest(log, ranges, None, None))
+
+    def _forget_erase(self, log: TopicLog, done: list[tuple[int, int]]) -> None:
+        log.erasing = [ranges for ranges in log.erasing if ranges != done]
+        self._shard.erase_requests = [
+            request
+            for request in self._shard.erase_requests
+            if request.log is not log or request.ranges != done
+        ]
+
+    def _apply_swap(self, log: TopicLog, first_seq: int, generation: int) -> None:
+        """The segment has a new generation. Deletes replayed so far are flags or .del bytes of the old one."""
+        directory = self._reader.topic_dir(log.id)
+        if log.stored is not None:
+            self._loader.load(log)
+        for chunk in log.chunks:
+            meta = chunk.meta
+            if meta is None or meta.first_seq != first_seq or meta.generation >= generation:
+                continue
+            try:
+                new = meta_from_sum(self._disk, directory, first_seq, generation)
+                rows = read_rows(self._disk, directory, new)
+            except (Corrupt, FileNotFoundError) as error:
+                self._report.rotten.append(str(error))
+                continue  # the old generation is whole: it stays
+            chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
+            self._checkpointer.doom(log.id, meta)
+            chunk.meta = new
+            late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
+            chunk.unmarked = [(int(i), int(i) + 1) for i in late]
+
+
+def decode(data: bytes, envelopes: list[Envelope]) -> tuple[Columns, Lsns]:
+    """The columns of many envelopes at once, and the lsn of each frame."""
+    starts: list[int] = []
+    counts: list[int] = []
+    for envelope in envelopes:
+        before = len(starts)
+        frames.frame_starts(data, envelope.start, envelope.end, starts)
+        counts.append(len(starts) - before)
+    lsns = np.array([envelope.lsn for envelope in envelopes], dtype=np.uint64)
+    return frames.decode_columns(data, starts), np.repeat(lsns, counts)

@@ -1,0 +1,302 @@
+"""The group being staged: frames for the next envelope, ops to publish once it is written, replies that may leave.
+
+What every command shares: finding a topic, letting time act on it, reserving room in the log, and the way from
+staged to published. Which commands there are stands in writes.py and queries.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sortedcontainers import SortedList
+
+from topics.engine import commands as cmd
+from topics.engine import frames, limits
+from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.control import TimeCeiling
+from topics.engine.engine_clock import EngineClock
+from topics.engine.errors import (
+    ShardReadOnly,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+)
+from topics.engine.reader import Reader
+from topics.engine.topic_log import Op, Range, TopicLog
+
+CONTROL_BYTES = 512  # more than any control frame but a long delete
+ID_STEP = 1024  # ids of different shards never meet: shard n takes n, n+1024, n+2048 …
+
+
+@dataclass(slots=True)
+class Waiter:
+    """A long poll parked on a topic."""
+
+    token: object
+    command: cmd.Diff
+    deadline_ms: int
+    log: TopicLog
+    done: bool = False
+
+
+@dataclass(slots=True)
+class EraseRequest:
+    log: TopicLog
+    ranges: list[Range]
+    token: object
+    result: cmd.Deleted | None
+
+
+class Postpone(Exception):
+    """A read that must be asked again once the topic's pending changes are published."""
+
+    def __init__(self, log: TopicLog) -> None:
+        super().__init__(log.name)
+        self.log = log
+
+
+class Staging:
+    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
+        self.config = config
+        self.clock = clock
+        self.reader = reader
+        self._boot_id = boot_id
+        self.now_ms = clock.now_ms
+        self.staged: dict[str, TopicLog] = {}  # names as deciders see them
+        self.published: dict[str, TopicLog] = {}  # names as readers see them
+        self.by_id: dict[int, TopicLog] = {}
+        self.names: SortedList[str] = SortedList()
+        self.next_id = config.shard + ID_STEP
+        self.bytes_live = 0  # staged, over all topics
+        self.ram_bytes = 0
+        self.read_only: str | None = None
+        self.disk_full = False
+        # The group being staged.
+        self.frames: list[bytes] = []
+        self.frame_bytes = 0
+        self.frame_count = 0
+        self.ops: list[Op] = []
+        self.appended: list[tuple[TopicLog, int]] = []  # logs and first seqs of this group's rows
+        self.room_bytes = 0  # what this group may grow to before it no longer fits any log file
+        self.make_room: Callable[[int], bool] = lambda size: False
+        self.ready: list[tuple[object, object]] = []
+        self.file_number = 0
+        self.frame_offset = 0  # where this group's first frame will lie
+        # Time.
+        self.time_ceiling_ms = 0
+        self.time_ceiling_synced_ms = 0
+        self.time_ceilings: list[tuple[int, int]] = []  # (lsn, ceiling), not yet synced
+        self.seq_ceilings: list[tuple[int, TopicLog, int]] = []
+        self._new_time_ceiling = 0
+        self._new_seq_ceilings: list[tuple[TopicLog, int]] = []
+        # Work for the engine.
+        self.dirty: dict[int, TopicLog] = {}  # topics whose waiters must look again
+        self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
+        self.waiter_heap: list[tuple[int, int, Waiter]] = []
+        self._waiter_count = 0
+        self.erase_requests: list[EraseRequest] = []
+        self.gone: list[TopicLog] = []  # dropped topics whose files wait for removal
+        self.loader: Callable[[TopicLog], None] = lambda log: None
+        self.counters: dict[str, int] = {}
+        self._command: cmd.Command | None = None  # the one being handled
+        self._handlers: dict[type, Callable[[object, Any], None]] = {}
+
+    # -- a turn --------------------------------------------------------------------------------------------
+
+    def begin_turn(self, now_ms: int, *, busy: bool) -> None:
+        self.now_ms = now_ms
+        if busy and not self.read_only and now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms:
+            self.stage_time_ceiling(now_ms + limits.TIME_CEILING_STEP_MS)
+
+    def stage_time_ceiling(self, ceiling_ms: int) -> None:
+        value = TimeCeiling(ceiling_ms, self.now_ms, self.clock.mono_ms, self._boot_id)
+        self.add_frame(frames.encode_control(frames.TIME_CEILING, 0, self.now_ms, value))
+        self.time_ceiling_ms = self._new_time_ceiling = ceiling_ms
+
+    def begin_group(self, file_number: int, frame_offset: int, room_bytes: int) -> None:
+        self.file_number = file_number
+        self.frame_offset = frame_offset
+        self.room_bytes = room_bytes
+
+    def reserve(self, size: int) -> None:
+        """Make sure that the group still fits a log file with `size` bytes more, before anything is decided."""
+        if self.frame_bytes + size > self.room_bytes and not self.make_room(self.frame_bytes + size):
+            raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+
+    def move_group(self, file_number: int, frame_offset: int) -> None:
+        """The group goes to another file than was thought: its rows follow."""
+        shift = frame_offset - self.frame_offset
+        moved: dict[int, TopicLog] = {}
+        for log, first in self.appended:
+            if log.id not in moved:  # the first entry of a log has its lowest seq
+                moved[log.id] = log
+                log.shift_rows(first, shift, file_number)
+        self.file_number, self.frame_offset = file_number, frame_offset
+
+    def handle(self, token: object, command: cmd.Command) -> None:
+        self._command = command
+        try:
+            self._handlers[type(command)](token, command)
+        except Postpone as postponed:
+            self.add_op(Op(postponed.log, token, command=command, later=True))
+        except TopicsError as error:
+            self.ready.append((token, error))
+        except OSError as error:
+            # Only reads reach the disk from here; the log itself is written by the engine.
+            self.ready.append((token, TopicsError(f"a file could not be read: {error}")))
+
+    def add_frame(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        self.frame_bytes += len(frame)
+        self.frame_count += 1
+
+    def add_op(self, op: Op) -> None:
+        op.log.pending += 1
+        self.ops.append(op)
+
+    def committed(self, lsn: int) -> None:
+        """The staged group is in the log at `lsn`."""
+        self.frames, self.frame_bytes, self.frame_count = [], 0, 0
+        self.ops = []
+        self.appended = []
+        if self._new_time_ceiling:
+            self.time_ceilings.append((lsn, self._new_time_ceiling))
+            self._new_time_ceiling = 0
+        if self._new_seq_ceilings:
+            self.seq_ceilings += [(lsn, log, ceiling) for log, ceiling in self._new_seq_ceilings]
+            self._new_seq_ceilings = []
+
+    def synced(self, lsn: int) -> None:
+        while self.time_ceilings and self.time_ceilings[0][0] <= lsn:
+            self.time_ceiling_synced_ms = self.time_ceilings.pop(0)[1]
+        while self.seq_ceilings and self.seq_ceilings[0][0] <= lsn:
+            _, log, ceiling = self.seq_ceilings.pop(0)
+            log.ceiling_synced = max(log.ceiling_synced, ceiling)
+
+    def publish(self, op: Op) -> None:
+        """An op's gate is open: readers see it, its reply leaves, its waiters look again."""
+        log = op.log
+        log.pending -= 1
+        log.expiring -= op.expiry
+        ram_bytes = log.ram_bytes
+        log.publish(op)
+        self.ram_bytes += log.ram_bytes - ram_bytes
+        if op.config is not None or op.dropped:
+            self._publish_name(op)
+        if log.waiters and (op.head or op.first_seq or op.dropped or op.loss):
+            self.dirty[log.id] = log
+        if op.later:
+            self.handle(op.token, op.command)
+        elif op.token is not None:
+            self.ready.append((op.token, op.result))
+
+    def _publish_name(self, op: Op) -> None:
+        log = op.log
+        if op.dropped:
+            if self.published.get(log.name) is log:
+                del self.published[log.name]
+                self.names.discard(log.name)
+            self.by_id.pop(log.id, None)
+            self.touched.pop(log.id, None)
+            self.ram_bytes -= log.ram_bytes
+            self.gone.append(log)
+        elif self.published.get(log.name) is not log:
+            self.published[log.name] = log
+            self.names.add(log.name)
+
+    def discard_staged(self) -> None:
+        """A commit failed: fall back to what is published. The shard is read-only from here on."""
+        for log in list(self.by_id.values()):
+            if log.pending or log.next_seq != log.view.head + 1:
+                log.discard_staged()
+                log.dedupe.discard_after(log.view.head)
+            if log.waiters:
+                self.dirty[log.id] = log
+        self.staged = dict(self.published)
+        self.by_id = {log.id: log for log in self.published.values()}
+        self.bytes_live = sum(log.bytes for log in self.staged.values())
+        self.frames, self.frame_bytes, self.frame_count = [], 0, 0
+        self.ops, self.appended = [], []
+
+    # -- finding topics ------------------------------------------------------------------------------------
+
+    def _for_write(self, name: str) -> TopicLog | None:
+        log = self.staged.get(name)
+        if log is not None:
+            self._touch(log)
+        return log
+
+    def _for_read(self, name: str) -> TopicLog:
+        log = self.published.get(name)
+        if log is None:
+            raise TopicNotFound(name)
+        self._touch(log)
+        self._postpone_if_expiring(log)
+        return log
+
+    @staticmethod
+    def _postpone_if_expiring(log: TopicLog) -> None:
+        """Readers must not see what has expired, and cannot see yet that it has: they ask again right after."""
+        if log.expiring:
+            raise Postpone(log)
+
+    def _touch(self, log: TopicLog) -> None:
+        if log.stored is not None or log.deferred:
+            self.loader(log)
+        log.last_touch = self.now_ms
+        if log.config.ttl_ms or log.expiries:
+            self._expire(log)
+
+    def _expire(self, log: TopicLog) -> None:
+        """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete."""
+        last = log.expired_last(self.now_ms)
+        due = log.due_records(self.now_ms)
+        if not last and not due:
+            return
+        op = Op(log)
+        if due:
+            log.stage_delete(as_ranges(due), op)
+        if last >= log.first_seq:
+            log.stage_evict(last, op, ttl=True)
+        self.bytes_live += op.bytes
+        self.touched[log.id] = log
+        if log.pending:
+            op.expiry = True
+            log.expiring += 1
+            self.add_op(op)
+        else:
+            log.publish(op)
+
+    def _writable(self) -> None:
+        if self.read_only is not None:
+            raise ShardReadOnly(self.read_only)
+
+    def new_log(self, topic_id: int, name: str, config: TopicConfig) -> TopicLog:
+        return TopicLog(
+            topic_id,
+            name,
+            config,
+            segment_max_events=self.config.segment_max_events,
+            segment_max_bytes=self.config.segment_max_bytes,
+        )
+
+    def _answer(self, token: object, result: object, log: TopicLog, *, held: bool = False) -> None:
+        """Reply now, or, when the answer rests on what is not yet safe, after the sync that makes it so."""
+        unsafe_time = (log.config.ttl_ms or log.expiries) and self.now_ms > self.time_ceiling_synced_ms
+        if (held or unsafe_time) and self.read_only is None:
+            self.add_op(Op(log, token, result, sync=bool(unsafe_time), command=self._command))
+        else:
+            self.ready.append((token, result))
+
+
+def as_ranges(seqs: list[int]) -> list[Range]:
+    """Ascending seqs as inclusive ranges."""
+    ranges: list[Range] = []
+    for seq in seqs:
+        if ranges and ranges[-1][1] + 1 == seq:
+            ranges[-1] = (ranges[-1][0], seq)
+        else:
+            ranges.append((seq, seq))
+    return ranges

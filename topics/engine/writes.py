@@ -1,0 +1,508 @@
+"""Commands that change a topic: decided on staged state, turned into frames and an op each.
+
+| command | frames | visible |
+|---|---|---|
+| append, delete, skip | append · delete · evict · seq ceiling | by the topic's class |
+| put, drop, create | topic create · config · topic delete | after a sync, whatever the class |
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+
+import numpy as np
+
+from topics.engine import commands as cmd
+from topics.engine import frames, limits
+from topics.engine.config import TopicConfig
+from topics.engine.control import ConfigChanged, Deletion, TopicCreated
+from topics.engine.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    RecordTooLarge,
+    Throttled,
+    TopicExistsIncompatible,
+    TopicFull,
+    TopicNotEmpty,
+    TopicNotFound,
+    WrongLastSeq,
+)
+from topics.engine.index import SMALL
+from topics.engine.staging import CONTROL_BYTES, ID_STEP, EraseRequest, Staging, as_ranges
+from topics.engine.topic_log import Op, Range, TopicLog
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
+
+
+class Writes(Staging):
+    # -- append --------------------------------------------------------------------------------------------
+
+    def _append(self, token: object, command: cmd.Append) -> None:
+        self._writable()
+        records = command.records
+        sizes = self._check_records(records, command.idempotency_key)
+        log = self._for_write(command.topic)
+        created = log is None
+        config = log.config if log is not None else self._creation_config(command)
+        key = command.idempotency_key
+        if log is not None and key is not None and self._deduped(token, log, key):
+            return
+        self._check_conditions(log, command)
+        size = sum(sizes)
+        self._check_room(log, config, command.topic, len(sizes), size, max(sizes))
+        need = frame_bytes_at_most(records, command.idempotency_key)
+        if self.frame_bytes + need > self.room_bytes:
+            self.reserve(need)
+        if log is None:
+            log = self._create(command.topic, config)
+        op = Op(log, token, sync=created or config.durability == "fsync")
+        first = log.next_seq
+        self._stage_records(log, records, sizes, command.idempotency_key, op)
+        count = len(sizes)
+        log.count += count
+        log.bytes += size
+        op.count += count
+        op.bytes += size
+        op.head = log.next_seq - 1
+        op.first_seq = log.first_seq
+        op.write_ts = self.now_ms
+        if created:
+            op.config = config
+        if config.cap_per_tag and records.tags is not None:
+            self._trim_tags(log, config.cap_per_tag, records.tags, op)
+        if (config.cap_records and log.count > config.cap_records) or (
+            config.cap_bytes and log.bytes > config.cap_bytes
+        ):
+            self._evict(log, config, op)
+        if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_synced:
+            self._raise_ceiling(log)
+        if log.ceiling and op.head > log.ceiling_synced:
+            op.sync = True  # a number may be given away only below a synced ceiling
+        self.bytes_live += op.bytes
+        op.result = cmd.Appended(command.topic, first, count, op.head, created, False, op.sync)
+        self.touched[log.id] = log
+        log.pending += 1
+        self.ops.append(op)
+
+    def _check_records(self, records: cmd.Records, key: bytes | None) -> list[int]:
+        """Limits that depend on nothing but the request; returns the accounted sizes."""
+        count = len(records.payloads)
+        if not count:
+            raise InvalidRequest("a write needs at least one record")
+        if count > limits.BATCH_RECORDS_MAX:
+            raise BatchTooLarge(
+                f"{count} records in one write; send at most {limits.BATCH_RECORDS_MAX}",
+                records=count,
+                max=limits.BATCH_RECORDS_MAX,
+            )
+        if key is not None and not 0 < len(key) <= limits.KEY_BYTES_MAX:
+            raise InvalidRequest(f"an idempotency key has 1 to {limits.KEY_BYTES_MAX} bytes")
+        sizes = records.sizes if records.sizes is not None else [len(payload) for payload in records.payloads]
+        if records.tags is not None and any(
+            tag is not None and len(tag) > limits.TAG_BYTES_MAX for tag in set(records.tags)
+        ):
+            raise InvalidRequest(f"a tag is longer than {limits.TAG_BYTES_MAX} bytes")
+        if records.nodes is not None and any(
+            node is not None and len(node) > limits.NODE_BYTES_MAX for node in set(records.nodes)
+        ):
+            raise InvalidRequest(f"a node name is longer than {limits.NODE_BYTES_MAX} bytes")
+        return sizes
+
+    def _creation_config(self, command: cmd.Append) -> TopicConfig:
+        config = command.config or TopicConfig()
+        create = command.create if command.create is not None else config.auto_create
+        if not create:
+            raise TopicNotFound(command.topic)
+        self._check_creation(command.topic, config)
+        return config
+
+    def _check_creation(self, name: str, config: TopicConfig) -> None:
+        if not NAME.match(name):
+            raise InvalidRequest(
+                f"{name!r} is not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : - with a letter or digit first"
+            )
+        self._check_config(name, config)
+        if self.config.max_topics and len(self.staged) >= self.config.max_topics:
+            raise Throttled(
+                f"there are {self.config.max_topics} topics already; delete some or raise TOPICS_MAX_TOPICS",
+                limit="max_topics",
+                max=self.config.max_topics,
+            )
+
+    @staticmethod
+    def _check_config(name: str, config: TopicConfig) -> None:
+        if config.dead_letter is not None:
+            if not NAME.match(config.dead_letter):
+                raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a topic name")
+            if config.type == "queue" and config.dead_letter == name:
+                raise InvalidRequest("a queue cannot be its own dead letter")
+
+    def _deduped(self, token: object, log: TopicLog, key: bytes) -> bool:
+        found = log.dedupe.find(key, now_ms=self.now_ms, window_ms=log.config.idempotency_window_ms)
+        if found is None:
+            return False
+        first, count, _ = found
+        result = cmd.Appended(log.name, first, count, first + count - 1, False, True)
+        self._answer(token, result, log, held=first + count - 1 > log.view.head)
+        return True
+
+    def _check_conditions(self, log: TopicLog | None, command: cmd.Append) -> None:
+        if command.if_last_seq is not None:
+            actual = log.next_seq - 1 if log is not None else 0
+            if actual != command.if_last_seq:
+                raise WrongLastSeq(command.topic, command.if_last_seq, actual)
+        if command.if_tag_last_seq is not None:
+            tag, expected = command.if_tag_last_seq
+            actual = log.tags.last(tag, log.are_live) if log is not None else 0
+            if actual != expected:
+                raise WrongLastSeq(command.topic, expected, actual)
+
+    def _check_room(
+        self, log: TopicLog | None, config: TopicConfig, name: str, count: int, size: int, largest: int
+    ) -> None:
+        record_max = config.max_record_bytes or limits.RECORD_BYTES_MAX
+        if largest > record_max:
+            raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
+        if config.discard == "reject":
+            self._check_reject_caps(log, config, name, count, size)
+        total_max = self.config.max_total_bytes
+        if total_max and self.bytes_live + size > total_max:
+            raise Throttled(
+                f"the server holds its {total_max} bytes; delete something or raise TOPICS_MAX_TOTAL_BYTES",
+                limit="max_total_bytes",
+                max=total_max,
+            )
+        if config.durability == "ephemeral":
+            if self.ram_bytes + size > self.config.memory_bytes_max:
+                raise Throttled(
+                    "ephemeral records fill their memory; raise TOPICS_MAX_MEMORY_BYTES or set a cap",
+                    limit="max_memory_bytes",
+                    max=self.config.memory_bytes_max,
+                )
+        elif self.disk_full:
+            raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+
+    @staticmethod
+    def _check_reject_caps(
+        log: TopicLog | None, config: TopicConfig, name: str, count: int, size: int
+    ) -> None:
+        cap_records, cap_bytes = config.cap_records, config.cap_bytes
+        if (cap_records and count > cap_records) or (cap_bytes and size > cap_bytes):
+            raise RecordTooLarge(f"the write is larger than the whole cap of {name!r} and can never fit")
+        live, live_bytes = (log.count, log.bytes) if log is not None else (0, 0)
+        if (cap_records and live + count > cap_records) or (cap_bytes and live_bytes + size > cap_bytes):
+            assert log is not None
+            raise TopicFull(
+                f"topic {name!r} is full and rejects writes; delete records or raise its caps",
+                topic=name,
+                cap_records=cap_records,
+                cap_bytes=cap_bytes,
+                head_seq=log.next_seq - 1,
+                earliest_seq=log.first_seq,
+            )
+
+    def _create(self, name: str, config: TopicConfig) -> TopicLog:
+        log = self.new_log(self.next_id, name, config)
+        self.next_id += ID_STEP
+        self.staged[name] = log
+        self.by_id[log.id] = log
+        if config.durability == "disk":
+            log.ceiling = limits.SEQ_CEILING_STEP_MIN
+            log.ceiling_ts = self.now_ms
+            self._new_seq_ceilings.append((log, log.ceiling))
+        created = TopicCreated(name, config, log.ceiling)
+        self.add_frame(frames.encode_control(frames.TOPIC_CREATE, log.id, self.now_ms, created))
+        return log
+
+    def _stage_records(
+        self, log: TopicLog, records: cmd.Records, sizes: list[int], key: bytes | None, op: Op
+    ) -> None:
+        """Encode the frames and add the rows of one write."""
+        ram = log.config.durability == "ephemeral"
+        first, now_ms = log.next_seq, self.now_ms
+        pieces: list[bytes] = [] if ram else self.frames
+        lengths, flags = frames.encode_appends(
+            pieces, records, topic_id=log.id, first_seq=first, ts=now_ms, key=key
+        )
+        if ram:
+            offset = self._keep_in_ram(log, b"".join(pieces))
+        else:
+            offset = self.frame_offset + self.frame_bytes
+            self.frame_bytes += sum(lengths)
+            self.frame_count += len(lengths)
+            self.appended.append((log, first))
+            if not log.runs or log.runs[-1][1] != self.file_number:
+                log.runs.append((first, self.file_number))
+        tags = log.tags.add_batch(first, records.tags) if records.tags is not None else None
+        nodes = log.nodes.add_all(records.nodes) if records.nodes is not None else None
+        add_rows(log, offset, lengths, now_ms, flags, tags, nodes, sizes)
+        if records.ttls_ms is not None:
+            for i, ttl_ms in enumerate(records.ttls_ms):
+                if ttl_ms:
+                    heapq.heappush(log.expiries, (now_ms + ttl_ms, first + i))
+        if key is not None and log.config.idempotency_window_ms:
+            log.dedupe.add(key, (first, len(lengths), now_ms), window_ms=log.config.idempotency_window_ms)
+
+    def _keep_in_ram(self, log: TopicLog, data: bytes) -> int:
+        """Put frames that are never logged into the topic's RAM blocks; returns their offset."""
+        last = log.runs[-1][1] if log.runs else None
+        if not isinstance(last, bytearray) or len(last) + len(data) > limits.RAM_BLOCK_BYTES:
+            last = bytearray()
+            log.runs.append((log.next_seq, last))
+        offset = len(last)
+        last += data
+        log.ram_bytes += len(data)
+        self.ram_bytes += len(data)
+        return offset
+
+    def _trim_tags(self, log: TopicLog, keep: int, tags: list[bytes | None], op: Op) -> None:
+        doomed: list[int] = []
+        for tag in dict.fromkeys(tags):
+            if tag is not None and log.tags.count(tag) > keep:
+                doomed += log.tags.trim(tag, keep, log.are_live).tolist()
+        if doomed:
+            self._log_delete(log, as_ranges(sorted(doomed)), op, erase=False)
+
+    def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool) -> None:
+        self.reserve(len(ranges) * 20 + CONTROL_BYTES)
+        for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
+            part = Deletion(ranges[i : i + limits.RANGES_PER_FRAME_MAX], erase)
+            self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, part))
+        log.stage_delete(ranges, op)
+
+    def _evict(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
+        """Caps ride with the write that exceeded them, in the same envelope."""
+        over = log.count - config.cap_records if config.cap_records else 0
+        over_bytes = log.bytes - config.cap_bytes if config.cap_bytes else 0
+        last = log.front_beyond(max(over, 0), max(over_bytes, 0))
+        in_ram = log.front_is_in_ram(last)
+        log.stage_evict(last, op, ttl=False)
+        if in_ram:
+            return  # a restart loses these records anyway; nothing can come back
+        floors = [log.cap_lost, log.ttl_lost]
+        self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
+
+    def _raise_ceiling(self, log: TopicLog) -> None:
+        """Extend at half, by about one second of traffic."""
+        elapsed_ms = max(1, self.now_ms - log.ceiling_ts)
+        used = log.next_seq - 1 - log.ceiling_synced
+        step = max(
+            limits.SEQ_CEILING_STEP_MIN,
+            used * 2,
+            (log.next_seq - 1 - (log.ceiling // 2)) * 2000 // elapsed_ms,
+        )
+        ceiling = log.next_seq - 1 + min(step, limits.SEQ_CEILING_STEP_MAX)
+        if ceiling <= log.ceiling:
+            return
+        log.ceiling = ceiling
+        log.ceiling_ts = self.now_ms
+        self.add_frame(frames.encode_control(frames.SEQ_CEILING, log.id, self.now_ms, ceiling))
+        self._new_seq_ceilings.append((log, ceiling))
+
+    def _skip(self, token: object, command: cmd.Skip) -> None:
+        self._writable()
+        if not 0 < command.count <= limits.SKIP_MAX:
+            raise InvalidRequest(f"skip takes 1 to {limits.SKIP_MAX} seqs")
+        log = self._for_write(command.topic)
+        if log is None:
+            raise TopicNotFound(command.topic)
+        self.reserve(CONTROL_BYTES)
+        first = log.next_seq
+        op = Op(log, token, sync=log.config.durability == "fsync")
+        self.add_frame(frames.encode_control(frames.SKIP, log.id, self.now_ms, [first, command.count]))
+        log.stage_skip(command.count, op)
+        if log.config.durability == "disk":
+            self._raise_ceiling(log)
+            op.sync = op.sync or op.head > log.ceiling_synced
+        op.result = cmd.Appended(log.name, first, command.count, op.head, synced=op.sync)
+        self.touched[log.id] = log
+        self.add_op(op)
+
+    # -- delete --------------------------------------------------------------------------------------------
+
+    def _delete(self, token: object, command: cmd.Delete) -> None:
+        if (
+            command.before_seq is None
+            and command.match is None
+            and command.seqs is None
+            and command.keep is None
+        ):
+            raise InvalidRequest("say what to delete: before_seq, match, seqs or keep")
+        self._writable()
+        log = self._for_write(command.topic)
+        if log is None:
+            raise TopicNotFound(command.topic)
+        ranges = self._select(log, command)
+        op = Op(log, token, sync=log.config.durability == "fsync")
+        if ranges:
+            self._log_delete(log, ranges, op, erase=command.erase)
+        removed = -op.count
+        self.bytes_live += op.bytes
+        self.touched[log.id] = log
+        op.result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
+        if command.erase and ranges:
+            # The answer waits until the bytes are gone as well.
+            self.erase_requests.append(EraseRequest(log, ranges, op.token, op.result))
+            op.token, op.sync = None, True
+            log.erasing.append(ranges)
+        self.add_op(op)
+
+    def _select(self, log: TopicLog, command: cmd.Delete) -> list[Range]:
+        """The ranges that the selectors name, of what is live now."""
+        before = log.next_seq if command.before_seq is None else min(command.before_seq, log.next_seq)
+        if command.match is None and command.seqs is None:
+            last = before - 1
+            if command.keep is not None:
+                surplus = log.count - command.keep
+                last = min(last, log.front_beyond(surplus, 0) if surplus > 0 else 0)
+            return [(log.first_seq, last)] if last >= log.first_seq else []
+        found: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
+        if command.match is not None:
+            for tag in log.tags.names(command.match):
+                if command.keep is not None:
+                    found.append(log.tags.trim(tag, command.keep, log.are_live))
+                else:
+                    found.append(log.tags.seqs(tag, log.are_live))
+        seqs: list[int] = np.sort(np.concatenate(found)).tolist() if found else []
+        if command.seqs is not None:
+            named = sorted(set(command.seqs))
+            chosen = set(seqs)
+            seqs = (
+                [s for s in named if s in chosen]
+                if command.match is not None
+                else [s for s in named if log.is_live(s)]
+            )
+        return as_ranges([seq for seq in seqs if seq < before])
+
+    # -- topics --------------------------------------------------------------------------------------------
+
+    def _put_topic(self, token: object, command: cmd.PutTopic) -> None:
+        self._writable()
+        config = command.config
+        self.reserve(4 * CONTROL_BYTES)
+        log = self._for_write(command.topic)
+        if log is None:
+            self._check_creation(command.topic, config)
+            log = self._create(command.topic, config)
+            op = Op(log, token, cmd.TopicPut(command.topic, True, config), config=config, sync=True)
+            self.touched[log.id] = log
+            self.add_op(op)
+            return
+        if log.config.type != config.type:
+            raise TopicExistsIncompatible(command.topic, log.config.type, config.type)
+        self._check_config(command.topic, config)
+        result = cmd.TopicPut(command.topic, False, config)
+        if log.config == config:
+            self._answer(token, result, log, held=log.pending > 0)
+            return
+        self._change_config(log, config, Op(log, token, result, config=config, sync=True))
+
+    def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
+        if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
+            # Records in RAM and records in the log never share a segment.
+            log.chunks[-1].closed = log.chunks[-1].count > 0
+        log.config = config
+        if config.durability == "disk":
+            if log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN > log.ceiling:
+                log.ceiling = log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN
+                self._new_seq_ceilings.append((log, log.ceiling))
+        else:
+            log.ceiling = log.ceiling_synced = 0
+        changed = ConfigChanged(config, log.ceiling, log.next_seq - 1)
+        self.add_frame(frames.encode_control(frames.CONFIG, log.id, self.now_ms, changed))
+        if config.cap_per_tag:
+            self._trim_tags(log, config.cap_per_tag, list(log.tags.strings.ids), op)
+        # A tighter TTL acts at once, and its floor is logged: a looser one later must not bring anything back.
+        last = log.expired_last(self.now_ms)
+        if last >= log.first_seq:
+            log.stage_evict(last, op, ttl=True)
+        if log.ttl_lost or log.cap_lost:
+            floors = [log.cap_lost, log.ttl_lost]
+            self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
+        if config.discard == "old" and (
+            (config.cap_records and log.count > config.cap_records)
+            or (config.cap_bytes and log.bytes > config.cap_bytes)
+        ):
+            self._evict(log, config, op)
+        self.bytes_live += op.bytes
+        self.touched[log.id] = log
+        self.add_op(op)
+
+    def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
+        self._writable()
+        self.reserve(CONTROL_BYTES)
+        log = self._for_write(command.topic)
+        if log is None:
+            self.ready.append((token, cmd.TopicDropped(command.topic, False)))
+            return
+        if command.if_empty and log.count:
+            raise TopicNotEmpty(command.topic, log.count)
+        self.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.now_ms, None))
+        log.dropped = True
+        del self.staged[command.topic]
+        self.bytes_live -= log.bytes
+        self.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
+
+
+def frame_bytes_at_most(records: cmd.Records, key: bytes | None) -> int:
+    """An upper bound of what a write adds to the log, the control frames beside it included."""
+    total = sum(map(len, records.payloads)) + CONTROL_BYTES * 3
+    per_record = frames.OVERHEAD_BYTES
+    if records.tags is not None:
+        total += sum(len(tag) for tag in records.tags if tag)
+    if records.nodes is not None:
+        total += sum(len(node) for node in records.nodes if node)
+    if (
+        records.meta_lens is not None
+        or records.ttls_ms is not None
+        or records.sizes is not None
+        or records.raw
+    ):
+        per_record += 40
+    return total + per_record * len(records.payloads) + (len(key) + 16 if key is not None else 0)
+
+
+def add_rows(
+    log: TopicLog,
+    offset: int,
+    lengths: list[int],
+    ts: int,
+    flags: list[int] | None,
+    tags: list[int] | None,
+    nodes: list[int] | None,
+    sizes: list[int],
+) -> None:
+    """Add the rows of one write, over as many chunks as it takes; the frames lie back to back from `offset`."""
+    count = len(lengths)
+    at = 0
+    while at < count:
+        chunk = log.chunk_for_append(ts)
+        take = min(chunk.room, count - at)
+        if take < SMALL:
+            for i in range(at, at + take):
+                chunk.add(
+                    offset,
+                    lengths[i],
+                    ts,
+                    flags[i] if flags is not None else 0,
+                    tags[i] if tags is not None else 0,
+                    nodes[i] if nodes is not None else 0,
+                    sizes[i],
+                )
+                offset += lengths[i]
+        else:
+            part = np.array(lengths[at : at + take], dtype=np.int64)
+            ends = np.cumsum(part)
+            chunk.add_batch(
+                ends - part + offset,
+                part,
+                ts,
+                flags[at : at + take] if flags is not None else 0,
+                tags[at : at + take] if tags is not None else None,
+                nodes[at : at + take] if nodes is not None else None,
+                sizes[at : at + take],
+            )
+            offset += int(ends[-1])
+        log.next_seq += take
+        at += take
