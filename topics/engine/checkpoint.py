@@ -151,6 +151,7 @@ class Checkpointer:
         self.last_ms = shard.clock.mono_ms
         self.last_wal_bytes = wal.bytes_written
         shard.counters["checkpoints"] += 1
+        yield from self._put_away_idle()
         yield from self._rewrite_sparse(list(touched.values()))
 
     def _checkpoint(self, touched: dict[int, TopicLog]) -> Steps:
@@ -184,6 +185,7 @@ class Checkpointer:
         if log.stored is not None or log.deferred:
             self._shard.loader(log)
         self._age_out(log)
+        log.tags.sweep(log.are_live, limits.SLICE_ROWS)
         parts: list[_Part] = []
         ram_ranges: list[Range] = []
         segments: list[SegmentMeta] = []
@@ -394,10 +396,12 @@ class Checkpointer:
     def _drop_absorbed(self) -> Steps:
         """Keep two snapshots and the log since the older; unlink what neither names."""
         newest = self.snapshots[-1][0]
-        for log in list(self._shard.by_id.values()):
+        for i, log in enumerate(list(self._shard.by_id.values())):
             if log.doomed:
                 self._doomed += [(newest, log.id, meta) for meta in log.doomed]
                 log.doomed = []
+            if i % limits.SLICE_ROWS == 0:
+                yield None
         while len(self.snapshots) > 2:
             number = self.snapshots.pop(0)[0]
             yield Blocking("unlink", self._unlinking(number))
@@ -450,6 +454,23 @@ class Checkpointer:
             self._disk.sync_dir(self.meta_dir)
         except OSError:
             pass  # the disk is what failed; recovery then goes by the boot id alone
+
+    def _put_away_idle(self) -> Steps:
+        """Keep the resident index within its bound: topics untouched for longest give up their rows first."""
+        resident = 0
+        logs = list(self._shard.by_id.values())
+        for i, log in enumerate(logs):
+            resident += sum(chunk.count for chunk in log.chunks)
+            if i % limits.SLICE_ROWS == 0:
+                yield None
+        if resident <= self._config.index_rows_max:
+            return
+        for log in sorted(logs, key=lambda log: (log.last_touch, log.id)):
+            if resident <= self._config.index_rows_max:
+                return
+            if log.chunks and log.id not in self._shard.touched and log.can_unload():
+                resident -= sum(chunk.count for chunk in log.chunks)
+                log.unload()
 
     # -- rewriting -----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from topics.engine.commands import Command
 from topics.engine.config import EngineConfig
 from topics.engine.engine_clock import EngineClock
 from topics.engine.erase import erase_steps
-from topics.engine.errors import ShardReadOnly
+from topics.engine.errors import ShardReadOnly, TopicsError
 from topics.engine.ports import Clock, Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery import Recovery
@@ -415,6 +415,10 @@ class Engine:
                 self._note_full()
             else:
                 self._latch(f"a checkpoint could not be written: {failure}")
+            return
+        except TopicsError as failure:
+            self._task = None
+            self._latch(f"a checkpoint met damage: {failure}")
             return
         if isinstance(wanted, Blocking):
             self._task_blocked = True

@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import heapq
+import struct
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from topics.engine import frames
 from topics.engine.checkpoint import Checkpointer, TopicRow
 from topics.engine.config import EngineConfig
 from topics.engine.errors import Corrupt
+from topics.engine.files import HEADER_BYTES, read_range, xxh
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.segments import (
+    EXPIRY,
+    ROW,
+    Mask,
+    Rows,
     SegmentMeta,
     cut_to_meta,
     parse_segment_name,
     read_deleted,
     read_dict,
     read_rows,
+    read_sum,
+    segment_path,
 )
 from topics.engine.shard import Shard
 from topics.engine.snapshot import read_snapshot
+from topics.engine.strings import StringTable
 from topics.engine.tags import LoadPart
 from topics.engine.topic_log import Op, TopicLog
+
+
+@dataclass(slots=True)
+class _Content:
+    """The index of one segment, with ids as in its files."""
+
+    rows: Rows
+    tags: list[bytes]
+    nodes: list[bytes]
+    expiries: Rows
+    deleted: Mask | None
 
 
 class Loader:
@@ -67,46 +87,137 @@ class Loader:
             self._loaded[log.id] = log
 
     def _load_segments(self, log: TopicLog, metas: list[SegmentMeta]) -> None:
-        directory = self._reader.topic_dir(log.id)
         chunks: list[Chunk] = []
         parts: list[LoadPart] = []
-        node_parts: list[tuple[Chunk, list[bytes], npt.NDArray[np.bool_]]] = []
+        node_names: list[list[bytes]] = []
+        lost: list[tuple[SegmentMeta, str]] = []
+        before: SegmentMeta | None = None
         for meta in metas:
             try:
-                cut_to_meta(self._disk, directory, meta)
-                rows = read_rows(self._disk, directory, meta)
-                tags, nodes, expiries = read_dict(self._disk, directory, meta)
-                deleted = read_deleted(self._disk, directory, meta)
+                content = self._read_segment(log, meta, before)
             except (Corrupt, FileNotFoundError) as error:
-                self._lose_segment(log, meta, str(error))
+                lost.append((meta, str(error)))
                 continue
-            live = rows["length"] != 0
-            if deleted is not None:
-                rows["flags"][deleted] |= frames.DEAD
-                live &= ~deleted
+            before = meta
+            live = content.rows["length"] != 0
+            if content.deleted is not None:
+                content.rows["flags"][content.deleted] |= frames.DEAD
+                live &= ~content.deleted
             live[: max(0, log.first_seq - meta.first_seq)] = False
-            chunk = Chunk.loaded(meta, rows, self._config.segment_max_events, self._shard.now_ms)
+            chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
             if not meta.sealed:
-                chunk.tag_ids = {name: i + 1 for i, name in enumerate(tags)}
-                chunk.node_ids = {name: i + 1 for i, name in enumerate(nodes)}
+                chunk.tag_ids = {name: i + 1 for i, name in enumerate(content.tags)}
+                chunk.node_ids = {name: i + 1 for i, name in enumerate(content.nodes)}
             chunks.append(chunk)
-            parts.append(LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), tags, live))
-            node_parts.append((chunk, nodes, live))
-            for entry in expiries:
-                if live[int(entry["row"])]:
-                    heapq.heappush(log.expiries, (int(entry["time"]), meta.first_seq + int(entry["row"])))
+            parts.append(LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), content.tags, live))
+            node_names.append(content.nodes)
+            for row, time in zip(
+                content.expiries["row"].tolist(), content.expiries["time"].tolist(), strict=True
+            ):
+                if live[row]:
+                    heapq.heappush(log.expiries, (time, meta.first_seq + row))
         log.adopt(chunks)
         for chunk, ids in zip(chunks, log.tags.load(parts), strict=True):
             chunk.rows["tag"] = ids
-        for chunk, names, live in node_parts:
-            column = chunk.rows["node"]
+        for chunk, names, part in zip(chunks, node_names, parts, strict=True):
             if names:
-                counts = np.bincount(column[live], minlength=len(names) + 1)[1:]
+                column = chunk.rows["node"]
+                counts = np.bincount(column[part.live], minlength=len(names) + 1)[1:]
                 mapping = np.concatenate([np.zeros(1, np.uint32), log.nodes.add_counted(names, counts)])
-                chunk.rows["node"] = np.where(live, mapping[column], 0)
+                chunk.rows["node"] = np.where(part.live, mapping[column], 0)
         self._shard.bytes_live -= log.bytes
+        first_seq = log.first_seq
         self._recount(log)
         self._shard.bytes_live += log.bytes
+        for meta, problem in lost:
+            self._lose_segment(log, meta, first_seq, problem)
+
+    def _read_segment(self, log: TopicLog, meta: SegmentMeta, before: SegmentMeta | None) -> _Content:
+        """The index of one segment; rebuilt from its records when it is damaged and they are not."""
+        disk, directory = self._disk, self._reader.topic_dir(log.id)
+        cut_to_meta(disk, directory, meta)
+        if meta.sealed:
+            self._check_chain(directory, meta, before)
+        try:
+            rows = read_rows(disk, directory, meta)
+            tags, nodes, expiries = read_dict(disk, directory, meta)
+            content = _Content(rows, tags, nodes, expiries, read_deleted(disk, directory, meta))
+            self._check_index(directory, meta, content)
+            return content
+        except Corrupt as error:
+            self._report.rebuilt.append(str(error))
+            return self._rebuild(directory, meta)
+
+    def _check_chain(self, directory: str, meta: SegmentMeta, before: SegmentMeta | None) -> None:
+        """A sealed segment must be the one that was sealed, and follow the one before it."""
+        summary, digest = read_sum(self._disk, directory, meta.first_seq, meta.generation)
+        path = segment_path(directory, meta, "sum")
+        link = summary.origin if any(summary.origin) else digest
+        if (summary.rows, summary.data_bytes) != (meta.rows, meta.data_bytes) or link != meta.link:
+            raise Corrupt(path, 0, "this is another segment than the one that was sealed")
+        follows = before is not None and before.sealed and before.first_seq + before.rows == meta.first_seq
+        if before is not None and follows and summary.chain != before.link:
+            raise Corrupt(path, 0, "it does not follow the segment before it")
+
+    def _check_index(self, directory: str, meta: SegmentMeta, content: _Content) -> None:
+        """Digests for a sealed index; for an open one at least that nothing points outside."""
+        path, rows = segment_path(directory, meta, "idx"), content.rows
+        if meta.sealed:
+            summary, _ = read_sum(self._disk, directory, meta.first_seq, meta.generation)
+            if xxh(read_range(self._disk, path, 0, meta.idx_bytes)) != summary.idx_digest:
+                raise Corrupt(path, 0, "the index does not agree with its digest")
+            if meta.dict_bytes:
+                dict_path = segment_path(directory, meta, "dict")
+                if xxh(read_range(self._disk, dict_path, 0, meta.dict_bytes)) != summary.dict_digest:
+                    raise Corrupt(dict_path, 0, "the dictionary does not agree with its digest")
+        ends = rows["offset"].astype(np.int64) + rows["length"]
+        if len(rows) and (
+            int(ends.max()) > meta.data_bytes
+            or int(rows["tag"].max()) > len(content.tags)
+            or int(rows["node"].max()) > len(content.nodes)
+            or (rows["flags"] & frames.DEAD).any()
+            or (len(content.expiries) and int(content.expiries["row"].max()) >= meta.rows)
+        ):
+            raise Corrupt(path, 0, "the index points outside its segment")
+
+    def _rebuild(self, directory: str, meta: SegmentMeta) -> _Content:
+        """Rows, names and expiries again from the records themselves."""
+        path = segment_path(directory, meta, "data")
+        data = read_range(self._disk, path, 0, meta.data_bytes)
+        starts: list[int] = []
+        try:
+            frames.frame_starts(data, HEADER_BYTES, meta.data_bytes, starts)
+        except (ValueError, struct.error):
+            raise Corrupt(path, 0, "neither the index nor the records can be read") from None
+        columns = frames.decode_columns(data, starts)
+        tags = StringTable()
+        nodes = StringTable()
+        rows = np.zeros(meta.rows, dtype=ROW)
+        expiries: list[tuple[int, int]] = []
+        for i, start in enumerate(starts):
+            length, _, flags, _, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(data, start)
+            row = seq - meta.first_seq
+            if not 0 <= row < meta.rows or not frames.frame_is_valid(data[start : start + length + 4]):
+                continue  # found out and announced when it is read
+            at = start + frames.HEADER_BYTES
+            node, tag = data[at : at + node_len], data[at + node_len : at + node_len + tag_len]
+            found = frames.read_extensions(data, start) if flags & frames.HAS_EXT else {}
+            size = int.from_bytes(found[frames.EXT_SIZE], "little") if frames.EXT_SIZE in found else data_len
+            if frames.EXT_EXPIRES in found:
+                expiries.append((row, int.from_bytes(found[frames.EXT_EXPIRES], "little")))
+            rows[row] = (
+                int(columns.starts[i]), length + 4, ts, flags, (0, 0, 0),
+                tags.add(tag) if flags & frames.HAS_TAG else 0,
+                nodes.add(node) if flags & frames.HAS_NODE else 0,
+                size,
+            )  # fmt: skip
+        return _Content(
+            rows,
+            [name or b"" for name in tags.names[1:]],
+            [name or b"" for name in nodes.names[1:]],
+            np.array(expiries, dtype=EXPIRY),
+            read_deleted(self._disk, directory, meta),
+        )
 
     @staticmethod
     def _recount(log: TopicLog) -> None:
@@ -121,8 +232,8 @@ class Loader:
         log.settle_first()
         log.view.first_seq = log.first_seq
 
-    def _lose_segment(self, log: TopicLog, meta: SegmentMeta, problem: str) -> None:
-        first, last = max(meta.first_seq, log.first_seq), meta.first_seq + meta.rows - 1
+    def _lose_segment(self, log: TopicLog, meta: SegmentMeta, first_seq: int, problem: str) -> None:
+        first, last = max(meta.first_seq, first_seq), meta.first_seq + meta.rows - 1
         if last >= first and meta.rows:
             self.announce(log, first, last, "corrupt")
             self._report.rotten.append(problem)

@@ -7,8 +7,8 @@ checked frame by frame; the newest log entries come from memory.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import OrderedDict, deque
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 
 import numpy as np
 
@@ -29,59 +29,46 @@ Row = tuple[int, int, int, int, int, int, int]
 
 
 class TailCache:
-    """The newest log entries as they were written, bounded by bytes; the oldest go first."""
+    """The newest log entries as they were written, bounded by bytes; the oldest go first.
+
+    Entries come in the order of file number and offset, so one ascending list of places finds any of them; the
+    emptied front is cut off when it is half of the list.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._order: deque[tuple[int, int]] = deque()
-        self._starts: dict[int, list[int]] = {}
-        self._bodies: dict[int, list[bytes]] = {}
+        self._places: list[int] = []  # file number and offset in one int
+        self._bodies: list[bytes] = []
+        self._first = 0  # entries before it are gone
 
     def add(self, file_number: int, start: int, body: bytes) -> None:
-        starts = self._starts.get(file_number)
-        if starts is None:
-            starts = self._starts[file_number] = []
-            self._bodies[file_number] = []
-        starts.append(start)
-        self._bodies[file_number].append(body)
-        self._order.append((file_number, len(body)))
+        self._places.append(file_number << 32 | start)
+        self._bodies.append(body)
         self._bytes += len(body)
         while self._bytes > self._bytes_max:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        number, size = self._order.popleft()
-        self._bytes -= size
-        starts = self._starts[number]
-        # Entries of a file leave in order, so an emptied prefix is cut in halves, not one by one.
-        bodies = self._bodies[number]
-        gone = next((i for i, body in enumerate(bodies) if body), 0)
-        bodies[gone] = b""
-        if gone * 2 > len(bodies):
-            del bodies[: gone + 1], starts[: gone + 1]
-        if not any(bodies):
-            del self._starts[number], self._bodies[number]
+            self._bytes -= len(self._bodies[self._first])
+            self._bodies[self._first] = b""
+            self._first += 1
+        if self._first * 2 > len(self._bodies) + 64:
+            del self._places[: self._first], self._bodies[: self._first]
+            self._first = 0
 
     def find(self, file_number: int, offset: int, length: int) -> tuple[bytes, int] | None:
-        starts = self._starts.get(file_number)
-        if starts is None:
+        place = file_number << 32 | offset
+        i = bisect_right(self._places, place) - 1
+        if i < self._first:
             return None
-        i = bisect_right(starts, offset) - 1
-        if i < 0:
-            return None
-        body, at = self._bodies[file_number][i], offset - starts[i]
+        body, at = self._bodies[i], place - self._places[i]
         return (body, at) if at + length <= len(body) else None
 
     def forget_file(self, file_number: int) -> None:
-        """An erase changed this file: what is remembered of it must not be served."""
-        bodies = self._bodies.pop(file_number, None)
-        if bodies is None:
-            return
-        del self._starts[file_number]
-        kept = [(number, size) for number, size in self._order if number != file_number]
-        self._order = deque(kept)
-        self._bytes = sum(size for _, size in kept)
+        """The file is gone or an erase changed it: what is remembered of it must not be served."""
+        start = bisect_left(self._places, file_number << 32)
+        stop = bisect_left(self._places, (file_number + 1) << 32)
+        for i in range(max(start, self._first), stop):
+            self._bytes -= len(self._bodies[i])
+            self._bodies[i] = b""
 
 
 class DamagedSegment(Corrupt):

@@ -192,12 +192,13 @@ class Recovery:
         last_lsn = 0
         gap: tuple[int, str, int] | None = None
         claimed = max((e.synced_lsn for file in files for e in file.envelopes), default=0)
-        digests: dict[int, bytes] = {}
+        digests: dict[tuple[int, int], bytes] = {}
         for i, file in enumerate(files):
             start = starts[i]
             if (
                 start is not None
-                and digests.get(start.previous_lsn, start.previous_digest) != start.previous_digest
+                and digests.get((start.previous_file, start.previous_lsn), start.previous_digest)
+                != start.previous_digest
             ):
                 self._rotten(f"{file.path}: the file before it was swapped or changed")
             kept: list[Envelope] = []
@@ -211,7 +212,7 @@ class Recovery:
                     raise LogGap(self._base_lsn, envelope.lsn)
                 kept.append(envelope)
                 last_lsn = envelope.lsn
-                digests[envelope.lsn] = envelope.digest
+                digests[file.number, envelope.lsn] = envelope.digest
                 self._wal.last_digest, self._wal.last_file_number = envelope.digest, file.number
             good.append((file, kept))
             torn = (

@@ -15,5 +15,6 @@ class RecoveryReport:
     replayed_frames: int = 0
     torn: list[str] = field(default_factory=list)
     rotten: list[str] = field(default_factory=list)
+    rebuilt: list[str] = field(default_factory=list)  # damaged indexes that the records could replace
     losses: list[tuple[str, int, int, str]] = field(default_factory=list)
     power_cut: bool = False

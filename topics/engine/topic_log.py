@@ -521,6 +521,22 @@ class TopicLog:
         self.runs = kept
         return self.ram_bytes - before
 
+    def can_unload(self) -> bool:
+        """Whether everything about the rows is in segments and in the last snapshot."""
+        return (
+            not self.pending
+            and not self.erasing
+            and not self.runs
+            and all(c.meta is not None and c.stored == c.count and not c.unmarked for c in self.chunks)
+        )
+
+    def unload(self) -> None:
+        """Give up the index rows; the next touch reads them again."""
+        self.stored = [chunk.meta for chunk in self.chunks if chunk.meta is not None]
+        self.may_expire = bool(self.expiries)
+        self.chunks, self._starts, self.expiries = [], [], []
+        self.tags, self.nodes = TagIndex(hold=True), StringTable(hold=True)
+
     def remove_chunk(self, chunk: Chunk) -> None:
         self.chunks.remove(chunk)
         self._starts = [c.first_seq for c in self.chunks]
