@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import random
 from statistics import median
 
 import numpy as np
@@ -206,28 +207,42 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _tag_map(idx_paths: list[str], tag_name: list[bytes]) -> dict[bytes, list[int]]:
-    """The floor of a start: read the index files and list every record under its tag."""
-    found: dict[bytes, list[int]] = {}
+def _tag_map(idx_paths: list[str]) -> dict[int, list[int]]:
+    """The floor of a start: read the index files and list every record under its tag's id."""
+    found: dict[int, list[int]] = {}
     for path in idx_paths:
         seq = int(os.path.basename(path).split("-")[1], 16)
-        rows = np.frombuffer(_read(path), dtype=ROW, offset=16)
-        for tag_id in rows["tag"].tolist():
+        for tag_id in np.frombuffer(_read(path), dtype=ROW, offset=16)["tag"].tolist():
             if tag_id:
-                found.setdefault(tag_name[tag_id], []).append(seq)
+                found.setdefault(tag_id, []).append(seq)
             seq += 1
+    return found
+
+
+def _tag_names(idx_paths: list[str]) -> dict[bytes, None]:
+    """What the floor leaves out: ids are per segment, so a map by tag needs every segment's names as well."""
+    found: dict[bytes, None] = {}
+    for path in idx_paths:
+        names = _read(path.removesuffix("idx") + "dict")
+        at, end = 28, len(names)  # behind the file's and the block's header; there are only tags
+        while at < end:
+            size = names[at] | names[at + 1] << 8
+            found[names[at + 2 : at + 2 + size]] = None
+            at += 2 + size
     return found
 
 
 def start(run: Run) -> list[Row]:
     total, tags = run.count(1_000_000), 10_000
-    names = [b"sensor.%d.value" % i for i in range(tags + 1)]
+    names = [b"sensor.%d.value" % i for i in range(tags)]
+    order = random.Random(1)
     with run.directory("start") as path:
         shell = Shell(path)
         shell.send(plain("t"))
-        shell.fill("t", total, lambda i: names[(i * 7919) % tags])
+        shell.fill("t", total, lambda i: names[order.randrange(tags)])
         shell.engine.close()
         idx_paths = sorted(glob.glob(f"{path}/topics/*/*.idx"))
+        tags_used = len(_tag_names(idx_paths))
         data_read: list[int] = []
         waits: list[float] = []
 
@@ -241,16 +256,23 @@ def start(run: Run) -> list[Row]:
 
             taken = elapsed(open_and_touch)
             log = again[0].engine.shard.published["t"]
-            assert log.count == total and len(log.tags) == min(tags, total)
+            assert log.count == total and len(log.tags) == tags_used
             data_read.append(disk.bytes_read.get(".data", 0))
             waits.append(disk.wait_ns / 1e9)
             again[0].abandon()
             return (taken - disk.wait_ns) / total
 
-        mine, lowest, ratio = against_floor(
-            ours, lambda: elapsed(lambda: _tag_map(idx_paths, names)) / total, 5
-        )
-    note = f"{max(data_read)} bytes of .data read; and {median(waits):.2f} s to zero-fill and sync a new log file"
+        names_ns: list[float] = []
+
+        def floor() -> float:
+            names_ns.append(elapsed(lambda: _tag_names(idx_paths)) / total)
+            return elapsed(lambda: _tag_map(idx_paths)) / total
+
+        mine, lowest, ratio = against_floor(ours, floor, 5)
+    note = (
+        f"{max(data_read)} bytes of .data read; {mine / (lowest + median(names_ns)):.2f} x of a floor that reads "
+        f".dict too; and {median(waits):.2f} s to zero-fill and sync a new log file"
+    )
     met = ratio <= 3 and not max(data_read)
     work = "start, 1 M checkpointed records, 10 k tags"
     return [Row(work, mine / US, "µs/record", lowest / US, ratio, "≤ 3 x, no .data", met, note)]

@@ -41,8 +41,8 @@ def measure_resident(path: str, kind: str, count: int) -> None:
     shell.fill("warm", 5_000, lambda i: b"%d" % (i % 100))
     shell.checkpoint()
     before = _resident()
-    for _ in range(10):  # as a server does: a checkpoint every so often
-        shell.fill("t", count // 10, tag)
+    for tenth in range(10):  # as a server does: a checkpoint every so often
+        shell.fill("t", count // 10, tag, tenth * count // 10)
         shell.checkpoint()
     written = _resident() - before - CACHE_BYTES
     shell.engine.close()

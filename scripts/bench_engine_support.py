@@ -102,10 +102,12 @@ class Shell:
             if self.engine.shard.read_only is not None:
                 raise RuntimeError(self.engine.shard.read_only)
 
-    def fill(self, topic: str, count: int, tag: Callable[[int], bytes | None] | None = None) -> None:
-        """Append `count` records in writes of 100."""
-        for first in range(0, count, 100):
-            size = min(100, count - first)
+    def fill(
+        self, topic: str, count: int, tag: Callable[[int], bytes | None] | None = None, start: int = 0
+    ) -> None:
+        """Append `count` records in writes of 100; `tag` is told their numbers from `start` on."""
+        for first in range(start, start + count, 100):
+            size = min(100, start + count - first)
             tags = [tag(first + i) for i in range(size)] if tag is not None else None
             self.send(c.Append(topic, c.Records(PAYLOADS[:size], tags=tags)))
 

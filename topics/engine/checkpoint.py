@@ -523,7 +523,8 @@ class Checkpointer:
             return
         new_meta, new_rows = made
         shard = self._shard
-        swap = [meta.first_seq, generation]
+        # Time may have ended some of the dead without a frame of its own: the floors go along.
+        swap = [meta.first_seq, generation, log.cap_lost, log.ttl_lost]
         shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swap))
         yield WaitSynced(0)
         if log.view.dropped or chunk not in log.chunks:

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from topics.engine import frames
 from topics.engine.config import EngineConfig
-from topics.engine.errors import ShardReadOnly, Throttled
+from topics.engine.errors import Corrupt, ShardReadOnly, Throttled
 from topics.engine.files import HEADER_BYTES, with_digest, xxh
 from topics.engine.intents import Patch, apply_patches, finish_intent, write_intent
 from topics.engine.ports import Disk
@@ -162,7 +162,10 @@ class Eraser:
 
     def _plan_sum(self, directory: str, first_seq: int, generation: int, data: bytearray) -> None:
         """New block digests. The chain goes on naming the digest this segment was first sealed with."""
-        summary, digest = read_sum(self._disk, directory, first_seq, generation)
+        try:
+            summary, digest = read_sum(self._disk, directory, first_seq, generation)
+        except Corrupt:
+            return  # left by a checkpoint that did not finish; nothing goes by it
         blocks = [xxh(bytes(data[at : at + BLOCK_BYTES])) for at in range(0, summary.data_bytes, BLOCK_BYTES)]
         origin = summary.origin if any(summary.origin) else digest
         summary = msgspec.structs.replace(summary, blocks=blocks, origin=origin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from topics.engine.segments import (
 )
 from topics.engine.shard import Shard
 from topics.engine.snapshot import read_snapshot
+from topics.engine.staging import as_ranges
 from topics.engine.strings import StringTable
 from topics.engine.tags import LoadPart
 from topics.engine.topic_log import Op, TopicLog
@@ -48,6 +49,7 @@ class _Content:
     nodes: list[bytes]
     expiries: Rows
     deleted: Mask | None
+    lost: list[int] = field(default_factory=list)  # rows that a rebuild could not find again
 
 
 class Loader:
@@ -91,6 +93,7 @@ class Loader:
         parts: list[LoadPart] = []
         node_names: list[list[bytes]] = []
         lost: list[tuple[SegmentMeta, str]] = []
+        damaged: list[tuple[SegmentMeta, int]] = []
         before: SegmentMeta | None = None
         for meta in metas:
             try:
@@ -99,6 +102,7 @@ class Loader:
                 lost.append((meta, str(error)))
                 continue
             before = meta
+            damaged += [(meta, row) for row in content.lost]
             live = content.rows["length"] != 0
             if content.deleted is not None:
                 content.rows["flags"][content.deleted] |= frames.DEAD
@@ -131,6 +135,9 @@ class Loader:
         self._shard.bytes_live += log.bytes
         for meta, problem in lost:
             self._lose_segment(log, meta, first_seq, problem)
+        gone = sorted(meta.first_seq + row for meta, row in damaged if meta.first_seq + row >= first_seq)
+        for first, last in as_ranges(gone):
+            self.announce(log, first, last, "corrupt")
 
     def _read_segment(self, log: TopicLog, meta: SegmentMeta, before: SegmentMeta | None) -> _Content:
         """The index of one segment; rebuilt from its records when it is damaged and they are not."""
@@ -194,11 +201,13 @@ class Loader:
         nodes = StringTable()
         rows = np.zeros(meta.rows, dtype=ROW)
         expiries: list[tuple[int, int]] = []
+        whole = True
         for i, start in enumerate(starts):
             length, _, flags, _, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(data, start)
             row = seq - meta.first_seq
             if not 0 <= row < meta.rows or not frames.frame_is_valid(data[start : start + length + 4]):
-                continue  # found out and announced when it is read
+                whole = False
+                continue
             at = start + frames.HEADER_BYTES
             node, tag = data[at : at + node_len], data[at + node_len : at + node_len + tag_len]
             found = frames.read_extensions(data, start) if flags & frames.HAS_EXT else {}
@@ -211,12 +220,16 @@ class Loader:
                 nodes.add(node) if flags & frames.HAS_NODE else 0,
                 size,
             )  # fmt: skip
+        deleted = read_deleted(self._disk, directory, meta)
+        # With a bad record among them nobody knows which absent rows were dead before: all are announced.
+        absent = rows["length"] == 0 if deleted is None else (rows["length"] == 0) & ~deleted
         return _Content(
             rows,
             [name or b"" for name in tags.names[1:]],
             [name or b"" for name in nodes.names[1:]],
             np.array(expiries, dtype=EXPIRY),
-            read_deleted(self._disk, directory, meta),
+            deleted,
+            [] if whole else np.nonzero(absent)[0].tolist(),
         )
 
     @staticmethod

@@ -175,67 +175,60 @@ class Recovery:
 
     def _decide(self, files: list[ScannedFile]) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str]:
         """Which envelopes count, in order. Sets the shard read-only when synced ones are missing."""
-        boot_id = ""
-        starts: list[WalStart | None] = []
-        for file in files:
-            starts.append(self._start_of(file))
-        # A later file's start makes what lies past its previous_lsn in earlier files void.
-        void_after = [1 << 64] * len(files)
-        bound = 1 << 64
-        for i in range(len(files) - 1, -1, -1):
-            void_after[i] = bound
-            start = starts[i]
-            if start is not None:
-                bound = min(bound, start.previous_lsn)
-                boot_id = boot_id or start.boot_id
+        starts = [self._start_of(file) for file in files]
+        boot_id = next((start.boot_id for start in reversed(starts) if start is not None), "")
+        good, gap = self._walk(files, starts)
+        last_lsn = max([self._base_lsn, *(envelope.lsn for _, kept in good for envelope in kept)])
+        claimed = max((envelope.synced_lsn for file in files for envelope in file.envelopes), default=0)
+        if gap is not None and max(claimed, self._applied_lsn) <= last_lsn:
+            self.report.torn.append(gap)
+        elif max(claimed, self._applied_lsn) > last_lsn:
+            if not files or (claimed <= last_lsn and gap is None):
+                raise LogGap(last_lsn, self._applied_lsn + 1)
+            self._rotten(
+                f"{gap or files[-1].path}: log entries after {last_lsn} are damaged, though they were synced"
+            )
+        self._wal.last_lsn = last_lsn
+        self._known_synced = min(max(claimed, self._applied_lsn), last_lsn)
+        return good, boot_id
+
+    def _walk(
+        self, files: list[ScannedFile], starts: list[WalStart | None]
+    ) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str | None]:
+        """Follow the numbering from the snapshot on, over files; the second value is where it breaks, if it does."""
+        void_after = _void_bounds(starts)
         good: list[tuple[ScannedFile, list[Envelope]]] = []
-        last_lsn = 0
-        gap: tuple[int, str, int] | None = None
-        claimed = max((e.synced_lsn for file in files for e in file.envelopes), default=0)
         digests: dict[tuple[int, int], bytes] = {}
+        last_lsn, gap = self._base_lsn, None
         for i, file in enumerate(files):
-            start = starts[i]
-            if (
-                start is not None
-                and digests.get((start.previous_file, start.previous_lsn), start.previous_digest)
-                != start.previous_digest
-            ):
-                self._rotten(f"{file.path}: the file before it was swapped or changed")
+            self._check_chain(file, starts[i], digests)
             kept: list[Envelope] = []
             for envelope in file.envelopes:
                 if envelope.lsn > void_after[i] or gap is not None:
                     continue
-                if last_lsn and envelope.lsn != last_lsn + 1:
-                    gap = (last_lsn, file.path, envelope.start)
+                if envelope.lsn > last_lsn + 1:
+                    if last_lsn == self._base_lsn:
+                        raise LogGap(last_lsn, envelope.lsn)
+                    gap = f"{file.path} at byte {envelope.start}"
                     continue
-                if not last_lsn and envelope.lsn > self._base_lsn + 1:
-                    raise LogGap(self._base_lsn, envelope.lsn)
                 kept.append(envelope)
-                last_lsn = envelope.lsn
+                last_lsn = max(last_lsn, envelope.lsn)
                 digests[file.number, envelope.lsn] = envelope.digest
                 self._wal.last_digest, self._wal.last_file_number = envelope.digest, file.number
             good.append((file, kept))
-            torn = (
-                [at for at in file.bad_at if not kept or at >= kept[-1].end]
-                if void_after[i] > last_lsn
-                else []
-            )
-            if torn:
+            torn = [at for at in file.bad_at if not kept or at >= kept[-1].end]
+            if torn and void_after[i] > last_lsn:
                 self.report.torn.append(f"{file.path} at byte {torn[0]}")
-        known_synced = max(claimed, self._applied_lsn)
-        if gap is not None:
-            if known_synced > gap[0]:
-                self._rotten(f"{gap[1]}: log entries after {gap[0]} are damaged, though they were synced")
-            else:
-                self.report.torn.append(f"{gap[1]} at byte {gap[2]}")
-        elif known_synced > last_lsn and (files or self._applied_lsn):
-            if files and claimed > last_lsn:
-                self._rotten(f"log entries after {last_lsn} are damaged, though they were synced")
-            elif self._applied_lsn > last_lsn:
-                raise LogGap(last_lsn, self._applied_lsn + 1)
-        self._wal.last_lsn = max(last_lsn, self._base_lsn)
-        self._known_synced = min(known_synced, self._wal.last_lsn)
-        return good, boot_id
+        return good, gap
+
+    def _check_chain(
+        self, file: ScannedFile, start: WalStart | None, digests: dict[tuple[int, int], bytes]
+    ) -> None:
+        """A file names the end of the one before it; when that one is here, they must agree."""
+        if start is not None:
+            found = digests.get((start.previous_file, start.previous_lsn), start.previous_digest)
+            if found != start.previous_digest:
+                self._rotten(f"{file.path}: the file before it was swapped or changed")
 
     def _start_of(self, file: ScannedFile) -> WalStart | None:
         envelope = file.envelopes[0]
@@ -377,3 +370,14 @@ class Recovery:
                 self._disk.make_dir("lost+found")
                 self._disk.rename(f"{root}/{name}", f"lost+found/{name}")
             yield None
+
+
+def _void_bounds(starts: list[WalStart | None]) -> list[int]:
+    """For each file the last lsn that counts: a later file's start makes what lies past its previous_lsn void."""
+    bound = 1 << 64
+    bounds: list[int] = []
+    for start in reversed(starts):
+        bounds.append(bound)
+        if start is not None:
+            bound = min(bound, start.previous_lsn)
+    return bounds[::-1]

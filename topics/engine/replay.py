@@ -23,7 +23,7 @@ from topics.engine.segments import (
     read_rows,
 )
 from topics.engine.shard import Shard
-from topics.engine.staging import ID_STEP, EraseRequest
+from topics.engine.staging import ID_STEP, EraseRequest, as_ranges
 from topics.engine.topic_log import Op, TopicLog
 from topics.engine.wal import (
     Envelope,
@@ -245,7 +245,7 @@ class Replay:
         shard.gone.append(log)
 
     def _apply_control(self, log: TopicLog, kind: int, payload: bytes) -> None:
-        if log.stored is not None and kind != frames.SEGMENT_SWAP:
+        if log.stored is not None:
             self._loader.load(log)
         decode = msgspec.msgpack.decode
         op = Op(log)
@@ -278,7 +278,9 @@ class Replay:
         elif kind == frames.SEQ_CEILING:
             log.ceiling = max(log.ceiling, decode(payload, type=int))
         elif kind == frames.SEGMENT_SWAP:
-            self._apply_swap(log, *decode(payload, type=tuple[int, int]))
+            first_seq, generation, cap_lost, ttl_lost = decode(payload, type=tuple[int, int, int, int])
+            log.stage_floors(cap_lost, ttl_lost, op)
+            self._apply_swap(log, first_seq, generation, op)
         elif kind == frames.ERASE_DONE:
             self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
         self._shard.bytes_live += op.bytes
@@ -297,7 +299,7 @@ class Replay:
             if request.log is not log or request.ranges != done
         ]
 
-    def _apply_swap(self, log: TopicLog, first_seq: int, generation: int) -> None:
+    def _apply_swap(self, log: TopicLog, first_seq: int, generation: int, op: Op) -> None:
         """The segment has a new generation. Deletes replayed so far are flags or .del bytes of the old one."""
         directory = self._reader.topic_dir(log.id)
         if log.stored is not None:
@@ -312,6 +314,8 @@ class Replay:
             except (Corrupt, FileNotFoundError) as error:
                 self._report.rotten.append(str(error))
                 continue  # the old generation is whole: it stays
+            ended = np.nonzero(chunk.live(0, chunk.count, frames.DEAD) & (rows["length"] == 0))[0]
+            log.stage_delete(as_ranges((ended + first_seq).tolist()), op)  # by a TTL of their own
             chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
             self._checkpointer.doom(log.id, meta)
             chunk.meta = new

@@ -32,7 +32,6 @@ FILE_HEADER_BYTES = 64
 ENVELOPE_MAGIC = b"ENV1"
 ENVELOPE = struct.Struct("<4sIQQQQ")
 ENVELOPE_BYTES = 48
-MAX_BODY_BYTES = (1 << 31) - 1
 
 
 class WalStart(msgspec.Struct, frozen=True, array_like=True):

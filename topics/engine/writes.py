@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from topics.engine.index import SMALL
 from topics.engine.staging import CONTROL_BYTES, ID_STEP, EraseRequest, Staging, as_ranges
 from topics.engine.topic_log import Op, Range, TopicLog
 
+RANGE_BYTES = 20  # at most, of one range in a delete frame
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
 
 
@@ -51,7 +53,7 @@ class Writes(Staging):
         self._check_conditions(log, command)
         size = sum(sizes)
         self._check_room(log, config, command.topic, len(sizes), size, max(sizes))
-        need = frame_bytes_at_most(records, command.idempotency_key)
+        need = frame_bytes_at_most(records, command.idempotency_key, per_tag=bool(config.cap_per_tag))
         if self.frame_bytes + need > self.room_bytes:
             self.reserve(need)
         if log is None:
@@ -70,7 +72,9 @@ class Writes(Staging):
         if created:
             op.config = config
         if config.cap_per_tag and records.tags is not None:
-            self._trim_tags(log, config.cap_per_tag, records.tags, op)
+            surplus = self._surplus(log, config.cap_per_tag, records.tags)
+            if surplus:
+                self._log_delete(log, surplus, op, erase=False)
         if (config.cap_records and log.count > config.cap_records) or (
             config.cap_bytes and log.bytes > config.cap_bytes
         ):
@@ -161,7 +165,7 @@ class Writes(Staging):
     def _check_room(
         self, log: TopicLog | None, config: TopicConfig, name: str, count: int, size: int, largest: int
     ) -> None:
-        record_max = config.max_record_bytes or limits.RECORD_BYTES_MAX
+        record_max = min(config.max_record_bytes or limits.RECORD_BYTES_MAX, limits.RECORD_BYTES_MAX)
         if largest > record_max:
             raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
         if config.discard == "reject":
@@ -256,16 +260,16 @@ class Writes(Staging):
         self.ram_bytes += len(data)
         return offset
 
-    def _trim_tags(self, log: TopicLog, keep: int, tags: list[bytes | None], op: Op) -> None:
+    @staticmethod
+    def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None]) -> list[Range]:
+        """What `cap_per_tag` takes: all but the newest records of each tag."""
         doomed: list[int] = []
         for tag in dict.fromkeys(tags):
             if tag is not None and log.tags.count(tag) > keep:
                 doomed += log.tags.trim(tag, keep, log.are_live).tolist()
-        if doomed:
-            self._log_delete(log, as_ranges(sorted(doomed)), op, erase=False)
+        return as_ranges(sorted(doomed))
 
     def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool) -> None:
-        self.reserve(len(ranges) * 20 + CONTROL_BYTES)
         for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
             part = Deletion(ranges[i : i + limits.RANGES_PER_FRAME_MAX], erase)
             self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, part))
@@ -336,6 +340,7 @@ class Writes(Staging):
         ranges = self._select(log, command)
         op = Op(log, token, sync=log.config.durability == "fsync")
         if ranges:
+            self.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
             self._log_delete(log, ranges, op, erase=command.erase)
         removed = -op.count
         self.bytes_live += op.bytes
@@ -399,6 +404,10 @@ class Writes(Staging):
         self._change_config(log, config, Op(log, token, result, config=config, sync=True))
 
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
+        surplus = (
+            self._surplus(log, config.cap_per_tag, list(log.tags.strings.ids)) if config.cap_per_tag else []
+        )
+        self.reserve(len(surplus) * RANGE_BYTES + 4 * CONTROL_BYTES)
         if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
             # Records in RAM and records in the log never share a segment.
             log.chunks[-1].closed = log.chunks[-1].count > 0
@@ -411,8 +420,8 @@ class Writes(Staging):
             log.ceiling = log.ceiling_synced = 0
         changed = ConfigChanged(config, log.ceiling, log.next_seq - 1)
         self.add_frame(frames.encode_control(frames.CONFIG, log.id, self.now_ms, changed))
-        if config.cap_per_tag:
-            self._trim_tags(log, config.cap_per_tag, list(log.tags.strings.ids), op)
+        if surplus:
+            self._log_delete(log, surplus, op, erase=False)
         # A tighter TTL acts at once, and its floor is logged: a looser one later must not bring anything back.
         last = log.expired_last(self.now_ms)
         if last >= log.first_seq:
@@ -445,10 +454,11 @@ class Writes(Staging):
         self.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
 
 
-def frame_bytes_at_most(records: cmd.Records, key: bytes | None) -> int:
+def frame_bytes_at_most(records: cmd.Records, key: bytes | None, *, per_tag: bool) -> int:
     """An upper bound of what a write adds to the log, the control frames beside it included."""
     total = sum(map(len, records.payloads)) + CONTROL_BYTES * 3
-    per_record = frames.OVERHEAD_BYTES
+    # With a cap per tag each record may push out another, which a delete frame names.
+    per_record = frames.OVERHEAD_BYTES + (RANGE_BYTES if per_tag else 0)
     if records.tags is not None:
         total += sum(len(tag) for tag in records.tags if tag)
     if records.nodes is not None:
