@@ -299,7 +299,7 @@ class Checkpointer:
         """Copy the frames of the captured rows from the log, by ranges."""
         chunk, rows = part.chunk, part.rows
         live = np.nonzero(rows["length"])[0]
-        data = self._reader.frames_of(log, chunk, part.runs, [int(i) + part.first for i in live])
+        data = self._reader.frames_of(log, chunk, part.runs, live + part.first)
         lengths = rows["length"].astype(np.int64)
         ends = np.cumsum(lengths)
         offsets = ends - lengths + writer.data_bytes

@@ -6,12 +6,18 @@ One object a request, columns for its records: nothing here is built per record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from topics.engine.config import TopicConfig
 from topics.engine.errors import TopicsError
 from topics.engine.subjects import TagMatch
+
+Column: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 
 
 @dataclass(slots=True)
@@ -89,14 +95,14 @@ class Page:
 
     topic: str
     seqs: list[int]
-    timestamps: list[int]
-    flags: list[int]
+    timestamps: Column
+    flags: Column
     tags: list[bytes | None] | None
     nodes: list[bytes | None] | None
     frames: list[bytes]  # buffers that hold frames
-    which: list[int] | None  # per record the buffer; None: all in frames[0]
-    starts: list[int]  # offset of the frame in its buffer
-    lengths: list[int]  # of the whole frame
+    which: Column | None  # per record the buffer; None: all in frames[0]
+    starts: Column  # offset of the frame in its buffer
+    lengths: Column  # of the whole frame
     next_from_seq: int
     head_seq: int
     earliest_seq: int

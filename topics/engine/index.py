@@ -145,6 +145,13 @@ class Chunk:
         alive: npt.NDArray[np.bool_] = ((rows["flags"] & dead) == 0) & (rows["length"] != 0)
         return alive
 
+    def take(self, picked: npt.NDArray[np.intp]) -> Rows:
+        """These rows, ascending: a view when they are neighbours. Rows as plain bytes gather ten times faster."""
+        first, stop = int(picked[0]), int(picked[-1]) + 1
+        if stop - first == len(picked):
+            return self._rows[first:stop]
+        return self._rows.view(f"V{ROW_BYTES}")[picked].view(ROW)
+
     def cut(self, count: int) -> None:
         """Forget the rows from `count` on: they were staged and never written."""
         self.frame_bytes -= int(self._rows["length"][count : self.count].sum(dtype=np.int64))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 
+import numpy as np
+
 from topics.engine import commands as cmd
 from topics.engine import frames, limits
 from topics.engine.errors import (
@@ -155,7 +157,7 @@ class Queries(Staging):
                 raise Postpone(log)
             try:
                 if picked:
-                    self.reader.fill(log, page, picked)
+                    self.reader.fill(log, page, [(chunk, np.array(rows)) for chunk, rows in picked])
                 break
             except DamagedSegment as damage:
                 self._lose_rows(log, damage)

@@ -11,12 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 
 import numpy as np
+import numpy.typing as npt
 
 from topics.engine import limits
 from topics.engine.commands import Diff, Page, Tombstone
 from topics.engine.errors import Corrupt
 from topics.engine.files import xxh
-from topics.engine.frames import DELETED, HAS_NODE, HAS_TAG, frame_is_valid
+from topics.engine.frames import DEAD, DELETED, HAS_NODE, HAS_TAG, frame_is_valid
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.segments import BLOCK_BYTES, read_sum, segment_path
@@ -25,7 +26,8 @@ from topics.engine.topic_log import Run, TopicLog, find_run
 OPEN_SEGMENTS_MAX = 256  # handles kept; the one used longest ago is closed
 FETCH_ALONE = 8  # pages up to this many records look in the cache record by record
 
-Row = tuple[int, int, int, int, int, int, int]
+Picked = npt.NDArray[np.intp]  # row numbers of one chunk, ascending
+Offsets = npt.NDArray[np.int64]
 
 
 class TailCache:
@@ -77,6 +79,27 @@ class DamagedSegment(Corrupt):
     def __init__(self, chunk: Chunk, path: str, offset: int, problem: str) -> None:
         super().__init__(path, offset, problem)
         self.chunk = chunk
+
+
+class _Frames:
+    """Buffers with frames in them, and where each frame starts, gathered source by source."""
+
+    __slots__ = ("_starts", "buffers")
+
+    def __init__(self, buffers: list[bytes]) -> None:
+        self.buffers = buffers
+        self._starts: list[Offsets] = []
+
+    def add(self, buffer: bytes, starts: Offsets) -> None:
+        self.buffers.append(buffer)
+        self._starts.append(starts)
+
+    def columns(self) -> tuple[Offsets, Offsets | None]:
+        """The start of every frame, and in which buffer it lies unless there is only one."""
+        if len(self.buffers) == 1:
+            return self._starts[0], None
+        which = np.repeat(np.arange(len(self.buffers)), [len(starts) for starts in self._starts])
+        return np.concatenate(self._starts), which
 
 
 class _OpenSegment:
@@ -150,7 +173,7 @@ class Reader:
     ) -> None:
         avoid = [i for node in nodes for i in log.nodes.every_id_of(node)]
         first = max(cursor + 1, log.view.first_seq)
-        picked: list[tuple[Chunk, list[int]]] = []
+        picked: list[tuple[Chunk, Picked]] = []
         examined = max(cursor, min(first, stop) - 1)
         full = False
         for chunk, low, high in log.spans(first, stop):
@@ -159,7 +182,7 @@ class Reader:
                 rows, examined_row, limit, budget, full = self._pick(
                     chunk, low, upto, limit, budget, avoid, bool(picked)
                 )
-                if rows:
+                if len(rows):
                     picked.append((chunk, rows))
                 examined = chunk.first_seq + examined_row
                 low = upto
@@ -175,23 +198,23 @@ class Reader:
     @staticmethod
     def _pick(
         chunk: Chunk, low: int, high: int, limit: int, budget: int, avoid: list[int], some: bool
-    ) -> tuple[list[int], int, int, int, bool]:
+    ) -> tuple[Picked, int, int, int, bool]:
         """Live rows of [low, high) up to the limits: rows, last examined row, what is left, whether it is full."""
         alive = chunk.live(low, high, DELETED)
         if avoid:
             nodes = chunk.rows["node"][low:high]
             for node in avoid:
                 alive &= nodes != node
-        found = np.nonzero(alive)[0]
+        found = np.flatnonzero(alive)
         if not len(found):
-            return [], high - 1, limit, budget, False
+            return found, high - 1, limit, budget, False
         sizes = np.cumsum(chunk.rows["size"][low:high][found[:limit]], dtype=np.int64)
         taken = int(np.searchsorted(sizes, budget, side="right"))
         if not taken and not some:
             taken = 1  # a page holds at least one record, however large
-        rows = (found[:taken] + low).tolist()
+        rows = found[:taken] + low
         if taken == limit:
-            return rows, rows[-1], 0, 0, True
+            return rows, int(rows[-1]), 0, 0, True
         if taken < len(found):
             # The record that did not fit was looked at and left: the next page begins with it.
             return rows, int(found[taken]) + low - 1, limit - taken, 0, True
@@ -199,129 +222,108 @@ class Reader:
 
     # -- the bytes -----------------------------------------------------------------------------------------
 
-    def fill(self, log: TopicLog, page: Page, picked: list[tuple[Chunk, list[int]]]) -> None:
-        """Add the picked rows' columns and frames to the page."""
-        which: list[int] = []
-        with_tag = with_node = False
-        tag_ids: list[int] = []
-        node_ids: list[int] = []
-        for chunk, rows in picked:
-            block = chunk.rows[rows]
-            offsets, lengths = block["offset"].tolist(), block["length"].tolist()
-            flags = block["flags"].tolist()
-            page.seqs += (np.array(rows, dtype=np.int64) + chunk.first_seq).tolist()
-            page.timestamps += block["ts"].tolist()
-            page.flags += flags
-            page.lengths += lengths
-            combined = int(np.bitwise_or.reduce(block["flags"]))
-            with_tag |= bool(combined & HAS_TAG)
-            with_node |= bool(combined & HAS_NODE)
-            tag_ids += block["tag"].tolist()
-            node_ids += block["node"].tolist()
-            self._fetch(log, chunk, log.runs, rows, offsets, lengths, page, which)
-        if with_tag:
-            name = log.tags.strings.name
-            page.tags = [name(i) if i else None for i in tag_ids]
-        if with_node:
-            name = log.nodes.name
-            page.nodes = [name(i) if i else None for i in node_ids]
-        if len(page.frames) > 1:
-            page.which = which
+    def fill(self, log: TopicLog, page: Page, picked: list[tuple[Chunk, Picked]]) -> None:
+        """Add the picked rows' columns and frames to the page. Copies: rows go on changing while a page waits."""
+        blocks = [chunk.take(rows) for chunk, rows in picked]
+        found = _Frames(page.frames)
+        for (chunk, rows), block in zip(picked, blocks, strict=True):
+            self._fetch(
+                log,
+                chunk,
+                log.runs,
+                rows,
+                block["offset"].astype(np.int64),
+                block["length"].astype(np.int64),
+                found,
+            )
+        block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        seqs = [rows + chunk.first_seq for chunk, rows in picked]
+        page.seqs = (seqs[0] if len(seqs) == 1 else np.concatenate(seqs)).tolist()
+        page.timestamps = block["ts"].astype(np.int64)
+        page.flags = block["flags"] & (0xFF ^ DEAD)
+        page.lengths = block["length"].astype(np.int64)
+        page.starts, page.which = found.columns()
+        combined = int(np.bitwise_or.reduce(page.flags))
+        if combined & HAS_TAG:
+            names = log.tags.strings.names
+            page.tags = [names[i] for i in block["tag"].tolist()]
+        if combined & HAS_NODE:
+            names = log.nodes.names
+            page.nodes = [names[i] for i in block["node"].tolist()]
+
+    def frames_of(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: Picked) -> bytes:
+        """The frames of these rows back to back, as a segment wants them."""
+        if not len(rows):
+            return b""
+        block = chunk.take(rows)
+        lengths = block["length"].astype(np.int64)
+        found = _Frames([])
+        self._fetch(log, chunk, runs, rows, block["offset"].astype(np.int64), lengths, found)
+        starts, which = found.columns()
+        ends = starts + lengths
+        # Neighbours in one buffer are taken by one slice.
+        apart = starts[1:] != ends[:-1]
+        if which is not None:
+            apart |= which[1:] != which[:-1]
+        firsts = [0, *(np.flatnonzero(apart) + 1).tolist()]
+        lasts = [*(first - 1 for first in firsts[1:]), len(rows) - 1]
+        return b"".join(
+            found.buffers[0 if which is None else int(which[first])][int(starts[first]) : int(ends[last])]
+            for first, last in zip(firsts, lasts, strict=True)
+        )
 
     def _fetch(
         self,
         log: TopicLog,
         chunk: Chunk,
         runs: list[Run],
-        rows: list[int],
-        offsets: list[int],
-        lengths: list[int],
-        page: Page,
-        which: list[int],
+        rows: Picked,
+        offsets: Offsets,
+        lengths: Offsets,
+        found: _Frames,
     ) -> None:
-        """Read the frames of rows of one chunk, source by source."""
-        at, count = 0, len(rows)
+        """Read the frames of ascending rows of one chunk, source by source."""
+        at, count = int(np.searchsorted(rows, chunk.stored)), len(rows)
+        if at:
+            self._fetch_stored(log, chunk, offsets[:at], lengths[:at], found)
         while at < count:
-            row = rows[at]
-            if row < chunk.stored:
-                end = at
-                while end < count and rows[end] < chunk.stored:
-                    end += 1
-                self._fetch_stored(log, chunk, offsets[at:end], lengths[at:end], page, which)
+            run = find_run(runs, chunk.first_seq + int(rows[at]))
+            until = runs[run + 1][0] if run + 1 < len(runs) else chunk.next_seq
+            end = int(np.searchsorted(rows, until - chunk.first_seq))
+            where = runs[run][1]
+            if isinstance(where, int):
+                self._fetch_log(where, offsets[at:end], lengths[at:end], found)
             else:
-                run = find_run(runs, chunk.first_seq + row)
-                until = runs[run + 1][0] if run + 1 < len(runs) else chunk.next_seq
-                end = at
-                while end < count and chunk.first_seq + rows[end] < until:
-                    end += 1
-                where = runs[run][1]
-                if isinstance(where, int):
-                    self._fetch_log(where, offsets[at:end], lengths[at:end], page, which)
-                else:
-                    self._take(bytes(where), offsets[at:end], 0, page, which)
+                found.add(bytes(where), offsets[at:end])
             at = end
 
-    def frames_of(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: list[int]) -> bytes:
-        """The frames of these rows back to back, as a segment wants them."""
-        if not rows:
-            return b""
-        page = Page(log.name, [], [], [], None, None, [], None, [], [], 0, 0, 0, None, 0)
-        which: list[int] = []
-        block = chunk.rows[rows]
-        lengths = block["length"].tolist()
-        self._fetch(log, chunk, runs, rows, block["offset"].tolist(), lengths, page, which)
-        pieces: list[bytes] = []
-        at = 0
-        while at < len(rows):
-            # Neighbours in one buffer are taken by one slice.
-            buffer, start = page.frames[which[at]], page.starts[at]
-            end, stop = start + lengths[at], at + 1
-            while stop < len(rows) and which[stop] == which[at] and page.starts[stop] == end:
-                end += lengths[stop]
-                stop += 1
-            pieces.append(buffer[start:end])
-            at = stop
-        return b"".join(pieces)
-
-    @staticmethod
-    def _take(buffer: bytes, offsets: list[int], base: int, page: Page, which: list[int]) -> None:
-        which += [len(page.frames)] * len(offsets)
-        page.frames.append(buffer)
-        page.starts += [offset - base for offset in offsets] if base else offsets
-
-    def _fetch_log(
-        self, number: int, offsets: list[int], lengths: list[int], page: Page, which: list[int]
-    ) -> None:
+    def _fetch_log(self, number: int, offsets: Offsets, lengths: Offsets, found: _Frames) -> None:
+        name = f"log file {number}"
         if len(offsets) <= FETCH_ALONE:
-            for offset, length in zip(offsets, lengths, strict=True):
-                found = self.cache.find(number, offset, length)
-                if found is not None:
-                    self._take(found[0], [found[1]], 0, page, which)
+            for i in range(len(offsets)):
+                cached = self.cache.find(number, int(offsets[i]), int(lengths[i]))
+                if cached is not None:
+                    found.add(cached[0], offsets[i : i + 1] * 0 + cached[1])
                 else:
                     self._read(
-                        self.wal_handles[number], f"log file {number}", [offset], [length], page, which, True
+                        self.wal_handles[number], name, offsets[i : i + 1], lengths[i : i + 1], found, True
                     )
             return
-        body = self.cache.find(number, offsets[0], offsets[-1] + lengths[-1] - offsets[0])
-        if body is not None:
-            self._take(body[0], offsets, offsets[0] - body[1], page, which)
-            return
-        self._read(self.wal_handles[number], f"log file {number}", offsets, lengths, page, which, True)
+        first = int(offsets[0])
+        cached = self.cache.find(number, first, int(offsets[-1] + lengths[-1]) - first)
+        if cached is not None:
+            found.add(cached[0], offsets - (first - cached[1]))
+        else:
+            self._read(self.wal_handles[number], name, offsets, lengths, found, True)
 
     def _fetch_stored(
-        self,
-        log: TopicLog,
-        chunk: Chunk,
-        offsets: list[int],
-        lengths: list[int],
-        page: Page,
-        which: list[int],
+        self, log: TopicLog, chunk: Chunk, offsets: Offsets, lengths: Offsets, found: _Frames
     ) -> None:
         segment = self._segment(log, chunk)
         try:
             if segment.blocks is not None:
-                self._verify_blocks(segment, offsets[0], offsets[-1] + lengths[-1])
-            self._read(segment.handle, segment.path, offsets, lengths, page, which, segment.blocks is None)
+                self._verify_blocks(segment, int(offsets[0]), int(offsets[-1] + lengths[-1]))
+            self._read(segment.handle, segment.path, offsets, lengths, found, segment.blocks is None)
         except Corrupt as error:
             raise DamagedSegment(chunk, error.path, error.offset, error.problem) from None
 
@@ -338,33 +340,23 @@ class Reader:
         return bad
 
     def _read(
-        self,
-        handle: int,
-        path: str,
-        offsets: list[int],
-        lengths: list[int],
-        page: Page,
-        which: list[int],
-        check_frames: bool,
+        self, handle: int, path: str, offsets: Offsets, lengths: Offsets, found: _Frames, check_frames: bool
     ) -> None:
         """Fetch frames by as few reads as their gaps allow."""
-        at, count = 0, len(offsets)
-        while at < count:
-            end = at + 1
-            reach = offsets[at] + lengths[at]
-            while end < count and 0 <= offsets[end] - reach <= limits.READ_GAP_BYTES:
-                reach = offsets[end] + lengths[end]
-                end += 1
-            base = offsets[at]
+        ends = offsets + lengths
+        between = offsets[1:] - ends[:-1]
+        cuts = (np.flatnonzero((between < 0) | (between > limits.READ_GAP_BYTES)) + 1).tolist()
+        for first, stop in zip([0, *cuts], [*cuts, len(offsets)], strict=True):
+            base, reach = int(offsets[first]), int(ends[stop - 1])
             data = self._disk.read(handle, base, reach - base)
             if len(data) != reach - base:
                 raise Corrupt(path, base, "the file ends before the record does")
+            starts = offsets[first:stop] - base
             if check_frames:
-                for offset, length in zip(offsets[at:end], lengths[at:end], strict=True):
-                    if not frame_is_valid(data[offset - base : offset - base + length]):
-                        raise Corrupt(path, offset, "the record does not agree with its digest")
-            self._take(data, offsets[at:end], base, page, which)
-            at = end
+                for start, end in zip(starts.tolist(), (ends[first:stop] - base).tolist(), strict=True):
+                    if not frame_is_valid(data[start:end]):
+                        raise Corrupt(path, base + start, "the record does not agree with its digest")
+            found.add(data, starts)
 
     def _segment(self, log: TopicLog, chunk: Chunk) -> _OpenSegment:
         meta = chunk.meta

@@ -7,13 +7,12 @@ page of some size their digits are made column by column, which costs a third of
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topics.engine.commands import Page
+from topics.engine.commands import Column, Page
 from topics.engine.frames import (
     DIGEST_BYTES,
     EXT_HEADERS,
@@ -93,13 +92,13 @@ def _heads(page: Page, suffix: bytes) -> list[bytes]:
     return heads
 
 
-def _width(numbers: Sequence[int]) -> int:
+def _width(numbers: Column) -> int:
     """How many digits all of these ascending numbers have, 0 when they differ in that."""
     width = len(str(int(numbers[0])))
     return width if width == len(str(int(numbers[-1]))) else 0
 
 
-def _put_digits(text: npt.NDArray[np.uint8], numbers: Sequence[int]) -> None:
+def _put_digits(text: npt.NDArray[np.uint8], numbers: Column) -> None:
     """Write one number a row, as many digits as there are columns."""
     rest = np.asarray(numbers, dtype=np.int64)
     end = text.shape[1]

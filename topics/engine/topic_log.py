@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,7 @@ class Op:
     first_seq: int = 0
     cap_lost: int = 0
     ttl_lost: int = 0
-    ranges: list[Range] = field(default_factory=list)
+    ranges: Sequence[Range] = ()
     config: TopicConfig | None = None
     loss: Loss | None = None
     dropped: bool = False
@@ -319,7 +319,7 @@ class TopicLog:
         count, size = op.count, op.bytes
         for first, last in ranges:
             self.kill(first, last, op, mark=True)
-        op.ranges.extend(ranges)
+        op.ranges = [*op.ranges, *ranges]
         self.count += op.count - count
         self.bytes += op.bytes - size
         self._settle(op)
@@ -359,7 +359,7 @@ class TopicLog:
         """A range is lost; live records in it, if any, go."""
         count, size = op.count, op.bytes
         self.kill(loss[0], loss[1], op, mark=True)
-        op.ranges.append((loss[0], loss[1]))
+        op.ranges = [*op.ranges, (loss[0], loss[1])]
         self.count += op.count - count
         self.bytes += op.bytes - size
         if loss[1] >= self.next_seq:
@@ -454,7 +454,7 @@ class TopicLog:
         if op.dropped:
             view.dropped = True
 
-    def _mark(self, ranges: list[Range]) -> None:
+    def _mark(self, ranges: Sequence[Range]) -> None:
         """Turn staged deletes into deletes."""
         for first_seq, last_seq in ranges:
             for chunk, first, stop in self.spans(first_seq, last_seq + 1):

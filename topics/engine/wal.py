@@ -20,6 +20,7 @@ import struct
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from topics.engine import frames
@@ -125,7 +126,7 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
             found.envelopes.append(envelope)
             at = _aligned(envelope.end)
             continue
-        if data[at : at + ENVELOPE_BYTES] == bytes(ENVELOPE_BYTES) and not data[at:].strip(b"\0"):
+        if not np.frombuffer(data, np.uint8, offset=at).any():
             break  # the zero-filled rest
         found.bad_at.append(at)
         following = _find_envelope(data, at + 8, salt)

@@ -51,9 +51,10 @@ class Writes(Staging):
         if log is not None and key is not None and self._deduped(token, log, key):
             return
         self._check_conditions(log, command)
-        size = sum(sizes)
-        self._check_room(log, config, command.topic, len(sizes), size, max(sizes))
-        need = frame_bytes_at_most(records, command.idempotency_key, per_tag=bool(config.cap_per_tag))
+        one = len(sizes) == 1
+        size, largest = (sizes[0], sizes[0]) if one else (sum(sizes), max(sizes))
+        self._check_room(log, config, command.topic, len(sizes), size, largest)
+        need = frame_bytes_at_most(records, command.idempotency_key, size, per_tag=bool(config.cap_per_tag))
         if self.frame_bytes + need > self.room_bytes:
             self.reserve(need)
         if log is None:
@@ -454,9 +455,13 @@ class Writes(Staging):
         self.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
 
 
-def frame_bytes_at_most(records: cmd.Records, key: bytes | None, *, per_tag: bool) -> int:
+def frame_bytes_at_most(records: cmd.Records, key: bytes | None, size: int, *, per_tag: bool) -> int:
     """An upper bound of what a write adds to the log, the control frames beside it included."""
-    total = sum(map(len, records.payloads)) + CONTROL_BYTES * 3
+    total = (
+        sum(map(len, records.payloads)) + CONTROL_BYTES * 3
+        if records.sizes is not None
+        else size + CONTROL_BYTES * 3
+    )
     # With a cap per tag each record may push out another, which a delete frame names.
     per_record = frames.OVERHEAD_BYTES + (RANGE_BYTES if per_tag else 0)
     if records.tags is not None:
@@ -485,6 +490,19 @@ def add_rows(
 ) -> None:
     """Add the rows of one write, over as many chunks as it takes; the frames lie back to back from `offset`."""
     count = len(lengths)
+    if count == 1:
+        chunk = log.chunk_for_append(ts)
+        chunk.add(
+            offset,
+            lengths[0],
+            ts,
+            flags[0] if flags is not None else 0,
+            tags[0] if tags is not None else 0,
+            nodes[0] if nodes is not None else 0,
+            sizes[0],
+        )
+        log.next_seq += 1
+        return
     at = 0
     while at < count:
         chunk = log.chunk_for_append(ts)
