@@ -10,11 +10,11 @@ snapshot says; recovery cuts them. An error anywhere leaves memory pointing at t
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from topics.engine import frames, limits
 from topics.engine.config import EngineConfig, TopicConfig
@@ -77,6 +77,7 @@ class TopicRow(msgspec.Struct, array_like=True):
     erasing: list[list[Range]]
     sum_chain: bytes
     may_expire: bool  # has records with a TTL of their own
+    inline: tuple[int, int, bytes] | None = None  # first seq, rows and frames of a topic without files
 
 
 @dataclass(slots=True)
@@ -102,10 +103,22 @@ class _Part:
 
 
 @dataclass(slots=True)
+class _Inline:
+    """A whole small topic as captured: its live frames back to back, and where each row's frame lies in them."""
+
+    chunk: Chunk
+    rows: int
+    data: bytes
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
 class _Capture:
     log: TopicLog
     row: TopicRow
     parts: list[_Part]
+    inline: _Inline | None
 
 
 class Checkpointer:
@@ -168,16 +181,18 @@ class Checkpointer:
                 yield None
         yield WaitSynced(wal.last_lsn)
         yield from self._write_parts(captures)
-        writer = SnapshotWriter(self._disk, self.meta_dir, number)
+        writer = yield Blocking("snapshot", lambda: SnapshotWriter(self._disk, self.meta_dir, number))
         try:
             yield from self._write_snapshot(writer, number, base_lsn, next_id, captures)
             yield Blocking("snapshot", lambda: _finish(writer))
         except BaseException:
             writer.abandon()
             raise
-        for capture in captures:
-            self._install(capture)
         self.snapshots.append((number, base_lsn))
+        for i, capture in enumerate(captures):
+            self._install(capture)
+            if i % limits.SLICE_TOPICS == 0:
+                yield None
         yield from self._drop_absorbed()
 
     def _capture(self, log: TopicLog) -> _Capture:
@@ -199,15 +214,33 @@ class Checkpointer:
                 segments.append(part.meta)
             elif chunk.meta is not None:
                 segments.append(chunk.meta)
+        inline = self._capture_inline(log) if len(parts) == 1 else None
+        if inline is not None:
+            parts, segments = [], []
         view = log.view
         row = TopicRow(
             log.id, log.name, log.config, self._wal.last_lsn, log.next_seq - 1, log.first_seq, log.count, log.bytes,
             log.cap_lost, log.ttl_lost, list(view.losses), log.ceiling,
             log.dedupe.live(now_ms=self._shard.now_ms, window_ms=log.config.idempotency_window_ms),
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
-            bool(log.expiries),
+            bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
         )  # fmt: skip
-        return _Capture(log, row, parts)
+        return _Capture(log, row, parts, inline)
+
+    def _capture_inline(self, log: TopicLog) -> _Inline | None:
+        """A topic with a few small records has no files: its frames ride in its snapshot row.
+
+        Ten thousand such topics then cost one file instead of thirty thousand.
+        """
+        chunk = log.chunks[0]
+        small = chunk.frame_bytes <= self._config.inline_bytes and chunk.count <= limits.INLINE_ROWS
+        if len(log.chunks) > 1 or chunk.meta is not None or chunk.closed or not small:
+            return None
+        live = chunk.live(0, chunk.count, frames.DEAD)
+        live[: max(0, log.first_seq - chunk.first_seq)] = False
+        data = self._reader.frames_of(log, chunk, log.runs, np.flatnonzero(live))
+        lengths = np.where(live, chunk.rows["length"], 0).astype(np.int64)
+        return _Inline(chunk, chunk.count, data, np.cumsum(lengths) - lengths, lengths)
 
     def _age_out(self, log: TopicLog) -> None:
         age_max = self._config.segment_max_age_ms
@@ -272,55 +305,60 @@ class Checkpointer:
             part.rows[column] = local[where]
 
     def _write_parts(self, captures: list[_Capture]) -> Steps:
-        """Fill the segment files, then sync them, then seal what is closed."""
-        writers: list[tuple[_Part, SegmentWriter]] = []
-        try:
-            for capture in captures:
-                for part in capture.parts:
-                    if part.stop > part.first:
-                        writer = SegmentWriter(self._disk, self.topic_dir(capture.log.id), part.meta)
-                        writers.append((part, writer))
-                        self._fill(capture.log, part, writer)
-                    yield None
-            yield Blocking("segments", lambda: self._sync_parts(captures, writers))
-        finally:
-            for _, writer in writers:
-                with suppress(
-                    OSError
-                ):  # a disk that failed already, or a latch: what counts was raised before
-                    writer.close()
-        for capture in captures:
-            for part in capture.parts:
-                if part.seal:
-                    yield Blocking("seal", self._sealing(capture, part))
-                    self._shard.counters["seals"] += 1
+        """Fill the segment files, sync them, then seal what is closed. Files are opened and closed off the loop."""
+        parts = [(capture, part) for capture in captures for part in capture.parts]
+        many = len(parts) > SYNCFS_FROM
+        batch: list[tuple[str, _Part, bytes]] = []
+        size = 0
+        for capture, part in parts:
+            if part.stop > part.first:
+                data = self._copy_frames(capture.log, part)
+                batch.append((self.topic_dir(capture.log.id), part, data))
+                size += len(data)
+            if size >= limits.MIB or len(batch) >= SYNCFS_FROM:
+                yield Blocking("segments", self._writing(batch, sync=not many))
+                batch, size = [], 0
+            yield None
+        if parts:
+            yield Blocking("segments", self._writing(batch, sync=not many))
+            yield Blocking("segments", lambda: self._mark_parts(parts, sync=not many))
+        for capture, part in parts:
+            if part.seal:
+                yield Blocking("seal", self._sealing(capture, part))
+                self._shard.counters["seals"] += 1
 
-    def _fill(self, log: TopicLog, part: _Part, writer: SegmentWriter) -> None:
-        """Copy the frames of the captured rows from the log, by ranges."""
-        chunk, rows = part.chunk, part.rows
-        live = np.nonzero(rows["length"])[0]
-        data = self._reader.frames_of(log, chunk, part.runs, live + part.first)
+    def _copy_frames(self, log: TopicLog, part: _Part) -> bytes:
+        """The frames of the captured rows, from the log, by ranges; the rows get their places in the segment."""
+        rows = part.rows
+        data = self._reader.frames_of(log, part.chunk, part.runs, np.flatnonzero(rows["length"]) + part.first)
         lengths = rows["length"].astype(np.int64)
-        ends = np.cumsum(lengths)
-        offsets = ends - lengths + writer.data_bytes
+        offsets = np.cumsum(lengths) - lengths + part.meta.data_bytes
         offsets[lengths == 0] = 0
         rows["offset"] = offsets
-        writer.append(data, rows, part.tags, part.nodes, part.expiries)
+        return data
 
-    def _sync_parts(self, captures: list[_Capture], writers: list[tuple[_Part, SegmentWriter]]) -> None:
-        marks: list[str] = []
-        for capture in captures:
-            directory = self.topic_dir(capture.log.id)
-            for part in capture.parts:
-                if part.deleted:
-                    marks.append(mark_deleted(self._disk, directory, part.meta, part.deleted))
-        if len(writers) + len(marks) > SYNCFS_FROM:
+    def _writing(self, batch: list[tuple[str, _Part, bytes]], *, sync: bool) -> Callable[[], None]:
+        def write() -> None:
+            for directory, part, data in batch:
+                writer = SegmentWriter(self._disk, directory, part.meta)
+                try:
+                    writer.append(data, part.rows, part.tags, part.nodes, part.expiries)
+                    if sync:
+                        writer.sync()
+                finally:
+                    writer.close()
+
+        return write
+
+    def _mark_parts(self, parts: list[tuple[_Capture, _Part]], *, sync: bool) -> None:
+        """Write the .del files. Many files are synced by one syncfs, with the segments before them."""
+        for capture, part in parts:
+            if part.deleted:
+                path = mark_deleted(self._disk, self.topic_dir(capture.log.id), part.meta, part.deleted)
+                if sync:
+                    sync_file(self._disk, path)
+        if not sync:
             self._disk.sync_all()
-            return
-        for _, writer in writers:
-            writer.sync()
-        for path in marks:
-            sync_file(self._disk, path)
 
     def _sealing(self, capture: _Capture, part: _Part) -> Callable[[], None]:
         log = capture.log
@@ -357,8 +395,10 @@ class Checkpointer:
                 clean,
             )
         )
-        for capture in captures:
+        for i, capture in enumerate(captures):
             self.rows[capture.log.id] = msgspec.msgpack.encode(capture.row)
+            if i % limits.SLICE_TOPICS == 0:
+                yield None
         for i, log in enumerate(list(shard.by_id.values())):
             if log.id in self.rows and not log.dropped:
                 writer.add(msgspec.Raw(self.rows[log.id]))
@@ -369,6 +409,11 @@ class Checkpointer:
         """The snapshot names the segments: from here on rows point at them, and the log may go."""
         log = capture.log
         log.sum_chain = capture.row.sum_chain
+        inline = capture.inline
+        if inline is not None and inline.chunk in log.chunks:
+            target = inline.chunk.rows[: inline.rows]
+            target["offset"], target["length"] = inline.offsets, inline.lengths
+            log.move_to_block(inline.chunk.first_seq, inline.chunk.first_seq + inline.rows, inline.data)
         for part in capture.parts:
             chunk = part.chunk
             if part.stop > part.first:

@@ -50,6 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     cache_bytes: int = 32 * limits.MIB
     memory_bytes_max: int = 256 * limits.MIB  # payloads that live in RAM only
     index_rows_max: int = 50_000_000  # rows resident before idle topics are put away
+    inline_bytes: int = 1024  # a topic with no more frames than this rides in the snapshot and has no files
     rewrite_dead_share: float = 0.5  # a sealed segment with more dead bytes than this is rewritten
     max_topics: int = 100_000
     max_total_bytes: int = 0

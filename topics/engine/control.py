@@ -24,6 +24,29 @@ class Deletion(msgspec.Struct, frozen=True, array_like=True):
     erase: bool = False
 
 
+class Floors(msgspec.Struct, frozen=True, array_like=True):
+    cap_lost: int
+    ttl_lost: int
+
+
+class Skipped(msgspec.Struct, frozen=True, array_like=True):
+    first: int
+    count: int
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True):
+    first: int
+    last: int
+    reason: str
+
+
+class Swapped(msgspec.Struct, frozen=True, array_like=True):
+    first_seq: int
+    generation: int
+    cap_lost: int
+    ttl_lost: int
+
+
 class TimeCeiling(msgspec.Struct, frozen=True, array_like=True):
     ceiling_ms: int
     now_ms: int

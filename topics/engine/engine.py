@@ -338,7 +338,9 @@ class Engine:
         waiting = [op for ops in self._parked.values() for op in ops] + shard.ops
         self._parked = {}
         for op in waiting:
-            if op.token is not None and op.command is None:
+            if op.erase is not None:
+                shard.ready.append((op.erase.token, error))
+            elif op.token is not None and op.command is None:
                 shard.ready.append((op.token, error))
         for request in shard.erase_requests:
             if request.token is not None:
@@ -378,11 +380,7 @@ class Engine:
     def _ready_erases(self) -> list[EraseRequest]:
         """One that somebody waits for is tried at once, to be answered; one that was put off waits for space."""
         full = self._full_retry_ms is not None
-        return [
-            request
-            for request in self.shard.erase_requests
-            if not request.log.pending and (request.token is not None or not full)
-        ]
+        return [request for request in self.shard.erase_requests if request.token is not None or not full]
 
     def _run_background(self) -> None:
         """Run slices of the task at hand until 2 ms have passed, it blocks, or it ends."""

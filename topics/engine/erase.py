@@ -15,14 +15,16 @@ import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from topics.engine import frames
+from topics.engine.checkpoint import TopicRow
 from topics.engine.config import EngineConfig
 from topics.engine.errors import Corrupt, ShardReadOnly, Throttled
-from topics.engine.files import HEADER_BYTES, with_digest, xxh
+from topics.engine.files import HEADER_BYTES, read_file, with_digest, xxh
 from topics.engine.intents import Patch, apply_patches, finish_intent, write_intent
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.segments import BLOCK_BYTES, SUM_MAGIC, parse_segment_name, read_sum, segment_name
 from topics.engine.shard import Shard
+from topics.engine.snapshot import list_snapshots, read_snapshot, snapshot_path
 from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Range, TopicLog
@@ -61,7 +63,7 @@ def _erase(
     # name, keeps its digest.
     shard.stage_time_ceiling(max(shard.time_ceiling_ms, shard.now_ms))
     yield WaitSynced(0)
-    eraser = Eraser(disk, wal, reader, log, request.ranges)
+    eraser = Eraser(disk, wal, reader, meta_dir, log, request.ranges)
     yield Blocking("erase", eraser.plan)
     number = shard.counters.get("erase_number", 0) + 1
     shard.counters["erase_number"] = number
@@ -71,6 +73,14 @@ def _erase(
         apply_patches(disk, eraser.patches)
         finish_intent(disk, meta_dir, number)
 
+    def settle_removals() -> None:
+        # A file that was unlinked and comes back after a power cut would bring the payload along.
+        disk.sync_dir(wal.directory)
+        disk.sync_dir(meta_dir)
+        if disk.exists(reader.topic_dir(log.id)):
+            disk.sync_dir(reader.topic_dir(log.id))
+
+    yield Blocking("erase", settle_removals)
     if eraser.patches:
         yield Blocking("erase", carry_out)
     for file in wal.files:
@@ -85,7 +95,10 @@ def _erase(
 
 
 class Eraser:
-    def __init__(self, disk: Disk, wal: Wal, reader: Reader, log: TopicLog, ranges: list[Range]) -> None:
+    def __init__(
+        self, disk: Disk, wal: Wal, reader: Reader, meta_dir: str, log: TopicLog, ranges: list[Range]
+    ) -> None:
+        self._meta_dir = meta_dir
         self._disk = disk
         self._wal = wal
         self._reader = reader
@@ -104,6 +117,7 @@ class Eraser:
 
     def plan(self) -> None:
         self._plan_segments()
+        self._plan_snapshots()
         self._plan_log()
 
     # -- frames --------------------------------------------------------------------------------------------
@@ -172,6 +186,26 @@ class Eraser:
         path = f"{directory}/{segment_name(first_seq, generation)}.sum"
         self.patches.append((path, 0, with_digest(SUM_MAGIC, msgspec.msgpack.encode(summary))))
 
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    def _plan_snapshots(self) -> None:
+        """A small topic's frames ride in its snapshot row."""
+        for number in list_snapshots(self._disk, self._meta_dir):
+            path = snapshot_path(self._meta_dir, number)
+            try:
+                rows = read_snapshot(self._disk, self._meta_dir, number)[1]
+            except Corrupt:
+                continue  # recovery passes it over as well
+            row = next((row for row in map(_topic_row, rows) if row.id == self._log.id), None)
+            if row is None or row.inline is None or not row.inline[2]:
+                continue
+            data = bytearray(read_file(self._disk, path))
+            start = data.find(row.inline[2])
+            changed = self._blank_frames(data, start, start + len(row.inline[2]))
+            if changed:
+                self.patches += [(path, first, bytes(data[first:end])) for first, end in changed]
+                self.patches.append((path, len(data) - 8, xxh(bytes(data[:-8]))))
+
     # -- the log -------------------------------------------------------------------------------------------
 
     def _plan_log(self) -> None:
@@ -216,3 +250,7 @@ class Eraser:
         frame = frames.encode_control(frames.WAL_START, 0, int(columns.headers["ts"][0]), start)
         content[envelope.start : envelope.start + len(frame)] = frame
         return [(envelope.start, envelope.start + len(frame))]
+
+
+def _topic_row(raw: bytes) -> TopicRow:
+    return msgspec.msgpack.decode(raw, type=TopicRow)

@@ -226,6 +226,7 @@ class Columns:
         return Columns(self.buffer, self.starts[picked], self.headers[picked])
 
     def payload(self, i: int) -> bytes:
+        """The payload of a control frame, which has neither node nor tag."""
         at = int(self.starts[i]) + HEADER_BYTES
         return self.buffer[at : at + int(self.headers["data_len"][i])]
 

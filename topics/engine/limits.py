@@ -43,6 +43,7 @@ SEQ_CEILING_STEP_MIN = 1024  # about one second of light traffic
 SEQ_CEILING_STEP_MAX = 1 << 20
 SLEW_MS_PER_S = 50  # the engine clock follows the wall clock at this rate, one part in twenty
 
+INLINE_ROWS = 64  # of a topic that rides in the snapshot and has no files
 SLICE_ROWS = 4096  # background work is cut into pieces of about 2 ms
 SLICE_TOPICS = 32
 READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read

@@ -95,9 +95,15 @@ class Loader:
         lost: list[tuple[SegmentMeta, str]] = []
         damaged: list[tuple[SegmentMeta, int]] = []
         before: SegmentMeta | None = None
+        inline, log.inline = log.inline, None
+        if inline is not None:
+            metas = [SegmentMeta(inline[0], rows=inline[1], data_bytes=len(inline[2]))]
         for meta in metas:
             try:
-                content = self._read_segment(log, meta, before)
+                if inline is not None:
+                    content = _from_records("a snapshot row", inline[2], 0, meta, None)
+                else:
+                    content = self._read_segment(log, meta, before)
             except (Corrupt, FileNotFoundError) as error:
                 lost.append((meta, str(error)))
                 continue
@@ -112,6 +118,11 @@ class Loader:
             if not meta.sealed:
                 chunk.tag_ids = {name: i + 1 for i, name in enumerate(content.tags)}
                 chunk.node_ids = {name: i + 1 for i, name in enumerate(content.nodes)}
+            if inline is not None:
+                # No files yet: the rows lie in the snapshot's row, which is in memory.
+                chunk.meta, chunk.stored = None, 0
+                chunk.tag_ids, chunk.node_ids = {}, {}
+                log.runs = [(inline[0], inline[2])]
             chunks.append(chunk)
             parts.append(LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), content.tags, live))
             node_names.append(content.nodes)
@@ -191,46 +202,7 @@ class Loader:
         """Rows, names and expiries again from the records themselves."""
         path = segment_path(directory, meta, "data")
         data = read_range(self._disk, path, 0, meta.data_bytes)
-        starts: list[int] = []
-        try:
-            frames.frame_starts(data, HEADER_BYTES, meta.data_bytes, starts)
-        except (ValueError, struct.error):
-            raise Corrupt(path, 0, "neither the index nor the records can be read") from None
-        columns = frames.decode_columns(data, starts)
-        tags = StringTable()
-        nodes = StringTable()
-        rows = np.zeros(meta.rows, dtype=ROW)
-        expiries: list[tuple[int, int]] = []
-        whole = True
-        for i, start in enumerate(starts):
-            length, _, flags, _, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(data, start)
-            row = seq - meta.first_seq
-            if not 0 <= row < meta.rows or not frames.frame_is_valid(data[start : start + length + 4]):
-                whole = False
-                continue
-            at = start + frames.HEADER_BYTES
-            node, tag = data[at : at + node_len], data[at + node_len : at + node_len + tag_len]
-            found = frames.read_extensions(data, start) if flags & frames.HAS_EXT else {}
-            size = int.from_bytes(found[frames.EXT_SIZE], "little") if frames.EXT_SIZE in found else data_len
-            if frames.EXT_EXPIRES in found:
-                expiries.append((row, int.from_bytes(found[frames.EXT_EXPIRES], "little")))
-            rows[row] = (
-                int(columns.starts[i]), length + 4, ts, flags, (0, 0, 0),
-                tags.add(tag) if flags & frames.HAS_TAG else 0,
-                nodes.add(node) if flags & frames.HAS_NODE else 0,
-                size,
-            )  # fmt: skip
-        deleted = read_deleted(self._disk, directory, meta)
-        # With a bad record among them nobody knows which absent rows were dead before: all are announced.
-        absent = rows["length"] == 0 if deleted is None else (rows["length"] == 0) & ~deleted
-        return _Content(
-            rows,
-            [name or b"" for name in tags.names[1:]],
-            [name or b"" for name in nodes.names[1:]],
-            np.array(expiries, dtype=EXPIRY),
-            deleted,
-            [] if whole else np.nonzero(absent)[0].tolist(),
-        )
+        return _from_records(path, data, HEADER_BYTES, meta, read_deleted(self._disk, directory, meta))
 
     @staticmethod
     def _recount(log: TopicLog) -> None:
@@ -324,3 +296,47 @@ class Loader:
                     for meta in row.segments:
                         self._named[(row.id, meta.first_seq, meta.generation)] = number
         return self._named.get((topic_id, parsed[0], parsed[1])) if parsed is not None else None
+
+
+def _from_records(path: str, data: bytes, start_at: int, meta: SegmentMeta, deleted: Mask | None) -> _Content:
+    """An index made from frames that lie back to back from `start_at` on."""
+    starts: list[int] = []
+    try:
+        frames.frame_starts(data, start_at, len(data), starts)
+    except (ValueError, struct.error):
+        raise Corrupt(path, 0, "neither the index nor the records can be read") from None
+    columns = frames.decode_columns(data, starts)
+    tags = StringTable()
+    nodes = StringTable()
+    rows = np.zeros(meta.rows, dtype=ROW)
+    expiries: list[tuple[int, int]] = []
+    whole = True
+    for i, start in enumerate(starts):
+        length, _, flags, _, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(data, start)
+        row = seq - meta.first_seq
+        if not 0 <= row < meta.rows or not frames.frame_is_valid(data[start : start + length + 4]):
+            whole = False
+            continue
+        at = start + frames.HEADER_BYTES
+        node, tag = data[at : at + node_len], data[at + node_len : at + node_len + tag_len]
+        found = frames.read_extensions(data, start) if flags & frames.HAS_EXT else {}
+        size = int.from_bytes(found[frames.EXT_SIZE], "little") if frames.EXT_SIZE in found else data_len
+        if frames.EXT_EXPIRES in found:
+            expiries.append((row, int.from_bytes(found[frames.EXT_EXPIRES], "little")))
+        rows[row] = (
+            int(columns.starts[i]), length + 4, ts, flags, (0, 0, 0),
+            tags.add(tag) if flags & frames.HAS_TAG else 0,
+            nodes.add(node) if flags & frames.HAS_NODE else 0,
+            size,
+        )  # fmt: skip
+    rows["ts"] = np.maximum.accumulate(rows["ts"])  # time never decreases, also over the dead
+    # With a bad record among them nobody knows which absent rows were dead before: all are announced.
+    absent = rows["length"] == 0 if deleted is None else (rows["length"] == 0) & ~deleted
+    return _Content(
+        rows,
+        [name or b"" for name in tags.names[1:]],
+        [name or b"" for name in nodes.names[1:]],
+        np.array(expiries, dtype=EXPIRY),
+        deleted,
+        [] if whole else np.nonzero(absent)[0].tolist(),
+    )

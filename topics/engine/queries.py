@@ -114,7 +114,7 @@ class Queries(Staging):
             if not name.startswith(command.prefix) or len(rows) > size:
                 break
             log = self.published[name]
-            if log.config.ttl_ms or log.expiries or log.may_expire:
+            if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred:
                 self._touch(log)
                 self._postpone_if_expiring(log)
             rows.append(state_of(log))

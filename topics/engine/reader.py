@@ -68,9 +68,9 @@ class TailCache:
         """The file is gone or an erase changed it: what is remembered of it must not be served."""
         start = bisect_left(self._places, file_number << 32)
         stop = bisect_left(self._places, (file_number + 1) << 32)
-        for i in range(max(start, self._first), stop):
-            self._bytes -= len(self._bodies[i])
-            self._bodies[i] = b""
+        self._bytes -= sum(map(len, self._bodies[start:stop]))
+        del self._places[start:stop], self._bodies[start:stop]
+        self._first -= min(self._first, stop) - min(self._first, start)
 
 
 class DamagedSegment(Corrupt):

@@ -143,7 +143,8 @@ class Recovery:
             self._replayer.resume_erase(log, ranges)
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
         self._replayer.enlist(log)
-        if row.segments:
+        log.inline = row.inline
+        if row.segments or row.inline is not None:
             log.stored = row.segments
         if row.ram_ranges:
             # Records of an ephemeral topic: gone by design, and announced.
@@ -165,9 +166,12 @@ class Recovery:
             self._wal.next_number = max(self._wal.next_number, number + 1)
             scanned = scan(path, number, read_file(self._disk, path))
             if scanned is None or not scanned.envelopes:
-                self._disk.remove(path)  # a spare that was never used, or never finished
                 if scanned is not None and scanned.bad_at:
                     self.report.torn.append(f"{path} at byte {scanned.bad_at[0]}")
+                    self._disk.make_dir("lost+found")
+                    self._disk.rename(path, f"lost+found/shard-{self._config.shard}-{name}")
+                else:
+                    self._disk.remove(path)  # a spare that was never used, or never finished
                 continue
             found.append(scanned)
         found.sort(key=lambda file: file.number)

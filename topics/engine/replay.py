@@ -10,7 +10,16 @@ import numpy.typing as npt
 
 from topics.engine import frames
 from topics.engine.checkpoint import Checkpointer
-from topics.engine.control import ConfigChanged, Deletion, TimeCeiling, TopicCreated
+from topics.engine.control import (
+    ConfigChanged,
+    Deletion,
+    Floors,
+    Lost,
+    Skipped,
+    Swapped,
+    TimeCeiling,
+    TopicCreated,
+)
 from topics.engine.errors import Corrupt
 from topics.engine.frames import Columns
 from topics.engine.index import SMALL
@@ -255,17 +264,18 @@ class Replay:
             if deletion.erase:
                 self.resume_erase(log, deletion.ranges)
         elif kind == frames.EVICT:
-            cap_lost, ttl_lost = decode(payload, type=tuple[int, int])
+            floors = decode(payload, type=Floors)
             head = log.next_seq - 1
-            log.stage_floors(min(cap_lost, head), min(ttl_lost, head), op)
+            log.stage_floors(min(floors.cap_lost, head), min(floors.ttl_lost, head), op)
         elif kind == frames.SKIP:
-            first, count = decode(payload, type=tuple[int, int])
-            if first > log.next_seq:  # records that were never logged
-                self._loader.announce(log, log.next_seq, first - 1, "crash")
-            if first + count > log.next_seq:
-                log.stage_skip(first + count - log.next_seq, op)
+            skipped = decode(payload, type=Skipped)
+            if skipped.first > log.next_seq:  # records that were never logged
+                self._loader.announce(log, log.next_seq, skipped.first - 1, "crash")
+            if skipped.first + skipped.count > log.next_seq:
+                log.stage_skip(skipped.first + skipped.count - log.next_seq, op)
         elif kind == frames.LOSS:
-            log.stage_loss(decode(payload, type=tuple[int, int, str]), op)
+            lost = decode(payload, type=Lost)
+            log.stage_loss((lost.first, lost.last, lost.reason), op)
         elif kind == frames.CONFIG:
             changed = decode(payload, type=ConfigChanged)
             if changed.head >= log.next_seq:
@@ -278,9 +288,9 @@ class Replay:
         elif kind == frames.SEQ_CEILING:
             log.ceiling = max(log.ceiling, decode(payload, type=int))
         elif kind == frames.SEGMENT_SWAP:
-            first_seq, generation, cap_lost, ttl_lost = decode(payload, type=tuple[int, int, int, int])
-            log.stage_floors(cap_lost, ttl_lost, op)
-            self._apply_swap(log, first_seq, generation, op)
+            swapped = decode(payload, type=Swapped)
+            log.stage_floors(swapped.cap_lost, swapped.ttl_lost, op)
+            self._apply_swap(log, swapped.first_seq, swapped.generation, op)
         elif kind == frames.ERASE_DONE:
             self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
         self._shard.bytes_live += op.bytes

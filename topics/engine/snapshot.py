@@ -8,7 +8,7 @@ from struct import Struct
 import msgspec
 
 from topics.engine.errors import Corrupt
-from topics.engine.files import TEMP_SUFFIX, Hasher, header, publish, read_digest_file
+from topics.engine.files import TEMP_SUFFIX, Hasher, ensure_dir, header, publish, read_digest_file
 from topics.engine.limits import KIB
 from topics.engine.ports import Disk
 
@@ -38,7 +38,7 @@ class SnapshotWriter:
         self._rows = 0
         self._offset = 0
         self._buffer = bytearray(header(MAGIC))
-        disk.make_dir(meta_dir)  # not synced here: recovery made it long ago
+        ensure_dir(disk, meta_dir)
         self._handle: int | None = disk.open(self._temp, create=True)
         # A crashed attempt of the same number may have been longer.
         disk.truncate(self._handle, 0)

@@ -187,6 +187,8 @@ class Staging:
             self._publish_name(op)
         if log.waiters and (op.head or op.first_seq or op.dropped or op.loss):
             self.dirty[log.id] = log
+        if op.erase is not None:
+            self.erase_requests.append(op.erase)
         if op.later:
             self.handle(op.token, op.command)
         elif op.token is not None:

@@ -32,7 +32,9 @@ from topics.engine.tags import TagIndex
 
 Range = tuple[int, int]  # first and last seq, both inside
 Loss = tuple[int, int, str]
-Run = tuple[int, int | bytearray]  # from this seq on: a log file's number, or a RAM block
+# From this seq on: a log file's number, a RAM block of records that are never logged, or the frames of a small topic
+# as its snapshot row holds them.
+Run = tuple[int, int | bytearray | bytes]
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Op:
     tags_held: int = 0  # ids whose last record this op removes; readers may meet them until it is published
     nodes_held: int = 0
     command: Any = None  # of a read whose answer is held back: asked again if the commit fails
+    erase: Any = None  # what to do with the bytes once the delete is published
     later: bool = False  # the command is asked again when this op's turn comes
     expiry: bool = False  # what time did, waiting behind changes that are not published yet
 
@@ -90,6 +93,7 @@ class TopicLog:
         "bytes",
         "cap_lost",
         "ceiling",
+        "ceiling_base",
         "ceiling_synced",
         "ceiling_ts",
         "chunks",
@@ -105,6 +109,7 @@ class TopicLog:
         "first_seq",
         "gate_lsn",
         "id",
+        "inline",
         "last_read_ts",
         "last_touch",
         "may_expire",
@@ -148,6 +153,7 @@ class TopicLog:
         self.chunks: list[Chunk] = []
         self._starts: list[int] = []  # first seq of each chunk
         self.stored: list[SegmentMeta] | None = None  # segments not loaded yet
+        self.inline: tuple[int, int, bytes] | None = None  # instead of segments, as the snapshot row holds it
         self.deferred: list[Callable[[], None]] = []  # replay work put off until first touch
         self.runs: list[Run] = []
         self.tags = TagIndex(hold=True)
@@ -160,6 +166,7 @@ class TopicLog:
         self.ceiling = 0  # highest seq that may be used; 0: not bounded
         self.ceiling_synced = 0
         self.ceiling_ts = 0
+        self.ceiling_base = 0  # the head when it was raised last
         self.last_read_ts = 0
         self.last_touch = 0
         self.waiters: list[object] = []
@@ -536,6 +543,14 @@ class TopicLog:
         self.may_expire = bool(self.expiries)
         self.chunks, self._starts, self.expiries = [], [], []
         self.tags, self.nodes = TagIndex(hold=True), StringTable(hold=True)
+
+    def move_to_block(self, first_seq: int, stop_seq: int, block: bytes) -> None:
+        """Rows [first_seq, stop_seq) lie in `block` from now on; what comes after them stays where it is."""
+        rest: list[Run] = []
+        if stop_seq < self.next_seq:
+            at = find_run(self.runs, stop_seq)
+            rest = [(stop_seq, self.runs[at][1]), *self.runs[at + 1 :]]
+        self.runs = [(first_seq, block), *rest]
 
     def remove_chunk(self, chunk: Chunk) -> None:
         self.chunks.remove(chunk)

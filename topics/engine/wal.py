@@ -108,6 +108,8 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
     if len(head) < FILE_HEADER_BYTES:
         return None
     magic, version, _, stored_number, salt = FILE_HEADER.unpack(head[:56])
+    if magic == MAGIC and version not in (0, frames.FORMAT_VERSION) and not _holds_envelope(data):
+        raise UnsupportedFormat(path, version)  # 0 is a header that was being written
     if xxh3_64_digest(head[:56]) != head[56:]:
         if _holds_envelope(data):
             raise Corrupt(path, 0, "the file header does not agree with its digest")
@@ -117,7 +119,7 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
     if version != frames.FORMAT_VERSION:
         raise UnsupportedFormat(path, version)
     if stored_number != number:
-        raise Corrupt(path, 20, f"the file says it is number {stored_number}")
+        raise Corrupt(path, 16, f"the file says it is number {stored_number}")
     found = ScannedFile(number, path, data, salt)
     at = FILE_HEADER_BYTES
     while at + ENVELOPE_BYTES <= len(data):

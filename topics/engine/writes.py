@@ -80,7 +80,7 @@ class Writes(Staging):
             config.cap_bytes and log.bytes > config.cap_bytes
         ):
             self._evict(log, config, op)
-        if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_synced:
+        if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_base:
             self._raise_ceiling(log)
         if log.ceiling and op.head > log.ceiling_synced:
             op.sync = True  # a number may be given away only below a synced ceiling
@@ -289,21 +289,19 @@ class Writes(Staging):
         self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
 
     def _raise_ceiling(self, log: TopicLog) -> None:
-        """Extend at half, by about one second of traffic."""
+        """Extend at half, by about two seconds of traffic, so that a write seldom has to wait for it."""
+        head = log.next_seq - 1
         elapsed_ms = max(1, self.now_ms - log.ceiling_ts)
-        used = log.next_seq - 1 - log.ceiling_synced
-        step = max(
-            limits.SEQ_CEILING_STEP_MIN,
-            used * 2,
-            (log.next_seq - 1 - (log.ceiling // 2)) * 2000 // elapsed_ms,
+        recent = head - log.ceiling_base
+        step = min(
+            max(limits.SEQ_CEILING_STEP_MIN, recent * 2000 // elapsed_ms, recent), limits.SEQ_CEILING_STEP_MAX
         )
-        ceiling = log.next_seq - 1 + min(step, limits.SEQ_CEILING_STEP_MAX)
-        if ceiling <= log.ceiling:
+        if head + step <= log.ceiling:
             return
-        log.ceiling = ceiling
-        log.ceiling_ts = self.now_ms
-        self.add_frame(frames.encode_control(frames.SEQ_CEILING, log.id, self.now_ms, ceiling))
-        self._new_seq_ceilings.append((log, ceiling))
+        log.ceiling = head + step
+        log.ceiling_base, log.ceiling_ts = head, self.now_ms
+        self.add_frame(frames.encode_control(frames.SEQ_CEILING, log.id, self.now_ms, log.ceiling))
+        self._new_seq_ceilings.append((log, log.ceiling))
 
     def _skip(self, token: object, command: cmd.Skip) -> None:
         self._writable()
@@ -349,7 +347,7 @@ class Writes(Staging):
         op.result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
         if command.erase and ranges:
             # The answer waits until the bytes are gone as well.
-            self.erase_requests.append(EraseRequest(log, ranges, op.token, op.result))
+            op.erase = EraseRequest(log, ranges, op.token, op.result)
             op.token, op.sync = None, True
             log.erasing.append(ranges)
         self.add_op(op)
@@ -357,12 +355,11 @@ class Writes(Staging):
     def _select(self, log: TopicLog, command: cmd.Delete) -> list[Range]:
         """The ranges that the selectors name, of what is live now."""
         before = log.next_seq if command.before_seq is None else min(command.before_seq, log.next_seq)
+        if command.match is None and command.keep is not None:
+            surplus = log.count - command.keep
+            before = min(before, log.front_beyond(surplus, 0) + 1 if surplus > 0 else 0)
         if command.match is None and command.seqs is None:
-            last = before - 1
-            if command.keep is not None:
-                surplus = log.count - command.keep
-                last = min(last, log.front_beyond(surplus, 0) if surplus > 0 else 0)
-            return [(log.first_seq, last)] if last >= log.first_seq else []
+            return [(log.first_seq, before - 1)] if before > log.first_seq else []
         found: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
         if command.match is not None:
             for tag in log.tags.names(command.match):
@@ -415,10 +412,14 @@ class Writes(Staging):
         log.config = config
         if config.durability == "disk":
             if log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN > log.ceiling:
-                log.ceiling = log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN
+                log.ceiling_base = log.next_seq - 1
+                log.ceiling = log.ceiling_base + limits.SEQ_CEILING_STEP_MIN
                 self._new_seq_ceilings.append((log, log.ceiling))
         else:
+            # Ceilings of before must not count when the class comes back: the log forgets them here.
             log.ceiling = log.ceiling_synced = 0
+            self._new_seq_ceilings = [entry for entry in self._new_seq_ceilings if entry[0] is not log]
+            self.seq_ceilings = [entry for entry in self.seq_ceilings if entry[1] is not log]
         changed = ConfigChanged(config, log.ceiling, log.next_seq - 1)
         self.add_frame(frames.encode_control(frames.CONFIG, log.id, self.now_ms, changed))
         if surplus:
