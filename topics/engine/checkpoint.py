@@ -486,10 +486,10 @@ class Checkpointer:
             self._reader.close_topic(log.id)
             self._doomed = [entry for entry in self._doomed if entry[1] != log.id]
             directory = self.topic_dir(log.id)
-            if not self._disk.exists(directory):
-                continue
-            self._disk.rename(directory, f"{directory}.deleted")
-            yield from remove_tree(self._disk, f"{directory}.deleted")
+            if self._disk.exists(directory):
+                self._disk.rename(directory, f"{directory}.deleted")
+                yield from remove_tree(self._disk, f"{directory}.deleted")
+            yield None
 
     def note_latch(self) -> None:
         """After a failed write the page cache may claim what the disk does not have: say so for the next start."""

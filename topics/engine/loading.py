@@ -13,17 +13,19 @@ from topics.engine import frames
 from topics.engine.checkpoint import Checkpointer, TopicRow
 from topics.engine.config import EngineConfig
 from topics.engine.errors import Corrupt
-from topics.engine.files import HEADER_BYTES, read_range, xxh
+from topics.engine.files import HEADER_BYTES, header, read_range, xxh
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.segments import (
     EXPIRY,
+    IDX_MAGIC,
     ROW,
     Mask,
     Rows,
     SegmentMeta,
+    Sum,
     cut_to_meta,
     parse_segment_name,
     read_deleted,
@@ -154,19 +156,18 @@ class Loader:
         """The index of one segment; rebuilt from its records when it is damaged and they are not."""
         disk, directory = self._disk, self._reader.topic_dir(log.id)
         cut_to_meta(disk, directory, meta)
-        if meta.sealed:
-            self._check_chain(directory, meta, before)
+        summary = self._check_chain(directory, meta, before) if meta.sealed else None
         try:
             rows = read_rows(disk, directory, meta)
             tags, nodes, expiries = read_dict(disk, directory, meta)
             content = _Content(rows, tags, nodes, expiries, read_deleted(disk, directory, meta))
-            self._check_index(directory, meta, content)
+            self._check_index(directory, meta, content, summary)
             return content
         except Corrupt as error:
             self._report.rebuilt.append(str(error))
             return self._rebuild(directory, meta)
 
-    def _check_chain(self, directory: str, meta: SegmentMeta, before: SegmentMeta | None) -> None:
+    def _check_chain(self, directory: str, meta: SegmentMeta, before: SegmentMeta | None) -> Sum:
         """A sealed segment must be the one that was sealed, and follow the one before it."""
         summary, digest = read_sum(self._disk, directory, meta.first_seq, meta.generation)
         path = segment_path(directory, meta, "sum")
@@ -176,13 +177,14 @@ class Loader:
         follows = before is not None and before.sealed and before.first_seq + before.rows == meta.first_seq
         if before is not None and follows and summary.chain != before.link:
             raise Corrupt(path, 0, "it does not follow the segment before it")
+        return summary
 
-    def _check_index(self, directory: str, meta: SegmentMeta, content: _Content) -> None:
+    def _check_index(self, directory: str, meta: SegmentMeta, content: _Content, summary: Sum | None) -> None:
         """Digests for a sealed index; for an open one at least that nothing points outside."""
         path, rows = segment_path(directory, meta, "idx"), content.rows
-        if meta.sealed:
-            summary, _ = read_sum(self._disk, directory, meta.first_seq, meta.generation)
-            if xxh(read_range(self._disk, path, 0, meta.idx_bytes)) != summary.idx_digest:
+        if summary is not None:
+            # The header was checked when it was read; the digest is of both.
+            if xxh(header(IDX_MAGIC) + rows.tobytes()) != summary.idx_digest:
                 raise Corrupt(path, 0, "the index does not agree with its digest")
             if meta.dict_bytes:
                 dict_path = segment_path(directory, meta, "dict")

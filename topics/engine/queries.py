@@ -108,6 +108,7 @@ class Queries(Staging):
     def _list(self, token: object, command: cmd.ListTopics) -> None:
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
         rows: list[cmd.TopicState] = []
+        timed: TopicLog | None = None  # one whose state depends on what time it is
         start = self.names.bisect_right(command.after) if command.after >= command.prefix else 0
         start = max(start, self.names.bisect_left(command.prefix))
         for name in self.names.islice(start):
@@ -117,8 +118,12 @@ class Queries(Staging):
             if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred:
                 self._touch(log)
                 self._postpone_if_expiring(log)
+                timed = log
             rows.append(state_of(log))
-        self.ready.append((token, cmd.TopicList(rows)))
+        if timed is not None:
+            self._answer(token, cmd.TopicList(rows), timed)
+        else:
+            self.ready.append((token, cmd.TopicList(rows)))
 
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
         log = self._for_read(command.topic)

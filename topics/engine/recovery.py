@@ -179,6 +179,9 @@ class Recovery:
 
     def _decide(self, files: list[ScannedFile]) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str]:
         """Which envelopes count, in order. Sets the shard read-only when synced ones are missing."""
+        if self.report.snapshot and not files:
+            # The active file outlives every checkpoint: it was there, and so may have been acked writes in it.
+            raise LogGap(self._base_lsn, self._base_lsn + 2)
         starts = [self._start_of(file) for file in files]
         boot_id = next((start.boot_id for start in reversed(starts) if start is not None), "")
         good, gap = self._walk(files, starts)
@@ -211,7 +214,7 @@ class Recovery:
                 if envelope.lsn > void_after[i] or gap is not None:
                     continue
                 if envelope.lsn > last_lsn + 1:
-                    if last_lsn == self._base_lsn:
+                    if not digests:  # nothing connects it to the snapshot: files are missing
                         raise LogGap(last_lsn, envelope.lsn)
                     gap = f"{file.path} at byte {envelope.start}"
                     continue

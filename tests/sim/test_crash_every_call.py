@@ -1,0 +1,172 @@
+"""Goal: there is no disk call at which a power cut, a process crash or an I/O error breaks a promise.
+
+Method: one scripted workload that uses every operation, every durability class, a checkpoint, a segment rewrite, a topic
+drop and an erase. It runs with a crash planned at disk call 1, 2, 3, … until a run ends without reaching the call; after
+each crash the engine is recovered twice (the second time after another crash right away) and judged against what was
+acked. The same with the Nth call failing once with EIO and with ENOSPC: the engine may refuse or turn read-only, reads go
+on, and after a restart everything acked is there. The calls are dealt over several tests, so that they run in parallel.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.support import driver as d
+from tests.support.driver import SMALL, Divergence, Driver
+from tests.support.model import Conf, NewRec
+from tests.support.sim_disk import SimulatedCrash
+from topics.engine.errors import TopicsError
+
+pytestmark = pytest.mark.sim
+
+SHARES = 8
+CONFIG = msgspec.structs.replace(
+    SMALL, verify=False
+)  # the walks check invariants; here thousands of runs count
+FSYNC, DISK = Conf(durability="fsync"), Conf()
+
+
+def recs(serial: int, count: int, tag: bytes | None = None) -> list[NewRec]:
+    return [NewRec(b'{"call":%d,"of":%d,"pad":"%s"}' % (serial, i, b"x" * 60), tag) for i in range(count)]
+
+
+def workload(driver: Driver) -> Iterator[None]:
+    """Everything once, cut in steps; the caller decides where it ends."""
+    send, drain = driver.send, driver.drain
+    send(d.put("f", FSYNC), d.put("d", DISK), d.put("m", Conf(durability="memory")))
+    send(d.put("e", Conf(durability="ephemeral")), d.put("c", Conf(durability="fsync", cap_records=3)))
+    yield
+    drain()
+    yield
+    send(d.append("f", recs(1, 3, b"a"), key=b"k1"), d.append("d", recs(2, 3, b"a"), key=b"k2"))
+    yield
+    send(d.append("m", recs(3, 2)), d.append("e", recs(4, 2)), d.append("c", recs(5, 2)))
+    yield
+    drain()
+    send(d.append("c", recs(6, 4)), d.append("f", recs(7, 6, b"b")), d.append("made", recs(8, 1), conf=FSYNC))
+    yield
+    send(d.diff("f"), d.diff("d"), d.diff("c"), d.state("m"), d.list_topics())
+    drain()
+    yield
+    driver.advance(150)
+    yield
+    for serial in range(10, 16):
+        send(d.append("d", recs(serial, 2, b"a" if serial % 2 else b"b"), key=b"k%d" % serial))
+        yield
+    assert driver.engine is not None
+    driver.engine.checkpoint()
+    send()
+    yield
+    drain()
+    yield
+    send(d.delete("f", match=("eq", b"a")), d.delete("d", match=("prefix", b"b")), d.skip("f", 5))
+    yield
+    send(d.delete("d", before_seq=4, erase=True))
+    yield
+    drain()
+    yield
+    send(d.drop("made"), d.append("f", recs(20, 2), key=b"k1"), d.put("d", Conf(cap_records=6)))
+    yield
+    drain()
+    driver.advance(1_200)
+    yield
+    driver.engine.checkpoint()
+    send(d.append("d", recs(21, 4, b"a")))
+    yield
+    drain()
+    yield
+    send(d.delete("d", keep=2), d.delete("f", keep=1), d.append("made", recs(22, 2), conf=DISK))
+    drain()
+    yield
+    driver.advance(2_500)
+    driver.engine.checkpoint()
+    send()
+    drain()
+    yield
+    send(
+        d.append("f", recs(23, 1)), d.append("m", recs(24, 3)), d.put("m", FSYNC), d.append("m", recs(25, 1))
+    )
+    yield
+    drain()
+    send(d.diff("f"), d.diff("d"), d.last_by_tag("d", ("prefix", b"")))
+    drain()
+    yield
+    driver.close()
+
+
+def start(number: int) -> Driver:
+    driver = Driver(number, config=CONFIG)
+    driver.open()
+    return driver
+
+
+def afterwards(driver: Driver) -> None:
+    """The shard serves as if nothing had been."""
+    driver.send(d.append("f", recs(90, 2), conf=FSYNC), d.append("d", recs(91, 5), conf=DISK))
+    driver.drain()
+    driver.compare()
+    driver.restart()
+    driver.close()
+    driver.check_erased()
+
+
+@pytest.mark.parametrize("how", ["power", "kill"])
+@pytest.mark.parametrize("share", range(SHARES))
+def test_crash_at_every_call(share: int, how: str) -> None:
+    number = share + 1
+    while True:
+        driver = start(number)
+        driver.disk.crash_at(number, midway=bool(number % 2))
+        try:
+            for _ in workload(driver):
+                pass
+            break
+        except SimulatedCrash:
+            pass
+        except Exception as problem:
+            raise Divergence(f"{how} at call {number}, before the crash: {problem}") from problem
+        try:
+            driver.crash(how)
+            driver.crash(how)
+            afterwards(driver)
+        except Exception as problem:
+            raise Divergence(f"{how} at call {number}: {type(problem).__name__}: {problem}") from problem
+        number += SHARES
+    assert number > 100, "the workload hardly touched the disk"
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("share", range(SHARES))
+def test_failure_of_every_call(share: int, error: int) -> None:
+    number = share + 1
+    while True:
+        driver = start(number)
+        driver.faulty = True
+        before = driver.disk.calls
+        driver.disk.fail_at(number, error)
+        try:
+            try:
+                for _ in workload(driver):
+                    pass
+            except (OSError, TopicsError):
+                if driver.engine is None or not driver.closing:
+                    raise  # only a stop may say that it failed; a turn answers
+            if driver.engine is not None and not driver.closing:
+                driver.compare()
+            reached = driver.disk.calls - before >= number
+            driver.disk_calm()
+            driver.crash("kill" if number % 4 < 2 else "power")
+            driver.faulty = False
+            afterwards(driver)
+        except Exception as problem:
+            raise Divergence(
+                f"call {number} fails with {error}: {type(problem).__name__}: {problem}"
+            ) from problem
+        if not reached:
+            break
+        number += SHARES
+    assert number > 100, "the workload hardly touched the disk"

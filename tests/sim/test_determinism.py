@@ -1,0 +1,31 @@
+"""Goal: a seed is the whole story, so that a failure seen once can be seen again.
+
+Method: the same walk in two processes whose string hashes differ; every disk call with its arguments and every reply must
+be the same, compared by one digest of both.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.sim
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(seed: int, hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-m", "tests.sim.walk", str(seed), "--trace"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_hash_seed_changes_nothing(seed: int) -> None:
+    assert run(seed, "1") == run(seed, "2")

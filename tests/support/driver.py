@@ -1,0 +1,933 @@
+"""Runs an Engine on a SimDisk beside the model, and judges what it shows after every reply, restart and crash.
+
+Two models run along. `staged` takes every write when it is submitted, because the engine decides on staged state; it
+says what the reply must be. `model` takes it when its reply arrives, because that is when readers may see it; it says
+what reads must show. Time stands still while a write waits for its sync, so both decide alike.
+
+`log` keeps the writes since the last restart in order, acked or not: after a crash each topic must show the state after
+some prefix of its writes (one log, cut somewhere), and how short the prefix may be is the durability class's promise:
+
+- clean stop: all of them; process crash: at least all acked ones, exactly;
+- power cut: at least those acked after a sync, and everything in front of those in the log. A topic that was `disk` may
+  lose more, but then its head stands at or above the acked head, and the seqs in between are one loss range;
+- `memory` may come back with any prefix or nothing, `ephemeral` without records; neither may show anything invented.
+
+The prefix that matches becomes the new truth.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.model import Conf, Gap, Loss, Match, Model, NewRec, PageView, Refused, Topic
+from tests.support.sim_clock import SimClock
+from tests.support.sim_disk import SimDisk, SimulatedCrash
+from topics.engine import commands as c
+from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.engine import Engine
+from topics.engine.errors import ShardReadOnly, Throttled, TopicsError
+from topics.engine.subjects import TagMatch
+
+WRITES = ("append", "skip", "delete", "put", "drop")
+_FRAME = struct.Struct("<IBBQQQHHI")
+
+SMALL = EngineConfig(
+    wal_file_bytes=4096,
+    segment_max_events=4,
+    segment_max_bytes=2048,
+    segment_max_age_ms=2_000,
+    snapshot_wal_bytes=6_000,
+    snapshot_interval_ms=1_000,
+    cache_bytes=1024,
+    memory_bytes_max=1 << 20,
+    index_rows_max=64,
+    rewrite_dead_share=0.4,
+    verify=True,
+)
+
+
+class Divergence(AssertionError):
+    """Engine and model disagree."""
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """One request on its way."""
+
+    kind: str
+    topic: str
+    args: dict[str, Any]  # as the model takes them
+    command: c.Command
+    index: int = 0  # place in the order of all submissions
+    now: int = 0
+    expected: Any = None
+    acked: bool = False
+    synced: bool = False  # its ack promised durability
+    wait_until: int = 0  # monotonic time at which a long poll must answer; 0: at once
+    changes_seen: int = 0
+    may_be_full: bool = False
+    changed: bool = True  # whether a reader could notice it
+    applied: bool = False  # the model shows it already
+    options: list[Any] = field(default_factory=list)  # what a read may say, as of its turn
+    erases: list[bytes] = field(default_factory=list)
+
+    @property
+    def writes(self) -> bool:
+        return self.kind in WRITES
+
+    @property
+    def is_erase(self) -> bool:
+        return isinstance(self.command, c.Delete) and self.command.erase
+
+    def apply(self, model: Model, now: int) -> Any:
+        if self.kind == "list":
+            return model.list(now, **self.args)
+        return getattr(model, self.kind)(now, self.topic, **self.args)
+
+
+# ---- requests, in the words of both
+
+
+def _conf(conf: Conf) -> TopicConfig:
+    return TopicConfig(**{name: getattr(conf, name) for name in Conf.__slots__})
+
+
+def _match(match: Match | None) -> TagMatch | None:
+    if match is None:
+        return None
+    kind, text = match
+    return TagMatch("Eq", text) if kind == "eq" else TagMatch("Glob", text + b"*")
+
+
+def append(topic: str, records: list[NewRec], **args: Any) -> Sent:
+    columns = c.Records(payloads=[rec.payload for rec in records])
+    if any(rec.tag is not None for rec in records):
+        columns.tags = [rec.tag for rec in records]
+    if any(rec.node is not None for rec in records):
+        columns.nodes = [rec.node for rec in records]
+    if any(rec.ttl_ms for rec in records):
+        columns.ttls_ms = [rec.ttl_ms for rec in records]
+    if any(rec.size is not None for rec in records):
+        columns.sizes = [rec.accounted() for rec in records]
+    command = c.Append(
+        topic,
+        columns,
+        idempotency_key=args.get("key"),
+        create=args.get("create"),
+        config=_conf(args["conf"]) if args.get("conf") else None,
+        if_last_seq=args.get("if_last_seq"),
+        if_tag_last_seq=args.get("if_tag_last_seq"),
+    )
+    return Sent("append", topic, {"records": records, **args}, command)
+
+
+def skip(topic: str, count: int) -> Sent:
+    return Sent("skip", topic, {"count": count}, c.Skip(topic, count))
+
+
+def delete(topic: str, *, erase: bool = False, **args: Any) -> Sent:
+    command = c.Delete(
+        topic,
+        before_seq=args.get("before_seq"),
+        match=_match(args.get("match")),
+        seqs=args.get("seqs"),
+        keep=args.get("keep"),
+        erase=erase,
+    )
+    return Sent("delete", topic, args, command)
+
+
+def put(topic: str, conf: Conf) -> Sent:
+    return Sent("put", topic, {"conf": conf}, c.PutTopic(topic, _conf(conf)))
+
+
+def drop(topic: str, *, if_empty: bool = False) -> Sent:
+    return Sent("drop", topic, {"if_empty": if_empty}, c.DropTopic(topic, if_empty))
+
+
+def diff(topic: str, from_seq: int = 0, *, wait_ms: int = 0, touch: bool = True, **args: Any) -> Sent:
+    command = c.Diff(topic, from_seq, wait_ms=wait_ms, touch=touch, **args)
+    return Sent("diff", topic, {"from_seq": from_seq, **args}, command, wait_until=wait_ms)
+
+
+def state(topic: str, *, touch: bool = True) -> Sent:
+    return Sent("state", topic, {}, c.State(topic, touch))
+
+
+def list_topics(**args: Any) -> Sent:
+    return Sent("list", "", args, c.ListTopics(**args))
+
+
+def last_by_tag(topic: str, match: Match, *, each: bool = False) -> Sent:
+    return Sent("last_by_tag", topic, {"match": match, "each": each}, c.LastByTag(topic, _match(match), each))  # type: ignore[arg-type]
+
+
+def next_by_tag(topic: str, match: Match, from_seq: int) -> Sent:
+    command = c.NextByTag(topic, _match(match), from_seq)  # type: ignore[arg-type]
+    return Sent("next_by_tag", topic, {"match": match, "from_seq": from_seq}, command)
+
+
+def count_by_tag(topic: str, match: Match) -> Sent:
+    return Sent("count_by_tag", topic, {"match": match}, c.CountByTag(topic, _match(match)))  # type: ignore[arg-type]
+
+
+# ---- answers, in the words of the model
+
+
+def page_rows(page: c.Page) -> list[tuple[int, int, bytes | None, bytes | None, bytes]]:
+    """The records of a page, decoded here from their frames and checked against the page's columns."""
+    rows = []
+    for i, seq in enumerate(page.seqs):
+        buffer = page.frames[page.which[i] if page.which is not None else 0]
+        start = page.starts[i]
+        frame = bytes(buffer[start : start + page.lengths[i]])
+        length, kind, flags, _, frame_seq, ts, node_len, tag_len, data_len = _FRAME.unpack_from(frame)
+        if length + 4 != len(frame) or kind != 1 or frame_seq != seq or ts != page.timestamps[i]:
+            raise Divergence(f"row {i} of {page.topic!r}: the frame does not belong to seq {seq}: {frame!r}")
+        node = frame[38 : 38 + node_len] if flags & 2 else None
+        tag = frame[38 + node_len : 38 + node_len + tag_len] if flags & 1 else None
+        data = frame[38 + node_len + tag_len : 38 + node_len + tag_len + data_len]
+        if page.tags is not None and page.tags[i] != tag:
+            raise Divergence(f"seq {seq} of {page.topic!r}: column tag {page.tags[i]!r}, frame {tag!r}")
+        if page.nodes is not None and page.nodes[i] != node:
+            raise Divergence(f"seq {seq} of {page.topic!r}: column node {page.nodes[i]!r}, frame {node!r}")
+        rows.append((seq, ts, tag, node, data))
+    return rows
+
+
+def conf_of(config: TopicConfig) -> Conf:
+    return Conf(**{name: getattr(config, name) for name in Conf.__slots__})
+
+
+def plain(kind: str, result: Any) -> Any:
+    """An engine's result as the model would say it."""
+    if isinstance(result, TopicsError):
+        actual = result.detail.get("actual")
+        return Refused(result.code, actual if isinstance(actual, int) else None)
+    if isinstance(result, c.Appended):
+        if kind == "skip":
+            return ("skipped", result.first_seq, result.count, result.head_seq)
+        return ("appended", result.first_seq, result.count, result.head_seq, result.created, result.deduped)
+    if isinstance(result, c.Deleted):
+        return ("deleted", result.deleted, result.earliest_seq, result.head_seq, result.count, result.bytes)
+    if isinstance(result, c.TopicPut):
+        return ("put", result.created, conf_of(result.config))
+    if isinstance(result, c.TopicDropped):
+        return ("dropped", result.deleted)
+    if isinstance(result, c.TopicState):
+        return (
+            "state",
+            result.head_seq,
+            result.earliest_seq,
+            result.count,
+            result.bytes,
+            conf_of(result.config),
+        )
+    if isinstance(result, c.TopicList):
+        return ("list", [(t.topic, t.head_seq, t.earliest_seq, t.count, t.bytes) for t in result.topics])
+    if isinstance(result, c.TagCounts):
+        return ("counts", sorted(result.counts))
+    assert isinstance(result, c.Page), result
+    if kind in ("last_by_tag", "next_by_tag"):
+        return ("rows", sorted(page_rows(result)))
+    stone = result.tombstone
+    gap = Gap(stone.gap_from, stone.gap_to, stone.reason) if stone is not None else None
+    nxt = result.next_from_seq
+    return PageView(page_rows(result), nxt, nxt, result.head_seq, result.earliest_seq, gap)
+
+
+def agree(got: Any, wanted: Any) -> bool:
+    if isinstance(got, PageView) and isinstance(wanted, PageView):
+        return (got.rows, got.head_seq, got.earliest_seq, got.gap) == (
+            wanted.rows,
+            wanted.head_seq,
+            wanted.earliest_seq,
+            wanted.gap,
+        ) and wanted.next_from_seq <= got.next_from_seq <= wanted.next_from_seq_max
+    return bool(got == wanted)
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that a reader finds in one topic, reading from the start."""
+
+    conf: Conf
+    head: int
+    earliest: int
+    count: int
+    bytes: int
+    rows: list[Any]
+    gaps: list[Gap]
+
+
+def read_all(read: Callable[[int], PageView]) -> tuple[list[Any], list[Gap]]:
+    rows: list[Any] = []
+    gaps: list[Gap] = []
+    cursor = 0
+    for _ in range(10_000):
+        page = read(cursor)
+        if page.gap is not None:
+            gaps.append(page.gap)
+        rows += page.rows
+        if page.next_from_seq >= page.head_seq:
+            return rows, gaps
+        if page.next_from_seq == cursor and page.gap is None:
+            raise Divergence(f"a reader at {cursor} never gets on: {page}")
+        cursor = page.next_from_seq
+    raise Divergence("reading never ends")
+
+
+def seen_of(topic: Topic, now: int) -> Seen:
+    topic.expire(now)
+    rows, gaps = read_all(lambda cursor: topic.diff(now, cursor, limit=1000, max_bytes=8 << 20))
+    return Seen(topic.conf, topic.head, topic.earliest, topic.count, topic.bytes, rows, gaps)
+
+
+class _Plug:
+    """An engine's line to the disk, cut when it dies: what its remains do while they are collected reaches nothing."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk: SimDisk | None = disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name) if self._disk is not None else lambda *_, **__: None
+
+    def pull(self) -> None:
+        self._disk = None
+
+
+def _twin(topic: Topic | None) -> Topic | None:
+    return topic.copy() if topic is not None else None
+
+
+class Driver:
+    """One engine, one disk, one clock, and the record of what it promised."""
+
+    def __init__(self, seed: int, *, config: EngineConfig = SMALL, trace: bool = False) -> None:
+        self.seed = seed
+        self.config = config
+        self.rng = random.Random(seed)
+        self.disk = SimDisk(seed)
+        if trace:
+            self.disk.trace = []
+        self.clock = SimClock()
+        self.events: Counter[str] = Counter()
+        self.replies_trace: list[str] | None = [] if trace else None
+        self.model = Model()
+        self.staged = Model()
+        self.base = Model()
+        self.log: list[Sent] = []
+        self.waiting: dict[int, Sent] = {}
+        self.asked: dict[int, Any] = {}
+        self.unsettled: list[Sent] = []
+        self.jobs: list[Any] = []
+        self.erased: list[bytes] = []
+        self.sync_floor = 0  # everything submitted up to here is known to be synced
+        self.latched = False
+        self.faulty = (
+            False  # a fault is planned or was met: a read may fail, an append may find the disk full
+        )
+        self.closing = False
+        self.changes = 0
+        self.wake_at: int | None = None
+        self._next_index = 1
+        self._plug = _Plug(self.disk)
+        self._now = 0
+        self._acked_now = (
+            0  # time of the newest write that was acked: below it the clock may never come again
+        )
+        self.engine: Engine | None = None
+
+    # ---- the engine's life
+
+    def open(self) -> None:
+        """Open, and if a planned crash strikes inside recovery, open again; then judge what is there."""
+        self._open("clean")
+
+    def _open(self, how: str, *, inner: Callable[[], None] | None = None) -> None:
+        while True:
+            try:
+                self._plug = _Plug(self.disk)
+                engine = Engine.open(self._plug, self.clock, self.config)
+            except SimulatedCrash:
+                self.events["crash in recovery"] += 1
+                again = self.rng.choice(["kill", "power"])
+                self._cut(again)
+                how = "power" if "power" in (how, again) else how if how != "clean" else "kill"
+                if inner is not None:
+                    inner()
+                continue
+            break
+        self.engine = engine
+        self.disk_calm()
+        report = engine.report
+        if getattr(report, "torn", None):
+            self.events["torn"] += 1
+        if getattr(report, "rotten", None):
+            raise Divergence(f"recovery after {how} calls the log rotten: {report}")
+        self._judge(how)
+
+    def disk_calm(self) -> None:
+        """Drop planned faults that were not reached."""
+        self.disk._plans.clear()
+        self.disk._armed = False
+
+    def _cut(self, how: str) -> None:
+        self._plug.pull()
+        self.engine = None
+        self.jobs.clear()
+        if how == "power":
+            self.disk.crash()
+            self.clock = SimClock(self.clock.wall_ms() + self.rng.randrange(0, 3_000))
+            self.events["power cuts"] += 1
+        else:
+            self.disk.kill()
+            self.events["kills"] += 1
+
+    def crash(self, how: str, *, crash_in_recovery: int = 0) -> None:
+        """Stop without warning ("kill" or "power"), come back, and check every promise."""
+        self._take_counters()
+        self._cut(how)
+        if crash_in_recovery:
+            self.disk.crash_at(crash_in_recovery, midway=self.rng.random() < 0.5)
+        again = [self.rng.randrange(1, 60)] if crash_in_recovery and self.rng.random() < 0.3 else []
+        self._open(how, inner=lambda: self.disk.crash_at(again.pop()) if again else None)
+
+    def close(self) -> None:
+        """Clean stop; the engine's own jobs run inside."""
+        assert self.engine is not None
+        self.drain()
+        self.closing = True
+        self.engine.close()
+        self.closing = False
+        self.latched = self.latched or self.engine.shard.read_only is not None
+        self._take_counters()
+        self.engine = None
+        self.disk.kill()  # handles go; nothing else does
+
+    def restart(self) -> None:
+        """Stop and start. A fault on the way down makes it a crash, with the promises of one."""
+        self.drain()
+        if not self.latched:
+            self.close()
+            self._open("kill" if self.latched else "clean")
+        else:
+            self.crash("kill")
+
+    def _take_counters(self) -> None:
+        if self.engine is not None:
+            for name, count in self.engine.counters.items():
+                self.events[name] += count
+
+    def engine_now(self) -> int:
+        """The engine's time as of its last turn."""
+        assert self.engine is not None
+        now: int = self.engine.clock.now_ms
+        return now
+
+    # ---- turns
+
+    def send(self, *requests: Sent) -> None:
+        """One turn with these requests. A planned crash inside it comes out as SimulatedCrash."""
+        assert self.engine is not None
+        batch = []
+        for sent in requests:
+            sent.index = self._next_index
+            self._next_index += 1
+            batch.append((sent.index, sent.command))
+        error: BaseException | None = None
+        outcome = None
+        try:
+            outcome = self.engine.turn(batch)
+        except SimulatedCrash as crash:
+            error = crash
+        now = self.engine_now()
+        if now < self._now:
+            raise Divergence(f"engine time ran back from {self._now} to {now}")
+        self._now = now
+        for sent in requests:
+            sent.now = now
+            self.waiting[sent.index] = sent
+            sent.changes_seen = self.changes
+            if sent.wait_until:
+                sent.wait_until += self.clock.monotonic_ms()
+            if not sent.writes:
+                # Answers by tag rest on staged state, and then wait until that is published.
+                sent.options = [sent.apply(self.model, now), sent.apply(self.staged, now)]
+            elif not self.latched:
+                self._stage(sent)
+        if error is not None:
+            raise error
+        self._take(outcome)
+
+    def _stage(self, sent: Sent) -> None:
+        before, payloads = self._mark(sent)
+        sent.expected = sent.apply(self.staged, sent.now)
+        after, left = self._mark(sent)
+        sent.changed = before != after
+        if sent.is_erase:
+            sent.erases = sorted(payloads - left)
+        if sent.changed and not isinstance(sent.expected, Refused):
+            self.log.append(sent)
+
+    def _mark(self, sent: Sent) -> tuple[object, set[bytes]]:
+        topic = self.staged.topics.get(sent.topic)
+        if topic is None:
+            return None, set()
+        topic.expire(sent.now)
+        payloads = {rec.payload for rec in topic.live.values()} if sent.is_erase else set()
+        return (topic.instance, topic.view()), payloads
+
+    def tick(self) -> None:
+        self.send()
+
+    def run_job(self, position: int | None = None) -> None:
+        assert self.engine is not None
+        job = self.jobs.pop(self.rng.randrange(len(self.jobs)) if position is None else position)
+        error: OSError | None = None
+        try:
+            job.run()
+        except OSError as problem:
+            error = problem
+        self._take(self.engine.finish(job, error))
+
+    def drain(self) -> None:
+        """Run jobs and turns until every write is answered and no job is left."""
+        for round_number in range(400):
+            while self.jobs:
+                self.run_job(0)
+            if not any(sent.writes or not sent.wait_until for sent in self.waiting.values()):
+                self._check_parked()
+                return
+            self.tick()
+            if not self.jobs and round_number > 3:
+                wait_ms = self.wake_at - self.clock.monotonic_ms() if self.wake_at is not None else 1
+                self.clock.advance(min(max(wait_ms, 1), 1000))
+        raise Divergence(f"these are never answered: {self._unanswered()}")
+
+    def advance(self, ms: int) -> None:
+        """Time passes. Writes in flight are answered first, so that both models decide at one time."""
+        self.drain()
+        self.clock.advance(ms)
+        self.tick()
+
+    def _unanswered(self) -> list[object]:
+        return [sent.command for sent in self.waiting.values() if not sent.wait_until]
+
+    # ---- replies
+
+    def _take(self, outcome: Any) -> None:
+        self.jobs += outcome.jobs
+        self.wake_at = outcome.wake_at_ms
+        reads: list[tuple[Sent, Any, list[Any]]] = []
+        writes: list[tuple[Sent, Any]] = []
+        for token, result in outcome.replies:
+            if token < 0:
+                self.asked[token] = result
+                continue
+            sent = self.waiting.pop(token, None)
+            if sent is None:
+                raise Divergence(f"a reply to nothing, or a second one: {token} {result}")
+            if self.replies_trace is not None:
+                self.replies_trace.append(f"{token} {plain(sent.kind, result)}")
+            if sent.writes:
+                writes.append((sent, result))
+            else:
+                reads.append((sent, result, sent.options))
+        self._offer(reads)
+        writes.sort(
+            key=lambda write: not isinstance(write[1], Throttled)
+        )  # these undo what later ones counted on
+        for sent, result in writes:
+            if self._take_write(sent, result):
+                self._offer(reads, sent.topic)
+        for sent, result, options in reads:
+            self._take_read(sent, result, options)
+        while self.unsettled:
+            self._settle(self.unsettled.pop(0))
+
+    def _offer(self, reads: list[tuple[Sent, Any, list[Any]]], topic: str | None = None) -> None:
+        """What the model shows right now is one thing that each read of this outcome may have seen."""
+        for sent, _, options in reads:
+            if topic is None or sent.topic in ("", topic):
+                options.append(sent.apply(self.model, self._now))
+        shown = [erase for erase in self.waiting.values() if erase.is_erase and self._may_show(erase)]
+        if shown and reads:
+            model = self.model.copy()
+            for erase in shown:
+                erase.apply(model, erase.now)
+            for sent, _, options in reads:
+                options.append(sent.apply(model, self._now))
+
+    def _may_show(self, erase: Sent) -> bool:
+        """Whether readers may see this delete already, though its answer still waits for the bytes to go."""
+        return not erase.applied and erase.expected is not None and not self._waits_behind(erase)
+
+    def _take_write(self, sent: Sent, result: Any) -> bool:
+        """Compare, and make it visible in the model. True when readers may see a change."""
+        assert self.engine is not None
+        if isinstance(result, ShardReadOnly):
+            self.latched = True
+            self.events["read only"] += 1
+            if sent.is_erase and not sent.applied:
+                self.unsettled.append(sent)
+            return False
+        if self.latched and sent.expected is None:
+            if not isinstance(result, TopicsError):
+                raise Divergence(f"accepted by a read-only shard: {sent.kind} {sent.topic} {result}")
+            return False
+        if isinstance(result, Throttled) and result.detail.get("limit") == "disk_full":
+            if not (sent.may_be_full or self.faulty):
+                raise Divergence(f"disk full without reason: {sent.kind} {sent.topic} {result}")
+            if sent.is_erase:
+                # Deleted all the same; only the bytes stay until there is room for the intent.
+                self.events["erase put off"] += 1
+                sent.acked = True
+                self._show(sent)
+                self.changes += 1
+                return True
+            if sent.kind != "append":
+                raise Divergence(f"a full disk refused a {sent.kind} of {sent.topic}")
+            self.events["disk full"] += 1
+            if sent in self.log:
+                self.log.remove(sent)
+                self._restage()
+            return False
+        got = plain(sent.kind, result)
+        if sent.is_erase and got == Refused("internal"):
+            # The bytes could not be overwritten, and it says so; the records are deleted, or may be.
+            self.events["erase failed"] += 1
+            self.unsettled.append(sent)
+            return False
+        if got != sent.expected:
+            raise Divergence(f"{sent.command}\n  engine {got} {result}\n  model  {sent.expected}")
+        sent.acked = True
+        self._acked_now = max(self._acked_now, sent.now if sent.changed else 0)
+        if isinstance(got, Refused):
+            self.events[got.code] += 1
+            return False
+        if got[0] == "appended" and got[5]:
+            self.events["dedupe hit"] += 1
+        if not sent.changed:
+            return False
+        for earlier in sorted(self.waiting.values(), key=lambda earlier: earlier.index):
+            if earlier.topic != sent.topic or earlier.index > sent.index or not earlier.writes:
+                continue
+            if earlier.is_erase:
+                self._show(earlier)  # visible with its sync; only its answer waits for the bytes to go
+            elif earlier.changed:
+                raise Divergence(f"{sent.topic!r}: reply {sent.index} overtook {earlier.index}")
+        self._show(sent)
+        sent.synced = self._promised(sent, result)
+        if sent.synced:
+            self.sync_floor = max(self.sync_floor, sent.index)
+        if sent.is_erase:
+            self.events["erase asked"] += 1
+            self.erased += sent.erases
+        self.changes += 1
+        return True
+
+    def _show(self, sent: Sent) -> None:
+        if sent.applied:
+            return
+        sent.applied = True
+        again = sent.apply(self.model, sent.now)
+        if again != sent.expected:
+            raise Divergence(f"model against itself, {sent.kind} of {sent.topic!r}: {again}, {sent.expected}")
+
+    def _promised(self, sent: Sent, result: Any) -> bool:
+        """Whether this ack says: synced."""
+        if (
+            sent.kind in ("put", "drop")
+            or getattr(result, "created", False)
+            or getattr(result, "synced", False)
+        ):
+            return True
+        topic = self.model.topics.get(sent.topic)
+        return topic is not None and topic.conf.durability == "fsync"
+
+    def _restage(self) -> None:
+        self.staged = self.model.copy()
+        for sent in self.log:
+            if not sent.acked and not sent.applied:
+                sent.expected = sent.apply(self.staged, sent.now)
+
+    def _take_read(self, sent: Sent, result: Any, options: list[Any]) -> None:
+        got = plain(sent.kind, result)
+        if self.faulty and isinstance(got, Refused) and got.code == "internal":
+            self.events["failed read"] += 1
+            return
+        if not any(agree(got, option) for option in options):
+            for erase in [*self.waiting.values(), *self.unsettled]:
+                if erase.is_erase and sent.topic in ("", erase.topic) and self._may_show(erase):
+                    self._show(erase)
+                    options.append(sent.apply(self.model, self._now))
+        if not any(agree(got, option) for option in options):
+            raise Divergence(
+                f"{sent.kind} of {sent.topic!r} {sent.args} at {self._now}\n  engine {got}\n"
+                + "\n".join(f"  model  {option}" for option in options)
+            )
+        if isinstance(got, PageView):
+            if got.gap is not None:
+                self.events[f"gap {got.gap.reason}"] += 1
+                stone = result.tombstone
+                if got.gap.reason in ("cap", "ttl", "mixed"):
+                    exact = (stone.earliest_seq, stone.missed_estimate)
+                    wanted = (got.gap.gap_to + 1, got.gap.gap_to - got.gap.gap_from + 1)
+                    if exact != wanted:
+                        raise Divergence(f"tombstone of {sent.topic!r}: {exact}, not {wanted}")
+            empty = not got.rows and got.gap is None and sent.args["from_seq"] == got.head_seq
+            if sent.wait_until and empty:
+                if self.clock.monotonic_ms() < sent.wait_until and self.changes == sent.changes_seen:
+                    raise Divergence(f"a long poll of {sent.topic!r} came back early, and empty")
+                self.events["poll timeout"] += 1
+
+    def _settle(self, erase: Sent) -> None:
+        """An erase failed: its delete was visible already, or is not."""
+        if not self._may_show(erase):
+            return
+        state_now = plain("state", self._ask(c.State(erase.topic, touch=False)))
+        shown = self.model.copy()
+        if erase.apply(shown, erase.now) == erase.expected and state_now == shown.state(
+            self._now, erase.topic
+        ):
+            self._show(erase)
+
+    def _waits_behind(self, sent: Sent) -> bool:
+        return any(
+            other.writes
+            and other.changed
+            and not other.applied
+            and other.topic == sent.topic
+            and other.index < sent.index
+            for other in self.waiting.values()
+        )
+
+    def _check_parked(self) -> None:
+        for sent in self.waiting.values():
+            wanted = sent.apply(self.model, self._now)
+            self.events["poll parked"] += 1
+            if isinstance(wanted, Refused) or wanted.rows or wanted.gap is not None:
+                raise Divergence(f"a long poll of {sent.topic!r} at {sent.args} sleeps through {wanted}")
+            if self.clock.monotonic_ms() > sent.wait_until:
+                raise Divergence(f"a long poll of {sent.topic!r} is past its deadline")
+
+    # ---- looking at everything
+
+    def look(self) -> dict[str, Seen]:
+        """Read all topics through the engine, leaving the models alone."""
+        assert self.engine is not None
+        listed = self._ask(c.ListTopics(limit=1000))
+        found = {}
+        for row in listed.topics:
+            name = row.topic
+            s = plain("state", self._ask(c.State(name, touch=False)))
+            rows, gaps = read_all(self._reader(name))
+            found[name] = Seen(s[5], s[1], s[2], s[3], s[4], rows, gaps)
+        return found
+
+    def _reader(self, name: str) -> Callable[[int], PageView]:
+        def read(cursor: int) -> PageView:
+            command = c.Diff(name, cursor, limit=1000, max_bytes=8 << 20, touch=False)
+            view = plain("diff", self._ask(command))
+            if self.faulty and isinstance(view, Refused) and view.code == "internal":
+                view = plain("diff", self._ask(command))  # a read may fail once
+            assert isinstance(view, PageView), (name, cursor, view)
+            return view
+
+        return read
+
+    def _ask(self, command: c.Command) -> Any:
+        """One read, answered before anything else is asked."""
+        assert self.engine is not None
+        token = -self._next_index
+        self._next_index += 1
+        outcome = self.engine.turn([(token, command)])
+        self._now = self.engine_now()
+        self._take(outcome)
+        for _ in range(100):
+            if token in self.asked:
+                return self.asked.pop(token)
+            if self.jobs:
+                self.run_job(0)
+            else:
+                self.tick()
+        raise Divergence(f"{command} is never answered")
+
+    def compare(self) -> None:
+        """Everything visible in the engine is what the model shows."""
+        found = self.look()
+        if sorted(found) != sorted(self.model.topics):
+            raise Divergence(f"topics {sorted(found)}, not {sorted(self.model.topics)}")
+        for name, seen in found.items():
+            wanted = seen_of(self.model.topics[name], self._now)
+            if seen != wanted:
+                raise Divergence(f"{name!r}:\n  engine {seen}\n  model  {wanted}")
+        assert self.engine is not None
+        self.engine.check_invariants()
+
+    # ---- the judgement after a restart
+
+    def _judge(self, how: str) -> None:
+        assert self.engine is not None
+        unsure = how == "power" or (how == "kill" and self.latched)
+        old, log, before, floor = self.base, self.log, self._acked_now, self.sync_floor
+        # What the old engine owed is void; what it shows now is read with empty hands.
+        self.waiting.clear()
+        self.unsettled.clear()
+        self.jobs.clear()
+        self.latched = False
+        self.model, self.staged = Model(), Model()
+        self.disk.full = False
+        found = self.look()
+        now = self._now
+        if now < before:
+            raise Divergence(f"engine time ran back over a {how}: from {before} to {now}")
+        truth = Model()
+        truth.instances = 1_000_000 + self._next_index
+        names = sorted(set(old.topics) | {sent.topic for sent in log} | set(found))
+        to_drop = []
+        for name in names:
+            states, least = self._history(name, old, log, how, unsure, floor)
+            matched, certain = self._match(name, states, least, found.get(name), how, unsure, now)
+            if matched is not None:
+                truth.topics[name] = matched
+                if not certain:
+                    to_drop.append(name)
+        self.model = truth
+        self.base, self.staged = truth.copy(), truth.copy()
+        self.log = []
+        self.changes += 1
+        self.engine.check_invariants()
+        self._retry_keys()
+        for name in to_drop:
+            self.events["adopted"] += 1
+            self.send(drop(name))
+
+    def _history(
+        self, name: str, old: Model, log: list[Sent], how: str, unsure: bool, floor: int
+    ) -> tuple[list[Topic | None], int]:
+        """The states of one topic after each of its writes, and the first of them that is allowed."""
+        model = Model()
+        if name in old.topics:
+            model.topics[name] = old.topics[name].copy()
+            model.instances = model.topics[name].instance  # so that a later instance has another number
+        states: list[Topic | None] = [_twin(model.topics.get(name))]
+        least = 0
+        self._acked_heads = {topic.instance: topic.head for topic in states if topic is not None}
+        for sent in log:
+            if sent.topic != name:
+                continue
+            sent.apply(model, sent.now)
+            topic = _twin(model.topics.get(name))
+            states.append(topic)
+            if topic is not None and sent.acked:
+                self._acked_heads[topic.instance] = topic.head
+            if how == "clean" or (sent.acked and (not unsure or sent.synced)) or sent.index <= floor:
+                least = len(states) - 1
+        return states, least
+
+    def _match(
+        self,
+        name: str,
+        states: list[Topic | None],
+        least: int,
+        seen: Seen | None,
+        how: str,
+        unsure: bool,
+        now: int,
+    ) -> tuple[Topic | None, bool]:
+        """The state that the engine shows, and whether all of it is known. Divergence when none is allowed."""
+        soft = {"ephemeral"} if not unsure else {"ephemeral", "memory"}
+        is_soft = any(topic is not None and topic.classes & soft for topic in states)
+        tried = []
+        for j in range(len(states) - 1, (-1 if is_soft else least - 1), -1):
+            topic = states[j]
+            if topic is None or seen is None:
+                if topic is None and seen is None and j >= least:
+                    return None, True
+                continue
+            wanted = seen_of(topic, now)
+            high_enough = is_soft or seen.head >= self._acked_heads.get(topic.instance, 0)
+            if wanted == seen and high_enough:
+                return topic, "ephemeral" not in topic.classes
+            tried.append(wanted)
+            # Only seqs of a class that acks before its sync are ever skipped.
+            if unsure and seen.head > topic.head and topic.classes - {"fsync"}:
+                topic.lose(topic.head + 1, seen.head, "crash")
+                topic.head = seen.head
+                wanted = seen_of(topic, now)
+                if wanted == seen and high_enough:
+                    self.events["tail lost"] += 1
+                    return topic, "ephemeral" not in topic.classes
+                tried.append(wanted)
+        if is_soft and seen is not None:
+            return self._adopt(name, states, least, seen, how), False
+        raise Divergence(
+            f"{name!r} after {how}: allowed are the last {len(states) - least} of {len(states)} states "
+            f"(acked heads {self._acked_heads})\n  engine {seen}\n"
+            + "\n".join(f"  model  {wanted}" for wanted in tried[:6])
+            + ("\n  model  absent" if any(topic is None for topic in states[least:]) else "")
+        )
+
+    def _adopt(self, name: str, states: list[Topic | None], least: int, seen: Seen, how: str) -> Topic:
+        """A topic without promises may look like many things, but not like anything."""
+        known = [topic for topic in states if topic is not None]
+        rows = {row for topic in known for row in (rec.row() for rec in topic.live.values())}
+        if not set(seen.rows) <= rows:
+            raise Divergence(f"{name!r} after {how}: records from nowhere: {set(seen.rows) - rows}")
+        if seen.head > max(topic.head for topic in known) and "disk" not in known[-1].classes:
+            raise Divergence(f"{name!r} after {how}: head {seen.head} is above all that was ever asked for")
+        if seen.conf not in [topic.conf for topic in states[least:] if topic is not None]:
+            raise Divergence(f"{name!r} after {how}: config {seen.conf} was not the last")
+        if seen.conf.durability == "ephemeral" and all(topic.classes == {"ephemeral"} for topic in known):
+            if seen.rows:
+                raise Divergence(f"{name!r} is ephemeral and kept records over {how}: {seen}")
+            if how == "clean" and seen.head != known[-1].head:
+                raise Divergence(f"{name!r}: a clean stop lost the head {known[-1].head}: {seen}")
+            lost = [
+                [
+                    seq
+                    for seq in topic.live
+                    if seq <= seen.head and not any(g.gap_from <= seq <= g.gap_to for g in seen.gaps)
+                ]
+                for topic in states[least:]
+                if topic is not None
+            ]
+            if all(lost):
+                raise Divergence(f"{name!r} after {how}: the loss of {lost[-1]} is not announced: {seen}")
+        adopted = Topic(seen.conf, 0, head=seen.head)
+        for gap in seen.gaps:
+            if gap.reason in ("crash", "corrupt", "source_trim"):
+                adopted.losses.append(Loss(*gap))
+            else:
+                adopted.cap_high = gap.gap_to
+        return adopted
+
+    def _retry_keys(self) -> None:
+        """A retry of an acked write with its key is answered with the seqs of the first."""
+        retries = []
+        for name, topic in self.model.topics.items():
+            topic.expire(self._now)
+            for key in list(topic.keys)[-2:]:
+                retries.append(append(name, [NewRec(b'"retry"')], key=key))
+        if retries:
+            self.send(*retries)
+            self.drain()
+
+    # ---- erased means gone
+
+    def check_erased(self) -> None:
+        """No file holds an erased payload. Run on a stopped engine."""
+        for path in self.disk.paths():
+            handle = self.disk.open(path)
+            content = self.disk.read(handle, 0, self.disk.size(handle))
+            self.disk.close(handle)
+            for payload in self.erased:
+                if payload in content:
+                    raise Divergence(f"{path} still holds the erased {payload!r} at {content.index(payload)}")

@@ -1,0 +1,775 @@
+"""Checkpoints: what is written in which order, what is kept, what goes, and when.
+
+Goal: at every moment the files on disk are enough to come back, and nothing that is dead stays for ever.
+Method: small segments and log files on a SimDisk behind a line that notes every call with its path; then restarts,
+with snapshots or log files damaged or taken away.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.support.engine_harness import (
+    DISK,
+    FSYNC,
+    META_DIR,
+    SMALL,
+    WAL_DIR,
+    Harness,
+    append,
+    holders,
+    lose,
+    numbered,
+    overwrite,
+)
+from topics.engine import commands as c
+from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.errors import LogGap
+from topics.engine.segments import SegmentMeta, drain, read_sum, verify_steps
+from topics.engine.subjects import TagMatch
+
+INLINE = msgspec.structs.replace(SMALL, inline_bytes=1024)
+REWRITING = msgspec.structs.replace(SMALL, rewrite_dead_share=0.5)
+
+
+def filled(count: int, config: EngineConfig = SMALL, topic: TopicConfig = FSYNC) -> Harness:
+    h = Harness(config)
+    h.put("t", topic)
+    for i in range(1, count + 1):
+        h.append("t", *numbered(i, 1))
+    return h
+
+
+def expected(*seqs: int) -> list[tuple[int, bytes]]:
+    return [(seq, numbered(seq, 1)[0]) for seq in seqs]
+
+
+def with_suffix(names: list[str], suffix: str) -> list[str]:
+    return [name for name in names if name.endswith(suffix)]
+
+
+# ---- order
+
+
+def test_files_appear_in_the_order_that_makes_every_crash_harmless() -> None:
+    """Log synced → .data, .idx, .dict written, synced → .sum → snapshot written, synced, renamed, its name synced."""
+    h = filled(3, topic=DISK)
+    h.append("t", b"4", tag=b"a")
+    calls = h.line.calls
+    calls.clear()
+    h.checkpoint()
+
+    def at(name: str, ending: str, *, last: bool = False) -> int:
+        found = [i for i, (call, path) in enumerate(calls) if call == name and path.endswith(ending)]
+        assert found, f"no {name} of {ending}"
+        return found[-1] if last else found[0]
+
+    log_synced = at("sync", ".log")
+    for ending in (".data", ".idx", ".dict"):
+        assert log_synced < at("write", ending), f"{ending} knows more than the synced log"
+        assert at("write", ending, last=True) < at("sync", ending) < at("write", ".sum")
+    topic_dir = h.topic_dir("t")
+    assert at("sync", ".data") < at("sync_dir", topic_dir)
+    snap = "snap-0000000000000001"
+    assert at("write", ".sum", last=True) < at("rename", snap)
+    assert at("sync_dir", topic_dir) < at("rename", snap)
+    assert at("write", f"{snap}.tmp", last=True) < at("sync", f"{snap}.tmp") < at("rename", snap)
+    assert at("rename", snap) < at("sync_dir", META_DIR, last=True)
+
+
+def test_log_files_and_old_snapshots_go_after_the_new_snapshot_has_its_name() -> None:
+    h = filled(60)
+    h.checkpoint()
+    h.append("t", b"x")
+    h.checkpoint()
+    h.append("t", b"y")
+    calls = h.line.calls
+    calls.clear()
+    h.checkpoint()
+    renamed = next(i for i, (call, path) in enumerate(calls) if call == "rename" and "/snap-" in path)
+    removed = [i for i, (call, path) in enumerate(calls) if call == "remove" and path.startswith("layout")]
+    assert removed
+    assert min(removed) > renamed
+
+
+def test_deletes_are_marked_and_synced_before_the_snapshot() -> None:
+    h = filled(4)
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[2]))
+    calls = h.line.calls
+    calls.clear()
+    h.checkpoint()
+    marked = max(i for i, (call, path) in enumerate(calls) if ".del" in path and call in ("write", "rename"))
+    renamed = next(i for i, (call, path) in enumerate(calls) if call == "rename" and "/snap-" in path)
+    synced = [i for i, (call, path) in enumerate(calls) if call == "sync" and ".del" in path]
+    assert synced
+    assert max(marked, *synced) < renamed
+
+
+# ---- log files
+
+
+def test_log_files_are_dropped_only_after_two_snapshots() -> None:
+    h = filled(120)
+    before = h.wal_files()
+    assert len(before) > 3
+    h.checkpoint()
+    assert set(before) <= set(h.wal_files()), "one snapshot may turn out to be damaged"
+    h.append("t", b"x")
+    h.checkpoint()
+    left = h.wal_files()
+    assert before[0] not in left
+    assert len(left) <= 3
+    assert len(h.rows("t")) == 121
+
+
+def test_two_snapshots_are_kept() -> None:
+    h = filled(1)
+    for i in range(5):
+        h.append("t", b"%d" % i)
+        h.checkpoint()
+    assert h.snapshots() == [f"{META_DIR}/snap-{number:016x}" for number in (4, 5)]
+
+
+def test_checkpoint_starts_by_itself_after_enough_log() -> None:
+    h = filled(1, msgspec.structs.replace(SMALL, snapshot_wal_bytes=2000))
+    h.pass_time(6000)
+    assert h.engine.counters["checkpoints"] == 0
+    for i in range(20):
+        h.append("t", b"%d" % i)
+    h.pass_time(6000)
+    assert h.engine.counters["checkpoints"] == 1
+
+
+def test_checkpoint_starts_by_itself_after_the_interval() -> None:
+    h = filled(1, msgspec.structs.replace(SMALL, snapshot_interval_ms=60_000))
+    h.pass_time(59_000)
+    assert h.engine.counters["checkpoints"] == 0
+    h.pass_time(6_000)
+    assert h.engine.counters["checkpoints"] == 1
+    h.pass_time(70_000)
+    assert h.engine.counters["checkpoints"] == 1, "nothing has changed since"
+
+
+# ---- snapshots that cannot be used
+
+
+def test_damaged_newest_snapshot_falls_back_to_the_older() -> None:
+    h = filled(6)
+    h.checkpoint()
+    h.append("t", *numbered(7, 3))
+    h.do(c.Delete("t", seqs=[2, 8]))
+    h.checkpoint()
+    h.append("t", *numbered(10, 1))
+    h.kill()
+    h.disk.flip_bit(h.snapshots()[-1], 40)
+    h.open()
+    assert h.engine.report.snapshot == 1
+    assert len(h.engine.report.skipped_snapshots) == 1
+    assert h.rows("t") == expected(1, 3, 4, 5, 6, 7, 9, 10)
+    h.restart()
+    assert h.rows("t") == expected(1, 3, 4, 5, 6, 7, 9, 10)
+
+
+def test_only_snapshot_damaged_means_full_replay() -> None:
+    h = filled(6)
+    h.checkpoint()
+    h.kill()
+    h.disk.flip_bit(h.snapshots()[0], 40)
+    h.open()
+    assert h.engine.report.snapshot == 0
+    assert h.rows("t") == expected(1, 2, 3, 4, 5, 6)
+
+
+def test_fallback_to_the_older_snapshot_after_an_eviction() -> None:
+    """Segments that only the older snapshot names are kept as long as it is."""
+    h = filled(8, topic=TopicConfig(durability="fsync", cap_records=8))
+    h.checkpoint()
+    for i in range(9, 14):
+        h.append("t", *numbered(i, 1))
+    h.checkpoint()
+    h.kill()
+    h.disk.flip_bit(h.snapshots()[-1], 40)
+    h.open()
+    assert h.read("t") == (expected(*range(6, 14)), [(1, 5, "cap")])
+
+
+def test_fallback_to_the_older_snapshot_after_a_rewrite() -> None:
+    h = filled(8, REWRITING)
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[1, 2, 3]))
+    h.checkpoint()
+    assert h.engine.counters["swaps"] == 1
+    h.append("t", *numbered(9, 1))
+    h.checkpoint()
+    h.kill()
+    h.disk.flip_bit(h.snapshots()[-1], 40)
+    h.open()
+    assert h.rows("t") == expected(4, 5, 6, 7, 8, 9)
+
+
+def test_all_snapshots_damaged_and_the_log_cut_is_a_gap() -> None:
+    h = filled(60)
+    h.checkpoint()
+    h.append("t", b"x")
+    h.checkpoint()
+    h.kill()
+    for path in h.snapshots():
+        h.disk.flip_bit(path, 40)
+    with pytest.raises(LogGap):
+        h.open()
+
+
+def test_log_that_begins_after_the_snapshot_is_a_gap() -> None:
+    h = filled(2)
+    h.checkpoint()
+    for i in range(3, 150):
+        h.append("t", *numbered(i, 1))
+    h.kill()
+    for path in h.wal_files()[:2]:
+        lose(h.disk, path)
+    with pytest.raises(LogGap) as caught:
+        h.open()
+    assert caught.value.detail["after_lsn"] < caught.value.detail["next_lsn"]
+
+
+def test_snapshot_without_any_log_is_a_gap() -> None:
+    """The active file always stays, so that it was there; what was acked after the snapshot went with it."""
+    h = filled(2)
+    h.checkpoint()
+    h.append("t", *numbered(3, 1))
+    h.kill()
+    for path in h.wal_files():
+        lose(h.disk, path)
+    with pytest.raises(LogGap):
+        h.open()
+
+
+def test_unfinished_snapshot_is_removed() -> None:
+    h = filled(2)
+    h.kill()
+    overwrite(h.disk, f"{META_DIR}/snap-0000000000000009.tmp", b"half")
+    h.open()
+    assert h.snapshots() == []
+    assert h.rows("t") == expected(1, 2)
+
+
+# ---- sealing
+
+
+def test_segment_is_sealed_by_count() -> None:
+    h = filled(5)
+    h.checkpoint()
+    assert with_suffix(h.segment_files("t"), ".sum") == ["seg-0000000000000001-0.sum"]
+    assert "seg-0000000000000005-0.data" in h.segment_files("t")
+    assert h.engine.counters["seals"] == 1
+
+
+def test_segment_is_sealed_by_bytes() -> None:
+    h = filled(0, msgspec.structs.replace(SMALL, segment_max_events=1000, segment_max_bytes=300))
+    for _ in range(4):
+        h.append("t", b"x" * 100)
+    h.checkpoint()
+    assert with_suffix(h.segment_files("t"), ".sum") == ["seg-0000000000000001-0.sum"]
+    assert "seg-0000000000000004-0.data" in h.segment_files("t")
+
+
+def test_segment_is_sealed_by_age() -> None:
+    h = filled(1, msgspec.structs.replace(SMALL, segment_max_age_ms=10_000))
+    h.checkpoint()
+    assert with_suffix(h.segment_files("t"), ".sum") == []
+    h.pass_time(10_000)
+    h.append("t", *numbered(2, 1))
+    h.checkpoint()
+    assert with_suffix(h.segment_files("t"), ".sum") == ["seg-0000000000000001-0.sum"]
+    h.append("t", *numbered(3, 1))
+    h.checkpoint()
+    assert "seg-0000000000000003-0.data" in h.segment_files("t")
+    h.restart()
+    assert h.rows("t") == expected(1, 2, 3)
+
+
+def test_open_segment_grows_over_checkpoints() -> None:
+    h = filled(1)
+    for i in (2, 3):
+        h.checkpoint()
+        h.append("t", *numbered(i, 1))
+    h.checkpoint()
+    assert with_suffix(h.segment_files("t"), ".data") == ["seg-0000000000000001-0.data"]
+    h.restart()
+    assert h.rows("t") == expected(1, 2, 3)
+
+
+def test_sealed_segments_verify_and_are_chained() -> None:
+    h = filled(13)
+    h.checkpoint()
+    chain = bytes(8)
+    for chunk in h.engine.shard.published["t"].chunks[:3]:
+        assert isinstance(chunk.meta, SegmentMeta)
+        assert drain(verify_steps(h.disk, h.topic_dir("t"), chunk.meta, chain)) == []
+        assert read_sum(h.disk, h.topic_dir("t"), chunk.meta.first_seq, 0)[0].chain == chain
+        chain = chunk.meta.link
+    assert any(chain)
+
+
+def test_chain_of_segments_finds_a_swapped_one() -> None:
+    h = filled(13)
+    h.checkpoint()
+    metas = [chunk.meta for chunk in h.engine.shard.published["t"].chunks]
+    assert metas[1] is not None
+    problems = drain(verify_steps(h.disk, h.topic_dir("t"), metas[1], b"another!"))
+    assert [problem.path.rpartition(".")[2] for problem in problems] == ["sum"]
+
+
+# ---- coming back
+
+
+def test_index_is_loaded_at_first_touch_and_without_reading_data() -> None:
+    h = filled(13)
+    h.append("t", b"x", tag=b"a")
+    h.put("other")
+    h.append("other", b"1")
+    h.close()
+    h.open()
+    assert h.line.reads(".idx") == []
+    assert h.line.reads(".data") == []
+    assert h.state("t").count == 14
+    assert h.do(c.CountByTag("t", TagMatch("Eq", b"a"))).counts == [(b"a", 1)]
+    indexes = {f"{h.topic_dir('t')}/seg-{first:016x}-0.idx" for first in (1, 5, 9, 13)}
+    assert set(h.line.reads(".idx")) == indexes, "and none of the other topic"
+    assert h.line.reads(".data") == []
+    assert len(h.rows("t")) == 14
+    assert h.line.reads(".data")
+
+
+def test_listing_loads_nothing() -> None:
+    h = filled(13)
+    h.close()
+    h.open()
+    assert [(row.topic, row.head_seq, row.count) for row in h.do(c.ListTopics()).topics] == [("t", 13, 13)]
+    assert h.line.reads(".idx") == []
+
+
+def test_everything_survives_a_clean_restart() -> None:
+    h = Harness()
+    h.put("t", TopicConfig(durability="fsync", cap_records=6))
+    h.append("t", *numbered(1, 9), tags=[b"a", None, b"b"] * 3, nodes=[None, b"n", None] * 3, key=b"k")
+    h.do(c.Delete("t", seqs=[5]))
+    h.do(c.Skip("t", 2))
+    before = h.read("t"), h.state("t")
+    h.restart()
+    assert (h.read("t"), h.state("t")) == before
+    assert h.append("t", *numbered(1, 9), key=b"k").deduped
+    assert h.append("t", b"x").first_seq == 12
+
+
+@pytest.mark.parametrize("checkpoints", range(3))
+@pytest.mark.parametrize("how", ["kill", "power_cut", "clean"])
+def test_delete_after_a_checkpoint_survives(checkpoints: int, how: str) -> None:
+    """The mark of a stored record is in the log alone, then in .del, then in .del alone."""
+    h = filled(6)
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[2, 6]))
+    for i in range(checkpoints):
+        h.append("t", *numbered(7 + i, 1))
+        h.checkpoint()
+    if how == "clean":
+        h.close()
+    else:
+        getattr(h, how)()
+    h.open()
+    assert h.rows("t") == expected(1, 3, 4, 5, *range(7, 7 + checkpoints))
+    assert h.gaps("t") == []
+
+
+def test_delete_between_capture_and_snapshot_is_not_lost() -> None:
+    h = filled(6)
+    h.engine.checkpoint()
+    h.ask()
+    deleted = False
+    while h.jobs:
+        if h.jobs[0].kind == "snapshot" and not deleted:
+            deleted = True
+            h.ask(c.Delete("t", seqs=[3]))
+        h.run_job()
+    assert deleted
+    h.rest()
+    h.restart()
+    assert h.seqs("t") == [1, 2, 4, 5, 6]
+
+
+def test_append_between_capture_and_snapshot_is_not_lost() -> None:
+    h = filled(6)
+    h.engine.checkpoint()
+    h.ask()
+    written = 6
+    while h.jobs:
+        written += 1
+        h.ask(append("t", *numbered(written, 1)))
+        h.run_job()
+        if written > 40:
+            break
+    h.rest()
+    h.kill_and_open()
+    assert h.rows("t") == expected(*range(1, written + 1))
+
+
+# ---- what goes
+
+
+def test_segment_is_dropped_after_eviction_once_no_snapshot_names_it() -> None:
+    h = filled(8, topic=TopicConfig(durability="fsync", cap_records=4))
+    h.checkpoint()
+    first = "seg-0000000000000001-0.data"
+    for i in range(9, 14):
+        h.append("t", *numbered(i, 1))
+        h.checkpoint()
+    assert first not in h.segment_files("t")
+    for i in (14, 15):
+        h.append("t", *numbered(i, 1))
+        h.checkpoint()
+    assert all(name >= "seg-0000000000000009" for name in h.segment_files("t"))
+    assert h.seqs("t") == [12, 13, 14, 15]
+    h.restart()
+    assert h.seqs("t") == [12, 13, 14, 15]
+
+
+def test_files_of_an_evicted_segment_stay_while_a_kept_snapshot_names_it() -> None:
+    h = filled(8)
+    h.checkpoint()
+    h.put("t", TopicConfig(durability="fsync", cap_records=2))
+    h.checkpoint()
+    assert "seg-0000000000000001-0.data" in h.segment_files("t"), "snapshot 1 may be needed"
+    for _ in range(2):
+        h.append("t", b"x")
+        h.checkpoint()
+    assert "seg-0000000000000001-0.data" not in h.segment_files("t")
+
+
+def test_rewrite_makes_a_new_generation_without_the_dead() -> None:
+    h = filled(8, REWRITING)
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[1, 2, 3]))
+    h.checkpoint()
+    names = h.segment_files("t")
+    assert "seg-0000000000000001-1.data" in names
+    assert "seg-0000000000000001-0.data" in names, "the kept snapshots name generation 0"
+    assert h.engine.counters["swaps"] == 1
+    assert numbered(2, 1)[0] not in dict(h.rows("t")).values()
+    assert f"{h.topic_dir('t')}/seg-0000000000000001-1.data" not in holders(h.disk, numbered(2, 1)[0])
+    assert h.rows("t") == expected(4, 5, 6, 7, 8)
+
+
+def test_old_generation_goes_once_no_snapshot_names_it() -> None:
+    h = filled(8, REWRITING)
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[1, 2, 3]))
+    for i in range(9, 12):
+        h.checkpoint()
+        h.append("t", *numbered(i, 1))
+    h.checkpoint()
+    assert not [name for name in h.segment_files("t") if name.startswith("seg-0000000000000001-0")]
+    for how in ("restart", "kill_and_open"):
+        getattr(h, how)()
+        assert h.rows("t") == expected(*range(4, 12))
+
+
+@pytest.mark.parametrize("how", ["kill", "power_cut"])
+def test_swap_that_no_snapshot_knows_yet_is_replayed(how: str) -> None:
+    h = filled(8, REWRITING)
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[1, 2, 3]))
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[4, 6]))
+    getattr(h, how)()
+    h.open()
+    assert h.rows("t") == expected(5, 7, 8)
+    h.checkpoint()
+    h.restart()
+    assert h.rows("t") == expected(5, 7, 8)
+
+
+def test_sealed_segment_with_nothing_live_goes() -> None:
+    h = filled(13, REWRITING)
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[5, 6, 7, 8]))
+    for i in range(14, 18):
+        h.checkpoint()
+        h.append("t", *numbered(i, 1))
+    assert not [name for name in h.segment_files("t") if name.startswith("seg-0000000000000005")]
+    h.restart()
+    assert h.rows("t") == expected(1, 2, 3, 4, *range(9, 18))
+
+
+def test_drop_removes_the_topics_directory() -> None:
+    h = filled(8)
+    h.checkpoint()
+    directory = h.topic_dir("t")
+    assert [path for path in h.disk.paths() if path.startswith(directory)]
+    h.do(c.DropTopic("t"))
+    h.rest()
+    assert [path for path in h.disk.paths() if path.startswith("topics/")] == []
+    assert h.disk.list("topics") == []
+
+
+@pytest.mark.parametrize("how", ["kill", "power_cut"])
+def test_directory_of_a_dropped_topic_goes_at_the_next_start(how: str) -> None:
+    h = filled(8)
+    h.checkpoint()
+    (token,) = h.ask(c.DropTopic("t"))
+    h.run_job("sync")
+    assert token in h.replies
+    getattr(h, how)()
+    h.open()
+    h.rest()
+    assert h.disk.list("topics") == []
+    assert h.disk.list("lost+found") == []
+
+
+def test_ids_never_repeat() -> None:
+    h = Harness()
+    seen: set[int] = set()
+    for round_number in range(6):
+        h.put("t", FSYNC)
+        topic_id = h.engine.shard.published["t"].id
+        assert topic_id not in seen
+        seen.add(topic_id)
+        h.append("t", b"1")
+        if round_number % 2:
+            h.checkpoint()
+        h.do(c.DropTopic("t"))
+        h.rest()
+        if round_number == 3:
+            h.checkpoint()
+        if round_number % 3:
+            h.restart()
+        else:
+            h.kill_and_open()
+
+
+def test_id_of_a_topic_whose_creation_was_lost_is_free_and_leaves_nothing() -> None:
+    h = filled(1)
+    h.ask(c.PutTopic("u", FSYNC))
+    h.power_cut()
+    h.open()
+    h.put("v")
+    h.append("v", b"1")
+    ids = [log.id for log in h.engine.shard.published.values()]
+    assert len(ids) == len(set(ids))
+    h.restart()
+    assert h.rows("v") == [(1, b"1")]
+
+
+# ---- files nobody knows
+
+
+def test_file_that_nothing_explains_goes_to_lost_and_found() -> None:
+    h = filled(8)
+    h.close()
+    stray = f"topics/{h.engine.shard.published['t'].id:016x}/seg-0000000000000003-0.data"
+    overwrite(h.disk, stray, b"somebody's")
+    other = f"{stray.rpartition('/')[0]}/notes.txt"
+    overwrite(h.disk, other, b"notes")
+    h.open()
+    assert h.rows("t") == expected(*range(1, 9))
+    assert stray not in h.disk.paths()
+    assert len([path for path in h.disk.paths() if path.startswith("lost+found/")]) == 2
+
+
+def test_explained_leftovers_are_removed() -> None:
+    """A crashed checkpoint past the end, an older front, another generation, a temporary file."""
+    h = filled(8, topic=TopicConfig(durability="fsync", cap_records=4))
+    for i in range(9, 14):
+        h.append("t", *numbered(i, 1))
+        h.checkpoint()
+    h.close()
+    directory = f"topics/{h.engine.shard.published['t'].id:016x}"
+    leftovers = [
+        f"{directory}/seg-{first:016x}-{generation}.{suffix}"
+        for first, generation, suffix in ((1, 0, "data"), (9, 7, "idx"), (99, 0, "data"))
+    ] + [f"{directory}/seg-0000000000000009-1.sum.tmp"]
+    for path in leftovers:
+        overwrite(h.disk, path, b"rest")
+    h.open()
+    assert h.seqs("t") == [10, 11, 12, 13]
+    assert not set(leftovers) & set(h.disk.paths())
+    assert h.disk.list("lost+found") == []
+
+
+def test_directory_of_an_unknown_topic() -> None:
+    """An id that was given before is a dropped topic's; one that never was is somebody else's."""
+    h = filled(1)
+    h.do(c.DropTopic("t"))
+    h.put("u")
+    h.close()
+    overwrite(h.disk, f"topics/{1024:016x}/seg-0000000000000001-0.data", b"old")
+    overwrite(h.disk, f"topics/{1024 * 500:016x}/seg-0000000000000001-0.data", b"foreign")
+    overwrite(h.disk, f"topics/{1024 * 500 + 1:016x}/seg-0000000000000001-0.data", b"another shard's")
+    h.open()
+    paths = h.disk.paths()
+    assert f"topics/{1024:016x}/seg-0000000000000001-0.data" not in paths
+    assert f"lost+found/{1024 * 500:016x}/seg-0000000000000001-0.data" in paths
+    assert f"topics/{1024 * 500 + 1:016x}/seg-0000000000000001-0.data" in paths
+
+
+# ---- many topics
+
+
+def many_topics(count: int, *, inline_bytes: int = 0) -> Harness:
+    h = Harness(EngineConfig(snapshot_interval_ms=1 << 40, inline_bytes=inline_bytes))
+    h.ask(*[append(f"t{i}", b"1", config=FSYNC) for i in range(count)])
+    h.rest()
+    return h
+
+
+def most_calls_in_a_turn(h: Harness, *, calls_per_ms: int) -> int:
+    """Run a checkpoint on a clock that moves with the disk calls; the largest number of calls in one turn."""
+    most = 0
+    calls = h.line.calls
+
+    def tick() -> None:
+        if len(calls) % calls_per_ms == 0:
+            h.clock.advance(1)
+
+    h.engine.checkpoint()
+    h.line.each_call = tick
+    while True:
+        before = len(calls)
+        h.ask()
+        most = max(most, len(calls) - before)
+        while h.jobs:
+            job = h.jobs.pop(0)
+            job.run()
+            before = len(calls)
+            h._take(h.engine.finish(job, None))
+            most = max(most, len(calls) - before)
+        if not h.engine._has_background_work():
+            break
+    h.line.each_call = lambda: None
+    assert h.engine.counters["checkpoints"] == 1
+    return most
+
+
+def test_checkpoint_of_a_thousand_topics_runs_in_slices() -> None:
+    h = many_topics(1000)
+    assert most_calls_in_a_turn(h, calls_per_ms=20) <= 100
+
+
+def test_checkpoint_of_a_thousand_topics_writes_in_slices() -> None:
+    """The same but for the closes: no turn opens, writes or removes more than a slice."""
+    h = many_topics(1000)
+    calls = h.line.calls
+    most = 0
+    h.engine.checkpoint()
+    while True:
+        before = len(calls)
+        h.ask()
+        most = max(most, sum(name != "close" for name, _ in calls[before:]))
+        while h.jobs:
+            job = h.jobs.pop(0)
+            job.run()
+            before = len(calls)
+            h._take(h.engine.finish(job, None))
+            most = max(most, sum(name != "close" for name, _ in calls[before:]))
+        if not h.engine._has_background_work():
+            break
+    assert most <= 64 * 16, "64 slices of one topic each, when the clock stands still"
+    h.restart()
+    assert h.rows("t0") == h.rows("t999") == [(1, b"1")]
+
+
+def test_checkpoint_of_many_topics_holds_few_files_open() -> None:
+    """A process may open 1024 files by default, and running out of them (EMFILE) latches the shard."""
+    h = many_topics(600)
+    most = 0
+
+    def count() -> None:
+        nonlocal most
+        most = max(most, len(h.disk._handles))
+
+    h.line.each_call = count
+    h.checkpoint()
+    assert most <= 512
+
+
+def test_many_small_topics_cost_no_files() -> None:
+    """Their records ride in the snapshot: one file instead of thousands."""
+    h = many_topics(300, inline_bytes=1024)
+    assert most_calls_in_a_turn(h, calls_per_ms=20) <= 100
+    assert [path for path in h.disk.paths() if path.startswith("topics/")] == []
+    h.restart()
+    assert h.rows("t0") == h.rows("t299") == [(1, b"1")]
+
+
+@pytest.mark.parametrize("how", ["kill", "power_cut", "clean"])
+def test_small_topic_grows_out_of_the_snapshot(how: str) -> None:
+    h = filled(2, INLINE)
+    h.append("t", *numbered(3, 1), tag=b"a", nodes=[b"n"], key=b"k")
+    for last in range(4, 10):
+        h.checkpoint()
+        if last == 5:
+            h.do(c.Delete("t", seqs=[2]))
+        h.append("t", *numbered(last, 1))
+        if how == "clean":
+            h.close()
+        else:
+            getattr(h, how)()
+        h.open()
+        wanted = [seq for seq in range(1, last + 1) if seq != 2 or last < 5]
+        assert h.read("t") == (expected(*wanted), [])
+        assert h.do(c.CountByTag("t", TagMatch("Eq", b"a"))).counts == [(b"a", 1)]
+        assert 3 not in h.diff("t", nodes=(b"n",)).seqs
+    assert h.append("t", b"x", key=b"k").deduped
+    assert "seg-0000000000000001-0.data" in h.segment_files("t")
+
+
+def test_requests_are_served_in_the_middle_of_a_checkpoint() -> None:
+    h = many_topics(300)
+    h.engine.checkpoint()
+    h.ask()
+    assert h.engine._has_background_work()
+    (write,) = h.ask(append("t5", b"2"))
+    for _ in range(50):
+        if write in h.replies:
+            break
+        h.run_job("sync") if any(job.kind == "sync" for job in h.jobs) else h.run_job()
+    assert write in h.replies
+    h.rest()
+    assert h.rows("t5") == [(1, b"1"), (2, b"2")]
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1024])
+def test_many_dropped_topics_are_removed_in_slices(inline_bytes: int) -> None:
+    """With files of their own, and without: looking for their directories takes calls as well."""
+    h = many_topics(200, inline_bytes=inline_bytes)
+    h.checkpoint()
+    h.ask(*[c.DropTopic(f"t{i}") for i in range(200)])
+    most = 0
+    calls = h.line.calls
+
+    def tick() -> None:
+        if len(calls) % 20 == 0:
+            h.clock.advance(1)
+
+    h.line.each_call = tick
+    for _ in range(2000):
+        before = len(calls)
+        if h.jobs:
+            job = h.jobs.pop(0)
+            job.run()
+            before = len(calls)
+            h._take(h.engine.finish(job, None))
+        else:
+            h.ask()
+        most = max(most, len(calls) - before)
+        if not h.jobs and not h.engine._has_background_work():
+            break
+    assert h.disk.list("topics") == []
+    assert most <= 100
+
+
+def test_wal_directory_holds_only_log_files() -> None:
+    h = filled(60)
+    h.checkpoint()
+    assert all(path.startswith(f"{WAL_DIR}/wal-") and path.endswith(".log") for path in h.wal_files())

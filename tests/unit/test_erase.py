@@ -1,0 +1,534 @@
+"""Erase: after the answer no byte of the payload is left in any file, and nothing else has changed.
+
+Goal: every copy goes (log, open and sealed segments, generations that wait for removal), the chain and all digests
+stay valid, and a crash at any moment ends with the payload gone or the request unanswered. Method: a payload that no
+other byte of the disk resembles is searched in every file of a SimDisk, as reads see it and on the platter.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from tests.support.engine_harness import (
+    DISK,
+    EPHEMERAL,
+    FSYNC,
+    MEMORY,
+    META_DIR,
+    SMALL,
+    Harness,
+    holders,
+    numbered,
+)
+from tests.support.sim_disk import SimulatedCrash
+from topics.engine import commands as c
+from topics.engine.config import TopicConfig
+from topics.engine.errors import ShardReadOnly, Throttled, TopicsError
+from topics.engine.segments import drain, verify_steps
+from topics.engine.subjects import TagMatch
+
+SECRET = b'"the secret that nobody may find again: 4711-0815"'
+NEEDLE = b"nobody may find again"
+REWRITING = msgspec.structs.replace(SMALL, rewrite_dead_share=0.5)
+
+
+def expected(*seqs: int) -> list[tuple[int, bytes]]:
+    return [(seq, numbered(seq, 1)[0]) for seq in seqs]
+
+
+def write(h: Harness, first: int, last: int, *, secret: tuple[int, ...] = ()) -> None:
+    for seq in range(first, last + 1):
+        h.append("t", SECRET if seq in secret else numbered(seq, 1)[0], tag=b"a" if seq % 2 else b"b")
+
+
+def in_the_log() -> Harness:
+    h = Harness()
+    h.put("t", FSYNC)
+    write(h, 1, 6, secret=(3,))
+    return h
+
+
+def in_an_open_segment() -> Harness:
+    h = Harness()
+    h.put("t", FSYNC)
+    write(h, 1, 3, secret=(3,))
+    h.checkpoint()
+    write(h, 4, 6)
+    return h
+
+
+def in_a_sealed_segment() -> Harness:
+    h = in_the_log()
+    h.checkpoint()
+    return h
+
+
+def in_a_sealed_segment_alone() -> Harness:
+    """Two checkpoints later the log has let go of it."""
+    h = in_a_sealed_segment()
+    for i in range(100):
+        h.append("u", b'"%d"' % i, config=FSYNC)
+    h.checkpoint()
+    h.append("u", b'"x"')
+    h.checkpoint()
+    assert [path for path in holders(h.disk, NEEDLE) if "wal" in path] == []
+    return h
+
+
+def in_two_generations() -> Harness:
+    h = Harness(REWRITING)
+    h.put("t", FSYNC)
+    write(h, 1, 6, secret=(3,))
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[1, 2, 4]))
+    h.checkpoint()
+    assert h.engine.counters["swaps"] == 1
+    assert len([path for path in holders(h.disk, NEEDLE) if path.endswith(".data")]) == 2
+    return h
+
+
+def in_a_snapshot_row() -> Harness:
+    """A small topic has no files of its own."""
+    h = Harness(msgspec.structs.replace(SMALL, inline_bytes=1024))
+    h.put("t", FSYNC)
+    write(h, 1, 3, secret=(3,))
+    h.checkpoint()
+    h.append("t", b'"x"')
+    h.checkpoint()
+    assert len([path for path in holders(h.disk, NEEDLE) if "snap-" in path]) == 2
+    return h
+
+
+def over_several_log_files() -> Harness:
+    h = Harness()
+    h.put("t", FSYNC)
+    write(h, 1, 6, secret=(3,))
+    for i in range(100):
+        h.append("u", b'"%d"' % i, config=FSYNC)
+    assert len(h.wal_files()) > 3
+    return h
+
+
+def after_a_restart() -> Harness:
+    h = in_the_log()
+    h.kill_and_open()
+    return h
+
+
+def after_a_checkpoint_and_a_restart() -> Harness:
+    h = in_a_sealed_segment()
+    h.restart()
+    return h
+
+
+PLACES: list[Callable[[], Harness]] = [
+    in_the_log,
+    in_an_open_segment,
+    in_a_sealed_segment,
+    in_a_sealed_segment_alone,
+    in_two_generations,
+    in_a_snapshot_row,
+    over_several_log_files,
+    after_a_restart,
+    after_a_checkpoint_and_a_restart,
+]
+each_place = pytest.mark.parametrize("place", PLACES, ids=[place.__name__ for place in PLACES])
+ERASE = c.Delete("t", seqs=[3], erase=True)
+
+
+def others(h: Harness) -> list[tuple[int, bytes]]:
+    return [(seq, payload) for seq, payload in h.rows("t") if payload != SECRET]
+
+
+def check_digests(h: Harness) -> None:
+    """Every sealed segment agrees with its .sum, and each names the one before."""
+    chain = bytes(8)
+    for chunk in h.engine.shard.published["t"].chunks:
+        if chunk.meta is not None and chunk.meta.sealed:
+            assert drain(verify_steps(h.disk, h.topic_dir("t"), chunk.meta, chain)) == []
+            chain = chunk.meta.link
+
+
+# ---- the promise
+
+
+@each_place
+def test_no_byte_is_left_anywhere_once_it_is_answered(place: Callable[[], Harness]) -> None:
+    h = place()
+    assert holders(h.disk, NEEDLE), "the search would find it"
+    rest = others(h)
+    (token,) = h.ask(ERASE)
+    assert token not in h.replies
+    while token not in h.replies:
+        h.run_job() if h.jobs else h.ask()
+    assert h.replies[token].deleted == 1
+    assert holders(h.disk, NEEDLE) == []
+    assert h.rows("t") == rest
+    assert h.gaps("t") == []
+
+
+@each_place
+@pytest.mark.parametrize("how", ["kill", "power_cut", "clean"])
+def test_log_and_segments_are_valid_after_an_erase_and_a_restart(
+    place: Callable[[], Harness], how: str
+) -> None:
+    h = place()
+    rest = others(h)
+    h.do(ERASE)
+    if how == "clean":
+        h.close()
+    else:
+        getattr(h, how)()
+    h.open()
+    assert h.engine.report.rotten == []
+    assert h.engine.shard.read_only is None
+    assert h.read("t") == (rest, [])
+    check_digests(h)
+    h.append("t", b'"more"')
+    h.checkpoint()
+    h.restart()
+    assert h.rows("t")[:-1] == rest
+    assert holders(h.disk, NEEDLE) == []
+
+
+@each_place
+@pytest.mark.parametrize("seed", range(3))
+def test_power_cut_after_the_answer_brings_nothing_back(place: Callable[[], Harness], seed: int) -> None:
+    h = place()
+    h.disk._rng.seed(seed)
+    h.do(ERASE)
+    h.power_cut()
+    assert holders(h.disk, NEEDLE) == []
+
+
+def dropped_log_file() -> Harness:
+    """A checkpoint has unlinked the log file that held the payload; that directory was not synced since."""
+    h = in_a_sealed_segment()
+    while len(h.wal_files()) < 3 or h.engine.wal.active.remaining < 3000:
+        h.append("u", b'"x"', config=FSYNC)
+    h.checkpoint()
+    h.append("u", b'"x"')
+    h.checkpoint()
+    assert [path for path in holders(h.disk, NEEDLE) if "wal" in path] == []
+    return h
+
+
+def dropped_generation() -> Harness:
+    """The same with a generation of a segment that was replaced."""
+    h = in_two_generations()
+    for _ in range(3):
+        h.append("u", b'"x"', config=FSYNC)
+        h.checkpoint()
+    assert len([path for path in holders(h.disk, NEEDLE) if path.endswith(".data")]) == 1
+    return h
+
+
+@pytest.mark.parametrize("place", [dropped_log_file, dropped_generation], ids=lambda place: place.__name__)
+def test_dropped_file_does_not_come_back_with_the_payload(place: Callable[[], Harness]) -> None:
+    for seed in range(8):
+        h = place()
+        h.do(ERASE)
+        h.disk._rng.seed(seed)
+        h.power_cut()
+        assert holders(h.disk, NEEDLE) == []
+
+
+@pytest.mark.parametrize("durability", [DISK, MEMORY], ids=["disk", "memory"])
+def test_erase_in_other_classes_waits_for_the_bytes_all_the_same(durability: TopicConfig) -> None:
+    h = Harness()
+    h.put("t", durability)
+    write(h, 1, 4, secret=(3,))
+    (token,) = h.ask(ERASE)
+    assert token not in h.replies
+    h.rest()
+    assert h.replies[token].deleted == 1
+    assert holders(h.disk, NEEDLE) == []
+    assert h.seqs("t") == [1, 2, 4]
+
+
+def test_erase_of_ephemeral_records_never_had_a_byte_on_disk() -> None:
+    h = Harness()
+    h.put("t", EPHEMERAL)
+    write(h, 1, 4, secret=(3,))
+    assert h.do(ERASE).deleted == 1
+    assert holders(h.disk, NEEDLE) == []
+    assert h.seqs("t") == [1, 2, 4]
+
+
+def test_plain_delete_leaves_the_bytes() -> None:
+    """So that the search above proves something."""
+    h = in_a_sealed_segment()
+    h.do(c.Delete("t", seqs=[3]))
+    assert holders(h.disk, NEEDLE)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c.Delete("t", before_seq=4, erase=True),
+        c.Delete("t", match=TagMatch("Eq", b"a"), erase=True),
+        c.Delete("t", keep=2, erase=True),
+    ],
+    ids=["before_seq", "match", "keep"],
+)
+def test_every_selector_erases(command: c.Delete) -> None:
+    h = Harness()
+    h.put("t", FSYNC)
+    for seq in range(1, 7):
+        h.append("t", b'"unique payload %d"' % seq, tag=b"a" if seq % 2 else b"b")
+    h.checkpoint()
+    h.do(command)
+    left = h.seqs("t")
+    assert 0 < len(left) < 6
+    for seq in range(1, 7):
+        assert bool(holders(h.disk, b"unique payload %d" % seq)) == (seq in left)
+
+
+def test_same_payload_of_another_record_stays() -> None:
+    h = Harness()
+    h.put("t", FSYNC)
+    h.put("u", FSYNC)
+    write(h, 1, 4, secret=(3,))
+    h.append("u", SECRET)
+    h.do(ERASE)
+    assert h.rows("u") == [(1, SECRET)]
+    h.restart()
+    assert h.rows("u") == [(1, SECRET)]
+
+
+def test_erase_that_selects_nothing_is_answered() -> None:
+    h = in_the_log()
+    assert h.do(c.Delete("t", seqs=[99], erase=True)).deleted == 0
+    assert holders(h.disk, NEEDLE)
+
+
+def test_two_erases_at_once() -> None:
+    h = Harness()
+    h.put("t", FSYNC)
+    h.put("u", FSYNC)
+    write(h, 1, 4, secret=(1, 3))
+    h.append("u", SECRET)
+    tokens = h.ask(
+        c.Delete("t", seqs=[1], erase=True),
+        c.Delete("t", seqs=[3], erase=True),
+        c.Delete("u", keep=0, erase=True),
+    )
+    h.rest()
+    assert [h.replies[token].deleted for token in tokens] == [1, 1, 1]
+    assert holders(h.disk, NEEDLE) == []
+    assert h.rows("t") == expected(2, 4)
+    h.restart()
+    assert h.rows("t") == expected(2, 4)
+
+
+def test_erase_of_a_topic_that_is_dropped_meanwhile_is_answered() -> None:
+    h = in_a_sealed_segment()
+    erase, drop = h.ask(ERASE, c.DropTopic("t"))
+    h.rest()
+    assert drop in h.replies
+    assert erase in h.replies
+    h.restart()
+    assert h.do(c.ListTopics()).topics == []
+
+
+def test_records_appended_during_an_erase_are_whole() -> None:
+    h = in_a_sealed_segment()
+    (token,) = h.ask(ERASE)
+    seq = 6
+    while token not in h.replies:
+        if any(job.kind == "erase" for job in h.jobs):
+            seq += 1
+            h.ask(c.Append("t", c.Records(numbered(seq, 1))))
+        if h.jobs:
+            h.run_job()
+        else:
+            h.ask()
+        assert seq < 60
+    assert seq > 6
+    h.rest()
+    wanted = expected(1, 2, *range(4, seq + 1))
+    assert h.rows("t") == wanted
+    h.kill_and_open()
+    assert h.engine.report.rotten == []
+    assert h.rows("t") == wanted
+    assert holders(h.disk, NEEDLE) == []
+
+
+def test_erase_is_not_starved_by_a_busy_topic() -> None:
+    """With a write always in flight, as on any busy fsync topic, it still comes to its end."""
+    h = in_a_sealed_segment()
+    (token,) = h.ask(ERASE)
+    for seq in range(7, 107):
+        h.ask(c.Append("t", c.Records(numbered(seq, 1))))
+        if h.jobs:
+            h.run_job()
+        if token in h.replies:
+            break
+    assert token in h.replies
+
+
+def test_checkpoint_during_an_erase_makes_no_new_copy() -> None:
+    h = in_the_log()
+    (token,) = h.ask(ERASE)
+    h.engine.checkpoint()
+    h.rest()
+    assert token in h.replies
+    assert holders(h.disk, NEEDLE) == []
+    h.restart()
+    assert h.rows("t") == expected(1, 2, 4, 5, 6)
+
+
+def test_erase_during_a_checkpoint_finds_the_copy_that_is_being_made() -> None:
+    runs = 0
+    while True:
+        h = in_the_log()
+        h.engine.checkpoint()
+        h.ask()
+        for _ in range(runs):
+            if h.jobs:
+                h.run_job()
+        done = not h.jobs
+        assert h.do(ERASE).deleted == 1
+        assert holders(h.disk, NEEDLE) == [], f"after {runs} jobs of the checkpoint"
+        h.rest()
+        assert holders(h.disk, NEEDLE) == []
+        h.restart()
+        assert h.rows("t") == expected(1, 2, 4, 5, 6)
+        if done:
+            break
+        runs += 1
+    assert runs >= 3
+
+
+def test_earlier_plain_delete_can_not_be_erased_by_its_seq_any_more() -> None:
+    """Selectors name live records; what was deleted before is gone for them, and its bytes go with the segment."""
+    h = in_the_log()
+    h.do(c.Delete("t", seqs=[3]))
+    assert h.do(ERASE).deleted == 0
+
+
+# ---- crashes
+
+
+def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
+    """Crash at call 1, 2, 3 … of an erase; returns how many calls it took."""
+    number = 0
+    while True:
+        number += 1
+        h = place()
+        rest = others(h)
+        h.disk.crash_at(number, midway=bool(number % 2))
+        acked = False
+        try:
+            h.do(ERASE)
+            acked = True
+            h.rest()
+        except SimulatedCrash:
+            getattr(h, how)()
+        else:
+            return number
+        where = f"{how} at call {number}"
+        if acked:
+            assert holders(h.disk, NEEDLE) == [], f"{where}: answered, and still there"
+        h.open()
+        assert h.engine.report.rotten == [], where
+        assert h.engine.shard.read_only is None, where
+        h.rest()
+        live = h.state("t").count == len(rest) + 1
+        if not live:
+            assert holders(h.disk, NEEDLE) == [], f"{where}: deleted, and never erased"
+        else:
+            assert not acked, where
+        assert others(h) == rest, where
+        assert h.gaps("t") == [], where
+        check_digests(h)
+        assert not [path for path in h.disk.paths() if "intent" in path], where
+        h.restart()
+        assert others(h) == rest, where
+
+
+@pytest.mark.parametrize("how", ["kill", "power_cut"])
+@pytest.mark.parametrize(
+    "place",
+    [in_the_log, in_a_sealed_segment, in_two_generations, in_a_snapshot_row, over_several_log_files],
+    ids=lambda place: place.__name__,
+)
+def test_crash_at_every_call_of_an_erase(place: Callable[[], Harness], how: str) -> None:
+    assert crash_everywhere(place, how) > 20
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_failure_of_every_call_of_an_erase(error: int) -> None:
+    number = 0
+    while True:
+        number += 1
+        h = in_a_sealed_segment()
+        rest = others(h)
+        h.rest()
+        before = h.disk.calls
+        h.disk.fail_at(number, error)
+        reply = h.send(ERASE)
+        reached = h.disk.calls - before >= number
+        where = f"call {number}"
+        if not isinstance(reply, TopicsError):
+            assert holders(h.disk, NEEDLE) == [], f"{where}: answered, and still there"
+        else:
+            assert isinstance(reply, ShardReadOnly | Throttled), (where, reply)
+        h.disk._plans.clear()
+        h.disk._armed = False
+        assert others(h) == rest, where
+        h.kill_and_open()
+        h.rest()
+        assert h.engine.report.rotten == [], where
+        if h.state("t").count == len(rest):
+            assert holders(h.disk, NEEDLE) == [], f"{where}: deleted, and never erased"
+        assert others(h) == rest, where
+        check_digests(h)
+        if not reached:
+            break
+    assert number > 20
+
+
+def test_erase_on_a_full_disk_is_put_off_and_done_when_there_is_space() -> None:
+    h = in_a_sealed_segment()
+    h.rest()
+    h.disk.full = True
+    error = h.refused(ERASE, Throttled)
+    assert error.detail["limit"] == "disk_full"
+    assert h.rows("t") == expected(1, 2, 4, 5, 6), "deleted all the same"
+    assert holders(h.disk, NEEDLE)
+    h.disk.full = False
+    for _ in range(4):
+        h.pass_time(1000)
+    assert holders(h.disk, NEEDLE) == []
+
+
+def test_unfinished_erase_is_finished_after_a_restart() -> None:
+    h = in_a_sealed_segment()
+    h.ask(ERASE)
+    h.run_job("sync")
+    h.kill_and_open()
+    assert h.rows("t") == expected(1, 2, 4, 5, 6)
+    h.rest()
+    assert holders(h.disk, NEEDLE) == []
+    assert [path for path in h.disk.paths() if path.startswith(f"{META_DIR}/intent")] == []
+
+
+def test_unfinished_erase_is_finished_after_a_checkpoint_and_two_restarts() -> None:
+    """The request itself is kept in the snapshot once its log entry is gone."""
+    h = in_a_sealed_segment()
+    h.rest()
+    h.disk.full = True
+    h.refused(ERASE, Throttled)
+    h.disk.full = False
+    h.kill_and_open()
+    h.kill_and_open()
+    h.checkpoint()
+    h.rest()
+    assert holders(h.disk, NEEDLE) == []
+    h.restart()
+    assert h.rows("t") == expected(1, 2, 4, 5, 6)

@@ -1,0 +1,415 @@
+"""Goal: what version 1 wrote stays readable, and version 1 goes on writing exactly that.
+
+Method: `golden/` holds one small file of every kind, written once. The tests read them with today's code, compare
+the result with contents written out here, and check that encoding the same contents gives the same bytes.
+
+**A later version must still read these files.** When a format changes, its version number goes up, the new version
+gets files of its own beside these, and the reading tests here stay as they are. Only the tests of encoding are then
+taken out: nobody writes version 1 any more. A reading test that fails means that an upgrade would lose data.
+
+`python -m tests.unit.test_golden --write` writes files that are missing and refuses to change one that is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.support.sim_disk import SimDisk
+from topics.engine import frames
+from topics.engine.checkpoint import ShardRow, TopicRow
+from topics.engine.commands import Records
+from topics.engine.config import TopicConfig
+from topics.engine.control import ConfigChanged, Deletion, TimeCeiling, TopicCreated
+from topics.engine.errors import UnsupportedFormat
+from topics.engine.files import read_file
+from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
+from topics.engine.intents import Patch, pending_intents, write_intent
+from topics.engine.segments import (
+    ROW,
+    SegmentMeta,
+    SegmentWriter,
+    mark_deleted,
+    meta_from_sum,
+    read_deleted,
+    read_dict,
+    read_rows,
+    read_sum,
+    seal,
+    verify,
+)
+from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot
+from topics.engine.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan
+
+GOLDEN = Path(__file__).parent / "golden"
+TS = 1_700_000_000_000
+TOPIC = 0x0A0B0C0D0E0F
+
+# -- what is in the files ----------------------------------------------------------------------------------
+
+CONFIG = TopicConfig(ttl_ms=60_000, cap_records=100, durability="fsync", dead_letter="dead", cap_per_tag=3)
+
+# One write with everything a record can have, one with nothing of it, one of raw bytes.
+FULL = Records(
+    payloads=[b'{"n":1}{"m":true}', '{"n":"zwei ✓"}'.encode()],
+    tags=[b"orders.eu", None],
+    nodes=[b"node-1", b"node-2"],
+    meta_lens=[10, 0],
+    ttls_ms=[0, 5000],
+    sizes=[17, 99],
+)
+PLAIN = Records([b"[]", b"3"])
+RAW = Records([b"A: 1\r\n\0\xff"], tags=[b"raw"], header_lens=[6], raw=True)
+KEY = b"idempotency-key"
+
+SALT = 0x1234_5678_9ABC_DEF0
+WAL_NUMBER = 7
+WAL_NAME = file_name(WAL_NUMBER)
+WAL_BYTES = 2048
+
+CONTROLS: list[tuple[int, object]] = [
+    (frames.WAL_START, WalStart(WAL_NUMBER, 6, 41, bytes(range(8)), "boot-1")),
+    (frames.TIME_CEILING, TimeCeiling(TS + 5000, TS, 123, "boot-1")),
+    (frames.TOPIC_CREATE, TopicCreated("orders", CONFIG, 1024)),
+    (frames.CONFIG, ConfigChanged(TopicConfig(), 2048, 5)),
+    (frames.DELETE, Deletion([(1, 2), (4, 4)], True)),
+    (frames.EVICT, [3, 2]),
+    (frames.SEQ_CEILING, 4096),
+    (frames.SEGMENT_SWAP, [1, 1, 3, 2]),
+    (frames.SKIP, [6, 1000]),
+    (frames.LOSS, [1006, 1010, "corrupt"]),
+    (frames.ERASE_DONE, [[1, 2], [4, 4]]),
+    (frames.TOPIC_DELETE, None),
+]
+
+SEGMENT = "seg-0000000000000001-0"
+SEGMENT_FILES = [f"{SEGMENT}.{suffix}" for suffix in ("data", "idx", "dict", "sum", "del")]
+CHAIN = bytes.fromhex("0011223344556677")
+# offset, length, ts, flags, tag, node, size: the third record died before it came here.
+SEGMENT_ROWS = [
+    (16, 85, TS, 19, 1, 1, 17),
+    (101, 86, TS, 18, 0, 2, 99),
+    (0, 0, TS + 1, 0, 0, 0, 0),
+    (187, 64, TS + 2, 25, 2, 0, 8),
+]
+
+SHARD_ROW = ShardRow(3, 41, 17, TS + 5000, TS, 123, "boot-1", 0)
+SEGMENT_META = SegmentMeta(
+    1,
+    generation=0,
+    rows=4,
+    data_bytes=251,
+    dict_bytes=96,
+    tag_names=2,
+    node_names=2,
+    sealed=True,
+    has_del=True,
+    live=3,
+    ts_min=TS,
+    ts_max=TS + 2,
+    link=bytes.fromhex("8899aabbccddeeff"),
+)
+TOPIC_ROWS = [
+    TopicRow(
+        id=TOPIC,
+        name="orders",
+        config=CONFIG,
+        applied_lsn=41,
+        head=5,
+        first_seq=2,
+        count=2,
+        live_bytes=107,
+        cap_lost=0,
+        ttl_lost=1,
+        losses=[(3, 3, "corrupt")],
+        ceiling=1024,
+        dedupe=[(KEY, (1, 2, TS))],
+        segments=[SEGMENT_META],
+        last_write_ts=TS + 2,
+        ram_ranges=[(5, 5)],
+        erasing=[[(1, 1)]],
+        sum_chain=bytes.fromhex("8899aabbccddeeff"),
+        may_expire=True,
+    ),
+    TopicRow(
+        id=TOPIC + 1,
+        name="empty",
+        config=TopicConfig(),
+        applied_lsn=40,
+        head=0,
+        first_seq=1,
+        count=0,
+        live_bytes=0,
+        cap_lost=0,
+        ttl_lost=0,
+        losses=[],
+        ceiling=0,
+        dedupe=[],
+        segments=[],
+        last_write_ts=0,
+        ram_ranges=[],
+        erasing=[],
+        sum_chain=bytes(8),
+        may_expire=False,
+    ),
+]
+SNAPSHOT = "snap-0000000000000003"
+
+PATCHES: list[Patch] = [
+    ("topics/0000000000000001/seg-0000000000000001-0.data", 54, bytes(17)),
+    (f"layout-1/shard-00/wal/{WAL_NAME}", 150, b"\x20\xff"),
+]
+INTENT = "intent-0000000000000002"
+
+
+# -- writing them ------------------------------------------------------------------------------------------
+
+
+def encoded(records: Records, first_seq: int, ts: int, key: bytes | None = None) -> list[bytes]:
+    pieces: list[bytes] = []
+    encode_appends(pieces, records, topic_id=TOPIC, first_seq=first_seq, ts=ts, key=key)
+    return [body + digest for body, digest in zip(pieces[::2], pieces[1::2], strict=True)]
+
+
+def build_wal() -> dict[str, bytes]:
+    start, *controls = [encode_control(kind, TOPIC, TS, payload) for kind, payload in CONTROLS]
+    appends = encoded(FULL, 1, TS, KEY) + encoded(PLAIN, 3, TS + 1) + encoded(RAW, 5, TS + 2)
+    data = file_header(shard=2, number=WAL_NUMBER, salt=SALT)
+    for i, body in enumerate([start, b"".join(appends), b"".join(controls)]):
+        data += encode_envelope(SALT, 42 + i, 41 + i, 41, body)
+        data += bytes(-len(data) % 8)
+    return {WAL_NAME: data + bytes(WAL_BYTES - len(data))}
+
+
+def build_segment() -> dict[str, bytes]:
+    disk = SimDisk(1)
+    writer = SegmentWriter(disk, "t", SegmentMeta(1))
+    rows = np.zeros(4, dtype=ROW)
+    for i, row in enumerate(SEGMENT_ROWS):
+        rows[i] = (*row[:4], (0, 0, 0), *row[4:])
+    content = b"".join(encoded(FULL, 1, TS) + encoded(RAW, 4, TS + 2))
+    writer.append(content, rows, [b"orders.eu", b"raw"], [b"node-1", b"node-2"], [(1, TS + 5000)])
+    writer.sync()
+    writer.close()
+    mark_deleted(disk, "t", writer.meta, [0])
+    seal(disk, "t", writer.meta, CHAIN)
+    return {name: read_file(disk, f"t/{name}") for name in SEGMENT_FILES}
+
+
+def build_snapshot() -> dict[str, bytes]:
+    disk = SimDisk(1)
+    writer = SnapshotWriter(disk, "meta", 3)
+    writer.add(SHARD_ROW)
+    for row in TOPIC_ROWS:
+        writer.add(row)
+    writer.finish()
+    writer.publish()
+    return {SNAPSHOT: read_file(disk, f"meta/{SNAPSHOT}")}
+
+
+def build_intent() -> dict[str, bytes]:
+    disk = SimDisk(1)
+    write_intent(disk, "meta", 2, PATCHES)
+    return {INTENT: read_file(disk, f"meta/{INTENT}")}
+
+
+BUILDERS: list[Callable[[], dict[str, bytes]]] = [build_wal, build_segment, build_snapshot, build_intent]
+
+
+def build_all() -> dict[str, bytes]:
+    return {name: data for build in BUILDERS for name, data in build().items()}
+
+
+def write_missing() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    for name, data in build_all().items():
+        path = GOLDEN / name
+        if path.exists() and path.read_bytes() != data:
+            sys.exit(f"{path} holds other bytes; what version 1 wrote once is never written again")
+        path.write_bytes(data)
+        print(f"{path}: {len(data)} bytes")
+
+
+# -- reading them ------------------------------------------------------------------------------------------
+
+
+def golden(name: str) -> bytes:
+    return (GOLDEN / name).read_bytes()
+
+
+def on_disk(directory: str, *names: str) -> SimDisk:
+    disk = SimDisk(1)
+    disk.make_dir(directory)
+    for name in names:
+        handle = disk.open(f"{directory}/{name}", create=True)
+        disk.write(handle, 0, golden(name))
+        disk.close(handle)
+    return disk
+
+
+def columns_of(data: bytes, start: int, end: int) -> Columns:
+    starts: list[int] = []
+    frame_starts(data, start, end, starts)
+    return decode_columns(data, starts)
+
+
+Shown = tuple[int, int, bytes | None, bytes | None, bytes, int, dict[int, bytes]]
+
+
+def shown(columns: Columns) -> list[Shown]:
+    """seq, ts, tag, node, payload, flags and extensions of append frames."""
+    out: list[Shown] = []
+    for start, head in zip(columns.starts.tolist(), columns.headers):
+        flags = int(head["flags"])
+        node_at = start + 38
+        tag_at = node_at + int(head["node_len"])
+        data_at = tag_at + int(head["tag_len"])
+        data = columns.buffer
+        assert (int(head["type"]), int(head["topic"])) == (1, TOPIC)
+        assert frames.frame_is_valid(data[start : start + 4 + int(head["length"])])
+        out.append(
+            (
+                int(head["seq"]),
+                int(head["ts"]),
+                data[tag_at:data_at] if flags & 1 else None,
+                data[node_at:tag_at] if flags & 2 else None,
+                data[data_at : data_at + int(head["data_len"])],
+                flags,
+                frames.read_extensions(data, start),
+            )
+        )
+    return out
+
+
+def u32(value: int) -> bytes:
+    return value.to_bytes(4, "little")
+
+
+def expected_full(*, key: bool) -> list[Shown]:
+    key_extensions = {1: b"idempotency-key", 2: u32(2)} if key else {}
+    ends = (TS + 5000).to_bytes(8, "little")
+    return [
+        (1, TS, b"orders.eu", b"node-1", b'{"n":1}{"m":true}', 19, {3: u32(10)} | key_extensions),
+        (2, TS, None, b"node-2", b'{"n":"zwei \xe2\x9c\x93"}', 18, {5: ends, 6: u32(99)}),
+    ]
+
+
+def expected_raw(seq: int) -> Shown:
+    return (seq, TS + 2, b"raw", None, b"A: 1\r\n\0\xff", 25, {4: u32(6)})
+
+
+def test_the_log_file_is_read_to_what_was_written() -> None:
+    assert file_number(WAL_NAME) == 7
+    found = scan(WAL_NAME, 7, golden(WAL_NAME))
+    assert found is not None
+    assert (found.salt, found.bad_at) == (0x123456789ABCDEF0, [])
+    assert [(e.lsn, e.prev_lsn, e.synced_lsn) for e in found.envelopes] == [
+        (42, 41, 41),
+        (43, 42, 41),
+        (44, 43, 41),
+    ]
+    first, second, third = [columns_of(found.data, e.start, e.end) for e in found.envelopes]
+    assert shown(second) == [
+        *expected_full(key=True),
+        (3, TS + 1, None, None, b"[]", 0, {}),
+        (4, TS + 1, None, None, b"3", 0, {}),
+        expected_raw(5),
+    ]
+    controls = [(part, i) for part in (first, third) for i in range(len(part.starts))]
+    assert len(controls) == len(CONTROLS)
+    for (part, i), (kind, payload) in zip(controls, CONTROLS):
+        head = part.headers[i]
+        fields = [int(head[name]) for name in ("type", "flags", "topic", "seq", "ts")]
+        assert fields == [kind, 0, TOPIC, 0, TS]
+        wanted = type(payload) if isinstance(payload, msgspec.Struct) else object
+        assert msgspec.msgpack.decode(part.payload(i), type=wanted) == payload
+
+
+def test_the_segment_is_read_to_what_was_written() -> None:
+    disk = on_disk("t", *SEGMENT_FILES)
+    meta = meta_from_sum(disk, "t", 1, 0, has_del=True)
+    assert verify(disk, "t", meta, CHAIN) == []
+    summary, digest = read_sum(disk, "t", 1, 0)
+    assert (summary.first_seq, summary.generation, summary.rows, summary.live) == (1, 0, 4, 2)
+    assert (summary.data_bytes, summary.dict_bytes) == (251, 96)
+    assert (summary.tag_names, summary.node_names) == (2, 2)
+    assert (summary.ts_min, summary.ts_max) == (TS, TS + 2)
+    assert (summary.chain, summary.origin, len(summary.blocks)) == (CHAIN, bytes(8), 1)
+    assert meta.link == digest == golden(f"{SEGMENT}.sum")[-8:]
+    rows = read_rows(disk, "t", meta)
+    assert [(*row[:4], *row[5:]) for row in rows.tolist()] == SEGMENT_ROWS
+    tags, nodes, expiries = read_dict(disk, "t", meta)
+    assert (tags, nodes) == ([b"orders.eu", b"raw"], [b"node-1", b"node-2"])
+    assert expiries.tolist() == [(1, TS + 5000)]
+    deleted = read_deleted(disk, "t", meta)
+    assert deleted is not None
+    assert deleted.tolist() == [True, False, False, False]
+    data = golden(f"{SEGMENT}.data")
+    assert shown(columns_of(data, 16, len(data))) == [*expected_full(key=False), expected_raw(4)]
+    for offset, length, *_ in SEGMENT_ROWS:
+        assert frames.frame_is_valid(data[offset : offset + length]) == (length > 0)
+
+
+def test_the_snapshot_is_read_to_what_was_written() -> None:
+    disk = on_disk("meta", SNAPSHOT)
+    assert list_snapshots(disk, "meta") == [3]
+    shard, topics = read_snapshot(disk, "meta", 3)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == TOPIC_ROWS
+
+
+def test_the_intent_is_read_to_what_was_written() -> None:
+    assert pending_intents(on_disk("meta", INTENT), "meta") == [(2, PATCHES)]
+
+
+@pytest.mark.parametrize("name", [WAL_NAME, *SEGMENT_FILES, SNAPSHOT, INTENT])
+def test_every_file_says_its_magic_and_version(name: str) -> None:
+    kinds = {"log": b"WAL", "data": b"DAT", "idx": b"IDX", "dict": b"DIC", "sum": b"SUM", "del": b"DEL"}
+    kind = kinds.get(name.rpartition(".")[2], b"SNP" if name.startswith("snap") else b"INT")
+    assert golden(name)[:12] == b"TPCS" + kind + b"\0" + u32(1)
+
+
+def with_version_2(directory: str, *names: str) -> SimDisk:
+    disk = on_disk(directory, *names)
+    for name in names:
+        handle = disk.open(f"{directory}/{name}")
+        disk.write(handle, 8, u32(2))
+        disk.close(handle)
+    return disk
+
+
+def test_the_same_files_of_a_later_version_are_refused_by_name() -> None:
+    disk = with_version_2("d", *SEGMENT_FILES, SNAPSHOT, INTENT)
+    meta = msgspec.structs.replace(SEGMENT_META)
+    reads: dict[str, Callable[[], object]] = {
+        f"{SEGMENT}.idx": lambda: read_rows(disk, "d", meta),
+        f"{SEGMENT}.dict": lambda: read_dict(disk, "d", meta),
+        f"{SEGMENT}.sum": lambda: read_sum(disk, "d", 1, 0),
+        f"{SEGMENT}.del": lambda: read_deleted(disk, "d", meta),
+        SNAPSHOT: lambda: read_snapshot(disk, "d", 3),
+        INTENT: lambda: pending_intents(disk, "d"),
+    }
+    for name, read in reads.items():
+        with pytest.raises(UnsupportedFormat, match=f"d/{name} has format version 2"):
+            read()
+
+
+# -- encoding ----------------------------------------------------------------------------------------------
+
+
+def test_the_same_contents_give_the_same_bytes() -> None:
+    built = build_all()
+    assert sorted(built) == sorted(path.name for path in GOLDEN.iterdir())
+    for name, data in built.items():
+        assert data == golden(name), name
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python -m tests.unit.test_golden --write")
+    write_missing()
