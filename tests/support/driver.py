@@ -30,7 +30,7 @@ from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics.engine import commands as c
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.engine import Engine
-from topics.engine.errors import ShardReadOnly, Throttled, TopicsError
+from topics.engine.errors import ErasePutOff, ShardReadOnly, Throttled, TopicsError
 from topics.engine.subjects import TagMatch
 
 WRITES = ("append", "skip", "delete", "put", "drop")
@@ -581,7 +581,7 @@ class Driver:
             if not isinstance(result, TopicsError):
                 raise Divergence(f"accepted by a read-only shard: {sent.kind} {sent.topic} {result}")
             return False
-        if isinstance(result, Throttled) and result.detail.get("limit") == "disk_full":
+        if isinstance(result, Throttled | ErasePutOff) and result.detail.get("limit") == "disk_full":
             if not (sent.may_be_full or self.faulty):
                 raise Divergence(f"disk full without reason: {sent.kind} {sent.topic} {result}")
             if sent.is_erase:

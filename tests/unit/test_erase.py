@@ -27,7 +27,7 @@ from tests.support.engine_harness import (
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine import commands as c
 from topics.engine.config import TopicConfig
-from topics.engine.errors import ShardReadOnly, Throttled, TopicsError
+from topics.engine.errors import ErasePutOff, ShardReadOnly, TopicsError
 from topics.engine.segments import drain, verify_steps
 from topics.engine.subjects import TagMatch
 
@@ -477,7 +477,7 @@ def test_failure_of_every_call_of_an_erase(error: int) -> None:
         if not isinstance(reply, TopicsError):
             assert holders(h.disk, NEEDLE) == [], f"{where}: answered, and still there"
         else:
-            assert isinstance(reply, ShardReadOnly | Throttled), (where, reply)
+            assert isinstance(reply, ShardReadOnly | ErasePutOff), (where, reply)
         h.disk._plans.clear()
         h.disk._armed = False
         assert others(h) == rest, where
@@ -497,7 +497,7 @@ def test_erase_on_a_full_disk_is_put_off_and_done_when_there_is_space() -> None:
     h = in_a_sealed_segment()
     h.rest()
     h.disk.full = True
-    error = h.refused(ERASE, Throttled)
+    error = h.refused(ERASE, ErasePutOff)
     assert error.detail["limit"] == "disk_full"
     assert h.rows("t") == expected(1, 2, 4, 5, 6), "deleted all the same"
     assert holders(h.disk, NEEDLE)
@@ -523,7 +523,7 @@ def test_unfinished_erase_is_finished_after_a_checkpoint_and_two_restarts() -> N
     h = in_a_sealed_segment()
     h.rest()
     h.disk.full = True
-    h.refused(ERASE, Throttled)
+    h.refused(ERASE, ErasePutOff)
     h.disk.full = False
     h.kill_and_open()
     h.kill_and_open()

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from topics.engine import frames
 from topics.engine.checkpoint import TopicRow
 from topics.engine.config import EngineConfig
-from topics.engine.errors import Corrupt, ShardReadOnly, Throttled
+from topics.engine.errors import Corrupt, ErasePutOff, ShardReadOnly
 from topics.engine.files import HEADER_BYTES, read_file, with_digest, xxh
 from topics.engine.intents import Patch, apply_patches, finish_intent, write_intent
 from topics.engine.ports import Disk
@@ -41,11 +41,10 @@ def erase_steps(
         # The records are deleted already; their bytes go as soon as there is space.
         shard.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
         if request.token is not None:
-            refusal = Throttled(
-                "the disk is full; the records are deleted and will be erased later", limit="disk_full"
-            )
+            deleted = request.result.deleted if request.result is not None else 0
+            put_off = error.errno == ENOSPC
             shard.ready.append(
-                (request.token, refusal if error.errno == ENOSPC else ShardReadOnly(str(error)))
+                (request.token, ErasePutOff(deleted) if put_off else ShardReadOnly(str(error)))
             )
         raise
     except GeneratorExit:

@@ -6,6 +6,7 @@ TopicsError
 │   ├── TopicNotFound · TopicExistsIncompatible · TopicNotEmpty
 │   ├── TopicFull · WrongLastSeq
 │   └── Throttled         a bound is reached; try again later
+├── ErasePutOff           deleted, but not yet erased: the disk is full
 ├── ShardReadOnly         a write or sync failed, or the log is rotten; final until restart
 ├── Corrupt               bytes on disk are not what was written
 ├── UnsupportedFormat     a file of a version that this program does not know
@@ -91,6 +92,19 @@ class WrongLastSeq(CallerError):
 
 class Throttled(CallerError):
     code = "throttled"
+
+
+class ErasePutOff(TopicsError):
+    """The records are deleted; their bytes are overwritten as soon as there is space for the intent."""
+
+    code = "throttled"
+
+    def __init__(self, deleted: int) -> None:
+        super().__init__(
+            "the disk is full; the records are deleted, and will be erased once there is space",
+            limit="disk_full",
+            deleted=deleted,
+        )
 
 
 class ShardReadOnly(TopicsError):

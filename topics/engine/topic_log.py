@@ -37,13 +37,12 @@ Loss = tuple[int, int, str]
 Run = tuple[int, int | bytearray | bytes]
 
 
-@dataclass(slots=True)
 class Op:
-    """What one staged change did, to be repeated on the view when its gate opens."""
+    """What one staged change did, to be repeated on the view when its gate opens.
 
-    log: TopicLog
-    token: object = None
-    result: object = None
+    Defaults are class attributes: most ops set a few of them, and one object a write is made on the hot path.
+    """
+
     head: int = 0  # 0: unchanged
     count: int = 0
     bytes: int = 0
@@ -54,7 +53,6 @@ class Op:
     config: TopicConfig | None = None
     loss: Loss | None = None
     dropped: bool = False
-    sync: bool = False  # visible only once its envelope is synced
     write_ts: int = 0
     tags_held: int = 0  # ids whose last record this op removes; readers may meet them until it is published
     nodes_held: int = 0
@@ -62,6 +60,16 @@ class Op:
     erase: Any = None  # what to do with the bytes once the delete is published
     later: bool = False  # the command is asked again when this op's turn comes
     expiry: bool = False  # what time did, waiting behind changes that are not published yet
+
+    def __init__(
+        self, log: TopicLog, token: object = None, result: object = None, *, sync: bool = False, **fields: Any
+    ) -> None:
+        self.log = log
+        self.token = token
+        self.result = result
+        self.sync = sync  # visible only once its envelope is synced
+        if fields:
+            self.__dict__.update(fields)
 
 
 @dataclass(slots=True)

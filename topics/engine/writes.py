@@ -50,7 +50,8 @@ class Writes(Staging):
         key = command.idempotency_key
         if log is not None and key is not None and self._deduped(token, log, key):
             return
-        self._check_conditions(log, command)
+        if command.if_last_seq is not None or command.if_tag_last_seq is not None:
+            self._check_conditions(log, command)
         one = len(sizes) == 1
         size, largest = (sizes[0], sizes[0]) if one else (sum(sizes), max(sizes))
         self._check_room(log, config, command.topic, len(sizes), size, largest)
