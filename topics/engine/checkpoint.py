@@ -134,6 +134,8 @@ class Checkpointer:
         self._doomed: list[
             tuple[int, int, SegmentMeta]
         ] = []  # (last snapshot that names it, topic id, segment)
+        self._inline_bytes: dict[int, int] = {}  # topics whose records ride in the snapshot
+        self._inline_total = 0
         self.closing = False
         self.last_ms = 0
         self.last_wal_bytes = 0
@@ -189,9 +191,9 @@ class Checkpointer:
             writer.abandon()
             raise
         self.snapshots.append((number, base_lsn))
-        for i, capture in enumerate(captures):
-            self._install(capture)
-            if i % limits.SLICE_TOPICS == 0:
+        while captures:  # emptied as it goes: letting go of thousands at once would be a long turn of its own
+            self._install(captures.pop())
+            if len(captures) % limits.SLICE_TOPICS == 0:
                 yield None
         yield from self._drop_absorbed()
 
@@ -204,7 +206,8 @@ class Checkpointer:
         parts: list[_Part] = []
         ram_ranges: list[Range] = []
         segments: list[SegmentMeta] = []
-        for chunk in log.chunks:
+        inline = self._capture_inline(log)
+        for chunk in log.chunks if inline is None else ():
             if log.config.durability == "ephemeral" and log.is_in_ram(chunk):
                 ram_ranges.append((chunk.first_seq, chunk.next_seq - 1))
                 continue
@@ -214,9 +217,6 @@ class Checkpointer:
                 segments.append(part.meta)
             elif chunk.meta is not None:
                 segments.append(chunk.meta)
-        inline = self._capture_inline(log) if len(parts) == 1 else None
-        if inline is not None:
-            parts, segments = [], []
         view = log.view
         row = TopicRow(
             log.id, log.name, log.config, self._wal.last_lsn, log.next_seq - 1, log.first_seq, log.count, log.bytes,
@@ -232,10 +232,22 @@ class Checkpointer:
 
         Ten thousand such topics then cost one file instead of thirty thousand.
         """
-        chunk = log.chunks[0]
-        small = chunk.frame_bytes <= self._config.inline_bytes and chunk.count <= limits.INLINE_ROWS
-        if len(log.chunks) > 1 or chunk.meta is not None or chunk.closed or not small:
+        held = self._inline_bytes.pop(log.id, 0)
+        self._inline_total -= held
+        if len(log.chunks) != 1 or log.config.durability == "ephemeral":
             return None
+        chunk = log.chunks[0]
+        size = chunk.frame_bytes
+        small = 0 < size <= self._config.inline_bytes and chunk.count <= limits.INLINE_ROWS
+        if (
+            not small
+            or chunk.meta is not None
+            or chunk.closed
+            or self._inline_total + size > limits.INLINE_TOTAL_BYTES
+        ):
+            return None
+        self._inline_bytes[log.id] = size
+        self._inline_total += size
         live = chunk.live(0, chunk.count, frames.DEAD)
         live[: max(0, log.first_seq - chunk.first_seq)] = False
         data = self._reader.frames_of(log, chunk, log.runs, np.flatnonzero(live))
@@ -445,7 +457,7 @@ class Checkpointer:
             if log.doomed:
                 self._doomed += [(newest, log.id, meta) for meta in log.doomed]
                 log.doomed = []
-            if i % limits.SLICE_ROWS == 0:
+            if i % limits.SLICE_NAMES == 0:
                 yield None
         while len(self.snapshots) > 2:
             number = self.snapshots.pop(0)[0]
@@ -483,6 +495,7 @@ class Checkpointer:
         """A dropped topic: one rename, then unlinking in slices."""
         for log in logs:
             self.rows.pop(log.id, None)
+            self._inline_total -= self._inline_bytes.pop(log.id, 0)
             self._reader.close_topic(log.id)
             self._doomed = [entry for entry in self._doomed if entry[1] != log.id]
             directory = self.topic_dir(log.id)
@@ -506,7 +519,7 @@ class Checkpointer:
         logs = list(self._shard.by_id.values())
         for i, log in enumerate(logs):
             resident += sum(chunk.count for chunk in log.chunks)
-            if i % limits.SLICE_ROWS == 0:
+            if i % limits.SLICE_NAMES == 0:
                 yield None
         if resident <= self._config.index_rows_max:
             return

@@ -53,6 +53,8 @@ _EXT_HEAD = struct.Struct("<BH")
 _EXT_U32 = struct.Struct("<BHI")
 _EXT_U64 = struct.Struct("<BHQ")
 
+RUN_FROM = 8  # this many equal lengths in a row, and the rest of the run is looked for at once
+
 HEADER_DTYPE = np.dtype(
     [
         ("length", "<u4"),
@@ -204,11 +206,34 @@ def frame_is_valid(frame: bytes) -> bool:
 def frame_starts(buffer: bytes, start: int, end: int, starts: list[int]) -> None:
     """Follow the length fields from `start` to `end`, which must be a frame's end."""
     unpack, add = _LENGTH.unpack_from, starts.append
+    last = alike = 0
     while start < end:
         add(start)
-        start += unpack(buffer, start)[0] + 4
+        length = unpack(buffer, start)[0]
+        start += length + 4
+        if length != last:
+            last, alike = length, 0
+            continue
+        alike += 1
+        if alike == RUN_FROM:
+            # Records of one size are common: look at many length fields at once.
+            more = _equal_lengths(buffer, start, end, length)
+            starts += range(start, start + more * (length + 4), length + 4)
+            start += more * (length + 4)
+            alike = 0
     if start != end:
         raise ValueError("frames do not end where their envelope does")
+
+
+def _equal_lengths(buffer: bytes, start: int, end: int, length: int) -> int:
+    """How many frames of exactly this length follow one another from `start`."""
+    stride = length + 4
+    count = (end - start) // stride
+    if not count:
+        return 0
+    fields = np.ndarray(shape=(count,), dtype="<u4", buffer=buffer, offset=start, strides=(stride,))
+    other = np.flatnonzero(fields != length)
+    return int(other[0]) if len(other) else count
 
 
 @dataclass(slots=True)

@@ -44,7 +44,9 @@ SEQ_CEILING_STEP_MAX = 1 << 20
 SLEW_MS_PER_S = 50  # the engine clock follows the wall clock at this rate, one part in twenty
 
 INLINE_ROWS = 64  # of a topic that rides in the snapshot and has no files
+INLINE_TOTAL_BYTES = 64 * MIB  # of all such topics of a shard: each snapshot writes them again
 SLICE_ROWS = 4096  # background work is cut into pieces of about 2 ms
-SLICE_TOPICS = 32
+SLICE_TOPICS = 8
+SLICE_NAMES = 512
 READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read
 RAM_BLOCK_BYTES = 64 * KIB  # records that are never logged are kept in blocks of this size

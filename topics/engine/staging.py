@@ -179,6 +179,12 @@ class Staging:
         """An op's gate is open: readers see it, its reply leaves, its waiters look again."""
         log = op.log
         log.pending -= 1
+        if op.plain:
+            log.publish(op)
+            if log.waiters:
+                self.dirty[log.id] = log
+            self.ready.append((op.token, op.result))
+            return
         log.expiring -= op.expiry
         ram_bytes = log.ram_bytes
         log.publish(op)

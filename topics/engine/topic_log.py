@@ -43,6 +43,7 @@ class Op:
     Defaults are class attributes: most ops set a few of them, and one object a write is made on the hot path.
     """
 
+    plain: bool = False  # an append and nothing else
     head: int = 0  # 0: unchanged
     count: int = 0
     bytes: int = 0
@@ -444,6 +445,12 @@ class TopicLog:
     def publish(self, op: Op) -> None:
         """Make one staged change visible."""
         view = self.view
+        if op.plain:
+            view.head = op.head
+            view.count += op.count
+            view.bytes += op.bytes
+            view.last_write_ts = op.write_ts
+            return
         if op.head:
             view.head = op.head
         view.count += op.count

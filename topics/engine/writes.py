@@ -66,11 +66,29 @@ class Writes(Staging):
         count = len(sizes)
         log.count += count
         log.bytes += size
-        op.count += count
-        op.bytes += size
+        op.count = count
+        op.bytes = size
         op.head = log.next_seq - 1
-        op.first_seq = log.first_seq
         op.write_ts = self.now_ms
+        if created or config.cap_records or config.cap_bytes or config.cap_per_tag:
+            self._apply_caps(log, config, records, op, created=created)
+        else:
+            op.plain = True
+        if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_base:
+            self._raise_ceiling(log)
+        if log.ceiling and op.head > log.ceiling_synced:
+            op.sync = True  # a number may be given away only below a synced ceiling
+        self.bytes_live += op.bytes
+        op.result = cmd.Appended(command.topic, first, count, op.head, created, False, op.sync)
+        self.touched[log.id] = log
+        log.pending += 1
+        self.ops.append(op)
+
+    def _apply_caps(
+        self, log: TopicLog, config: TopicConfig, records: cmd.Records, op: Op, *, created: bool
+    ) -> None:
+        """What an append does besides: it may create the topic, and push out older records."""
+        op.first_seq = log.first_seq
         if created:
             op.config = config
         if config.cap_per_tag and records.tags is not None:
@@ -81,15 +99,6 @@ class Writes(Staging):
             config.cap_bytes and log.bytes > config.cap_bytes
         ):
             self._evict(log, config, op)
-        if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_base:
-            self._raise_ceiling(log)
-        if log.ceiling and op.head > log.ceiling_synced:
-            op.sync = True  # a number may be given away only below a synced ceiling
-        self.bytes_live += op.bytes
-        op.result = cmd.Appended(command.topic, first, count, op.head, created, False, op.sync)
-        self.touched[log.id] = log
-        log.pending += 1
-        self.ops.append(op)
 
     def _check_records(self, records: cmd.Records, key: bytes | None) -> list[int]:
         """Limits that depend on nothing but the request; returns the accounted sizes."""
