@@ -79,20 +79,25 @@ def encode_appends(
     first_seq: int,
     ts: int,
     key: bytes | None = None,
+    plain: bool = False,
 ) -> tuple[list[int], list[int] | None]:
     """Append the frames of one write to `pieces`; return each frame's length, and flags unless all are 0."""
-    if (
+    if plain or (key is None and is_plain(records)):
+        return _encode_plain(pieces, records.payloads, topic_id, first_seq, ts), None
+    return _encode_full(pieces, records, topic_id, first_seq, ts, key)
+
+
+def is_plain(records: Records) -> bool:
+    """Whether the records are payloads and nothing else."""
+    return (
         records.tags is None
         and records.nodes is None
-        and key is None
-        and not records.raw
         and records.meta_lens is None
+        and not records.raw
         and records.ttls_ms is None
         and records.sizes is None
         and records.header_lens is None
-    ):
-        return _encode_plain(pieces, records.payloads, topic_id, first_seq, ts), None
-    return _encode_full(pieces, records, topic_id, first_seq, ts, key)
+    )
 
 
 def _encode_plain(pieces: list[bytes], payloads: list[bytes], topic_id: int, seq: int, ts: int) -> list[int]:

@@ -43,7 +43,11 @@ class Writes(Staging):
     def _append(self, token: object, command: cmd.Append) -> None:
         self._writable()
         records = command.records
-        sizes = self._check_records(records, command.idempotency_key)
+        plain = command.idempotency_key is None and frames.is_plain(records)
+        if plain and len(records.payloads) == 1:
+            sizes = [len(records.payloads[0])]
+        else:
+            sizes = self._check_records(records, command.idempotency_key)
         log = self._for_write(command.topic)
         created = log is None
         config = log.config if log is not None else self._creation_config(command)
@@ -55,14 +59,17 @@ class Writes(Staging):
         one = len(sizes) == 1
         size, largest = (sizes[0], sizes[0]) if one else (sum(sizes), max(sizes))
         self._check_room(log, config, command.topic, len(sizes), size, largest)
-        need = frame_bytes_at_most(records, command.idempotency_key, size, per_tag=bool(config.cap_per_tag))
+        if plain:
+            need = size + frames.OVERHEAD_BYTES * len(sizes) + 3 * CONTROL_BYTES
+        else:
+            need = frame_bytes_at_most(records, key, size, per_tag=bool(config.cap_per_tag))
         if self.frame_bytes + need > self.room_bytes:
             self.reserve(need)
         if log is None:
             log = self._create(command.topic, config)
         op = Op(log, token, sync=created or config.durability == "fsync")
         first = log.next_seq
-        self._stage_records(log, records, sizes, command.idempotency_key, op)
+        self._stage_records(log, records, sizes, key, plain=plain)
         count = len(sizes)
         log.count += count
         log.bytes += size
@@ -231,14 +238,14 @@ class Writes(Staging):
         return log
 
     def _stage_records(
-        self, log: TopicLog, records: cmd.Records, sizes: list[int], key: bytes | None, op: Op
+        self, log: TopicLog, records: cmd.Records, sizes: list[int], key: bytes | None, *, plain: bool
     ) -> None:
         """Encode the frames and add the rows of one write."""
         ram = log.config.durability == "ephemeral"
         first, now_ms = log.next_seq, self.now_ms
         pieces: list[bytes] = [] if ram else self.frames
         lengths, flags = frames.encode_appends(
-            pieces, records, topic_id=log.id, first_seq=first, ts=now_ms, key=key
+            pieces, records, topic_id=log.id, first_seq=first, ts=now_ms, key=key, plain=plain
         )
         if ram:
             offset = self._keep_in_ram(log, b"".join(pieces))
@@ -249,6 +256,9 @@ class Writes(Staging):
             self.appended.append((log, first))
             if not log.runs or log.runs[-1][1] != self.file_number:
                 log.runs.append((first, self.file_number))
+        if plain:
+            add_rows(log, offset, lengths, now_ms, None, None, None, sizes)
+            return
         tags = log.tags.add_batch(first, records.tags) if records.tags is not None else None
         nodes = log.nodes.add_all(records.nodes) if records.nodes is not None else None
         add_rows(log, offset, lengths, now_ms, flags, tags, nodes, sizes)
