@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 _DATA_KEY = b',"data":'
 _META_KEY = b',"meta":'
-_CLOSE = b"},"  # every record ends so; the comma after the last one is cut off
+_CLOSE = b"},"  # of the record before; it is cut off in front of the first one
 _COLUMNS_FROM = 48  # rows; below it the fixed cost of the numpy calls shows
 _FOUR_DIGITS = np.array([b"%04d" % i for i in range(10_000)], dtype="S4").view(np.uint32)
 _PAYLOAD_LENGTHS = np.dtype([("node", "<u2"), ("tag", "<u2"), ("data", "<u4")])
@@ -61,12 +61,13 @@ def render_records(
 
 
 def _interleave(columns: list[list[bytes]]) -> bytes:
-    """Row by row the pieces of every column, and the end of an object."""
-    stride = len(columns) + 1
-    pieces = [_CLOSE] * (stride * len(columns[0]))
+    """Row by row the pieces of every column. The first column also ends the object before."""
+    stride = len(columns)
+    pieces = [b""] * (stride * len(columns[0]))
     for i, column in enumerate(columns):
         pieces[i::stride] = column
-    pieces[-1] = b"}"
+    pieces[0] = pieces[0][len(_CLOSE) :]
+    pieces.append(b"}")
     return b"".join(pieces)
 
 
@@ -74,13 +75,13 @@ def _interleave(columns: list[list[bytes]]) -> bytes:
 
 
 def _heads(page: Page, suffix: bytes) -> list[bytes]:
-    """`{"$seq":1,"$ts":1748470000123` and the suffix, for every record."""
+    """`},{"$seq":1,"$ts":1748470000123` and the suffix, for every record."""
     seqs, times = page.seqs, page.timestamps
     seq_width, time_width = _width(seqs), _width(times)
     if len(seqs) < _COLUMNS_FROM or not seq_width or not time_width:
-        template = b'{"$seq":%d,"$ts":%d' + suffix
+        template = _CLOSE + b'{"$seq":%d,"$ts":%d' + suffix
         return [template % pair for pair in zip(seqs, times)]
-    before, between = b'{"$seq":', b',"$ts":'
+    before, between = _CLOSE + b'{"$seq":', b',"$ts":'
     blank = before + bytes(seq_width) + between + bytes(time_width) + suffix
     text = np.empty((len(seqs), len(blank)), dtype=np.uint8)
     text[:] = np.frombuffer(blank, dtype=np.uint8)

@@ -70,7 +70,7 @@ Mask = npt.NDArray[np.bool_]
 
 _NAME = re.compile(r"seg-([0-9a-f]{16})-([0-9]+)\.(data|idx|dict|sum|del)")
 _BLOCK = Struct("<B3xII")  # kind, count, bytes of the entries
-_NAME_LENGTH = Struct("<H")
+_NAME_LENGTH = np.dtype("<u2")
 _TAGS, _NODES, _EXPIRIES = 1, 2, 3
 
 
@@ -297,7 +297,8 @@ def _dict_blocks(tags: Sequence[bytes], nodes: Sequence[bytes], expiries: Sequen
 
 
 def _name_block(kind: int, names: Sequence[bytes]) -> bytes:
-    entries = b"".join(_NAME_LENGTH.pack(len(name)) + name for name in names)
+    # The lengths first, so that a reader finds all names by one sum.
+    entries = np.array([len(name) for name in names], dtype=_NAME_LENGTH).tobytes() + b"".join(names)
     return _BLOCK.pack(kind, len(names), len(entries)) + entries
 
 
@@ -350,15 +351,15 @@ def _blocks(path: str, data: bytes) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _names(path: str, data: bytes, start: int, end: int, count: int) -> list[bytes]:
-    names: list[bytes] = []
-    at = start
-    while at + 2 <= end:
-        (length,) = _NAME_LENGTH.unpack_from(data, at)
-        names.append(data[at + 2 : at + 2 + length])
-        at += 2 + length
-    if at != end or len(names) != count:
-        raise Corrupt(path, start, f"a block of {count} names does not add up")
-    return names
+    text = start + _NAME_LENGTH.itemsize * count
+    if text <= end:
+        lengths = np.frombuffer(data, dtype=_NAME_LENGTH, count=count, offset=start)
+        ends = np.cumsum(lengths, dtype=np.int64) + text
+        if (int(ends[-1]) if count else text) == end:
+            return [
+                data[first:last] for first, last in zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+            ]
+    raise Corrupt(path, start, f"a block of {count} names does not add up")
 
 
 def _expiries(path: str, data: bytes, start: int, end: int, count: int) -> Rows:

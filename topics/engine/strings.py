@@ -73,16 +73,15 @@ class StringTable:
         """Intern each name with so many references; a name with none is not interned and gets id 0."""
         if len(names) != counts.size:
             raise ValueError(f"{len(names)} names with {counts.size} counts")
-        find = self.ids.get
-        out: list[int] = []
-        put = out.append
-        for name, count in zip(names, counts.tolist()):
-            if not count:
-                put(0)
-                continue
-            string_id = find(name)
-            put(self._intern(name, 0) if string_id is None else string_id)
-        ids = np.array(out, dtype=np.uint32)
+        found = list(map(self.ids.get, names))
+        if None in found or not counts.all():
+            for i, count in enumerate(counts.tolist()):
+                if not count:
+                    found[i] = 0
+                elif found[i] is None:
+                    # Not by what was found above: the name may have come before in this very list.
+                    found[i] = self.ids.get(names[i]) or self._intern(names[i], 0)
+        ids = np.array(found, dtype=np.uint32)
         # `add.at`, since a name may come twice.
         np.add.at(np.frombuffer(self.counts, np.uint32), ids, counts.astype(np.uint32))
         return ids
