@@ -34,7 +34,7 @@ from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
 
 START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
 SLICES_PER_TURN = 64
-SLICE_MS = 2
+SLICE_MS = 1  # by a clock of whole milliseconds: a slice takes between one and two
 FULL_RETRY_MS = 1000
 CHECKPOINT_LOOK_MS = 5000
 
