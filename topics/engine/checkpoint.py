@@ -36,6 +36,7 @@ from topics.engine.segments import (
 )
 from topics.engine.shard import Shard
 from topics.engine.snapshot import SnapshotWriter, remove_snapshot
+from topics.engine.staging import CONTROL_BYTES
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Loss, Range, Run, TopicLog
 from topics.engine.wal import Wal, WalFile
@@ -166,8 +167,8 @@ class Checkpointer:
         self.last_ms = shard.clock.mono_ms
         self.last_wal_bytes = wal.bytes_written
         shard.counters["checkpoints"] += 1
-        yield from self._put_away_idle()
         yield from self._rewrite_sparse(list(touched.values()))
+        yield from self._put_away_idle()
 
     def _checkpoint(self, touched: dict[int, TopicLog]) -> Steps:
         shard, wal = self._shard, self._wal
@@ -539,6 +540,8 @@ class Checkpointer:
                 meta = chunk.meta
                 if meta is None or not meta.sealed or chunk.stored != chunk.count or log.view.dropped:
                     continue
+                if chunk not in log.chunks:
+                    continue  # reclaimed while another one was being rewritten
                 rows = chunk.rows
                 dead = ~chunk.live(0, chunk.count, frames.DELETED)
                 dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
@@ -583,6 +586,8 @@ class Checkpointer:
         shard = self._shard
         # Time may have ended some of the dead without a frame of its own: the floors go along.
         swap = [meta.first_seq, generation, log.cap_lost, log.ttl_lost]
+        if not shard.has_room(CONTROL_BYTES):
+            return  # a full disk; the next checkpoint tries again
         shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swap))
         yield WaitSynced(0)
         if log.view.dropped or chunk not in log.chunks:

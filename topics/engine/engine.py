@@ -79,6 +79,7 @@ class Engine:
         self.report = RecoveryReport()
         self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
         self._jobs: list[Job] = []
+        self._outstanding = 0  # jobs that the shell has and has not reported
         self._sync_running = False
         self._spare_running = False
         self._unsynced_since_ms: int | None = None
@@ -113,8 +114,8 @@ class Engine:
 
     def turn(self, requests: list[Request]) -> Outcome:
         shard = self.shard
-        shard.begin_turn(self.clock.read(), busy=bool(requests))
         self._begin_group()
+        shard.begin_turn(self.clock.read(), busy=bool(requests))
         handle = shard.handle
         for token, command in requests:
             if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
@@ -125,8 +126,9 @@ class Engine:
 
     def finish(self, job: Job, error: BaseException | None = None) -> Outcome:
         """A job has ended."""
-        self.shard.begin_turn(self.clock.read(), busy=False)
+        self._outstanding -= 1
         self._begin_group()
+        self.shard.begin_turn(self.clock.read(), busy=False)
         job.done(job.value, error)
         self._commit()
         return self._finish_turn()
@@ -153,6 +155,7 @@ class Engine:
             self.check_invariants()
         replies, shard.ready = shard.ready, []
         jobs, self._jobs = self._jobs, []
+        self._outstanding += len(jobs)
         return Outcome(replies, jobs, self._wake_at_ms())
 
     def _wake_at_ms(self) -> int | None:
@@ -383,7 +386,7 @@ class Engine:
         return [request for request in self.shard.erase_requests if request.token is not None or not full]
 
     def _run_background(self) -> None:
-        """Run slices of the task at hand until 2 ms have passed, it blocks, or it ends."""
+        """Run slices of the task at hand until a slice of time is used up, it blocks, or it ends."""
         began_ms = self.clock.mono_ms
         for _ in range(SLICES_PER_TURN):
             if self._task is None:
@@ -444,7 +447,11 @@ class Engine:
     # -- end -----------------------------------------------------------------------------------------------
 
     def close(self) -> Outcome:
-        """Clean shutdown: commit, sync, checkpoint, snapshot. Runs its jobs itself."""
+        """Clean shutdown: commit, sync, checkpoint, snapshot. Runs its own jobs; those handed out come first."""
+        if self._outstanding:
+            raise RuntimeError(
+                f"{self._outstanding} jobs are still out; finish them before closing the engine"
+            )
         total = Outcome()
         self._drain(self.turn([]), total)
         self.checkpointer.closing = True

@@ -25,10 +25,11 @@ from topics.engine.reader import Reader
 from topics.engine.segments import BLOCK_BYTES, SUM_MAGIC, parse_segment_name, read_sum, segment_name
 from topics.engine.shard import Shard
 from topics.engine.snapshot import list_snapshots, read_snapshot, snapshot_path
-from topics.engine.staging import EraseRequest
+from topics.engine.staging import CONTROL_BYTES, EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Range, TopicLog
 from topics.engine.wal import Envelope, ScannedFile, Wal, WalStart, scan
+from topics.engine.writes import RANGE_BYTES
 
 
 def erase_steps(
@@ -60,6 +61,8 @@ def _erase(
     meta_dir = f"{config.shard_dir}/meta"
     # One more entry behind everything that may be patched: the end of the log, which the next file's chain will
     # name, keeps its digest.
+    if not shard.has_room(CONTROL_BYTES):
+        raise OSError(ENOSPC, "no room in the log")
     shard.stage_time_ceiling(max(shard.time_ceiling_ms, shard.now_ms))
     yield WaitSynced(0)
     eraser = Eraser(disk, wal, reader, meta_dir, log, request.ranges)
@@ -85,6 +88,8 @@ def _erase(
     for file in wal.files:
         reader.cache.forget_file(file.number)
     reader.close_topic(log.id)
+    if not shard.has_room(len(request.ranges) * RANGE_BYTES + CONTROL_BYTES):
+        raise OSError(ENOSPC, "no room in the log")
     log.erasing = [ranges for ranges in log.erasing if ranges is not request.ranges]
     shard.add_frame(frames.encode_control(frames.ERASE_DONE, log.id, shard.now_ms, request.ranges))
     yield WaitSynced(0)

@@ -71,55 +71,60 @@ class Loader:
         self._config = config
         self._report = report
         self._loaded: dict[int, TopicLog] = {}  # touched before recovery was over
+        self._sorted: dict[int, None] = {}  # topics whose leftover files were looked at
         self._named: dict[tuple[int, int, int], int] | None = None
         self._announcements: list[tuple[int, int, int, str]] = []
         self._recovered = False
 
     def load(self, log: TopicLog) -> None:
-        """Read a topic's index rows, and do what replay put off."""
-        log.may_expire = False
+        """Read a topic's index rows, and do what replay put off. An error leaves everything as it was."""
         if log.stored is not None:
-            metas, log.stored = log.stored, None
-            self._load_segments(log, metas)
-        deferred, log.deferred = log.deferred, []
-        for work in deferred:
-            work()
-        # Only now is it known which generations count: replay may have swapped some.
+            contents, lost = self._read_all(log, log.stored)
+            inline, log.inline, log.stored = log.inline, None, None
+            log.may_expire = False
+            self._adopt(log, contents, lost, inline)
+        while log.deferred:
+            log.deferred[0]()
+            log.deferred.pop(0)
+        # Only now is it known which generations count: replay may have swapped some. Once is enough: what a topic
+        # leaves behind while the engine runs is in the checkpointer's hands.
+        if log.id in self._sorted:
+            return
         if self._recovered:
+            self._sorted[log.id] = None
             self._sort_out_files(log)
         else:
             self._loaded[log.id] = log
 
-    def _load_segments(self, log: TopicLog, metas: list[SegmentMeta]) -> None:
-        chunks: list[Chunk] = []
-        parts: list[LoadPart] = []
-        node_names: list[list[bytes]] = []
+    def _read_all(
+        self, log: TopicLog, metas: list[SegmentMeta]
+    ) -> tuple[list[tuple[SegmentMeta, _Content]], list[tuple[SegmentMeta, str]]]:
+        """The contents of the segments that can be read, and why the others cannot."""
+        if log.inline is not None:
+            first_seq, count, data = log.inline
+            meta = SegmentMeta(first_seq, rows=count, data_bytes=len(data))
+            return [(meta, _from_records("a snapshot row", data, 0, meta, None))], []
+        contents: list[tuple[SegmentMeta, _Content]] = []
         lost: list[tuple[SegmentMeta, str]] = []
-        damaged: list[tuple[SegmentMeta, int]] = []
-        before: SegmentMeta | None = None
-        inline, log.inline = log.inline, None
-        if inline is not None:
-            metas = [SegmentMeta(inline[0], rows=inline[1], data_bytes=len(inline[2]))]
         for meta in metas:
             try:
-                if inline is not None:
-                    content = _from_records("a snapshot row", inline[2], 0, meta, None)
-                else:
-                    content = self._read_segment(log, meta, before)
+                contents.append((meta, self._read_segment(log, meta)))
             except (Corrupt, FileNotFoundError) as error:
                 lost.append((meta, str(error)))
-                continue
-            before = meta
-            damaged += [(meta, row) for row in content.lost]
-            live = content.rows["length"] != 0
-            if content.deleted is not None:
-                content.rows["flags"][content.deleted] |= frames.DEAD
-                live &= ~content.deleted
-            live[: max(0, log.first_seq - meta.first_seq)] = False
-            chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
-            if not meta.sealed:
-                chunk.tag_ids = {name: i + 1 for i, name in enumerate(content.tags)}
-                chunk.node_ids = {name: i + 1 for i, name in enumerate(content.nodes)}
+        return contents, lost
+
+    def _adopt(
+        self,
+        log: TopicLog,
+        contents: list[tuple[SegmentMeta, _Content]],
+        lost: list[tuple[SegmentMeta, str]],
+        inline: tuple[int, int, bytes] | None,
+    ) -> None:
+        """Make chunks, tags and nodes of what was read; announce what was not."""
+        chunks: list[Chunk] = []
+        parts: list[LoadPart] = []
+        for meta, content in contents:
+            chunk, live = self._make_chunk(log, meta, content)
             if inline is not None:
                 # No files yet: the rows lie in the snapshot's row, which is in memory.
                 chunk.meta, chunk.stored = None, 0
@@ -127,36 +132,49 @@ class Loader:
                 log.runs = [(inline[0], inline[2])]
             chunks.append(chunk)
             parts.append(LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), content.tags, live))
-            node_names.append(content.nodes)
-            for row, time in zip(
-                content.expiries["row"].tolist(), content.expiries["time"].tolist(), strict=True
-            ):
-                if live[row]:
-                    heapq.heappush(log.expiries, (time, meta.first_seq + row))
         log.adopt(chunks)
         for chunk, ids in zip(chunks, log.tags.load(parts), strict=True):
             chunk.rows["tag"] = ids
-        for chunk, names, part in zip(chunks, node_names, parts, strict=True):
-            if names:
+        for chunk, (_, content), part in zip(chunks, contents, parts, strict=True):
+            if content.nodes:
                 column = chunk.rows["node"]
-                counts = np.bincount(column[part.live], minlength=len(names) + 1)[1:]
-                mapping = np.concatenate([np.zeros(1, np.uint32), log.nodes.add_counted(names, counts)])
-                chunk.rows["node"] = np.where(part.live, mapping[column], 0)
-        self._shard.bytes_live -= log.bytes
+                counts = np.bincount(column[part.live], minlength=len(content.nodes) + 1)[1:]
+                ids = log.nodes.add_counted(content.nodes, counts)
+                chunk.rows["node"] = np.where(
+                    part.live, np.concatenate([np.zeros(1, np.uint32), ids])[column], 0
+                )
         first_seq = log.first_seq
+        self._shard.bytes_live -= log.bytes
         self._recount(log)
         self._shard.bytes_live += log.bytes
         for meta, problem in lost:
             self._lose_segment(log, meta, first_seq, problem)
-        gone = sorted(meta.first_seq + row for meta, row in damaged if meta.first_seq + row >= first_seq)
-        for first, last in as_ranges(gone):
+        gone = [meta.first_seq + row for meta, content in contents for row in content.lost]
+        for first, last in as_ranges(sorted(seq for seq in gone if seq >= first_seq)):
             self.announce(log, first, last, "corrupt")
 
-    def _read_segment(self, log: TopicLog, meta: SegmentMeta, before: SegmentMeta | None) -> _Content:
+    def _make_chunk(self, log: TopicLog, meta: SegmentMeta, content: _Content) -> tuple[Chunk, Mask]:
+        live: Mask = content.rows["length"] != 0
+        if content.deleted is not None:
+            content.rows["flags"][content.deleted] |= frames.DEAD
+            live &= ~content.deleted
+        live[: max(0, log.first_seq - meta.first_seq)] = False
+        chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
+        if not meta.sealed:
+            chunk.tag_ids = {name: i + 1 for i, name in enumerate(content.tags)}
+            chunk.node_ids = {name: i + 1 for i, name in enumerate(content.nodes)}
+        for row, time in zip(
+            content.expiries["row"].tolist(), content.expiries["time"].tolist(), strict=True
+        ):
+            if live[row]:
+                heapq.heappush(log.expiries, (time, meta.first_seq + row))
+        return chunk, live
+
+    def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> _Content:
         """The index of one segment; rebuilt from its records when it is damaged and they are not."""
         disk, directory = self._disk, self._reader.topic_dir(log.id)
         cut_to_meta(disk, directory, meta)
-        summary = self._check_chain(directory, meta, before) if meta.sealed else None
+        summary = self._check_seal(directory, meta) if meta.sealed else None
         try:
             rows = read_rows(disk, directory, meta)
             tags, nodes, expiries = read_dict(disk, directory, meta)
@@ -167,16 +185,13 @@ class Loader:
             self._report.rebuilt.append(str(error))
             return self._rebuild(directory, meta)
 
-    def _check_chain(self, directory: str, meta: SegmentMeta, before: SegmentMeta | None) -> Sum:
-        """A sealed segment must be the one that was sealed, and follow the one before it."""
+    def _check_seal(self, directory: str, meta: SegmentMeta) -> Sum:
+        """A sealed segment must be the one that the snapshot knows: `link` ends its first seal."""
         summary, digest = read_sum(self._disk, directory, meta.first_seq, meta.generation)
         path = segment_path(directory, meta, "sum")
         link = summary.origin if any(summary.origin) else digest
         if (summary.rows, summary.data_bytes) != (meta.rows, meta.data_bytes) or link != meta.link:
             raise Corrupt(path, 0, "this is another segment than the one that was sealed")
-        follows = before is not None and before.sealed and before.first_seq + before.rows == meta.first_seq
-        if before is not None and follows and summary.chain != before.link:
-            raise Corrupt(path, 0, "it does not follow the segment before it")
         return summary
 
     def _check_index(self, directory: str, meta: SegmentMeta, content: _Content, summary: Sum | None) -> None:
@@ -240,7 +255,7 @@ class Loader:
         self._report.losses.append((log.name, first, last, reason))
         if self._recovered:
             frame = frames.encode_control(frames.LOSS, log.id, self._shard.now_ms, [first, last, reason])
-            if self._shard.read_only is None:
+            if self._shard.read_only is None and self._shard.has_room(len(frame)):
                 self._shard.add_frame(frame)
         else:
             self._announcements.append((log.id, first, last, reason))
@@ -260,6 +275,7 @@ class Loader:
         """Replay is over: which generations count is known, and losses found from now on are logged at once."""
         self._recovered = True
         for log in self._loaded.values():
+            self._sorted[log.id] = None
             if not log.dropped:
                 self._sort_out_files(log)
         self._loaded = {}

@@ -12,12 +12,10 @@ import numpy as np
 
 from topics.engine import commands as cmd
 from topics.engine import frames, limits
-from topics.engine.errors import (
-    TopicNotFound,
-)
+from topics.engine.errors import TopicNotFound, TopicsError
 from topics.engine.index import Chunk
 from topics.engine.reader import DamagedSegment
-from topics.engine.staging import Postpone, Staging, Waiter, as_ranges
+from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
 from topics.engine.topic_log import Op, TopicLog
 
 
@@ -55,7 +53,7 @@ class Queries(Staging):
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + len(rows)
         for first, last in as_ranges([chunk.first_seq + row for row in rows]):
             op = Op(log)
-            if self.read_only is None:
+            if self.read_only is None and self.has_room(CONTROL_BYTES):
                 self.add_frame(
                     frames.encode_control(frames.LOSS, log.id, self.now_ms, [first, last, "corrupt"])
                 )
@@ -87,7 +85,13 @@ class Queries(Staging):
 
     def _look_again(self, waiter: Waiter) -> None:
         log = waiter.log
-        if not log.view.dropped and self._nothing_yet(self._read_page(log, waiter.command), waiter.command):
+        try:
+            waits = not log.view.dropped and self._nothing_yet(
+                self._read_page(log, waiter.command), waiter.command
+            )
+        except (TopicsError, OSError):
+            waits = False  # asked again below, where an error becomes its answer
+        if waits:
             log.waiters.append(waiter)
         else:
             self._finish_waiter(waiter)

@@ -219,6 +219,10 @@ class Replay:
         if log is None or lsn <= log.applied_lsn:
             return
         self._shard.touched[log.id] = log
+        if log.deferred and kind == frames.CONFIG:
+            self._loader.load(
+                log
+            )  # the class may change to one with promises, which must be judged right here
         if log.deferred:
             log.deferred.append(lambda: self._apply_control(log, kind, payload))
         else:

@@ -107,7 +107,8 @@ class Staging:
 
     def begin_turn(self, now_ms: int, *, busy: bool) -> None:
         self.now_ms = now_ms
-        if busy and not self.read_only and now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms:
+        late = now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms
+        if busy and late and not self.read_only and self.has_room(CONTROL_BYTES):
             self.stage_time_ceiling(now_ms + limits.TIME_CEILING_STEP_MS)
 
     def stage_time_ceiling(self, ceiling_ms: int) -> None:
@@ -120,9 +121,13 @@ class Staging:
         self.frame_offset = frame_offset
         self.room_bytes = room_bytes
 
+    def has_room(self, size: int) -> bool:
+        """Whether the group still fits a log file with `size` bytes more; makes one when it can."""
+        return self.frame_bytes + size <= self.room_bytes or self.make_room(self.frame_bytes + size)
+
     def reserve(self, size: int) -> None:
-        """Make sure that the group still fits a log file with `size` bytes more, before anything is decided."""
-        if self.frame_bytes + size > self.room_bytes and not self.make_room(self.frame_bytes + size):
+        """Make sure of room before anything is decided."""
+        if not self.has_room(size):
             raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
 
     def move_group(self, file_number: int, frame_offset: int) -> None:
