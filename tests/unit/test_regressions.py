@@ -13,7 +13,7 @@ import pytest
 from tests.support.engine_harness import SMALL, Harness, numbered
 from topics.engine import commands as c
 from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.errors import TopicsError
+from topics.engine.errors import InvalidRequest, TopicsError
 
 FSYNC = TopicConfig(durability="fsync")
 
@@ -111,3 +111,46 @@ def test_close_refuses_while_jobs_are_out() -> None:
     assert h.engine is not None
     with pytest.raises(RuntimeError, match="jobs are still out"):
         h.engine.close()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [TopicConfig(durability="fsnyc"), TopicConfig(cap_records="4"), TopicConfig(cap_records=-1)],  # type: ignore[arg-type]
+)
+def test_a_config_that_could_not_be_read_back_is_refused(bad: TopicConfig) -> None:
+    """It was stored, and from then on the whole shard could not be opened."""
+    h = Harness()
+    h.refused(c.PutTopic("t", bad), InvalidRequest)
+    h.refused(c.Append("t", c.Records([b"1"]), config=bad), InvalidRequest)
+    h.restart()
+    assert h.do(c.ListTopics()).topics == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c.Delete("t", keep=-1),
+        c.Delete("t", before_seq=-1),
+        c.Diff("t", from_seq=-1),
+        c.Diff("t", limit=-1),
+        c.Append("t", c.Records([b"1", b"2"], tags=[b"x"])),
+    ],
+)
+def test_numbers_and_columns_that_make_no_sense_are_refused(command: c.Command) -> None:
+    h = Harness()
+    h.put("t")
+    h.append("t", b"one")
+    h.refused(command, InvalidRequest)
+    assert h.rows("t") == [(1, b"one")]
+
+
+def test_a_closed_engine_takes_nothing() -> None:
+    """Its file handles may belong to somebody else by then."""
+    h = Harness()
+    h.put("t")
+    h.rest()
+    engine = h.engine
+    engine.close()
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.turn([])

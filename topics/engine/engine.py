@@ -113,6 +113,8 @@ class Engine:
     # -- the turn ------------------------------------------------------------------------------------------
 
     def turn(self, requests: list[Request]) -> Outcome:
+        if self.closed:
+            raise RuntimeError("the engine is closed")
         shard = self.shard
         self._begin_group()
         shard.begin_turn(self.clock.read(), busy=bool(requests))
@@ -448,6 +450,8 @@ class Engine:
 
     def close(self) -> Outcome:
         """Clean shutdown: commit, sync, checkpoint, snapshot. Runs its own jobs; those handed out come first."""
+        if self.closed:
+            return Outcome()
         if self._outstanding:
             raise RuntimeError(
                 f"{self._outstanding} jobs are still out; finish them before closing the engine"

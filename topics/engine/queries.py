@@ -12,7 +12,7 @@ import numpy as np
 
 from topics.engine import commands as cmd
 from topics.engine import frames, limits
-from topics.engine.errors import TopicNotFound, TopicsError
+from topics.engine.errors import InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.index import Chunk
 from topics.engine.reader import DamagedSegment
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
@@ -21,6 +21,8 @@ from topics.engine.topic_log import Op, TopicLog
 
 class Queries(Staging):
     def _diff(self, token: object, command: cmd.Diff) -> None:
+        if min(command.from_seq, command.limit, command.max_bytes, command.wait_ms) < 0:
+            raise InvalidRequest("from_seq, limit, max_bytes and wait_ms cannot be negative")
         log = self._for_read(command.topic)
         if command.touch:
             log.last_read_ts = self.now_ms

@@ -12,6 +12,7 @@ import heapq
 import re
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 
 from topics.engine import commands as cmd
@@ -120,6 +121,16 @@ class Writes(Staging):
             )
         if key is not None and not 0 < len(key) <= limits.KEY_BYTES_MAX:
             raise InvalidRequest(f"an idempotency key has 1 to {limits.KEY_BYTES_MAX} bytes")
+        for column in (
+            records.tags,
+            records.nodes,
+            records.meta_lens,
+            records.header_lens,
+            records.ttls_ms,
+            records.sizes,
+        ):
+            if column is not None and len(column) != count:
+                raise InvalidRequest(f"a column of {len(column)} values for {count} records")
         sizes = records.sizes if records.sizes is not None else [len(payload) for payload in records.payloads]
         if records.tags is not None and any(
             tag is not None and len(tag) > limits.TAG_BYTES_MAX for tag in set(records.tags)
@@ -154,6 +165,14 @@ class Writes(Staging):
 
     @staticmethod
     def _check_config(name: str, config: TopicConfig) -> None:
+        """A config is stored: what could not be read back must not get in."""
+        try:
+            msgspec.convert(msgspec.to_builtins(config), TopicConfig)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"the config of {name!r} is not valid: {error}") from None
+        numbers = (getattr(config, field) for field in TopicConfig.__struct_fields__ if field != "priority")
+        if any(isinstance(number, int) and number < 0 for number in numbers):
+            raise InvalidRequest(f"the config of {name!r} has a negative number")
         if config.dead_letter is not None:
             if not NAME.match(config.dead_letter):
                 raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a topic name")
@@ -352,6 +371,8 @@ class Writes(Staging):
             and command.keep is None
         ):
             raise InvalidRequest("say what to delete: before_seq, match, seqs or keep")
+        if min(command.before_seq or 0, command.keep or 0) < 0:
+            raise InvalidRequest("before_seq and keep cannot be negative")
         self._writable()
         log = self._for_write(command.topic)
         if log is None:
