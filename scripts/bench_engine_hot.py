@@ -224,11 +224,15 @@ def _tag_names(idx_paths: list[str]) -> dict[bytes, None]:
     found: dict[bytes, None] = {}
     for path in idx_paths:
         names = _read(path.removesuffix("idx") + "dict")
-        at, end = 28, len(names)  # behind the file's and the block's header; there are only tags
-        while at < end:
-            size = names[at] | names[at + 1] << 8
-            found[names[at + 2 : at + 2 + size]] = None
-            at += 2 + size
+        at = 16  # behind the file's header; there are only blocks of tags
+        while at < len(names):
+            count = int.from_bytes(names[at + 4 : at + 8], "little")
+            text = at + 12 + 2 * count
+            for i in range(at + 12, text, 2):
+                size = names[i] | names[i + 1] << 8
+                found[names[text : text + size]] = None
+                text += size
+            at = text
     return found
 
 

@@ -117,7 +117,7 @@ class _Inline:
 @dataclass(slots=True)
 class _Capture:
     log: TopicLog
-    row: TopicRow
+    row: TopicRow | None  # None: encoded already, since nothing about it can change
     parts: list[_Part]
     inline: _Inline | None
 
@@ -226,6 +226,10 @@ class Checkpointer:
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
         )  # fmt: skip
+        if not parts:
+            # Encoded at once: ten thousand rows as objects would be a long pause for the garbage collector.
+            self.rows[log.id] = msgspec.msgpack.encode(row)
+            return _Capture(log, None, parts, inline)
         return _Capture(log, row, parts, inline)
 
     def _capture_inline(self, log: TopicLog) -> _Inline | None:
@@ -377,6 +381,7 @@ class Checkpointer:
         log = capture.log
 
         def seal() -> None:
+            assert capture.row is not None
             drain(seal_steps(self._disk, self.topic_dir(log.id), part.meta, capture.row.sum_chain))
             capture.row.sum_chain = part.meta.link
 
@@ -409,7 +414,8 @@ class Checkpointer:
             )
         )
         for i, capture in enumerate(captures):
-            self.rows[capture.log.id] = msgspec.msgpack.encode(capture.row)
+            if capture.row is not None:
+                self.rows[capture.log.id] = msgspec.msgpack.encode(capture.row)
             if i % limits.SLICE_TOPICS == 0:
                 yield None
         for i, log in enumerate(list(shard.by_id.values())):
@@ -421,7 +427,8 @@ class Checkpointer:
     def _install(self, capture: _Capture) -> None:
         """The snapshot names the segments: from here on rows point at them, and the log may go."""
         log = capture.log
-        log.sum_chain = capture.row.sum_chain
+        if capture.row is not None:
+            log.sum_chain = capture.row.sum_chain
         inline = capture.inline
         if inline is not None and inline.chunk in log.chunks:
             target = inline.chunk.rows[: inline.rows]

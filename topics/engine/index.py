@@ -65,7 +65,7 @@ class Chunk:
     def loaded(cls, meta: SegmentMeta, rows: Rows, rows_max: int, opened_ms: int) -> Chunk:
         """A chunk over rows that were read from an .idx file."""
         chunk = cls(meta.first_seq, max(rows_max, len(rows)), opened_ms)
-        chunk._buffer = bytearray(rows.tobytes())
+        chunk._buffer = bytearray(rows.view(np.uint8))
         chunk._rows = np.frombuffer(chunk._buffer, dtype=ROW)
         chunk.capacity = chunk.count = chunk.stored = len(rows)
         chunk.frame_bytes = meta.data_bytes

@@ -52,6 +52,7 @@ class _Content:
     expiries: Rows
     deleted: Mask | None
     lost: list[int] = field(default_factory=list)  # rows that a rebuild could not find again
+    chunk: Chunk | None = None
 
 
 class Loader:
@@ -108,7 +109,13 @@ class Loader:
         lost: list[tuple[SegmentMeta, str]] = []
         for meta in metas:
             try:
-                contents.append((meta, self._read_segment(log, meta)))
+                content = self._read_segment(log, meta)
+                # From here on the chunk holds the only copy of the rows.
+                content.chunk = Chunk.loaded(
+                    meta, content.rows, self._config.segment_max_events, self._shard.now_ms
+                )
+                content.rows = content.chunk.rows
+                contents.append((meta, content))
             except (Corrupt, FileNotFoundError) as error:
                 lost.append((meta, str(error)))
         return contents, lost
@@ -159,7 +166,9 @@ class Loader:
             content.rows["flags"][content.deleted] |= frames.DEAD
             live &= ~content.deleted
         live[: max(0, log.first_seq - meta.first_seq)] = False
-        chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
+        chunk = content.chunk
+        if chunk is None:
+            chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
         if not meta.sealed:
             chunk.tag_ids = {name: i + 1 for i, name in enumerate(content.tags)}
             chunk.node_ids = {name: i + 1 for i, name in enumerate(content.nodes)}
