@@ -26,7 +26,8 @@ from tests.support.engine_harness import (
 from topics.engine import commands as c
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.errors import LogGap
-from topics.engine.segments import SegmentMeta, drain, read_sum, verify_steps
+from topics.engine.sealing import drain, read_sum, verify_steps
+from topics.engine.segments import SegmentMeta
 from topics.engine.subjects import TagMatch
 
 INLINE = msgspec.structs.replace(SMALL, inline_bytes=1024)

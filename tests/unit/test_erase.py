@@ -28,7 +28,7 @@ from tests.support.sim_disk import SimulatedCrash
 from topics.engine import commands as c
 from topics.engine.config import TopicConfig
 from topics.engine.errors import ErasePutOff, ShardReadOnly, TopicsError
-from topics.engine.segments import drain, verify_steps
+from topics.engine.sealing import drain, verify_steps
 from topics.engine.subjects import TagMatch
 
 SECRET = b'"the secret that nobody may find again: 4711-0815"'

@@ -30,18 +30,15 @@ from topics.engine.errors import UnsupportedFormat
 from topics.engine.files import read_file
 from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
 from topics.engine.intents import Patch, pending_intents, write_intent
+from topics.engine.sealing import meta_from_sum, read_sum, seal, verify
 from topics.engine.segments import (
     ROW,
     SegmentMeta,
     SegmentWriter,
     mark_deleted,
-    meta_from_sum,
     read_deleted,
     read_dict,
     read_rows,
-    read_sum,
-    seal,
-    verify,
 )
 from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot
 from topics.engine.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan

@@ -14,6 +14,16 @@ from topics.engine import segments
 from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, read_file, sync_file
 from topics.engine.frames import DEAD
+from topics.engine.sealing import (
+    drain,
+    meta_from_sum,
+    read_sum,
+    rewrite_steps,
+    seal,
+    seal_steps,
+    verify,
+    verify_steps,
+)
 from topics.engine.segments import (
     BLOCK_BYTES,
     ROW,
@@ -23,22 +33,14 @@ from topics.engine.segments import (
     SegmentMeta,
     SegmentWriter,
     cut_to_meta,
-    drain,
     mark_deleted,
-    meta_from_sum,
     parse_segment_name,
     read_deleted,
     read_dict,
     read_rows,
-    read_sum,
     remove_segment,
-    rewrite_steps,
-    seal,
-    seal_steps,
     segment_name,
     segment_path,
-    verify,
-    verify_steps,
 )
 
 DIR = "shards/0/t/7"

@@ -22,18 +22,8 @@ from topics.engine.files import HEADER_BYTES, sync_file, write_whole
 from topics.engine.index import Chunk, Rows
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
-from topics.engine.segments import (
-    SegmentMeta,
-    SegmentWriter,
-    drain,
-    mark_deleted,
-    read_rows,
-    read_sum,
-    remove_segment,
-    rewrite_steps,
-    seal_steps,
-    verify_steps,
-)
+from topics.engine.sealing import drain, read_sum, rewrite_steps, seal_steps, verify_steps
+from topics.engine.segments import SegmentMeta, SegmentWriter, mark_deleted, read_rows, remove_segment
 from topics.engine.shard import Shard
 from topics.engine.snapshot import SnapshotWriter, remove_snapshot
 from topics.engine.staging import CONTROL_BYTES

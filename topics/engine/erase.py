@@ -22,7 +22,8 @@ from topics.engine.files import HEADER_BYTES, read_file, with_digest, xxh
 from topics.engine.intents import Patch, apply_patches, finish_intent, write_intent
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
-from topics.engine.segments import BLOCK_BYTES, SUM_MAGIC, parse_segment_name, read_sum, segment_name
+from topics.engine.sealing import read_sum
+from topics.engine.segments import BLOCK_BYTES, SUM_MAGIC, parse_segment_name, segment_name
 from topics.engine.shard import Shard
 from topics.engine.snapshot import list_snapshots, read_snapshot, snapshot_path
 from topics.engine.staging import CONTROL_BYTES, EraseRequest

@@ -18,6 +18,7 @@ from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
+from topics.engine.sealing import Sum, read_sum
 from topics.engine.segments import (
     EXPIRY,
     IDX_MAGIC,
@@ -25,13 +26,11 @@ from topics.engine.segments import (
     Mask,
     Rows,
     SegmentMeta,
-    Sum,
     cut_to_meta,
     parse_segment_name,
     read_deleted,
     read_dict,
     read_rows,
-    read_sum,
     segment_path,
 )
 from topics.engine.shard import Shard

@@ -20,7 +20,8 @@ from topics.engine.files import xxh
 from topics.engine.frames import DEAD, DELETED, HAS_NODE, HAS_TAG, frame_is_valid
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
-from topics.engine.segments import BLOCK_BYTES, read_sum, segment_path
+from topics.engine.sealing import read_sum
+from topics.engine.segments import BLOCK_BYTES, segment_path
 from topics.engine.topic_log import Run, TopicLog, find_run
 
 OPEN_SEGMENTS_MAX = 256  # handles kept; the one used longest ago is closed

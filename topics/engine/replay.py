@@ -27,10 +27,8 @@ from topics.engine.loading import Loader
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
-from topics.engine.segments import (
-    meta_from_sum,
-    read_rows,
-)
+from topics.engine.sealing import meta_from_sum
+from topics.engine.segments import read_rows
 from topics.engine.shard import Shard
 from topics.engine.staging import ID_STEP, EraseRequest, as_ranges
 from topics.engine.topic_log import Op, TopicLog
