@@ -29,6 +29,7 @@ from topics.engine.replay import Lsns, Replay, decode
 from topics.engine.shard import Shard
 from topics.engine.snapshot import list_snapshots, read_snapshot, remove_unfinished
 from topics.engine.staging import ID_STEP
+from topics.engine.topic_log import TopicLog
 from topics.engine.wal import (
     ENVELOPE_BYTES,
     FILE_HEADER_BYTES,
@@ -64,6 +65,7 @@ class Recovery:
         self._applied_lsn = 0  # the highest entry that any snapshot row contains
         self._clean_lsn = 0
         self._known_synced = 0
+        self._ephemeral: list[tuple[TopicLog, TopicRow]] = []
         self._loader = Loader(disk, shard, reader, checkpointer, config, self.report)
         self._replayer = Replay(disk, shard, reader, checkpointer, self._loader, self.report)
         shard.loader = self._loader.load
@@ -147,8 +149,14 @@ class Recovery:
         if row.segments or row.inline is not None:
             log.stored = row.segments
         if row.ram_ranges:
-            # Records of an ephemeral topic: gone by design, and announced.
             log.stored = row.segments
+            self._ephemeral.append((log, row))
+
+    def _announce_ephemeral(self) -> None:
+        """Records of ephemeral topics are gone by design, and announced."""
+        for log, row in self._ephemeral:
+            if log.dropped:
+                continue
             self._loader.load(log)
             for first, last in row.ram_ranges:
                 if last >= row.first_seq:
@@ -168,10 +176,8 @@ class Recovery:
             if scanned is None or not scanned.envelopes:
                 if scanned is not None and scanned.bad_at:
                     self.report.torn.append(f"{path} at byte {scanned.bad_at[0]}")
-                    self._disk.make_dir("lost+found")
-                    self._disk.rename(path, f"lost+found/shard-{self._config.shard}-{name}")
-                else:
-                    self._disk.remove(path)  # a spare that was never used, or never finished
+                # A spare that was never used, or a first envelope that was never whole: nothing in it ever counted.
+                self._disk.remove(path)
                 continue
             found.append(scanned)
         found.sort(key=lambda file: file.number)
@@ -268,6 +274,7 @@ class Recovery:
             count = int(np.searchsorted(lsns, synced[-1].lsn, side="right")) if synced else 0
             decoded.append((file.number, columns.slice(0, count), lsns[:count]))
             tail += [file.data[e.start : e.end] for e in envelopes[len(synced) :]]
+        self._announce_ephemeral()  # now that it is known which topics the log deletes
         for done, (number, columns, lsns) in enumerate(decoded):
             self._replayer.apply(columns, lsns, number, 0)
             yield 0.5 + 0.4 * done / len(decoded)
