@@ -765,8 +765,6 @@ class Driver:
         if sorted(found) != sorted(self.model.topics):
             raise Divergence(f"topics {sorted(found)}, not {sorted(self.model.topics)}")
         for name, seen in found.items():
-            if any(sent.topic == name for sent in self.unsettled):
-                continue  # an erase that failed half-way: deleted or not, which only a restart settles
             wanted = seen_of(self.model.topics[name], self._now)
             if seen != wanted:
                 raise Divergence(f"{name!r}:\n  engine {seen}\n  model  {wanted}")
