@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import os
+import time
 
 # Large enough that filling a segment takes few calls, small enough to stay out of the way of the allocator.
 _ZEROS = bytes(1 << 20)
@@ -25,6 +26,7 @@ class PosixDisk:
 
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
+        self.write_ns = 0  # how long the last write took
         _make_durable_dir(self._root)
 
     def open(self, path: str, *, create: bool = False) -> int:
@@ -53,9 +55,14 @@ class PosixDisk:
         return b"".join(chunks)
 
     def write(self, handle: int, offset: int, data: bytes) -> None:
+        began = time.perf_counter_ns()
         done = os.pwrite(handle, data, offset)
-        if done == len(data):
-            return
+        if done < len(data):
+            self._write_rest(handle, offset, data, done)
+        self.write_ns = time.perf_counter_ns() - began
+
+    @staticmethod
+    def _write_rest(handle: int, offset: int, data: bytes, done: int) -> None:
         # A short write is how a filling disk first shows itself: the next call reports ENOSPC.
         view = memoryview(data)
         while done < len(data):

@@ -159,6 +159,12 @@ class Walk:
         spots += [loss.first - 1 for loss in topic.losses] + [loss.last - 2 for loss in topic.losses]
         return max(0, self.rng.choice(spots))
 
+    def _ts(self, name: str) -> int:
+        topic = self.driver.model.topics.get(name)
+        if topic is None or not topic.live:
+            return 1
+        return self.rng.choice(list(topic.live.values())).ts + self.rng.choice([0, 0, 0, 1, -1, 5_000])
+
     def _append(self, name: str | None = None) -> d.Sent:
         rng = self.rng
         name = name or self._name()
@@ -214,12 +220,16 @@ class Walk:
         name = self._name()
         kind = rng.randrange(12)
         if kind < 6:
+            frames = rng.random() < 0.3
             return d.diff(
                 name,
                 self._seq(name),
                 limit=rng.choice([0, 1, 2, 4, 1000]),
-                max_bytes=rng.choice([0, 0, 1, 60]),
+                max_bytes=0 if frames else rng.choice([0, 0, 1, 60]),
                 nodes=rng.choice([(), (), (b"n1",), (b"n1", b"n2")]),
+                match=self._match() if rng.random() < 0.3 else None,
+                from_ts=self._ts(name) if rng.random() < 0.3 else 0,
+                frames=frames,
             )
         if kind == 6:
             return d.state(name)
@@ -253,7 +263,15 @@ class Walk:
     def poll(self) -> None:
         name = self._name()
         topic = self.driver.model.topics.get(name)
-        self.driver.send(d.diff(name, topic.head if topic else 0, wait_ms=self.rng.choice([40, 500])))
+        self.driver.send(
+            d.diff(
+                name,
+                topic.head if topic else 0,
+                wait_ms=self.rng.choice([40, 500]),
+                match=self._match() if self.rng.random() < 0.3 else None,
+                frames=self.rng.random() < 0.3,
+            )
+        )
 
     def a_job(self) -> None:
         if self.driver.jobs:

@@ -151,7 +151,8 @@ def drop(topic: str, *, if_empty: bool = False) -> Sent:
 
 
 def diff(topic: str, from_seq: int = 0, *, wait_ms: int = 0, touch: bool = True, **args: Any) -> Sent:
-    command = c.Diff(topic, from_seq, wait_ms=wait_ms, touch=touch, **args)
+    options = {**args, "match": _match(args.get("match"))}
+    command = c.Diff(topic, from_seq, wait_ms=wait_ms, touch=touch, **options)
     return Sent("diff", topic, {"from_seq": from_seq, **args}, command, wait_until=wait_ms)
 
 
@@ -186,17 +187,38 @@ def page_rows(page: c.Page) -> list[tuple[int, int, bytes | None, bytes | None, 
         buffer = page.frames[page.which[i] if page.which is not None else 0]
         start = page.starts[i]
         frame = bytes(buffer[start : start + page.lengths[i]])
-        length, kind, flags, _, frame_seq, ts, node_len, tag_len, data_len = _FRAME.unpack_from(frame)
+        length, kind, _, _, frame_seq, ts, *_ = _FRAME.unpack_from(frame)
         if length + 4 != len(frame) or kind != 1 or frame_seq != seq or ts != page.timestamps[i]:
             raise Divergence(f"row {i} of {page.topic!r}: the frame does not belong to seq {seq}: {frame!r}")
-        node = frame[38 : 38 + node_len] if flags & 2 else None
-        tag = frame[38 + node_len : 38 + node_len + tag_len] if flags & 1 else None
-        data = frame[38 + node_len + tag_len : 38 + node_len + tag_len + data_len]
+        _, _, tag, node, data = _frame_row(frame, 0)
         if page.tags is not None and page.tags[i] != tag:
             raise Divergence(f"seq {seq} of {page.topic!r}: column tag {page.tags[i]!r}, frame {tag!r}")
         if page.nodes is not None and page.nodes[i] != node:
             raise Divergence(f"seq {seq} of {page.topic!r}: column node {page.nodes[i]!r}, frame {node!r}")
         rows.append((seq, ts, tag, node, data))
+    return rows
+
+
+def _frame_row(buffer: bytes, start: int) -> tuple[int, int, bytes | None, bytes | None, bytes]:
+    """Seq, time, tag, node and payload of the frame at `start`."""
+    _, _, flags, _, seq, ts, node_len, tag_len, data_len = _FRAME.unpack_from(buffer, start)
+    at = start + _FRAME.size
+    node, tag = buffer[at : at + node_len], buffer[at + node_len : at + node_len + tag_len]
+    data = buffer[at + node_len + tag_len : at + node_len + tag_len + data_len]
+    return seq, ts, tag if flags & 1 else None, node if flags & 2 else None, data
+
+
+def frame_rows(page: c.FramePage) -> list[tuple[int, int, bytes | None, bytes | None, bytes]]:
+    """The records of a page of bare frames."""
+    data, at, rows = b"".join(page.chunks), 0, []
+    while at < len(data):
+        length, kind, *_ = _FRAME.unpack_from(data, at)
+        if kind != 1 or at + length + 4 > len(data):
+            raise Divergence(f"{page.topic!r}: no frame at byte {at} of {data!r}")
+        rows.append(_frame_row(data, at))
+        at += length + 4
+    if len(rows) != page.count:
+        raise Divergence(f"{page.topic!r}: {len(rows)} frames in a page that says {page.count}")
     return rows
 
 
@@ -232,13 +254,14 @@ def plain(kind: str, result: Any) -> Any:
         return ("list", [(t.topic, t.head_seq, t.earliest_seq, t.count, t.bytes) for t in result.topics])
     if isinstance(result, c.TagCounts):
         return ("counts", sorted(result.counts))
-    assert isinstance(result, c.Page), result
+    assert isinstance(result, c.Page | c.FramePage), result
     if kind in ("last_by_tag", "next_by_tag"):
         return ("rows", sorted(page_rows(result)))
     stone = result.tombstone
     gap = Gap(stone.gap_from, stone.gap_to, stone.reason) if stone is not None else None
     nxt = result.next_from_seq
-    return PageView(page_rows(result), nxt, nxt, result.head_seq, result.earliest_seq, gap)
+    rows = frame_rows(result) if isinstance(result, c.FramePage) else page_rows(result)
+    return PageView(rows, nxt, nxt, result.head_seq, result.earliest_seq, gap)
 
 
 def agree(got: Any, wanted: Any) -> bool:

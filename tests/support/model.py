@@ -198,11 +198,24 @@ class Topic:
     # ---- reading
 
     def diff(
-        self, now: int, from_seq: int, *, limit: int = 256, max_bytes: int = 0, nodes: tuple[bytes, ...] = ()
+        self,
+        now: int,
+        from_seq: int,
+        *,
+        limit: int = 256,
+        max_bytes: int = 0,
+        nodes: tuple[bytes, ...] = (),
+        match: Match | None = None,
+        from_ts: int = 0,
+        frames: bool = False,
     ) -> PageView:
+        """With `frames` the page is bounded by the bytes of frames, which are not modelled: leave `max_bytes` alone."""
         self.expire(now)
-        limit = min(limit or 256, 1000)
-        max_bytes = min(max_bytes or 1 << 20, 8 << 20)
+        if frames:
+            limit, max_bytes = min(limit or 1_000_000, 1_000_000), 1 << 60
+        else:
+            limit, max_bytes = min(limit or 256, 1000), min(max_bytes or 1 << 20, 8 << 20)
+        from_seq = self._not_before(from_seq, from_ts)
         gap: Gap | None = None
         cursor = from_seq
         if from_seq > self.head:
@@ -227,6 +240,8 @@ class Topic:
                 continue
             if self.conf.dedupe_node and rec.node is not None and rec.node in nodes:
                 continue
+            if match is not None and not tag_matches(rec.tag, match):
+                continue
             if len(rows) == limit or (rows and size + rec.size > max_bytes):
                 full_at = seq
                 break
@@ -239,6 +254,13 @@ class Topic:
         else:
             low = high = end
         return PageView([rec.row() for rec in rows], low, high, self.head, self.earliest, gap)
+
+    def _not_before(self, from_seq: int, from_ts: int) -> int:
+        """Where a read by time begins. It stays when all that lives is young enough, so that gaps are still told."""
+        if not self.live or self.live[self.earliest].ts >= from_ts:
+            return from_seq
+        young = [rec.seq for rec in self.live.values() if rec.ts >= from_ts]
+        return max(from_seq, min(young, default=self.head + 1) - 1)
 
     def reason_from(self, gap_from: int) -> str:
         by_cap, by_ttl = self.cap_high >= gap_from, self.ttl_high >= gap_from
@@ -414,11 +436,23 @@ class Model:
         limit: int = 256,
         max_bytes: int = 0,
         nodes: tuple[bytes, ...] = (),
+        match: Match | None = None,
+        from_ts: int = 0,
+        frames: bool = False,
     ) -> PageView | Refused:
         topic = self.topics.get(name)
         if topic is None:
             return Refused("topic_not_found")
-        return topic.diff(now, from_seq, limit=limit, max_bytes=max_bytes, nodes=nodes)
+        return topic.diff(
+            now,
+            from_seq,
+            limit=limit,
+            max_bytes=max_bytes,
+            nodes=nodes,
+            match=match,
+            from_ts=from_ts,
+            frames=frames,
+        )
 
     def state(self, now: int, name: str) -> tuple[object, ...]:
         topic = self.topics.get(name)

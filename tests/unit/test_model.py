@@ -236,3 +236,24 @@ def test_by_tag() -> None:
     assert [row[0] for row in model.last_by_tag(0, "t", ("prefix", b"a"))[1]] == [3]  # type: ignore[attr-defined]
     assert [row[0] for row in model.next_by_tag(0, "t", ("eq", b"a.1"), 2)[1]] == [3]  # type: ignore[attr-defined]
     assert model.count_by_tag(0, "t", ("prefix", b"a")) == ("counts", [(b"a.1", 2), (b"a.2", 1)])
+
+
+def test_a_read_with_a_match_passes_over_the_rest() -> None:
+    model = Model()
+    for tag in (b"a", b"b", None, b"a", b"ab"):
+        model.append(0, "t", recs(1, tag))
+    assert seqs(page(model, 0, match=("eq", b"a"))) == [1, 4]
+    assert seqs(page(model, 1, match=("prefix", b"a"))) == [4, 5]
+    got = page(model, 0, match=("eq", b"b"))
+    assert (seqs(got), got.next_from_seq) == ([2], 5)
+
+
+def test_a_read_by_time_tells_gaps_only_when_all_that_lives_is_young() -> None:
+    model = capped(0, cap_records=3)
+    for now in (10, 20, 30, 40):
+        model.append(now, "t", recs(1))
+    assert page(model, 0, now=40, from_ts=20).gap == Gap(1, 1, "cap")
+    later = page(model, 0, now=40, from_ts=21)
+    assert (later.gap, seqs(later)) == (None, [3, 4])
+    assert page(model, 3, now=40, from_ts=21).rows == later.rows[1:]
+    assert page(model, 0, now=40, from_ts=41).next_from_seq == 4

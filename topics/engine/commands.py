@@ -70,6 +70,8 @@ class Skip:
 
 @dataclass(slots=True)
 class Diff:
+    """What comes after `from_seq`, and not before `from_ts`. With `frames` the answer is a FramePage."""
+
     topic: str
     from_seq: int = 0
     limit: int = 256
@@ -77,6 +79,9 @@ class Diff:
     max_bytes: int = 0
     wait_ms: int = 0
     touch: bool = True
+    match: TagMatch | None = None
+    from_ts: int = 0
+    frames: bool = False
 
 
 @dataclass(slots=True)
@@ -103,6 +108,21 @@ class Page:
     which: Column | None  # per record the buffer; None: all in frames[0]
     starts: Column  # offset of the frame in its buffer
     lengths: Column  # of the whole frame
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+    scanned: int
+    more: bool = False  # of an answer by tag: further tags follow
+
+
+@dataclass(slots=True)
+class FramePage:
+    """The rows of one diff as their frames alone, back to back in seq order over all `chunks`."""
+
+    topic: str
+    chunks: list[bytes]
+    count: int
     next_from_seq: int
     head_seq: int
     earliest_seq: int
@@ -177,9 +197,13 @@ class TopicState:
 
 @dataclass(slots=True)
 class ListTopics:
+    """Names in order. `prefixes` narrows `prefix` further to names that start with one of them; None: all names."""
+
     prefix: str = ""
     after: str = ""
     limit: int = 100
+    prefixes: tuple[str, ...] | None = None
+    touch: bool = False
 
 
 @dataclass(slots=True)
@@ -191,11 +215,16 @@ class TopicList:
 
 @dataclass(slots=True)
 class LastByTag:
-    """The newest live record of every matching tag (`each`), or the newest of them all."""
+    """The newest live record of every matching tag (`each`), or the newest of them all.
+
+    With `each` a page covers up to `limit` tags greater than `after`, and says whether more follow.
+    """
 
     topic: str
     match: TagMatch
     each: bool = False
+    after: bytes = b""
+    limit: int = 0
 
 
 @dataclass(slots=True)
@@ -209,14 +238,19 @@ class NextByTag:
 
 @dataclass(slots=True)
 class CountByTag:
+    """Live records per matching tag, for up to `limit` tags greater than `after`."""
+
     topic: str
     match: TagMatch
+    after: bytes = b""
+    limit: int = 0
 
 
 @dataclass(slots=True)
 class TagCounts:
     topic: str
     counts: list[tuple[bytes, int]] = field(default_factory=list)
+    more: bool = False
 
 
 Command: TypeAlias = (
@@ -233,6 +267,15 @@ Command: TypeAlias = (
     | CountByTag
 )
 Result: TypeAlias = (
-    Appended | Page | Deleted | TopicPut | TopicDropped | TopicState | TopicList | TagCounts | TopicsError
+    Appended
+    | Page
+    | FramePage
+    | Deleted
+    | TopicPut
+    | TopicDropped
+    | TopicState
+    | TopicList
+    | TagCounts
+    | TopicsError
 )
 Token: TypeAlias = object

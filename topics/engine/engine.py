@@ -38,6 +38,11 @@ SLICE_MS = 1  # by a clock of whole milliseconds: a slice takes between one and 
 FULL_RETRY_MS = 1000
 CHECKPOINT_LOOK_MS = 5000
 
+COUNTERS = (
+    "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "recoveries", "syncs",
+    "batches", "frames", "bytes_written",
+)  # fmt: skip
+
 Request: TypeAlias = tuple[object, Command]
 
 
@@ -73,7 +78,7 @@ class Engine:
         self.shard = Shard(config, self.clock, self.reader, disk.boot_id())
         self.shard.make_room = self._make_room
         self.counters = self.shard.counters
-        for name in ("seals", "rotations", "torn", "swaps", "checkpoints", "erases", "recoveries", "syncs"):
+        for name in COUNTERS:
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
         self.report = RecoveryReport()
@@ -240,6 +245,10 @@ class Engine:
         body = b"".join(shard.frames)
         lsn = wal.append(body)
         self.reader.cache.add(shard.file_number, shard.frame_offset, body)
+        counters = self.counters
+        counters["batches"] += 1
+        counters["frames"] += shard.frame_count
+        counters["bytes_written"] += len(body) + ENVELOPE_BYTES
         if self._unsynced_since_ms is None:
             self._unsynced_since_ms = self.clock.mono_ms
         return lsn

@@ -6,6 +6,7 @@ TopicsError
 │   ├── TopicNotFound · TopicExistsIncompatible · TopicNotEmpty
 │   ├── TopicFull · WrongLastSeq
 │   └── Throttled         a bound is reached; try again later
+│       └── OverGrant     this shard's share of a cap over all shards is used up
 ├── ErasePutOff           deleted, but not yet erased: the disk is full
 ├── ShardReadOnly         a write or sync failed, or the log is rotten; final until restart
 ├── Corrupt               bytes on disk are not what was written
@@ -92,6 +93,17 @@ class WrongLastSeq(CallerError):
 
 class Throttled(CallerError):
     code = "throttled"
+
+
+class OverGrant(Throttled):
+    """The cap itself may have room: more can be asked of the catalog before a client hears of this."""
+
+    def __init__(
+        self, message: str, *, topics: int, size: int, need_topics: int, need_bytes: int, **detail: object
+    ) -> None:
+        super().__init__(message, **detail)
+        self.topics, self.bytes = topics, size  # what the request takes in all
+        self.need_topics, self.need_bytes = need_topics, need_bytes  # how much of it is not granted
 
 
 class ErasePutOff(TopicsError):

@@ -16,7 +16,11 @@ DIFF_LIMIT_DEFAULT = 256
 DIFF_BYTES_DEFAULT = 1 * MIB
 DIFF_BYTES_MAX = 8 * MIB
 DIFF_WAIT_MS_MAX = 30_000
+FRAMES_LIMIT_MAX = 1_000_000  # records in a page of bare frames; the byte bound ends it long before
+FILTER_ROWS_MAX = 131_072  # rows that one read with a tag match looks at: about 2 ms
+FILTER_NAMES_MAX = 16_384  # distinct tags that it compares, at about 0.5 us each
 LIST_PAGE_MAX = 1000
+TAGS_PAGE_MAX = 1000
 SKIP_MAX = 1 << 32
 
 # One commit group: what shares one envelope. More waits for the next envelope of the same turn.
@@ -36,6 +40,10 @@ LOSS_RANGES_MAX = 1024
 
 # Control frames list seqs as ranges; a delete that touches more is split over several frames.
 RANGES_PER_FRAME_MAX = 65_536
+
+# Caps over all shards are handed out in pieces of at most this; smaller ones when the cap is small.
+GRANT_TOPICS_MAX = 256
+GRANT_BYTES_MAX = 64 * MIB
 
 BACKGROUND_SYNC_MS = 100  # an unsynced byte waits no longer than this
 TIME_CEILING_STEP_MS = 5_000  # how far time may run ahead of its synced ceiling

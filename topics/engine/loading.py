@@ -151,8 +151,10 @@ class Loader:
                 )
         first_seq = log.first_seq
         self._shard.bytes_live -= log.bytes
+        self._shard.records_live -= log.count
         self._recount(log)
         self._shard.bytes_live += log.bytes
+        self._shard.records_live += log.count
         for meta, problem in lost:
             self._lose_segment(log, meta, first_seq, problem)
         gone = [meta.first_seq + row for meta, content in contents for row in content.lost]
@@ -257,7 +259,7 @@ class Loader:
             self.load(log)
         op = Op(log)
         log.stage_loss((first, last, reason), op)
-        self._shard.bytes_live += op.bytes
+        self._shard.count_live(op)
         log.publish(op)
         self._shard.touched[log.id] = log
         self._report.losses.append((log.name, first, last, reason))

@@ -6,7 +6,9 @@ A long poll registers before it looks, so that no append between the two is miss
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -21,27 +23,28 @@ from topics.engine.topic_log import Op, TopicLog
 
 class Queries(Staging):
     def _diff(self, token: object, command: cmd.Diff) -> None:
-        if min(command.from_seq, command.limit, command.max_bytes, command.wait_ms) < 0:
-            raise InvalidRequest("from_seq, limit, max_bytes and wait_ms cannot be negative")
+        if min(command.from_seq, command.limit, command.max_bytes, command.wait_ms, command.from_ts) < 0:
+            raise InvalidRequest("from_seq, from_ts, limit, max_bytes and wait_ms cannot be negative")
         log = self._for_read(command.topic)
         if command.touch:
             log.last_read_ts = self.now_ms
         page = self._read_page(log, command)
         may_wait = command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX
-        if may_wait and self._nothing_yet(page, command):
-            self._park(token, command, log)
+        if may_wait and self._nothing_yet(page, page.head_seq):
+            self._park(token, command, log, page.head_seq)
         else:
             self._answer(token, page, log)
 
     @staticmethod
-    def _nothing_yet(page: cmd.Page, command: cmd.Diff) -> bool:
+    def _nothing_yet(page: cmd.Page | cmd.FramePage, head: int) -> bool:
+        """Whether there is nothing to tell: all is read, and no record has come since the head was this one."""
         return (
-            not page.seqs
+            not (page.count if isinstance(page, cmd.FramePage) else page.seqs)
             and page.tombstone is None
-            and page.next_from_seq == page.head_seq == command.from_seq
+            and page.next_from_seq == page.head_seq == head
         )
 
-    def _read_page(self, log: TopicLog, command: cmd.Diff) -> cmd.Page:
+    def _read_page(self, log: TopicLog, command: cmd.Diff) -> cmd.Page | cmd.FramePage:
         while True:
             try:
                 return self.reader.diff(log, command)
@@ -60,13 +63,13 @@ class Queries(Staging):
                     frames.encode_control(frames.LOSS, log.id, self.now_ms, [first, last, "corrupt"])
                 )
             log.stage_loss((first, last, "corrupt"), op)
-            self.bytes_live += op.bytes
+            self.count_live(op)
             log.publish(op)
         self.touched[log.id] = log
 
-    def _park(self, token: object, command: cmd.Diff, log: TopicLog) -> None:
+    def _park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
         wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
-        waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log)
+        waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log, head)
         log.waiters.append(waiter)
         self._waiter_count += 1
         heapq.heappush(self.waiter_heap, (waiter.deadline_ms, self._waiter_count, waiter))
@@ -89,7 +92,7 @@ class Queries(Staging):
         log = waiter.log
         try:
             waits = not log.view.dropped and self._nothing_yet(
-                self._read_page(log, waiter.command), waiter.command
+                self._read_page(log, waiter.command), waiter.head
             )
         except (TopicsError, OSError):
             waits = False  # asked again below, where an error becomes its answer
@@ -115,27 +118,39 @@ class Queries(Staging):
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
         rows: list[cmd.TopicState] = []
         timed: TopicLog | None = None  # one whose state depends on what time it is
-        start = self.names.bisect_right(command.after) if command.after >= command.prefix else 0
-        start = max(start, self.names.bisect_left(command.prefix))
-        for name in self.names.islice(start):
-            if not name.startswith(command.prefix) or len(rows) > size:
-                break
+        for name in islice(self._listed(command), size + 1):
             log = self.published[name]
             if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred:
                 self._touch(log)
                 self._postpone_if_expiring(log)
                 timed = log
+            if command.touch and len(rows) < size:
+                log.last_read_ts = self.now_ms
             rows.append(state_of(log))
         if timed is not None:
             self._answer(token, cmd.TopicList(rows), timed)
         else:
             self.ready.append((token, cmd.TopicList(rows)))
 
+    def _listed(self, command: cmd.ListTopics) -> Iterator[str]:
+        """The names a list asks for, ascending; names outside its prefixes are not even looked at."""
+        names = self.names
+        after = names.bisect_right(command.after) if command.after else 0
+        for prefix in narrowed(command.prefix, command.prefixes):
+            for name in names.islice(max(after, names.bisect_left(prefix))):
+                if not name.startswith(prefix):
+                    break
+                yield name
+
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
         log = self._for_read(command.topic)
-        seqs = [log.tags.last(tag, log.are_live) for tag in log.tags.names(command.match)]
-        seqs = sorted(seq for seq in seqs if seq)
-        self._answer_records(token, log, seqs if command.each else seqs[-1:])
+        more = False
+        if command.each:
+            tags, more = tags_page(log, command)
+        else:
+            tags = log.tags.names(command.match)
+        seqs = sorted(filter(None, (log.tags.last(tag, log.are_live) for tag in tags)))
+        self._answer_records(token, log, seqs if command.each else seqs[-1:], more=more)
 
     def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
         log = self._for_read(command.topic)
@@ -146,13 +161,13 @@ class Queries(Staging):
         seqs = sorted(seq for seq in found if seq)
         self._answer_records(token, log, seqs[:1])
 
-    def _answer_records(self, token: object, log: TopicLog, seqs: list[int]) -> None:
+    def _answer_records(self, token: object, log: TopicLog, seqs: list[int], *, more: bool = False) -> None:
         """A page of chosen records. Tags are indexed as staged, so the answer waits for what it may rest on."""
         while True:
             view = log.view
             page = cmd.Page(
                 log.name, [], [], [], None, None, [], None, [], [],
-                seqs[-1] if seqs else log.next_seq - 1, log.next_seq - 1, log.first_seq, None, len(seqs),
+                seqs[-1] if seqs else log.next_seq - 1, log.next_seq - 1, log.first_seq, None, len(seqs), more,
             )  # fmt: skip
             picked: list[tuple[Chunk, list[int]]] = []
             for seq in seqs:
@@ -176,8 +191,31 @@ class Queries(Staging):
 
     def _count_by_tag(self, token: object, command: cmd.CountByTag) -> None:
         log = self._for_read(command.topic)
-        counts = [(tag, log.tags.count(tag)) for tag in log.tags.names(command.match)]
-        self._answer(token, cmd.TagCounts(log.name, counts), log, held=log.pending > 0)
+        tags, more = tags_page(log, command)
+        counts = [(tag, log.tags.count(tag)) for tag in tags]
+        self._answer(token, cmd.TagCounts(log.name, counts, more), log, held=log.pending > 0)
+
+
+def tags_page(log: TopicLog, command: cmd.LastByTag | cmd.CountByTag) -> tuple[list[bytes], bool]:
+    """The tags of one page, and whether more follow."""
+    size = min(max(command.limit, 0) or limits.TAGS_PAGE_MAX, limits.TAGS_PAGE_MAX)
+    tags = log.tags.names(command.match, command.after, size + 2)
+    if tags[:size] == [b""]:
+        size += 1  # "after the empty tag" is what no cursor can say, so no page ends with it
+    return tags[:size], len(tags) > size
+
+
+def narrowed(prefix: str, prefixes: tuple[str, ...] | None) -> list[str]:
+    """The ascending prefixes, none inside another, of names that start with `prefix` and one of `prefixes`."""
+    if prefixes is None:
+        return [prefix]
+    found: list[str] = []
+    for other in sorted(prefixes):
+        longer = max(prefix, other, key=len)
+        fits = longer.startswith(prefix) and longer.startswith(other)
+        if fits and not (found and longer.startswith(found[-1])):
+            found.append(longer)
+    return found
 
 
 def state_of(log: TopicLog) -> cmd.TopicState:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.engine import limits
-from topics.engine.commands import Diff, Page, Tombstone
+from topics.engine.commands import Diff, FramePage, Page, Tombstone
 from topics.engine.errors import Corrupt
 from topics.engine.files import xxh
 from topics.engine.frames import DEAD, DELETED, HAS_NODE, HAS_TAG, frame_is_valid
@@ -22,9 +22,11 @@ from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.sealing import read_sum
 from topics.engine.segments import BLOCK_BYTES, segment_path
+from topics.engine.subjects import TagMatch
 from topics.engine.topic_log import Run, TopicLog, find_run
 
 OPEN_SEGMENTS_MAX = 256  # handles kept; the one used longest ago is closed
+FILTER_STEP_ROWS = 8192  # looked at together by a read with a tag match
 FETCH_ALONE = 8  # pages up to this many records look in the cache record by record
 
 Picked = npt.NDArray[np.intp]  # row numbers of one chunk, ascending
@@ -103,6 +105,71 @@ class _Frames:
         return np.concatenate(self._starts), which
 
 
+class _Wanted:
+    """Which live rows one read wants: none that came from its own nodes, only those whose tag matches.
+
+    Rows hold ids, and one name may have several while deletes wait for their sync. A literal match knows its ids
+    at once. Any other asks for each id it meets, once a read, and how much one read may ask and look at is bounded.
+    """
+
+    __slots__ = ("_avoid", "_match", "_names", "_names_left", "_only", "_rows_left", "_verdicts")
+
+    def __init__(self, log: TopicLog, nodes: tuple[bytes, ...], match: TagMatch | None) -> None:
+        self._avoid = [i for node in nodes for i in log.nodes.every_id_of(node)]
+        self._match = match
+        self._names = log.tags.strings.names
+        literal = match.literal if match is not None else None
+        self._only = log.tags.strings.every_id_of(literal) if literal is not None else None
+        # Per tag id: 0 not asked yet, 1 matches, 2 does not. Untagged rows (id 0) never match.
+        several = match is not None and literal is None
+        self._verdicts = np.zeros(len(self._names) if several else 1, dtype=np.uint8)
+        self._verdicts[0] = 2
+        self._rows_left = limits.FILTER_ROWS_MAX
+        self._names_left = limits.FILTER_NAMES_MAX
+
+    def stop(self, low: int, high: int, upto: int) -> int:
+        """How far to look at once: matches may be rare, so further than the page could need."""
+        if self._match is None:
+            return upto
+        return min(high, max(upto, low + FILTER_STEP_ROWS), low + self._rows_left)
+
+    @property
+    def tired(self) -> bool:
+        """Whether this read has looked at enough, whatever it found."""
+        return self._match is not None and (self._rows_left <= 0 or self._names_left <= 0)
+
+    def narrow(self, alive: npt.NDArray[np.bool_], chunk: Chunk, low: int, high: int) -> None:
+        """Take from `alive`, the mask of the rows [low, high), what is not wanted."""
+        if self._avoid:
+            nodes = chunk.rows["node"][low:high]
+            for node in self._avoid:
+                alive &= nodes != node
+        if self._match is None:
+            return
+        self._rows_left -= high - low
+        tags = chunk.rows["tag"][low:high]
+        if self._only is None:
+            # Of living rows alone: what a dead one holds may be no id any more.
+            rows = np.flatnonzero(alive)
+            ids = tags[rows]
+            self._ask(ids)
+            alive[rows] = self._verdicts[ids] == 1
+            return
+        matching = np.zeros(high - low, dtype=np.bool_)
+        for tag in self._only:
+            matching |= tags == tag
+        alive &= matching
+
+    def _ask(self, tags: npt.NDArray[np.uint32]) -> None:
+        """Find out about the tag ids that were not met before."""
+        assert self._match is not None
+        unknown = np.unique(tags[self._verdicts[tags] == 0]).tolist()
+        matches, names = self._match.matches, self._names
+        for tag in unknown:
+            self._verdicts[tag] = 1 if matches(names[tag]) else 2
+        self._names_left -= len(unknown)
+
+
 class _OpenSegment:
     __slots__ = ("blocks", "handle", "path", "verified")
 
@@ -126,11 +193,13 @@ class Reader:
 
     # -- the plan ------------------------------------------------------------------------------------------
 
-    def diff(self, log: TopicLog, command: Diff) -> Page:
+    def diff(self, log: TopicLog, command: Diff) -> Page | FramePage:
         view = log.view
         head = view.head
         earliest = min(view.first_seq, head + 1)
         cursor = command.from_seq
+        if command.from_ts:
+            cursor = self._not_before(log, cursor, command.from_ts)
         tombstone: Tombstone | None = None
         floor = view.evict_floor
         if cursor > head:
@@ -151,10 +220,45 @@ class Reader:
             stop = min(stop, first)
             break
         nodes = command.nodes if view.config.dedupe_node else ()
+        wanted = _Wanted(log, nodes, command.match) if nodes or command.match is not None else None
+        if command.frames:
+            return self._frame_page(log, command, wanted, cursor, stop, earliest, tombstone)
         limit = min(command.limit or limits.DIFF_LIMIT_DEFAULT, limits.DIFF_LIMIT_MAX)
         budget = min(command.max_bytes or limits.DIFF_BYTES_DEFAULT, limits.DIFF_BYTES_MAX)
         page = Page(log.name, [], [], [], None, None, [], None, [], [], cursor, head, earliest, tombstone, 0)
-        self._collect(log, page, cursor, stop, limit, budget, nodes)
+        picked = self._collect(log, page, cursor, stop, limit, budget, "size", wanted)
+        if picked:
+            self.fill(log, page, picked)
+        return page
+
+    @staticmethod
+    def _not_before(log: TopicLog, cursor: int, from_ts: int) -> int:
+        """The cursor moved up to the first record that is not older than `from_ts`.
+
+        It stays when everything live is young enough: what was lost before it may have been so too.
+        """
+        view = log.view
+        found = log.find(view.first_seq) if view.first_seq <= view.head else None
+        if found is None or found[0].ts_at(found[1]) >= from_ts:
+            return cursor
+        return max(cursor, log.first_since(from_ts) - 1)
+
+    def _frame_page(
+        self,
+        log: TopicLog,
+        command: Diff,
+        wanted: _Wanted | None,
+        cursor: int,
+        stop: int,
+        earliest: int,
+        tombstone: Tombstone | None,
+    ) -> FramePage:
+        limit = min(command.limit or limits.FRAMES_LIMIT_MAX, limits.FRAMES_LIMIT_MAX)
+        budget = min(command.max_bytes or limits.DIFF_BYTES_MAX, limits.DIFF_BYTES_MAX)
+        page = FramePage(log.name, [], 0, cursor, log.view.head, earliest, tombstone, 0)
+        for chunk, rows in self._collect(log, page, cursor, stop, limit, budget, "length", wanted):
+            page.chunks += self._slices(log, chunk, log.runs, rows)
+            page.count += len(rows)
         return page
 
     @staticmethod
@@ -165,14 +269,15 @@ class Reader:
     def _collect(
         self,
         log: TopicLog,
-        page: Page,
+        page: Page | FramePage,
         cursor: int,
         stop: int,
         limit: int,
         budget: int,
-        nodes: tuple[bytes, ...],
-    ) -> None:
-        avoid = [i for node in nodes for i in log.nodes.every_id_of(node)]
+        weight: str,
+        wanted: _Wanted | None,
+    ) -> list[tuple[Chunk, Picked]]:
+        """The rows of a page, and how far it got. `weight` is the column that the byte budget counts."""
         first = max(cursor + 1, log.view.first_seq)
         picked: list[tuple[Chunk, Picked]] = []
         examined = max(cursor, min(first, stop) - 1)
@@ -180,36 +285,44 @@ class Reader:
         for chunk, low, high in log.spans(first, stop):
             while low < high and not full:
                 upto = min(high, low + max(limit * 2, 64))
+                if wanted is not None:
+                    upto = wanted.stop(low, high, upto)
                 rows, examined_row, limit, budget, full = self._pick(
-                    chunk, low, upto, limit, budget, avoid, bool(picked)
+                    chunk, low, upto, limit, budget, weight, wanted, bool(picked)
                 )
                 if len(rows):
                     picked.append((chunk, rows))
                 examined = chunk.first_seq + examined_row
                 low = upto
+                if wanted is not None and wanted.tired:
+                    full = True
             if full:
                 break
         if not full:
             examined = max(examined, stop - 1)
         page.scanned = examined - cursor
         page.next_from_seq = max(examined, cursor)
-        if picked:
-            self.fill(log, page, picked)
+        return picked
 
     @staticmethod
     def _pick(
-        chunk: Chunk, low: int, high: int, limit: int, budget: int, avoid: list[int], some: bool
+        chunk: Chunk,
+        low: int,
+        high: int,
+        limit: int,
+        budget: int,
+        weight: str,
+        wanted: _Wanted | None,
+        some: bool,
     ) -> tuple[Picked, int, int, int, bool]:
         """Live rows of [low, high) up to the limits: rows, last examined row, what is left, whether it is full."""
         alive = chunk.live(low, high, DELETED)
-        if avoid:
-            nodes = chunk.rows["node"][low:high]
-            for node in avoid:
-                alive &= nodes != node
+        if wanted is not None:
+            wanted.narrow(alive, chunk, low, high)
         found = np.flatnonzero(alive)
         if not len(found):
             return found, high - 1, limit, budget, False
-        sizes = np.cumsum(chunk.rows["size"][low:high][found[:limit]], dtype=np.int64)
+        sizes = np.cumsum(chunk.rows[weight][low:high][found[:limit]], dtype=np.int64)
         taken = int(np.searchsorted(sizes, budget, side="right"))
         if not taken and not some:
             taken = 1  # a page holds at least one record, however large
@@ -254,8 +367,10 @@ class Reader:
 
     def frames_of(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: Picked) -> bytes:
         """The frames of these rows back to back, as a segment wants them."""
-        if not len(rows):
-            return b""
+        return b"".join(self._slices(log, chunk, runs, rows)) if len(rows) else b""
+
+    def _slices(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: Picked) -> list[bytes]:
+        """The frames of these rows back to back, in as few pieces as there are runs of neighbours."""
         block = chunk.take(rows)
         lengths = block["length"].astype(np.int64)
         found = _Frames([])
@@ -268,10 +383,10 @@ class Reader:
             apart |= which[1:] != which[:-1]
         firsts = [0, *(np.flatnonzero(apart) + 1).tolist()]
         lasts = [*(first - 1 for first in firsts[1:]), len(rows) - 1]
-        return b"".join(
+        return [
             found.buffers[0 if which is None else int(which[first])][int(starts[first]) : int(ends[last])]
             for first, last in zip(firsts, lasts, strict=True)
-        )
+        ]
 
     def _fetch(
         self,

@@ -124,7 +124,7 @@ class Replay:
         self._add_columns(log, columns, number, shift, op)
         log.count += op.count
         log.bytes += op.bytes
-        self._shard.bytes_live += op.bytes
+        self._shard.count_live(op)
         op.head = log.next_seq - 1
         op.first_seq = log.first_seq
         op.write_ts = int(columns.headers["ts"][-1])
@@ -241,6 +241,8 @@ class Replay:
         shard.by_id[log.id] = log
         shard.names.add(log.name)
         shard.bytes_live += log.bytes
+        shard.records_live += log.count
+        shard.classes_changed()
 
     def _delete_topic(self, log: TopicLog) -> None:
         shard = self._shard
@@ -250,6 +252,8 @@ class Replay:
             del shard.published[log.name], shard.staged[log.name]
             shard.names.discard(log.name)
         shard.bytes_live -= log.bytes
+        shard.records_live -= log.count
+        shard.classes_changed()
         shard.erase_requests = [request for request in shard.erase_requests if request.log is not log]
         log.dropped = log.view.dropped = True
         self._checkpointer.rows.pop(log.id, None)
@@ -286,6 +290,7 @@ class Replay:
             if was_ram != is_ram and log.chunks and log.chunks[-1].count:
                 log.chunks[-1].closed = True
             log.config = op.config = changed.config
+            self._shard.classes_changed()
             log.ceiling = changed.ceiling
         elif kind == frames.SEQ_CEILING:
             log.ceiling = max(log.ceiling, decode(payload, type=int))
@@ -295,7 +300,7 @@ class Replay:
             self._apply_swap(log, swapped.first_seq, swapped.generation, op)
         elif kind == frames.ERASE_DONE:
             self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
-        self._shard.bytes_live += op.bytes
+        self._shard.count_live(op)
         log.publish(op)
 
     def resume_erase(self, log: TopicLog, ranges: list[tuple[int, int]]) -> None:

@@ -38,3 +38,5 @@ class Shard(Writes, Queries):
             log.check()
         total = sum(log.bytes for log in self.staged.values())
         assert total == self.bytes_live, (total, self.bytes_live)
+        records = sum(log.count for log in self.staged.values())
+        assert records == self.records_live, (records, self.records_live)

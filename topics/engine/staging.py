@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from sortedcontainers import SortedList
 
 from topics.engine import commands as cmd
 from topics.engine import frames, limits
-from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.config import Durability, EngineConfig, TopicConfig
 from topics.engine.control import TimeCeiling
 from topics.engine.engine_clock import EngineClock
 from topics.engine.errors import (
@@ -38,6 +38,7 @@ class Waiter:
     command: cmd.Diff
     deadline_ms: int
     log: TopicLog
+    head: int  # at its first look; a poll ends with any record that comes after, also one that it filters out
     done: bool = False
 
 
@@ -70,6 +71,11 @@ class Staging:
         self.names: SortedList[str] = SortedList()
         self.next_id = config.shard + ID_STEP
         self.bytes_live = 0  # staged, over all topics
+        self.records_live = 0
+        # This shard's shares of the caps over all shards; None: the configured caps are its own.
+        self.topics_granted: int | None = None
+        self.bytes_granted: int | None = None
+        self._class_counts: dict[str, int] | None = None
         self.ram_bytes = 0
         self.read_only: str | None = None
         self.disk_full = False
@@ -205,8 +211,27 @@ class Staging:
         elif op.token is not None:
             self.ready.append((op.token, op.result))
 
+    def count_live(self, op: Op) -> None:
+        """Carry what a staged change did to one topic over to the totals."""
+        self.bytes_live += op.bytes
+        self.records_live += op.count
+
+    def classes_changed(self) -> None:
+        """A name or a config was published."""
+        self._class_counts = None
+
+    def class_counts(self) -> dict[str, int]:
+        """Published topics by durability. Counted anew only after a name or a config was published."""
+        if self._class_counts is None:
+            counts = dict.fromkeys(get_args(Durability), 0)
+            for log in self.published.values():
+                counts[log.view.config.durability] += 1
+            self._class_counts = counts
+        return dict(self._class_counts)
+
     def _publish_name(self, op: Op) -> None:
         log = op.log
+        self.classes_changed()
         if op.dropped:
             if self.published.get(log.name) is log:
                 del self.published[log.name]
@@ -230,6 +255,7 @@ class Staging:
         self.staged = dict(self.published)
         self.by_id = {log.id: log for log in self.published.values()}
         self.bytes_live = sum(log.bytes for log in self.staged.values())
+        self.records_live = sum(log.count for log in self.staged.values())
         self.frames, self.frame_bytes, self.frame_count = [], 0, 0
         self.ops, self.appended = [], []
 
@@ -273,7 +299,7 @@ class Staging:
             log.stage_delete(as_ranges(due), op)
         if last >= log.first_seq:
             log.stage_evict(last, op, ttl=True)
-        self.bytes_live += op.bytes
+        self.count_live(op)
         self.touched[log.id] = log
         if log.pending:
             op.expiry = True

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import islice, pairwise, repeat
 from typing import cast
 
 import numpy as np
@@ -68,8 +68,10 @@ class _SortedNames:
             self._keys = None
             self._changes = []
 
-    def starting_with(self, prefix: bytes) -> Iterator[bytes]:
-        """Names with this prefix, ascending."""
+    def starting_with(self, prefix: bytes, after: bytes = b"") -> Iterator[bytes]:
+        """Names with this prefix, ascending; those greater than `after`, unless it is empty."""
+        if after and after >= prefix:
+            return self._merged().irange(after, _after_prefix(prefix), inclusive=(False, False))
         return self._merged().irange(prefix or None, _after_prefix(prefix), inclusive=(True, False))
 
     def _merged(self) -> SortedList[bytes]:
@@ -266,15 +268,16 @@ class TagIndex:
             return _copy(seqs, head, head + excess)
         return self._oldest(tag_id, seqs, excess, is_live)
 
-    def names(self, match: TagMatch) -> list[bytes]:
-        """The tags with a live record that match, ascending."""
+    def names(self, match: TagMatch, after: bytes = b"", limit: int | None = None) -> list[bytes]:
+        """The tags with a live record that match, ascending: up to `limit` of those greater than `after`."""
         literal = match.literal
         if literal is not None:
-            return [literal] if match.matches(literal) and literal in self.strings.ids else []
-        found = self._sorted.starting_with(match.prefix)
-        if match.pattern is None:
-            return list(found)  # a Glob is its prefix
-        return [name for name in found if match.pattern.matches(name)]
+            held = match.matches(literal) and literal in self.strings.ids
+            return [literal] if held and (not after or literal > after) else []
+        found = self._sorted.starting_with(match.prefix, after)
+        if match.pattern is not None:  # while a Glob is its prefix
+            found = filter(match.pattern.matches, found)
+        return list(islice(found, limit))
 
     def check(self, rows: Sequence[tuple[int, bytes | None]]) -> None:
         """For tests: raise AssertionError unless exactly these live records (seq and tag, ascending) are indexed."""

@@ -431,6 +431,18 @@ class TopicLog:
             return chunk.first_seq + first + ended - 1
         return last
 
+    def first_since(self, ts: int) -> int:
+        """The seq of the first record that readers see with a time of `ts` or later; behind the head without one."""
+        view = self.view
+        for chunk, first, stop in self.spans(view.first_seq, view.head + 1):
+            if chunk.ts_at(stop - 1) < ts:
+                continue
+            first += int(np.searchsorted(chunk.rows["ts"][first:stop], np.uint64(ts)))
+            alive = chunk.live(first, stop)
+            if alive.any():
+                return chunk.first_seq + first + int(alive.argmax())
+        return view.head + 1
+
     def due_records(self, now_ms: int) -> list[int]:
         """Live records whose own TTL has ended."""
         due: list[int] = []

@@ -22,6 +22,7 @@ from topics.engine.control import ConfigChanged, Deletion, TopicCreated
 from topics.engine.errors import (
     BatchTooLarge,
     InvalidRequest,
+    OverGrant,
     RecordTooLarge,
     Throttled,
     TopicExistsIncompatible,
@@ -51,7 +52,7 @@ class Writes(Staging):
             sizes = self._check_records(records, command.idempotency_key)
         log = self._for_write(command.topic)
         created = log is None
-        config = log.config if log is not None else self._creation_config(command)
+        config = log.config if log is not None else self._creation_config(command, sizes)
         key = command.idempotency_key
         if log is not None and key is not None and self._deduped(token, log, key):
             return
@@ -87,6 +88,7 @@ class Writes(Staging):
         if log.ceiling and op.head > log.ceiling_synced:
             op.sync = True  # a number may be given away only below a synced ceiling
         self.bytes_live += op.bytes
+        self.records_live += op.count
         op.result = cmd.Appended(command.topic, first, count, op.head, created, False, op.sync)
         self.touched[log.id] = log
         log.pending += 1
@@ -142,26 +144,27 @@ class Writes(Staging):
             raise InvalidRequest(f"a node name is longer than {limits.NODE_BYTES_MAX} bytes")
         return sizes
 
-    def _creation_config(self, command: cmd.Append) -> TopicConfig:
+    def _creation_config(self, command: cmd.Append, sizes: list[int]) -> TopicConfig:
         config = command.config or TopicConfig()
         create = command.create if command.create is not None else config.auto_create
         if not create:
             raise TopicNotFound(command.topic)
-        self._check_creation(command.topic, config)
+        self._check_creation(command.topic, config, sum(sizes))
         return config
 
-    def _check_creation(self, name: str, config: TopicConfig) -> None:
+    def _check_creation(self, name: str, config: TopicConfig, size: int = 0) -> None:
         if not NAME.match(name):
             raise InvalidRequest(
                 f"{name!r} is not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : - with a letter or digit first"
             )
         self._check_config(name, config)
-        if self.config.max_topics and len(self.staged) >= self.config.max_topics:
-            raise Throttled(
-                f"there are {self.config.max_topics} topics already; delete some or raise TOPICS_MAX_TOPICS",
-                limit="max_topics",
-                max=self.config.max_topics,
-            )
+        bound = self.topics_granted if self.topics_granted is not None else self.config.max_topics or None
+        if bound is not None and len(self.staged) >= bound:
+            cap = self.config.max_topics
+            message = f"there are {cap} topics already; delete some or raise TOPICS_MAX_TOPICS"
+            if self.topics_granted is None:
+                raise Throttled(message, limit="max_topics", max=cap)
+            raise self._over_grant(message, 1, size, limit="max_topics", max=cap)
 
     @staticmethod
     def _check_config(name: str, config: TopicConfig) -> None:
@@ -207,13 +210,13 @@ class Writes(Staging):
             raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
         if config.discard == "reject":
             self._check_reject_caps(log, config, name, count, size)
-        total_max = self.config.max_total_bytes
-        if total_max and self.bytes_live + size > total_max:
-            raise Throttled(
-                f"the server holds its {total_max} bytes; delete something or raise TOPICS_MAX_TOTAL_BYTES",
-                limit="max_total_bytes",
-                max=total_max,
-            )
+        bound = self.bytes_granted if self.bytes_granted is not None else self.config.max_total_bytes or None
+        if bound is not None and self.bytes_live + size > bound:
+            cap = self.config.max_total_bytes
+            message = f"the server holds its {cap} bytes; delete something or raise TOPICS_MAX_TOTAL_BYTES"
+            if self.bytes_granted is None:
+                raise Throttled(message, limit="max_total_bytes", max=cap)
+            raise self._over_grant(message, int(log is None), size, limit="max_total_bytes", max=cap)
         if config.durability == "ephemeral":
             if self.ram_bytes + size > self.config.memory_bytes_max:
                 raise Throttled(
@@ -223,6 +226,17 @@ class Writes(Staging):
                 )
         elif self.disk_full:
             raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+
+    def _over_grant(self, message: str, topics: int, size: int, **detail: object) -> OverGrant:
+        """Names all that the request takes: asked for one after the other, two shards could take turns for ever."""
+        need_topics = need_bytes = 0
+        if self.topics_granted is not None:
+            need_topics = max(0, len(self.staged) + topics - self.topics_granted)
+        if self.bytes_granted is not None:
+            need_bytes = max(0, self.bytes_live + size - self.bytes_granted)
+        return OverGrant(
+            message, topics=topics, size=size, need_topics=need_topics, need_bytes=need_bytes, **detail
+        )
 
     @staticmethod
     def _check_reject_caps(
@@ -383,7 +397,7 @@ class Writes(Staging):
             self.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
             self._log_delete(log, ranges, op, erase=command.erase)
         removed = -op.count
-        self.bytes_live += op.bytes
+        self.count_live(op)
         self.touched[log.id] = log
         op.result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
         if command.erase and ranges:
@@ -477,7 +491,7 @@ class Writes(Staging):
             or (config.cap_bytes and log.bytes > config.cap_bytes)
         ):
             self._evict(log, config, op)
-        self.bytes_live += op.bytes
+        self.count_live(op)
         self.touched[log.id] = log
         self.add_op(op)
 
@@ -494,6 +508,7 @@ class Writes(Staging):
         log.dropped = True
         del self.staged[command.topic]
         self.bytes_live -= log.bytes
+        self.records_live -= log.count
         self.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
 
 

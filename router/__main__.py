@@ -1,0 +1,80 @@
+"""A front process: `python -m router`, started by the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+
+import uvloop
+
+import topics
+from router.call import Services
+from router.server import Server
+from router.shard_client import ShardClient
+from topics import logs
+from topics.api_keys import secrets_of
+from topics.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
+from topics.process import become, die_with_parent
+from topics.settings import Settings
+
+logger = logging.getLogger("topics.front")
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m router", description="one front process of topics")
+    for name in ("front", "fronts", "shards", "listen-fd", "control-fd", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    return parser.parse_args()
+
+
+async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    client = ShardClient(arguments.shards, loop, now_us)
+    services = Services(client.core, settings, now_us, topics.__version__, now_us())
+    server = Server(services, loop)
+    ended = asyncio.Event()
+
+    def on_message(message: Message) -> None:
+        match message:
+            case Ping():
+                channel.send(Pong())
+            case Peers(workers):
+                client.set_peers(workers)
+            case Drain():
+                ended.set()
+
+    channel = LoopChannel(socket.socket(fileno=arguments.control_fd), on_message)
+    listening = socket.socket(fileno=arguments.listen_fd)
+    await server.start(listening)
+    channel.send(Serving())
+    gc.collect()
+    gc.freeze()
+    await ended.wait()
+    logger.info("the front drains")
+    await server.drain()
+    client.close()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    die_with_parent(arguments.parent)
+    become(f"front {arguments.front}")
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # the supervisor gets them, and says what to do
+    settings = Settings.from_env(os.environ)
+    logs.configure(f"front {arguments.front}", settings.log_format, secrets_of(settings.api_keys))
+    uvloop.run(serve(arguments, settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What an endpoint gets beside the request, and what it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import xxhash
+
+from router.exchange import Request, Respond, Response
+from router.front_core import FrontCore
+from topics import wire
+from topics.api_keys import ApiKey
+from topics.http_errors import STATUS, error_body, error_head
+from topics.settings import Settings
+
+FRAMES_TYPE = b"application/vnd.topics.frames"
+JSON_TYPE = b"application/json"
+LINES_TYPE = b"application/x-ndjson"
+
+
+@dataclass(slots=True)
+class Services:
+    """What endpoints may use of the front."""
+
+    core: FrontCore
+    settings: Settings
+    now_us: Callable[[], int]
+    version: str
+    started_us: int
+    draining: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    request: Request
+    topic: bytes  # percent-decoded; empty where the route names none
+    key: ApiKey | None  # None: authentication is off
+    services: Services
+
+    @property
+    def total_ms(self) -> float:
+        return (self.services.now_us() - self.request.received_us) / 1000
+
+
+Endpoint: TypeAlias = Callable[[Call, Respond], None]
+
+
+def error_response(code: str, message: str, detail: dict[str, object] | None = None) -> Response:
+    status = STATUS[code]
+    return Response(status, error_body(code, message, detail), JSON_TYPE, error_head(status))
+
+
+def from_reply(reply: wire.Reply) -> Response:
+    content_type = FRAMES_TYPE if reply.kind == wire.FRAMES else JSON_TYPE
+    return Response(reply.status, reply.body, content_type, reply.head)
+
+
+def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.Args | None = None) -> None:
+    """Pass the request to the shard that owns the topic, and its answer back."""
+    core, request = call.services.core, call.request
+    shard = xxhash.xxh3_64_intdigest(call.topic) % len(core.links)
+    encoded = wire.encode_args(args) if args is not None else b""
+    core.send(
+        shard,
+        op,
+        flags,
+        call.topic,
+        encoded,
+        request.body,
+        request.received_us,
+        lambda reply: respond(from_reply(reply)),
+    )
+
+
+def ask_all(
+    call: Call, op: int, done: Callable[[list[wire.Reply]], None], args: wire.Args | None = None
+) -> None:
+    """Ask every shard; `done` gets their answers in the order of the shards."""
+    core = call.services.core
+    encoded = wire.encode_args(args) if args is not None else b""
+    replies: dict[int, wire.Reply] = {}
+
+    def gather(shard: int, reply: wire.Reply) -> None:
+        replies[shard] = reply
+        if len(replies) == len(core.links):
+            done([replies[i] for i in range(len(core.links))])
+
+    for i in range(len(core.links)):
+        core.send(i, op, 0, b"", encoded, b"", call.request.received_us, lambda reply, i=i: gather(i, reply))
+
+
+def key_prefixes(call: Call) -> list[str] | None:
+    """The names that the key is bound to; None when it is not."""
+    return list(call.key.prefixes) if call.key is not None and call.key.prefixes else None

@@ -1,0 +1,83 @@
+"""Is it alive, is it ready, how is it doing, and what can it do."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from router import metrics_text
+from router.call import JSON_TYPE, Call, ask_all, error_response
+from router.exchange import Respond, Response
+from topics import openapi, wire
+from topics.reports import Readiness, ShardReport
+
+TEXT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_readiness = msgspec.msgpack.Decoder(Readiness)
+_report = msgspec.msgpack.Decoder(ShardReport)
+
+
+def health(call: Call, respond: Respond) -> None:
+    services = call.services
+    uptime_ms = (services.now_us() - services.started_us) // 1000
+    body = {"status": "ok", "version": services.version, "uptime_ms": uptime_ms}
+    respond(Response(200, msgspec.json.encode(body)))
+
+
+def ready(call: Call, respond: Respond) -> None:
+    if call.services.draining:
+        respond(error_response("shutting_down", "the server is stopping"))
+        return
+
+    def done(replies: list[wire.Reply]) -> None:
+        shards = [_readiness.decode(reply.body) if reply.status == 200 else None for reply in replies]
+        respond(_ready_response(shards))
+
+    ask_all(call, wire.READY, done)
+
+
+def _ready_response(shards: list[Readiness | None]) -> Response:
+    progress = sum(shard.progress for shard in shards if shard is not None) / len(shards)
+    waiting = [i for i, shard in enumerate(shards) if shard is None or shard.progress < 1.0]
+    if waiting:
+        detail: dict[str, object] = {"replay_progress": int(progress * 10_000) / 10_000, "shards": waiting}
+        return error_response("not_ready", f"shards {waiting} are not ready yet", detail)
+    broken = {i: shard.read_only for i, shard in enumerate(shards) if shard is not None and shard.read_only}
+    if broken:
+        detail = {
+            "replay_progress": 1.0,
+            "read_only": True,
+            "shards": [{"shard": i, "reason": reason} for i, reason in broken.items()],
+        }
+        return error_response("not_ready", f"shards {list(broken)} are read-only; restart the server", detail)
+    topics = sum(shard.topics for shard in shards if shard is not None)
+    body = {"status": "ready", "wal_replay_complete": True, "topics": topics}
+    return Response(200, msgspec.json.encode(body))
+
+
+def metrics(call: Call, respond: Respond) -> None:
+    services = call.services
+    wants_json = JSON_TYPE in call.request.accept
+
+    def done(replies: list[wire.Reply]) -> None:
+        reports = [_report.decode(reply.body) for reply in replies if reply.status == 200]
+        uptime_ms = (services.now_us() - services.started_us) // 1000
+        totals = metrics_text.Totals(reports, len(replies), uptime_ms, services.core.refused_full)
+        if not wants_json:
+            respond(Response(200, metrics_text.as_text(totals), TEXT_TYPE))
+            return
+        body = metrics_text.as_json(totals)
+        body["performance"] = {"server_total_ms": round(call.total_ms, 3)}
+        respond(Response(200, msgspec.json.encode(body)))
+
+    ask_all(call, wire.METRICS, done)
+
+
+@functools.cache
+def _document(version: str) -> bytes:
+    return msgspec.json.encode(openapi.document(version))
+
+
+def open_api(call: Call, respond: Respond) -> None:
+    respond(Response(200, _document(call.services.version)))

@@ -1,0 +1,73 @@
+"""Writing, reading and deleting records: all passed to the topic's shard, which reads the body."""
+
+from __future__ import annotations
+
+from router.call import (
+    FRAMES_TYPE,
+    LINES_TYPE,
+    Call,
+    ask_owner,
+    key_prefixes,
+)
+from router.exchange import Respond
+from router.query import decode_cursor, flag, number, optional_flag, parse_query
+from topics import wire
+
+
+def write(call: Call, respond: Respond) -> None:
+    request, key = call.request, call.key
+    pairs = parse_query(request.query) if request.query else {}
+    flags = 0 if flag(pairs, "return_seqs", True) else wire.NO_SEQS
+    args = None
+    if key is not None:
+        if "admin" not in key.scopes:
+            flags |= wire.NO_ADMIN
+        if key.prefixes:
+            args = wire.Args(prefixes=list(key.prefixes))
+    if request.idempotency_key:
+        args = args or wire.Args()
+        args.idempotency_key = request.idempotency_key.decode("utf-8", "replace")
+    if request.content_type[: len(LINES_TYPE)].lower() != LINES_TYPE:
+        ask_owner(call, wire.WRITE, respond, flags, args)
+        return
+    args = args or wire.Args()
+    args.node = pairs.get("node")
+    args.create = optional_flag(pairs, "create")
+    ask_owner(call, wire.WRITE_LINES, respond, flags, args)
+
+
+def diff(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.DIFF_FRAMES if FRAMES_TYPE in call.request.accept else wire.DIFF, respond)
+
+
+def delete(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.DELETE, respond)
+
+
+def last(call: Call, respond: Respond) -> None:
+    pairs = parse_query(call.request.query)
+    args = wire.Args(
+        tag=pairs.get("tag"),
+        subject=pairs.get("subject"),
+        each=flag(pairs, "each", False),
+        after=decode_cursor(pairs.get("cursor", "")),
+        page_size=page_size(pairs),
+    )
+    ask_owner(call, wire.LAST_BY_TAG, respond, 0, args)
+
+
+def tags(call: Call, respond: Respond) -> None:
+    pairs = parse_query(call.request.query)
+    args = wire.Args(
+        prefix=pairs.get("prefix", ""),
+        after=decode_cursor(pairs.get("cursor", "")),
+        page_size=page_size(pairs),
+    )
+    ask_owner(call, wire.COUNT_BY_TAG, respond, 0, args)
+
+
+def page_size(pairs: dict[str, str]) -> int:
+    return min(max(number(pairs, "page_size", 100), 1), 1000)
+
+
+__all__ = ["delete", "diff", "key_prefixes", "last", "page_size", "tags", "write"]

@@ -1,0 +1,513 @@
+"""One client connection: hot requests are served straight from the received bytes, all others by aiohttp.
+
+A connection is always in one of five states.
+
+    idle      nothing is open; the next request is looked at
+    fast      a plain hot request is with its shard; further input waits in the buffer
+    slow      aiohttp has one request, whose end is known; input beyond it waits in the buffer
+    handed    HTTP/2 has the connection for good
+    closing   the last answer is written; what still comes is thrown away
+
+aiohttp is given exactly one request at a time and its answer is waited for, so answers cannot swap, whichever way each
+of them was made. A request is plain when it is complete, has one sane Content-Length and no header but those of
+`_PLAIN`; whatever is not plain goes to aiohttp, once `router.framing` has found nothing ambiguous in it. While a client
+does not take its answers, no further request of it is begun: one answer is the most that waits in a transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING, cast
+
+from router.call import error_response
+from router.exchange import Request, Response
+from router.framing import HEAD_BYTES_MAX, HOST, Chunks, Refused, read_frame
+from router.http1 import render_head
+from router.http2 import Http2Connection
+
+if TYPE_CHECKING:
+    from router.aiohttp_server import AiohttpConnection
+    from router.server import Server
+
+logger = logging.getLogger("topics.front")
+
+FAST_BODY_MAX = 1 << 20  # a larger body streams through aiohttp, which holds back a fast sender
+READ_AHEAD_MAX = 256 * 1024  # input that waits behind an open request
+JOIN_MAX = 64 * 1024  # a body up to this size leaves in one write with its head
+BYTES_PER_S_MIN = 16 * 1024  # a slower sender or reader is not waited for
+HOLD_FROM = (
+    64 * 1024
+)  # an unfinished fast request of this size counts among the bodies that are being received
+LINGER_US = 2_000_000
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_REQUEST = re.compile(
+    rb"POST (/v0/topics/[A-Za-z0-9][A-Za-z0-9._:-]{0,254}(?:/diff)?)(?:\?([A-Za-z0-9_=&.-]*))? HTTP/1\.1\r\n"
+    rb"((?:[A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+)\r\n"
+)
+_HEADER = re.compile(rb"([^:]+):[ \t]*([^\r\n]*?)[ \t]*\r\n")
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+_PLAIN = {
+    b"host": "host",
+    b"user-agent": "",
+    b"content-length": "content_length",
+    b"content-type": "content_type",
+    b"accept": "accept",
+    b"accept-encoding": "accept_encoding",
+    b"accept-language": "",
+    b"authorization": "authorization",
+    b"cache-control": "",
+    b"connection": "connection",
+    b"idempotency-key": "idempotency_key",
+    b"origin": "",
+    b"priority": "",
+    b"referer": "",
+    b"traceparent": "",
+    b"tracestate": "",
+    b"x-request-id": "",
+}
+IDLE, FAST, SLOW, HANDED, CLOSING = "idle", "fast", "slow", "handed", "closing"
+
+
+class PlainHead:
+    """The head of a plain request: what the gate needs of it, and how long head and body are."""
+
+    __slots__ = ("body_len", "end", "fields", "head_len", "path", "query")
+
+    def __init__(
+        self, path: bytes, query: bytes, fields: dict[str, bytes], head_len: int, body_len: int
+    ) -> None:
+        self.path, self.query, self.fields = path, query, fields
+        self.head_len, self.body_len, self.end = head_len, body_len, head_len + body_len
+
+    def request(self, body: bytes, received_us: int) -> Request:
+        return Request(b"POST", self.path, self.query, received_us, body, **self.fields)
+
+
+def read_plain_head(data: bytes) -> PlainHead | None:
+    """The head, if the request at the beginning of `data` is a plain one and its head is complete."""
+    found = _REQUEST.match(data, 0, HEAD_BYTES_MAX)
+    if found is None:
+        return None
+    path, query, block = found.groups()
+    fields: dict[str, bytes] = {}
+    seen: set[bytes] = set()
+    for name, value in _HEADER.findall(block):
+        name = name.lower()
+        field = _PLAIN.get(name)
+        if field is None or name in seen:
+            return None
+        seen.add(name)
+        if field:
+            fields[field] = value
+    length = fields.pop("content_length", b"")
+    if not _LENGTH.fullmatch(length):
+        return None
+    host = fields.pop("host", None)
+    if host is None or not HOST.fullmatch(host):
+        return None
+    if fields.pop("connection", b"keep-alive").lower() != b"keep-alive":
+        return None
+    return PlainHead(path, query or b"", fields, found.end(), int(length))
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_advancing",
+        "_aiohttp",
+        "_arrived",
+        "_buffer",
+        "_chunks",
+        "_ended",
+        "_fresh",
+        "_held",
+        "_http2",
+        "_paused",
+        "_plain",
+        "_server",
+        "_slow_left",
+        "_stalled_bytes",
+        "_stalled_max",
+        "_stalled_us",
+        "active_us",
+        "began_us",
+        "state",
+        "transport",
+    )
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.transport: asyncio.Transport | None = None
+        self.state = IDLE
+        self._buffer: bytes | bytearray = b""
+        self._plain: PlainHead | None = None  # of the request that is still arriving
+        self._aiohttp: AiohttpConnection | None = None
+        self._http2: Http2Connection | None = None
+        self._slow_left = 0  # bytes of aiohttp's request that have not come yet
+        self._chunks: Chunks | None = None  # in place of that, for a body that does not say its length
+        self._arrived = 0  # bytes of aiohttp's request that have come
+        self._stalled_us = 0  # since when the client has not taken what was written; 0: it does
+        self._stalled_bytes = 0
+        self._stalled_max = 0
+        self._held = 0
+        self._paused = False  # we do not read
+        self._advancing = False
+        self._fresh = True  # nothing has come yet but a part of one request
+        self._ended = False  # the client sends nothing more
+        self.active_us = 0
+        self.began_us = 0  # when the request that is still arriving began; 0: none is
+
+    # -- the transport's calls -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own are no subclass of it
+        self.active_us = self._server.now_us()
+        self._server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._server.connections.discard(self)
+        self._stalled_us = 0
+        self._set_stalled(0)
+        self._clear_input()
+        if self._aiohttp is not None:
+            self._aiohttp.connection_lost(exc)
+            self._aiohttp = None
+        if self._http2 is not None:
+            self._http2.connection_lost()
+            self._http2 = None
+
+    def eof_received(self) -> bool:
+        """A client that has sent all may still wait for its answers: it is for us to close."""
+        self._ended = True
+        if self._http2 is not None:
+            self._http2.drain()  # it closes when the last stream is answered
+        elif self.state is CLOSING or self._is_receiving or not self._is_blocked:
+            self._shut()
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        if self.state is CLOSING:
+            return
+        self.active_us = self._server.now_us()
+        if self._http2 is not None:
+            self._http2.data_received(data)
+            return
+        if self.state is SLOW and self._is_receiving:
+            try:
+                data = self._feed_slow(data)
+            except Refused as refusal:
+                self._refuse(error_response(refusal.code, str(refusal)))
+                return
+        if self._buffer:
+            self._buffer += data
+        else:
+            self._buffer = data
+        if self._plain is not None and len(self._buffer) < self._plain.end:
+            self._settle()
+        else:
+            self._advance()
+
+    def pause_writing(self) -> None:
+        self._stalled_us = self.active_us = self._server.now_us()
+        self._stalled_max = 0
+        self._look_at_stalled()
+        if self._http2 is not None:
+            self._http2.pause_writing()
+        if self._aiohttp is not None:
+            self._aiohttp.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stalled_us = 0
+        self._set_stalled(0)
+        self.active_us = self._server.now_us()
+        if self._http2 is not None:
+            self._http2.resume_writing()
+            return
+        if self._aiohttp is not None:
+            self._aiohttp.resume_writing()
+        if self.state is IDLE:
+            self._advance()
+
+    def _look_at_stalled(self) -> None:
+        assert self.transport is not None
+        size = self.transport.get_write_buffer_size()
+        self._stalled_max = max(self._stalled_max, size)
+        self._set_stalled(size)
+
+    def _set_stalled(self, size: int) -> None:
+        self._server.stalled_bytes += size - self._stalled_bytes
+        self._stalled_bytes = size
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    @property
+    def _is_blocked(self) -> bool:
+        """No request may be begun: one is open, or the answers before it are not taken."""
+        return self.state is not IDLE or self._stalled_us != 0
+
+    @property
+    def _is_receiving(self) -> bool:
+        """aiohttp has a request that is not complete."""
+        return self._slow_left != 0 or self._chunks is not None
+
+    def _advance(self) -> None:
+        """Take requests from the buffer until one is open or the rest is not enough for another."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._buffer and self.state is IDLE and not self._stalled_us and self.transport is not None:
+                if not self._take_one():
+                    break
+        except Refused as refusal:
+            self._refuse(error_response(refusal.code, str(refusal)))
+        finally:
+            self._advancing = False
+        if self.transport is not None:
+            self._settle()
+
+    def _settle(self) -> None:
+        """No request can be taken now: see to what is waited for."""
+        assert self.transport is not None
+        size = len(self._buffer)
+        blocked = self._is_blocked
+        if blocked and size > READ_AHEAD_MAX:
+            self.transport.pause_reading()  # again, maybe: aiohttp resumes it for reasons of its own
+            self._paused = True
+        elif self._paused:
+            self.transport.resume_reading()
+            self._paused = False
+        if blocked:
+            return
+        if self._ended:
+            self._shut()
+            return
+        self.began_us = (self.began_us or self.active_us) if size else 0
+        if (size >= HOLD_FROM or self._held) and not self._hold(size):
+            detail: dict[str, object] = {"limit": "bodies"}
+            self._refuse(error_response("throttled", "too many bodies are being received", detail))
+
+    def _hold(self, size: int) -> bool:
+        more = size - self._held
+        if more > 0 and not self._server.receiving.take(more):
+            return False
+        if more < 0:
+            self._server.receiving.give(-more)
+        self._held = size
+        return True
+
+    def _take_one(self) -> bool:
+        if self._plain is None and self._buffer[:1] == b"\r":
+            self._skip_blank_lines()
+        data = cast(bytes, self._buffer)
+        if not self._server.fast_path:
+            return self._take_slow(data)
+        plain = self._plain or read_plain_head(data)
+        if plain is None or plain.body_len > FAST_BODY_MAX:
+            return self._take_slow(data)
+        if len(data) < plain.end:
+            self._plain = plain  # its head need not be read again
+            self._buffer = bytearray(data)  # many small parts are not copied again and again
+            return False
+        if self._plain is not None:
+            data = bytes(data)
+        self._plain = None
+        self._buffer = data[plain.end :]
+        self.state = FAST
+        self.began_us = 0
+        self._fresh = False
+        if self._held:
+            self._hold(0)
+        self._server.fast_requests += 1
+        self._handle(plain.request(data[plain.head_len : plain.end], self.active_us))
+        return True
+
+    def _skip_blank_lines(self) -> None:
+        """Some clients end a body with a line of its own; RFC 9112, 2.2."""
+        at = 0
+        while self._buffer[at : at + 2] == b"\r\n":
+            at += 2
+        self._buffer = self._buffer[at:]
+
+    def _handle(self, request: Request) -> None:
+        try:
+            self._server.gate.handle(request, self._answer_fast)
+        except Exception:
+            logger.exception("a request failed")
+            if self.state is FAST:
+                self._answer_fast(error_response("internal", "the request failed; the server's log says why"))
+
+    def _answer_fast(self, response: Response) -> None:
+        if self.transport is None or self.state is not FAST:
+            return
+        keep_alive = not self._server.draining
+        self._write(response, keep_alive)
+        self._done(keep_alive)
+
+    def _write(
+        self, response: Response, keep_alive: bool, *, old_client: bool = False, with_body: bool = True
+    ) -> None:
+        transport = self.transport
+        assert transport is not None
+        head = render_head(response, keep_alive=keep_alive, old_client=old_client)
+        body = response.body
+        if not with_body or not len(body):
+            transport.write(head)
+        elif len(body) <= JOIN_MAX:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
+        if self._stalled_us:
+            self._look_at_stalled()
+
+    def _done(self, keep_alive: bool) -> None:
+        """The open request is answered."""
+        if not keep_alive:
+            self._hang_up()
+            return
+        self.state = IDLE
+        self.active_us = self._server.now_us()
+        self._advance()
+
+    def _refuse(self, response: Response) -> None:
+        """Answer what is not read to its end; after that nobody knows where the next request begins."""
+        self._write(response, False)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close so that the answer arrives: a socket closed on unread input makes the peer lose it."""
+        assert self.transport is not None
+        self.state = CLOSING
+        self.active_us = self._server.now_us()
+        self._clear_input()
+        if self._aiohttp is not None:
+            self._aiohttp.leave()
+            self._aiohttp = None
+        if self._ended:
+            self._shut()
+            return
+        self.transport.write_eof()
+        self.transport.resume_reading()
+
+    def _shut(self) -> None:
+        """Close once all is written. The state keeps anything more from being begun or written."""
+        assert self.transport is not None
+        self.state = CLOSING
+        self._clear_input()
+        self.transport.close()
+
+    def _clear_input(self) -> None:
+        self._buffer = b""
+        self._plain = self._chunks = None
+        self._slow_left = self.began_us = 0
+        self._hold(0)
+
+    # -- the other ways ------------------------------------------------------------------------------------
+
+    def _take_slow(self, data: bytes) -> bool:
+        """Give the next request to aiohttp; False when too little of it is here to tell where it ends."""
+        if self._fresh and data.startswith(b"PRI") and _PREFACE.startswith(data[: len(_PREFACE)]):
+            if len(data) < len(_PREFACE):
+                return False
+            self._hand_to_http2(data)
+            return True
+        frame = read_frame(data)
+        if frame is None:
+            return False
+        self._fresh = False
+        self._server.slow_requests += 1
+        self.state = SLOW
+        self._arrived = 0
+        self._buffer = b""
+        if frame.chunked:
+            self._chunks = Chunks()
+        self._slow_left = frame.body_len
+        self._aiohttp_connection().data_received(data[: frame.head_len])
+        self._buffer = self._feed_slow(data[frame.head_len :])
+        return True
+
+    def _feed_slow(self, data: bytes) -> bytes:
+        """Pass on what belongs to the body of aiohttp's request; returns what comes after it."""
+        if self._chunks is not None:
+            part, rest = self._chunks.feed(data)
+            if self._chunks.done:
+                self._chunks = None
+        else:
+            part, rest = data[: self._slow_left], data[self._slow_left :]
+            self._slow_left -= len(part)
+        self._arrived += len(data) - len(rest)
+        self.began_us = (self.began_us or self.active_us) if self._is_receiving else 0
+        if part:
+            assert self._aiohttp is not None
+            self._aiohttp.data_received(part)
+        return rest
+
+    def answer_slow(self, response: Response, keep_alive: bool, *, old_client: bool, with_body: bool) -> bool:
+        """aiohttp's request is answered; returns whether the connection stays."""
+        if self.transport is None or self.state is not SLOW:
+            return False
+        # What is answered before it is complete has no end that we know of.
+        keep_alive = keep_alive and not self._server.draining and not self._is_receiving
+        self._write(response, keep_alive, old_client=old_client, with_body=with_body)
+        self._done(keep_alive)
+        return keep_alive
+
+    def slow_ended(self) -> None:
+        """aiohttp has written an answer of its own, which ends with the connection."""
+        if self.transport is not None and self.state is SLOW:
+            self._hang_up()
+
+    def _aiohttp_connection(self) -> AiohttpConnection:
+        if self._aiohttp is None:
+            assert self.transport is not None
+            self._aiohttp = self._server.new_aiohttp_connection(self)
+            self._aiohttp.connection_made(self.transport)
+        return self._aiohttp
+
+    def _hand_to_http2(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.state = HANDED
+        self._clear_input()
+        self._http2 = self._server.new_http2_connection(self.transport)
+        self._http2.data_received(data)
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def sweep(self, now_us: int, *, idle_us: int, request_us: int) -> None:
+        """Close what has been silent, or busy with one request or answer, for too long."""
+        transport = self.transport
+        if transport is None:
+            return
+        silent_us = now_us - self.active_us
+        if self._stalled_us and self._is_unread(now_us, request_us):
+            transport.abort()
+        elif self._http2 is not None:
+            self._http2.sweep(now_us - request_us)
+            if not self._http2.busy and silent_us > idle_us:
+                transport.close()
+        elif self.state is CLOSING:
+            if silent_us > LINGER_US:
+                self._shut()
+        elif self.began_us:
+            arrived = len(self._buffer) if self.state is IDLE else self._arrived
+            if now_us - self.began_us > request_us + arrived * 1_000_000 // BYTES_PER_S_MIN:
+                self._refuse(error_response("request_timeout", "the request did not arrive in time"))
+        elif not self._is_blocked and silent_us > idle_us:
+            self._shut()
+
+    def _is_unread(self, now_us: int, request_us: int) -> bool:
+        """The client takes its answer too slowly, or not at all."""
+        self._look_at_stalled()
+        taken = self._stalled_max - self._stalled_bytes
+        return now_us - self._stalled_us > request_us + taken * 1_000_000 // BYTES_PER_S_MIN
+
+    def drain(self) -> None:
+        """The server stops: nothing new is begun here."""
+        if self._http2 is not None:
+            self._http2.drain()
+        elif self.state is IDLE and self.transport is not None:
+            self._shut()

@@ -1,0 +1,199 @@
+"""The front's bookkeeping: which shard a request belongs to, what is on its way, and when to refuse. Pure.
+
+Events in: `send` (a request for a shard), `receive` (a message from one), `worker_up`, `worker_down`, `expire`. What comes
+out are messages (`take_messages`) and calls of the `on_reply` that came with a request: exactly one each, with the
+shard's answer or with the front's own. No socket and no clock in here, so that a simulation can drive it.
+
+Bounds, per shard: requests on their way (PENDING_MAX) and their bytes (CREDIT_BYTES). Beyond them a request is refused
+with 429; nothing queues without a limit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from topics import wire
+from topics.http_errors import STATUS, error_body, error_head
+
+logger = logging.getLogger("topics.front")
+
+PENDING_MAX = 65_536
+CREDIT_BYTES = 128 << 20
+REQUEST_COST = 256  # what an entry takes beside its body
+
+# A shard that has not begun a request by then refuses it; a long poll may take 30 s from there.
+BUDGET_MS = 30_000
+GIVE_UP_US = 65_000_000
+
+OnReply: TypeAlias = Callable[[wire.Reply], None]
+Message: TypeAlias = tuple[int, list[wire.Buffer]]  # shard, parts
+
+
+@dataclass(slots=True)
+class Pending:
+    op: int
+    cost: int
+    received_us: int
+    on_reply: OnReply
+
+
+class Link:
+    """One shard as the front sees it: a living incarnation or none, what waits to be sent, what waits for an answer."""
+
+    __slots__ = ("apart", "cost", "head", "incarnation", "outbox", "pending")
+
+    def __init__(self) -> None:
+        self.incarnation: int | None = None
+        self.head = b""
+        self.outbox: list[bytes] = []
+        self.apart: list[list[wire.Buffer]] = []
+        self.pending: dict[int, Pending] = {}
+        self.cost = 0
+
+
+def refusal(code: str, message: str, detail: dict[str, object] | None = None) -> wire.Reply:
+    status = STATUS[code]
+    return wire.Reply(0, status, wire.JSON, error_head(status), error_body(code, message, detail))
+
+
+class FrontCore:
+    def __init__(self, shards: int, on_send: Callable[[], None] = lambda: None) -> None:
+        self.links = [Link() for _ in range(shards)]
+        self.refused_full = 0
+        self._next_id = 0
+        self._on_send = on_send  # something waits to be sent
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        shard: int,
+        op: int,
+        flags: int,
+        topic: bytes,
+        args: bytes,
+        body: wire.Buffer,
+        received_us: int,
+        on_reply: OnReply,
+    ) -> None:
+        link = self.links[shard]
+        if link.incarnation is None:
+            detail: dict[str, object] = {"shard": shard, "replay_progress": 0.0}
+            on_reply(refusal("not_ready", "this topic's shard is starting; try again shortly", detail))
+            return
+        size = len(body)
+        cost = size + REQUEST_COST
+        pending = link.pending
+        if pending and (len(pending) >= PENDING_MAX or link.cost + cost > CREDIT_BYTES):
+            self.refused_full += 1
+            on_reply(refusal("throttled", "this topic's shard has too much work waiting", {"limit": "queue"}))
+            return
+        self._next_id = number = self._next_id + 1
+        pending[number] = Pending(op, cost, received_us, on_reply)
+        link.cost += cost
+        if size >= wire.BODY_APART:
+            self._join(link)  # what came before goes before
+            head = wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, wire.FOLLOWS)
+            link.apart.append([link.head + head, body])
+        else:
+            link.outbox.append(
+                wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, size)
+            )
+            if size:
+                link.outbox.append(body)  # type: ignore[arg-type]
+        self._on_send()
+
+    @staticmethod
+    def _join(link: Link) -> None:
+        if link.outbox:
+            link.apart.append([b"".join([link.head, *link.outbox])])
+            link.outbox = []
+
+    def take_messages(self) -> list[Message]:
+        """What waits, one message a shard unless bodies are large."""
+        messages: list[Message] = []
+        for shard, link in enumerate(self.links):
+            if link.outbox:
+                self._join(link)
+            if link.apart:
+                messages += [(shard, parts) for parts in link.apart]
+                link.apart = []
+        return messages
+
+    # -- replies -------------------------------------------------------------------------------------------
+
+    def receive(self, shard: int, message: bytes, apart: wire.Buffer | None = None) -> None:
+        link = self.links[shard]
+        if wire.read_message_head(message) != link.incarnation:
+            return
+        pending = link.pending
+        for reply in wire.read_replies(message, apart):
+            entry = pending.pop(reply.id, None)
+            if entry is not None:  # else it was given up
+                link.cost -= entry.cost
+                try:  # as _answer does, without the call: this is the hot path
+                    entry.on_reply(reply)
+                except Exception:
+                    logger.exception("an answer could not be passed on")
+
+    # -- lives and deaths ----------------------------------------------------------------------------------
+
+    def worker_up(self, shard: int, incarnation: int) -> None:
+        link = self.links[shard]
+        assert link.incarnation is None, "the worker before it was never reported down"
+        link.incarnation = incarnation
+        link.head = wire.message_head(incarnation)
+
+    def worker_down(self, shard: int) -> None:
+        """Everything on its way to it is answered: what it may have done is not known."""
+        link = self.links[shard]
+        link.incarnation = None
+        link.outbox, link.apart = [], []
+        pending, link.pending = link.pending, {}
+        link.cost = 0
+        for entry in pending.values():
+            _answer(entry, _lost(entry.op, "this topic's shard stopped while it had the request"))
+
+    def expire(self, now_us: int) -> None:
+        """Give up what has waited longer than any request may. Entries are in the order of their sending."""
+        for link in self.links:
+            while link.pending:
+                number, entry = next(iter(link.pending.items()))
+                if now_us - entry.received_us < GIVE_UP_US:
+                    break
+                del link.pending[number]
+                link.cost -= entry.cost
+                _answer(entry, _lost(entry.op, "this topic's shard did not answer in time"))
+
+    def end_reads(self, before_us: int) -> None:
+        """The server stops: long polls are not waited for."""
+        for link in self.links:
+            for number, entry in list(link.pending.items()):
+                if entry.op in (wire.DIFF, wire.DIFF_FRAMES) and entry.received_us <= before_us:
+                    del link.pending[number]
+                    link.cost -= entry.cost
+                    _answer(
+                        entry,
+                        refusal("shutting_down", "the server is stopping; read again after it is back"),
+                    )
+
+    @property
+    def in_flight(self) -> int:
+        return sum(len(link.pending) for link in self.links)
+
+
+def _answer(entry: Pending, reply: wire.Reply) -> None:
+    try:
+        entry.on_reply(reply)
+    except Exception:  # or all that come after it in the message, and were acked, would never be answered
+        logger.exception("an answer could not be passed on")
+
+
+def _lost(op: int, message: str) -> wire.Reply:
+    if op in wire.CHANGES:
+        text = f"{message}; it may or may not have been carried out"
+        return refusal("not_ready", text, {"outcome": "unknown"})
+    return refusal("not_ready", f"{message}; try again shortly")

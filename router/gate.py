@@ -1,0 +1,293 @@
+"""The one way in: who asks, may they, what do they ask, and is the body what that takes.
+
+    screen(request)            from the head alone, so that a refused body is never read
+    handle(request, respond)   with the body
+
+Order, as the contract has it: key (401) → in-flight cap (429) → scope (403) → prefix of the name in the path (403) → routing (404,
+405) → media type (415) → size (413) → the endpoint. A known path with a wrong method needs no scope.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import unquote_to_bytes
+
+from router.call import JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
+from router.endpoints import health, records, topics
+from router.exchange import Body, Request, Respond, Response
+from topics.api_keys import ApiKey, find_key
+from topics.engine.errors import TopicsError
+from topics.http_errors import error_head, error_parts
+
+logger = logging.getLogger("topics.front")
+
+GZIP_FROM = 8 * 1024  # bytes; below it compressing costs more than it saves
+SLOW_READERS_BYTES_MAX = 256 << 20  # of answers that clients have not taken yet; then reads are refused
+
+# Runs work on another thread and hands its result back on the loop: packing and unpacking block for long.
+Offload: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    endpoint: Endpoint
+    scope: str = ""  # none: any key will do
+    takes: tuple[bytes, ...] = ()  # media types of the body; none: it is ignored
+    empty_ok: bool = False
+    is_probe: bool = False  # answered always, and without a key
+    is_read: bool = False  # its answer may be large
+
+
+_FIXED: dict[bytes, dict[bytes, Route]] = {
+    b"/v0/topics": {b"GET": Route(topics.list_all, "read", is_read=True)},
+    b"/v0/metrics": {b"GET": Route(health.metrics, "read")},
+    b"/v0/openapi.json": {b"GET": Route(health.open_api)},
+    b"/v0/health": {b"GET": Route(health.health, is_probe=True)},
+    b"/healthz": {b"GET": Route(health.health, is_probe=True)},
+    b"/v0/ready": {b"GET": Route(health.ready, is_probe=True)},
+    b"/readyz": {b"GET": Route(health.ready, is_probe=True)},
+}
+_TOPIC: dict[bytes, dict[bytes, Route]] = {
+    b"": {
+        b"PUT": Route(topics.put, "admin", (JSON_TYPE,), empty_ok=True),
+        b"GET": Route(topics.get, "read"),
+        b"DELETE": Route(topics.drop, "delete"),
+        b"POST": Route(records.write, "write", (JSON_TYPE, LINES_TYPE)),
+    },
+    b"diff": {b"POST": Route(records.diff, "read", (JSON_TYPE,), empty_ok=True, is_read=True)},
+    b"delete": {b"POST": Route(records.delete, "delete", (JSON_TYPE,))},
+    b"tags": {b"GET": Route(records.tags, "read", is_read=True)},
+    b"last": {b"GET": Route(records.last, "read", is_read=True)},
+}
+_TOPICS = b"/v0/topics/"
+_ALWAYS = (health.health, health.ready, health.metrics)  # also while the server stops
+
+
+class Gate:
+    def __init__(
+        self, services: Services, keys: list[ApiKey], buffered_bytes: Callable[[], int], offload: Offload
+    ) -> None:
+        self._services = services
+        self._keys = keys
+        self._buffered_bytes = buffered_bytes
+        self._offload = offload
+        self._in_flight: dict[bytes, int] = {}  # requests by key
+        self.open = 0  # requests that wait for their answer
+
+    def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
+        """What can be refused before the body is read."""
+        found = self._admit(request)
+        if isinstance(found, Response):
+            return found
+        route, _ = found
+        if route.takes and not (declared_bytes == 0 and route.empty_ok):
+            refused = self._check_media(request, route)
+            if refused is not None and not (declared_bytes is None and route.empty_ok):
+                return refused
+        if declared_bytes is not None and declared_bytes > self._services.settings.max_body_bytes:
+            return self.too_large()
+        return None
+
+    def handle(self, request: Request, respond: Respond) -> None:
+        found = self._admit(request)
+        if isinstance(found, Response):
+            respond(found)
+            return
+        route, call = found
+        self.open += 1
+        respond = self._closing(call.key, respond)
+        if route.takes and (len(request.body) or not route.empty_ok):
+            refused = self._check_media(request, route)
+            if refused is None and request.content_encoding:
+                self._unpack(route, call, respond)
+                return
+            if refused is None and len(request.body) > self._services.settings.max_body_bytes:
+                refused = self.too_large()
+            if refused is not None:
+                respond(refused)
+                return
+        self._run(route, call, respond)
+
+    def _run(self, route: Route, call: Call, respond: Respond) -> None:
+        accepted = call.request.accept_encoding
+        if accepted and wants_gzip(accepted):
+            respond = self._gzipped(respond)
+        try:
+            route.endpoint(call, respond)
+        except TopicsError as error:
+            status, body = error_parts(error)
+            respond(Response(status, body, JSON_TYPE, error_head(status)))
+        except Exception:
+            logger.exception("a request failed")
+            respond(error_response("internal", "the request failed; the server's log says why"))
+
+    # -- who and where -------------------------------------------------------------------------------------
+
+    def _admit(self, request: Request) -> Response | tuple[Route, Call]:
+        path, method = request.path, request.method
+        if method == b"HEAD":
+            method = b"GET"
+        sub, topic = None, b""
+        if path.startswith(_TOPICS):
+            name, _, sub = path[len(_TOPICS) :].partition(b"/")
+            topic = unquote_to_bytes(name) if b"%" in name else name
+            # A name is one segment, and `/v0/topics/x/` is no other spelling of `/v0/topics/x`.
+            known = name and (sub or not path.endswith(b"/"))
+            methods = _TOPIC.get(sub) if known else None
+        else:
+            methods = _FIXED.get(path)
+        route = methods.get(method) if methods is not None else None
+        key: ApiKey | None = None
+        if self._keys:
+            checked = self._check_key(request, route, topic, sub if methods is None else None)
+            if isinstance(checked, Response):
+                return checked
+            key = checked
+        if route is None:
+            return _no_route(request, methods)
+        services = self._services
+        if services.draining and route.endpoint not in _ALWAYS:
+            return error_response("shutting_down", "the server is stopping; try again after it is back")
+        if route.is_read and self._buffered_bytes() > SLOW_READERS_BYTES_MAX:
+            return error_response(
+                "throttled", "too many answers wait for slow readers", {"limit": "buffered"}
+            )
+        return route, Call(request, topic, key, services)
+
+    def _check_key(
+        self, request: Request, route: Route | None, topic: bytes, unknown_sub: bytes | None
+    ) -> Response | ApiKey | None:
+        if route is not None and route.is_probe and not self._services.settings.probe_auth:
+            return None
+        key = self._find_key(request.authorization)
+        if key is None:
+            return error_response("unauthorized", "send Authorization: Bearer with a key of this server")
+        limit = self._services.settings.max_inflight_per_key
+        if limit and self._in_flight.get(key.digest, 0) >= limit:
+            return error_response(
+                "throttled",
+                "too many requests of this key at once",
+                {"limit": "max_inflight_per_key", "max": limit},
+            )
+        scope = route.scope if route is not None else "write" if unknown_sub else ""
+        if scope and scope not in key.scopes:
+            return error_response("forbidden", f"this key lacks the scope {scope}")
+        if topic and (scope or route is not None) and not key.covers(topic.decode("utf-8", "replace")):
+            return error_response("forbidden", "this key may not use that name")
+        return key
+
+    def _find_key(self, authorization: bytes) -> ApiKey | None:
+        if not authorization.startswith(b"Bearer "):
+            return None
+        return find_key(self._keys, authorization[7:].decode("utf-8", "replace").strip())
+
+    # -- bodies --------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _check_media(request: Request, route: Route) -> Response | None:
+        if request.content_type.lower().startswith(route.takes):
+            return None
+        wanted = " or ".join(kind.decode() for kind in route.takes)
+        return error_response("unsupported_media_type", f"send the body as {wanted}")
+
+    def _unpack(self, route: Route, call: Call, respond: Respond) -> None:
+        request, bytes_max = call.request, self._services.settings.max_body_bytes
+        encoding = request.content_encoding.strip().lower()
+        if encoding not in (b"gzip", b"identity"):
+            respond(error_response("unsupported_media_type", "the only Content-Encoding taken is gzip"))
+            return
+
+        def unpacked(body: Body | None) -> None:
+            if body is None:
+                respond(error_response("invalid_request", "the body is not what gzip makes"))
+            elif len(body) > bytes_max:
+                respond(self.too_large())
+            else:
+                request.body = body
+                self._run(route, call, respond)
+
+        if encoding == b"gzip":
+            packed = request.body
+            self._offload(lambda: gunzip(packed, bytes_max), unpacked)
+        else:
+            unpacked(request.body)
+
+    def too_large(self) -> Response:
+        limit = self._services.settings.max_body_bytes
+        return error_response(
+            "payload_too_large", f"a body has at most {limit} bytes; send smaller batches", {"max": limit}
+        )
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    def _closing(self, key: ApiKey | None, respond: Respond) -> Respond:
+        """Give the places back that a request takes, when it is answered."""
+        if key is not None:
+            self._in_flight[key.digest] = self._in_flight.get(key.digest, 0) + 1
+
+        def closed(response: Response) -> None:
+            self.open -= 1
+            if key is not None:
+                left = self._in_flight[key.digest] - 1
+                if left:
+                    self._in_flight[key.digest] = left
+                else:
+                    del self._in_flight[key.digest]
+            respond(response)
+
+        return closed
+
+    def _gzipped(self, respond: Respond) -> Respond:
+        def answer(response: Response) -> None:
+            if len(response.body) < GZIP_FROM or response.content_type != JSON_TYPE:
+                respond(response)
+                return
+
+            def packed(body: bytes) -> None:
+                response.body = body
+                response.head += b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n"
+                respond(response)
+
+            body = response.body
+            self._offload(lambda: zlib.compress(body, 1, 31), packed)
+
+        return answer
+
+
+def _no_route(request: Request, methods: dict[bytes, Route] | None) -> Response:
+    if methods is None:
+        return error_response("not_found", "there is nothing at this path")
+    allowed = [*methods, *([b"HEAD"] if b"GET" in methods else []), b"OPTIONS"]
+    allow = b"Allow: %b\r\n" % b", ".join(allowed)
+    if request.method == b"OPTIONS":
+        return Response(204, b"", b"", allow)
+    response = error_response("method_not_allowed", "this path does not know that method")
+    response.head += allow
+    return response
+
+
+def wants_gzip(accept_encoding: bytes) -> bool:
+    """Whether the header lists gzip, and not with the weight of 0 that means "anything but this"."""
+    if b"gzip" not in accept_encoding.lower():
+        return False
+    for part in accept_encoding.lower().split(b","):
+        coding, _, weight = part.replace(b" ", b"").partition(b";")
+        if coding == b"gzip":
+            return not weight.startswith(b"q=0") or bool(weight[3:].strip(b".0"))
+    return False
+
+
+def gunzip(body: Body, bytes_max: int) -> bytes | None:
+    """The decoded body, one byte longer than allowed at most; None when it is not gzip, or not all of it."""
+    unzip = zlib.decompressobj(31)
+    try:
+        decoded = unzip.decompress(body, bytes_max + 1)
+    except zlib.error:
+        return None
+    if len(decoded) <= bytes_max and (not unzip.eof or unzip.unused_data):
+        return None
+    return decoded

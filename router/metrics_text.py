@@ -1,0 +1,169 @@
+"""The shards' reports as one: Prometheus text and JSON."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from topics.reports import FSYNC_BUCKETS_US, TOPIC_ROWS_MAX, ShardReport, TopicRow
+
+CLASSES = ("ephemeral", "memory", "disk", "fsync")
+
+
+@dataclass(slots=True)
+class Totals:
+    """All shards together. `missing` shards are down: what they hold is not in the figures."""
+
+    reports: list[ShardReport]
+    shards: int
+    uptime_ms: int
+    refused_full: int
+
+    @property
+    def ready(self) -> bool:
+        return len(self.reports) == self.shards and all(report.progress >= 1.0 for report in self.reports)
+
+    @property
+    def progress(self) -> float:
+        return sum(report.progress for report in self.reports) / self.shards
+
+    def total(self, field: str) -> int:
+        return sum(getattr(report, field) for report in self.reports)
+
+    def of_class(self, name: str) -> int:
+        return sum(report.topics_by_class.get(name, 0) for report in self.reports)
+
+    @property
+    def buckets(self) -> list[int]:
+        columns = zip(*(report.fsync_buckets for report in self.reports))
+        return [sum(column) for column in columns] or [0] * (len(FSYNC_BUCKETS_US) + 1)
+
+    @property
+    def topic_rows(self) -> list[TopicRow]:
+        rows = heapq.merge(*(report.topics for report in self.reports), key=lambda row: row.topic)
+        return list(rows)[:TOPIC_ROWS_MAX]
+
+
+def as_json(totals: Totals) -> dict[str, object]:
+    topics = totals.total("topic_count")
+    return {
+        "topics": topics,
+        **{f"topics_{name}": totals.of_class(name) for name in CLASSES},
+        "routers": 0,
+        "records_live": totals.total("records_live"),
+        "bytes_live": totals.total("bytes_live"),
+        "queue_topics": totals.total("queue_topics"),
+        "queue_leases_in_flight": 0,
+        "sse_connections": 0,
+        "watch_sessions": 0,
+        "ready": totals.ready,
+        "replay_progress": round(totals.progress, 4),
+        "uptime_ms": totals.uptime_ms,
+        "wal": {
+            "fsyncs": totals.total("fsyncs"),
+            "frames": totals.total("frames"),
+            "batches": totals.total("batches"),
+            "bytes_written": totals.total("bytes_written"),
+            "rotations": totals.total("rotations"),
+            "queue_depth": totals.total("queue_depth"),
+            "queue_depth_peak": max((r.queue_depth_peak for r in totals.reports), default=0),
+            "submit_full_total": totals.refused_full,
+            "read_only": any(report.read_only for report in totals.reports),
+            "fsync_count": sum(totals.buckets),
+            "fsync_micros_total": totals.total("fsync_micros_total"),
+        },
+    }
+
+
+def as_text(totals: Totals) -> bytes:
+    lines: list[str] = []
+    for name, kind, text, value in _plain(totals):
+        lines += _head(name, kind, text)
+        lines.append(f"{name} {value}")
+    lines += _head("topics_topics_by_class", "gauge", "Topics by durability class")
+    lines += [f'topics_topics_by_class{{class="{name}"}} {totals.of_class(name)}' for name in CLASSES]
+    lines += _topic_lines(totals)
+    lines += _histogram(totals)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
+    wal = totals.total
+    peak = max((report.queue_depth_peak for report in totals.reports), default=0)
+    truncated = int(totals.total("topic_count") > TOPIC_ROWS_MAX)
+    read_only = sum(report.read_only for report in totals.reports)
+    yield "topics_topics", "gauge", "Topics", totals.total("topic_count")
+    yield "topics_routers", "gauge", "Forwarding rules", 0
+    yield "topics_records_live", "gauge", "Live records", wal("records_live")
+    yield "topics_bytes_live", "gauge", "Bytes of live records", wal("bytes_live")
+    yield (
+        "topics_topic_metrics_truncated",
+        "gauge",
+        "1 when only some topics have rows of their own",
+        truncated,
+    )
+    yield "topics_queue_topics", "gauge", "Topics that are queues", wal("queue_topics")
+    yield "topics_queue_leases_in_flight", "gauge", "Leased jobs", 0
+    yield "topics_sse_connections", "gauge", "Open streams", 0
+    yield "topics_watch_sessions", "gauge", "Stored watch sessions", 0
+    yield "topics_ready", "gauge", "1 when every shard serves", int(totals.ready)
+    yield "topics_recovery_progress", "gauge", "Progress of recovery, 0 to 1", round(totals.progress, 4)
+    yield "topics_shards", "gauge", "Shards", totals.shards
+    yield "topics_shards_up", "gauge", "Shards that answer", len(totals.reports)
+    yield "topics_wal_queue_depth", "gauge", "Requests that wait", wal("queue_depth")
+    yield "topics_wal_queue_depth_peak", "gauge", "Most requests that waited at once", peak
+    yield "topics_wal_read_only", "gauge", "Shards that refuse writes until a restart", read_only
+    yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
+    yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
+    yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")
+    yield "topics_wal_fsyncs_total", "counter", "Syncs of the log", wal("fsyncs")
+    yield "topics_wal_bytes_written_total", "counter", "Bytes written to the log", wal("bytes_written")
+    yield "topics_wal_rotations_total", "counter", "Log files begun", wal("rotations")
+    yield (
+        "topics_wal_submit_full_total",
+        "counter",
+        "Requests refused because too many waited",
+        totals.refused_full,
+    )
+
+
+def _head(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def _topic_lines(totals: Totals) -> list[str]:
+    rows = totals.topic_rows
+    lines: list[str] = []
+    columns = (
+        ("head_seq", "head_seq", "Highest published seq"),
+        ("earliest_seq", "earliest_seq", "First live seq"),
+        ("records_live", "count", "Live records"),
+        ("bytes_live", "bytes", "Bytes of live records"),
+    )
+    for name, field, text in columns:
+        lines += _head(f"topics_topic_{name}", "gauge", text)
+        lines += [f'topics_topic_{name}{{topic="{_label(r.topic)}"}} {getattr(r, field)}' for r in rows]
+    queues = [row for row in rows if row.is_queue]
+    if queues:
+        lines += _head("topics_topic_queue_ready", "gauge", "Jobs that may be claimed")
+        lines += [f'topics_topic_queue_ready{{topic="{_label(r.topic)}"}} {r.count}' for r in queues]
+        lines += _head("topics_topic_queue_in_flight", "gauge", "Jobs that are leased")
+        lines += [f'topics_topic_queue_in_flight{{topic="{_label(r.topic)}"}} 0' for r in queues]
+    return lines
+
+
+def _histogram(totals: Totals) -> list[str]:
+    name = "topics_wal_fsync_latency_us"
+    lines = _head(name, "histogram", "Duration of a sync of the log, in microseconds")
+    running = 0
+    for bound, count in zip((*FSYNC_BUCKETS_US, "+Inf"), totals.buckets):
+        running += count
+        lines.append(f'{name}_bucket{{le="{bound}"}} {running}')
+    lines.append(f"{name}_sum {totals.total('fsync_micros_total')}")
+    lines.append(f"{name}_count {running}")
+    return lines
+
+
+def _label(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,124 @@
+"""A front's connections: the listening socket, the sweep for silent ones, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+
+from router.aiohttp_server import FOREVER_S, AiohttpConnection, Handler
+from router.budget import ByteBudget
+from router.call import Services
+from router.fastpath import Connection
+from router.framing import HEAD_BYTES_MAX, HEADERS_MAX
+from router.gate import Gate
+from router.http2 import Http2Connection
+from topics.api_keys import parse_keys
+
+SWEEP_EVERY_S = 1.0
+RECEIVING_BYTES_MAX = 256 << 20  # of request bodies that are still arriving, over all connections
+SENDING_BYTES_MAX = 256 << 20  # of HTTP/2 answers that wait for their clients
+DRAIN_S = 10.0
+LONG_POLL_GRACE_US = 200_000  # a read younger than that is still being made
+
+
+class Server:
+    def __init__(self, services: Services, loop: asyncio.AbstractEventLoop) -> None:
+        self.services = services
+        self._loop = loop
+        settings = services.settings
+        self.now_us = services.now_us
+        self.fast_path = settings.fast_path
+        self.connections: set[Connection] = set()
+        self.stalled_bytes = 0
+        self.fast_requests = 0  # of HTTP/1, served without aiohttp
+        self.slow_requests = 0  # and through it
+        self.receiving = ByteBudget(RECEIVING_BYTES_MAX)
+        self._sending = ByteBudget(SENDING_BYTES_MAX)
+        self._threads = ThreadPoolExecutor(2, "packing")
+        self.gate = Gate(services, parse_keys(settings.api_keys), self._buffered, self._offload)
+        handler = Handler(self.gate, self.receiving, settings.max_body_bytes, self.now_us)
+        self._aiohttp = web.Server(handler)  # type: ignore[arg-type]
+        self._listener: asyncio.Server | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def draining(self) -> bool:
+        return self.services.draining
+
+    def _buffered(self) -> int:
+        return self.stalled_bytes + self._sending.held
+
+    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        future = self._loop.run_in_executor(self._threads, work)
+        future.add_done_callback(lambda finished: done(finished.result()))
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    async def start(self, listening: socket.socket) -> None:
+        self._listener = await self._loop.create_server(
+            lambda: Connection(self), sock=listening, backlog=4096
+        )
+        self._sweep_timer = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
+
+    def new_aiohttp_connection(self, owner: Connection) -> AiohttpConnection:
+        return AiohttpConnection(
+            self._aiohttp,
+            loop=self._loop,
+            owner=owner,
+            keepalive_timeout=FOREVER_S,
+            lingering_time=0,
+            access_log=None,
+            auto_decompress=False,
+            max_line_size=HEAD_BYTES_MAX,
+            max_field_size=HEAD_BYTES_MAX,
+            max_headers=HEADERS_MAX,
+        )
+
+    def new_http2_connection(self, transport: asyncio.Transport) -> Http2Connection:
+        return Http2Connection(
+            transport,
+            self.gate,
+            body_bytes_max=self.services.settings.max_body_bytes,
+            receiving=self.receiving,
+            sending=self._sending,
+            now_us=self.now_us,
+        )
+
+    def _sweep(self) -> None:
+        settings, now_us = self.services.settings, self.now_us()
+        idle_us, request_us = settings.keepalive_ms * 1000, settings.request_timeout_ms * 1000
+        for connection in list(self.connections):
+            connection.sweep(now_us, idle_us=idle_us, request_us=request_us)
+        self._sweep_timer = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Accept nothing more, let what is open end, but not for longer than DRAIN_S."""
+        self.services.draining = True
+        if self._listener is not None:
+            self._listener.close()
+        self.services.core.end_reads(self.now_us() - LONG_POLL_GRACE_US)
+        for connection in list(self.connections):
+            connection.drain()
+        give_up = self._loop.time() + DRAIN_S
+        while self.gate.open and self._loop.time() < give_up:
+            self.services.core.end_reads(self.now_us() - LONG_POLL_GRACE_US)
+            await asyncio.sleep(0.02)
+        await self._flush(give_up)
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        await self._aiohttp.shutdown(0.1)
+        self._threads.shutdown(wait=False)
+
+    async def _flush(self, give_up: float) -> None:
+        """Answers that are written but not taken yet get what is left of the time."""
+        while self._loop.time() < give_up and any(
+            c.transport is not None and c.transport.get_write_buffer_size() for c in self.connections
+        ):
+            await asyncio.sleep(0.02)

@@ -1,0 +1,118 @@
+"""The front's sockets to the shards: one DEALER for each worker incarnation, on the loop's own descriptor.
+
+ZeroMQ's descriptor is edge-triggered and may stay silent after a send, so both a wake-up and a send end in a drain
+until there is nothing left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import zmq
+
+from router.front_core import FrontCore, Message
+from topics import wire
+from topics.control_channel import Peer
+from topics.logs import log
+
+logger = logging.getLogger("topics.front")
+
+EXPIRE_EVERY_S = 1.0
+
+
+class ShardClient:
+    """Carries the core's messages. A tick's requests to one shard leave as one message."""
+
+    def __init__(self, shards: int, loop: asyncio.AbstractEventLoop, now_us: Callable[[], int]) -> None:
+        self.core = FrontCore(shards, self._schedule)
+        self._loop = loop
+        self._now_us = now_us
+        self._context = zmq.Context(1)
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._scheduled = False
+        self._expire_timer = loop.call_later(EXPIRE_EVERY_S, self._expire)
+
+    # -- workers -------------------------------------------------------------------------------------------
+
+    def set_peers(self, peers: list[Peer]) -> None:
+        """Which workers live. One with another incarnation is another worker: the old one is dead by now."""
+        living = {peer.shard: peer for peer in peers}
+        for shard, link in enumerate(self.core.links):
+            peer = living.get(shard)
+            if link.incarnation is not None and (peer is None or peer.incarnation != link.incarnation):
+                log(logger, logging.WARNING, "a shard is down", shard=shard)
+                self._disconnect(shard)
+            if peer is not None and link.incarnation is None:
+                self._connect(peer)
+
+    def _connect(self, peer: Peer) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 0  # the core's credits are the bound
+        socket.immediate = True
+        socket.connect(f"ipc://{peer.path}")
+        self._sockets[peer.shard] = socket
+        self._loop.add_reader(socket.fd, self._drain, peer.shard, socket)
+        self.core.worker_up(peer.shard, peer.incarnation)
+
+    def _disconnect(self, shard: int) -> None:
+        socket = self._sockets.pop(shard)
+        self._loop.remove_reader(socket.fd)
+        socket.close()
+        self.core.worker_down(shard)
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        unsent: list[Message] = []
+        for shard, parts in self.core.take_messages():
+            socket = self._sockets[shard]
+            try:
+                if len(parts) == 1:
+                    socket.send(parts[0], zmq.NOBLOCK)
+                else:
+                    socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                # Without a limit on the queue this means: not connected yet. Ask again when the loop comes round.
+                unsent.append((shard, parts))
+            self._drain(shard, socket)
+        if unsent:
+            self._again(unsent)
+
+    def _again(self, unsent: list[Message]) -> None:
+        for shard, parts in reversed(unsent):  # what came before goes before
+            self.core.links[shard].apart.insert(0, parts)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_later(0.001, self._flush)
+
+    def _drain(self, shard: int, socket: zmq.Socket[bytes]) -> None:
+        receive, core = socket.recv, self.core
+        while not socket.closed:
+            try:
+                message = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            apart = receive(zmq.NOBLOCK, copy=False).buffer if socket.rcvmore else None
+            try:
+                core.receive(shard, message, apart)
+            except wire.BadMessage as error:
+                logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
+
+    def _expire(self) -> None:
+        self.core.expire(self._now_us())
+        self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire)
+
+    def close(self) -> None:
+        self._expire_timer.cancel()
+        for shard in list(self._sockets):
+            self._disconnect(shard)
+        self._context.term()

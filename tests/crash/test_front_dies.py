@@ -1,0 +1,66 @@
+"""Goal: a front holds nothing that matters: its death costs connections, and neither data nor the port.
+
+Method: kill -9 of the front in the middle of load; connections made while there is no front must be served by the next.
+"""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.load import acks, check_all, load, topics_on
+from tests.crash.processes import kill, stopped
+from tests.support.server import Server, until
+
+pytestmark = pytest.mark.crash
+
+HANG_MS = "3000"  # longer than a start takes on a busy machine: a child that is still importing cannot answer
+TOPICS = topics_on(0, 2, 2) + topics_on(1, 2, 2)
+
+
+def test_a_front_s_death_costs_no_data_and_no_worker(start_server: Callable[..., Server]) -> None:
+    server = start_server()
+    workers = {name: pid for name, pid in server.children().items() if name.startswith("shard")}
+    with load(server, TOPICS, front_dies=True) as writers:
+        for _ in range(2):
+            target = acks(writers) + 200
+            until(lambda target=target: acks(writers) >= target, 60)
+            kill(server.pid("front 0"))
+        target = acks(writers) + 200
+        until(lambda: acks(writers) >= target, 60)
+    check_all(server, writers)
+    for writer in writers.values():
+        assert not writer.record.refused, "the shards were there all the time"
+    children = server.children()
+    assert {name: children[name] for name in workers} == workers
+
+
+def test_a_connection_made_while_there_is_no_front_is_served_by_the_next(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server()
+    front = server.pid("front 0")
+    assert server.process is not None
+    with stopped(server.process.pid):  # nobody restarts it
+        kill(front)
+        connections = []
+        for i in range(50):
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+            body = b'{"records":[{"data":%d}]}' % i
+            connection.request("POST", "/v0/topics/t", body, {"Content-Type": "application/json"})
+            connections.append(connection)
+    statuses = [connection.getresponse().status for connection in connections]
+    for connection in connections:
+        connection.close()
+    assert sorted(statuses) == [200] * 49 + [201]
+    assert server.diff("t", limit=100).json["head_seq"] == 50
+
+
+def test_a_front_that_hangs_is_replaced(start_server: Callable[..., Server]) -> None:
+    server = start_server(environment={"TOPICS_PING_TIMEOUT_MS": HANG_MS})
+    hung = server.pid("front 0")
+    with stopped(hung):
+        assert server.write("t", 1).status == 201  # served by the next
+    assert server.pid("front 0") != hung

@@ -1,0 +1,65 @@
+"""Goal: without its supervisor nothing of a server lives on, and the next server has everything that was acked.
+
+Method: kill -9 of the supervisor in the middle of load, also while a child stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.load import acks, check_all, load, topics_on
+from tests.crash.processes import is_gone, stopped
+from tests.support.server import Server, until
+
+pytestmark = pytest.mark.crash
+
+TOPICS = topics_on(0, 2, 2) + topics_on(1, 2, 2)
+
+
+def kill_supervisor(server: Server) -> list[int]:
+    """Kill it alone; returns the pids of its children."""
+    assert server.process is not None
+    children = list(server.children().values())
+    server.process.kill()
+    server.process.wait(10)
+    return children
+
+
+def test_everything_acked_survives_the_supervisor(start_server: Callable[..., Server]) -> None:
+    server = start_server()
+    with load(server, TOPICS, front_dies=True) as writers:
+        until(lambda: acks(writers) > 400, 60)
+        children = kill_supervisor(server)
+        assert len(children) == 3
+        until(lambda: all(is_gone(pid) for pid in children))
+    server.start()  # the lock is free
+    check_all(server, writers)
+
+
+@pytest.mark.parametrize("name", ["shard 1", "front 0"])
+def test_a_child_that_stands_still_does_not_outlive_the_supervisor(
+    start_server: Callable[..., Server], name: str
+) -> None:
+    server = start_server()
+    assert server.write(TOPICS[-1], 1).status == 201
+    with stopped(server.pid(name)):
+        children = kill_supervisor(server)
+    until(lambda: all(is_gone(pid) for pid in children))
+    server.start()
+    assert server.write(TOPICS[-1], 2).status == 200
+    assert server.diff(TOPICS[-1]).json["head_seq"] == 2
+
+
+def test_a_server_that_dies_while_it_starts_leaves_nothing(start_server: Callable[..., Server]) -> None:
+    """The window between a child's birth and its asking to die with its parent."""
+    server = start_server()
+    assert server.write("t", 1).status == 201
+    server.stop()
+    for _ in range(3):
+        server.start(wait_ready=False)
+        children = kill_supervisor(server)
+        until(lambda children=children: all(is_gone(pid) for pid in children))
+    server.start()
+    assert server.diff("t").json["head_seq"] == 1

@@ -1,0 +1,46 @@
+"""Servers for the tests of this folder."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.server import Server, running
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests of a worker that only use topics of their own."""
+    with running(tmp_path_factory.mktemp("server"), environment={"TOPICS_VERIFY": "1"}) as server:
+        yield server
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start servers of this test's own; they are gone when it ends. Options are those of `Server`."""
+    servers: list[Server] = []
+    numbers = itertools.count()
+
+    def start(*, wait_ready: bool = True, **options: Any) -> Server:
+        folder = options.pop("folder", None) or tmp_path / f"server-{next(numbers)}"
+        folder.mkdir(exist_ok=True)
+        server = Server(folder, **options)
+        servers.append(server)
+        return server.start(wait_ready=wait_ready)
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+_topic_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic name that no other test uses."""
+    return f"t{next(_topic_numbers)}"

@@ -1,0 +1,140 @@
+"""Goal: deletes of records take exactly what their selectors name, at once, for good and silently.
+
+Method: one topic with known tags per case; the answer and what is left are compared as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.contract import U64_MAX, Json, data_of, ok, records_of, refused, state_of
+from tests.support.server import Server
+
+TAGS = ["a", "ab", "a*", "a*b", "b", "", "*", None, "a", "a.b", "é", "ab*"]
+ALL = list(range(1, len(TAGS) + 1))
+
+
+def fill(server: Server, topic: str) -> None:
+    records = [{"data": i, "tag": tag} for i, tag in enumerate(TAGS, 1)]
+    ok(server.post(f"/v0/topics/{topic}", {"records": records}), 201)
+
+
+def delete(server: Server, topic: str, **fields: Any) -> Json:
+    return ok(server.post(f"/v0/topics/{topic}/delete", fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "gone"),
+    [
+        ({"before_seq": 0}, []),
+        ({"before_seq": 1}, []),
+        ({"before_seq": 2}, [1]),
+        ({"before_seq": 12}, ALL[:-1]),
+        ({"before_seq": 13}, ALL),
+        ({"before_seq": U64_MAX}, ALL),
+        ({"match": "a"}, [1, 9]),
+        ({"match": ["tag", "Eq", "a"]}, [1, 9]),
+        ({"match": "a*"}, [1, 2, 3, 4, 9, 10, 12]),
+        ({"match": ["tag", "Glob", "a*"]}, [1, 2, 3, 4, 9, 10, 12]),
+        ({"match": ["tag", "Eq", "a*"]}, [3]),
+        ({"match": "a*b"}, [4]),
+        ({"match": ["tag", "Eq", "a*b"]}, [4]),
+        ({"match": ["tag", "Glob", "a**"]}, [3, 4]),
+        ({"match": "a*b*"}, [4]),
+        ({"match": "*"}, [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]),
+        ({"match": ["tag", "Glob", "*"]}, [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]),
+        ({"match": ["tag", "Eq", "*"]}, [7]),
+        ({"match": "**"}, [7]),
+        ({"match": ""}, [6]),
+        ({"match": ["tag", "Eq", ""]}, [6]),
+        ({"match": "é"}, [11]),
+        ({"match": "é*"}, [11]),
+        ({"match": "A"}, []),
+        ({"match": "absent"}, []),
+        ({"match": "absent*"}, []),
+        ({"match": "a", "before_seq": 9}, [1]),
+        ({"match": "a", "before_seq": 1}, []),
+        ({"match": "a*", "before_seq": 4}, [1, 2, 3]),
+        ({"match": "a", "before_seq": None}, [1, 9]),
+        ({"match": None, "before_seq": 3}, [1, 2]),
+    ],
+)
+def test_selectors(shared_server: Server, topic: str, fields: Json, gone: list[int]) -> None:
+    fill(shared_server, topic)
+    left = [seq for seq in ALL if seq not in gone]
+    expected = {
+        "topic": topic,
+        "deleted": len(gone),
+        "earliest_seq": left[0] if left else 13,
+        "head_seq": 12,
+        "count": len(left),
+        "bytes": sum(len(str(seq)) for seq in left),
+    }
+    assert delete(shared_server, topic, **fields) == expected
+    assert data_of(shared_server, topic) == left
+    assert delete(shared_server, topic, **fields) == {**expected, "deleted": 0}
+    state = state_of(shared_server, topic)
+    assert {name: state[name] for name in expected if name != "deleted"} == {
+        name: value for name, value in expected.items() if name != "deleted"
+    }
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        [], ["tag"], ["tag", "Eq"], ["tag", "Eq", "a", "b"], ["node", "Eq", "a"], ["Tag", "Eq", "a"], ["tag", "eq", "a"],
+        ["tag", "Ne", "a"], ["tag", "Glob", "a"], ["tag", "Glob", ""], ["tag", "Glob", "*a"], ["tag", "Eq", 5],
+        ["tag", "Eq", None], ["tag", "Subject", "a.*"], 5, True, {"tag": "a"}, ["a", "b"], [["tag", "Eq", "a"]],
+    ],
+)  # fmt: skip
+def test_predicates_that_are_none(shared_server: Server, topic: str, match: Any) -> None:
+    fill(shared_server, topic)
+    reply = shared_server.post(f"/v0/topics/{topic}/delete", {"match": match, "before_seq": 99})
+    refused(reply, 400, "invalid_request")
+    assert data_of(shared_server, topic) == ALL
+    refused(shared_server.post("/v0/topics/absent/delete", {"match": match}), 400, "invalid_request")
+
+
+@pytest.mark.parametrize("body", [{}, {"before_seq": None}, {"match": None}, {"erase": True}, {"unknown": 1}])
+def test_a_selector_is_needed(shared_server: Server, topic: str, body: Json) -> None:
+    refused(shared_server.post(f"/v0/topics/{topic}/delete", body), 400, "invalid_request")
+    fill(shared_server, topic)
+    refused(shared_server.post(f"/v0/topics/{topic}/delete", body), 400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "body", [{"before_seq": 1}, {"match": "a"}, {"match": "a", "before_seq": 1}, {"seqs": [1]}]
+)
+def test_an_absent_topic(shared_server: Server, topic: str, body: Json) -> None:
+    reply = shared_server.post(f"/v0/topics/{topic}/delete", body)
+    refused(reply, 404, "topic_not_found", {"topic": topic})
+
+
+def test_what_is_written_later_lives(shared_server: Server, topic: str) -> None:
+    fill(shared_server, topic)
+    delete(shared_server, topic, before_seq=U64_MAX)
+    delete(shared_server, topic, match="*")
+    later = [{"data": "later", "tag": "a"}, {"data": "later"}]
+    ok(shared_server.post(f"/v0/topics/{topic}", {"records": later}))
+    assert [record["$seq"] for record in records_of(shared_server, topic)] == [13, 14]
+    page = ok(shared_server.diff(topic))
+    assert (page["tombstone"], page["earliest_seq"]) == (None, 13)
+
+
+def test_deletes_do_not_make_room_for_old_seqs(shared_server: Server, topic: str) -> None:
+    shared_server.put(f"/v0/topics/{topic}", {"cap_records": 3})
+    shared_server.write(topic, 1, 2, 3)
+    delete(shared_server, topic, before_seq=3)
+    shared_server.write(topic, 4, 5)  # deleted records do not count against the cap
+    assert data_of(shared_server, topic) == [3, 4, 5]
+    assert ok(shared_server.diff(topic))["tombstone"] is None
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
+def test_deletes_in_every_class(shared_server: Server, topic: str, durability: str) -> None:
+    shared_server.put(f"/v0/topics/{topic}", {"durability": durability})
+    ok(shared_server.post(f"/v0/topics/{topic}", {"records": [{"data": 1, "tag": "a"}, {"data": 2}]}))
+    assert delete(shared_server, topic, match="a")["deleted"] == 1
+    assert data_of(shared_server, topic) == [2]

@@ -1,0 +1,669 @@
+"""Requests that two readers could understand differently: refused with 400, the connection closed, nothing carried out.
+
+Whatever is malformed here must not be plain either, so the fast path never sees it. The last part is about connections
+that end early, late or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from router.fastpath import LINGER_US, READ_AHEAD_MAX, read_plain_head
+from tests.support.h2_client import Http2Client
+from tests.support.raw_http import Closed, RawClient, RawReply
+from tests.support.server import Server, until
+
+BODY = b'{"records":[{"data":1}]}'
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+JSON = b"Content-Type: application/json\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+# What must not be carried out, wherever it hides.
+HIDDEN = b"POST /v0/topics/hidden HTTP/1.1\r\nHost: x\r\n" + JSON + LENGTH + b"\r\n" + BODY
+
+
+def request(
+    headers: bytes = b"",
+    *,
+    line: bytes = b"POST /v0/topics/victim HTTP/1.1\r\n",
+    host: bytes = b"Host: x\r\n",
+    length: bytes = LENGTH,
+    body: bytes = BODY,
+) -> bytes:
+    return line + host + JSON + length + headers + b"\r\n" + body
+
+
+def chunks(body: bytes, coding: bytes = CHUNKED) -> bytes:
+    return request(coding, length=b"", body=body)
+
+
+def lined(line: bytes) -> bytes:
+    return request(line=line)
+
+
+WHOLE = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+MALFORMED = {
+    # Two lengths.
+    "length twice": request(LENGTH),
+    "two lengths": request(b"Content-Length: 3\r\n"),
+    "a shorter length first": request(LENGTH, length=b"Content-Length: 3\r\n"),
+    "length and chunked": request(CHUNKED, body=b"0\r\n\r\n" + HIDDEN),
+    "chunked and length": request(length=CHUNKED + LENGTH, body=b"0\r\n\r\n" + HIDDEN),
+    "length 0 and chunked": request(CHUNKED, length=b"Content-Length: 0\r\n", body=WHOLE),
+    # Lengths that are none.
+    "length +": request(length=b"Content-Length: +24\r\n"),
+    "length -": request(length=b"Content-Length: -24\r\n"),
+    "length with a blank": request(length=b"Content-Length: 2 4\r\n"),
+    "length hex": request(length=b"Content-Length: 0x18\r\n"),
+    "length list": request(length=b"Content-Length: 24, 24\r\n"),
+    "length empty": request(length=b"Content-Length:\r\n"),
+    "length 20 digits": request(length=b"Content-Length: " + b"9" * 20 + b"\r\n"),
+    "length beyond 64 bits": request(length=b"Content-Length: 18446744073709551640\r\n"),
+    "length in other digits": request(length="Content-Length: ٢٤\r\n".encode()),
+    "length with a dot": request(length=b"Content-Length: 24.0\r\n"),
+    "length with an underscore": request(length=b"Content-Length: 2_4\r\n"),
+    "length folded": request(length=b"Content-Length:\r\n 24\r\n"),
+    "length, blank before colon": request(length=b"Content-Length : 24\r\n"),
+    "length, tab before colon": request(length=b"Content-Length\t: 24\r\n"),
+    # Codings.
+    "xchunked": chunks(WHOLE, b"Transfer-Encoding: xchunked\r\n"),
+    "chunked, identity": chunks(WHOLE, b"Transfer-Encoding: chunked, identity\r\n"),
+    "identity, chunked": chunks(WHOLE, b"Transfer-Encoding: identity, chunked\r\n"),
+    "gzip, chunked": chunks(WHOLE, b"Transfer-Encoding: gzip, chunked\r\n"),
+    "chunked, chunked": chunks(WHOLE, b"Transfer-Encoding: chunked, chunked\r\n"),
+    "chunked twice": chunks(WHOLE, CHUNKED + CHUNKED),
+    "chunked and identity": chunks(WHOLE, CHUNKED + b"Transfer-Encoding: identity\r\n"),
+    "identity": chunks(WHOLE, b"Transfer-Encoding: identity\r\n"),
+    "coding empty": chunks(WHOLE, b"Transfer-Encoding:\r\n"),
+    "coding quoted": chunks(WHOLE, b'Transfer-Encoding: "chunked"\r\n'),
+    "coding with parameter": chunks(WHOLE, b"Transfer-Encoding: chunked;a=b\r\n"),
+    "coding with a vertical tab": chunks(WHOLE, b"Transfer-Encoding: \x0bchunked\r\n"),
+    "coding, blank before colon": chunks(WHOLE, b"Transfer-Encoding : chunked\r\n"),
+    "coding, tab before colon": chunks(WHOLE, b"Transfer-Encoding\t: chunked\r\n"),
+    "coding folded": chunks(WHOLE, b"Transfer-Encoding:\r\n chunked\r\n"),
+    "coding behind a bare CR": request(b"X-A: b\rTransfer-Encoding: chunked\r\n"),
+    "coding behind a bare LF": request(b"X-A: b\nTransfer-Encoding: chunked\r\n"),
+    "chunked in HTTP/1.0": chunks(WHOLE).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    # Chunks.
+    "chunk size negative": chunks(b"-1\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "chunk size beyond 64 bits": chunks(b"1000000000000000000000018\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "chunk size hex prefix": chunks(b"0x18\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "chunk size empty": chunks(b"\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "chunk size with a blank": chunks(b"18 \r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "chunk size, bare LF": chunks(b"18\n" + BODY + b"\r\n0\r\n\r\n"),
+    "chunk size, bare CR": chunks(b"18\r" + BODY + b"\r\n0\r\n\r\n"),
+    "chunk too long": chunks(b"17\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "chunk without CR LF": chunks(b"18\r\n" + BODY + b"0\r\n\r\n"),
+    "chunk with bare LF": chunks(b"18\r\n" + BODY + b"\n0\r\n\r\n"),
+    "extension with a NUL": chunks(b"18;\0\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "extension with a bare CR": chunks(b"18;a\rb\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "extension with a bare LF": chunks(b"18;a\nb\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "extension too long": chunks(b"18;" + b"a" * 20_000 + b"\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "trailer without a colon": chunks(b"18\r\n" + BODY + b"\r\n0\r\nGET / HTTP/1.1\r\n\r\n"),
+    "trailers without an end": chunks(b"18\r\n" + BODY + b"\r\n0\r\n" + b"X-A: b\r\n" * 4000),
+    # Header lines.
+    "folded": request(b"X-A: b\r\n c\r\n"),
+    "folded first": request(host=b" X-A: b\r\nHost: x\r\n"),
+    "bare LF": request().replace(b"\r\n", b"\n"),
+    "one bare LF": request(b"X-A: b\n"),
+    "bare LF at the end of the head": request().replace(b"\r\n\r\n", b"\n\n"),
+    "bare CR": request(b"X-A: b\rc\r\n"),
+    "CR CR LF": request(b"X-A: b\r\r\n"),
+    "NUL in a value": request(b"X-A: b\0c\r\n"),
+    "NUL in a name": request(b"X-\0A: b\r\n"),
+    "control in a value": request(b"X-A: b\x01c\r\n"),
+    "DEL in a value": request(b"X-A: b\x7fc\r\n"),
+    "blank in a name": request(b"X A: b\r\n"),
+    "blank before a name": request(b" X-A: b\r\n"),
+    "blank before the colon": request(b"X-A : b\r\n"),
+    "no name": request(b": b\r\n"),
+    "no colon": request(b"X-A\r\n"),
+    "name not ASCII": request("X-é: b\r\n".encode()),
+    "name in parentheses": request(b"X(A): b\r\n"),
+    # The request line.
+    "blank before": b" " + request(),
+    "tab before": b"\t" + request(),
+    "bare LF before": b"\n" + request(),
+    "bare CR before": b"\r" + request(),
+    "two blanks": lined(b"POST  /v0/topics/victim HTTP/1.1\r\n"),
+    "two blanks after": lined(b"POST /v0/topics/victim  HTTP/1.1\r\n"),
+    "blank at the end": lined(b"POST /v0/topics/victim HTTP/1.1 \r\n"),
+    "tabs": lined(b"POST\t/v0/topics/victim\tHTTP/1.1\r\n"),
+    "blank in the path": lined(b"POST /v0/topics/vic tim HTTP/1.1\r\n"),
+    "not ASCII in the path": lined("POST /v0/topics/é HTTP/1.1\r\n".encode()),
+    "byte in the path": lined(b"POST /v0/topics/\xff HTTP/1.1\r\n"),
+    "control in the path": lined(b"POST /v0/topics/a\x01 HTTP/1.1\r\n"),
+    "NUL in the path": lined(b"POST /v0/topics/a\0 HTTP/1.1\r\n"),
+    "fragment": lined(b"POST /v0/topics/victim#a HTTP/1.1\r\n"),
+    "no path": lined(b"POST HTTP/1.1\r\n"),
+    "relative path": lined(b"POST v0/topics/victim HTTP/1.1\r\n"),
+    "authority": lined(b"POST x:80 HTTP/1.1\r\n"),
+    "connect": lined(b"CONNECT x:80 HTTP/1.1\r\n"),
+    "connect to a path": lined(b"CONNECT /v0/topics/victim HTTP/1.1\r\n"),
+    "asterisk": lined(b"POST * HTTP/1.1\r\n"),
+    "other scheme": lined(b"POST file:///v0/topics/victim HTTP/1.1\r\n"),
+    "user in the URL": lined(b"POST http://a@x/v0/topics/victim HTTP/1.1\r\n"),
+    "method unknown": lined(b"FROB /v0/topics/victim HTTP/1.1\r\n"),
+    "method in small letters": lined(b"post /v0/topics/victim HTTP/1.1\r\n"),
+    "method with a colon": lined(b"PO:ST /v0/topics/victim HTTP/1.1\r\n"),
+    "HTTP/0.9": b"GET /v0/topics/victim\r\n",
+    "HTTP/0.9 with a version": lined(b"POST /v0/topics/victim HTTP/0.9\r\n"),
+    "HTTP/1.2": lined(b"POST /v0/topics/victim HTTP/1.2\r\n"),
+    "HTTP/2.0": lined(b"POST /v0/topics/victim HTTP/2.0\r\n"),
+    "HTTP/1.10": lined(b"POST /v0/topics/victim HTTP/1.10\r\n"),
+    "HTTP/1": lined(b"POST /v0/topics/victim HTTP/1\r\n"),
+    "http/1.1": lined(b"POST /v0/topics/victim http/1.1\r\n"),
+    "another protocol": lined(b"POST /v0/topics/victim RTSP/1.0\r\n"),
+    "half a preface": b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
+    "TLS": bytes.fromhex("16030100050100000100") + bytes(20),
+    # Host.
+    "no host": request(host=b""),
+    "two hosts": request(host=b"Host: x\r\nHost: x\r\n"),
+    "two names in a host": request(host=b"Host: x y\r\n"),
+    "host with a path": request(host=b"Host: x/y\r\n"),
+    "host with a user": request(host=b"Host: a@x\r\n"),
+    # Repeated.
+    "two types": request(JSON),
+}
+TOO_LARGE = {
+    "one header of 17 KiB": request(b"X-A: " + b"b" * 17_000 + b"\r\n"),
+    "a plain header of 17 KiB": request(b"User-Agent: " + b"b" * 17_000 + b"\r\n"),
+    "head of 1 MiB": request(b"User-Agent: " + b"b" * (1 << 20) + b"\r\n"),
+    "a path of 17 KiB": lined(b"POST /" + b"a" * 17_000 + b" HTTP/1.1\r\n"),
+    "1000 headers": request(b"".join(b"X-%d: a\r\n" % i for i in range(1000))),
+    "a head without an end": b"POST /v0/topics/victim HTTP/1.1\r\nHost: x\r\n" + b"X-A: b\r\n" * 3000,
+}
+
+
+def topics(server: Server) -> set[str]:
+    return {row["topic"] for row in server.get("/v0/topics?page_size=1000").json["topics"]}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    environment = {"TOPICS_MAX_BODY_BYTES": str(2 << 20)}
+    server = Server(tmp_path_factory.mktemp("smuggling"), environment)
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+def ask(server: Server, data: bytes) -> list[RawReply]:
+    """All answers to these bytes, up to the server's closing of the connection."""
+    client = RawClient(server, timeout_s=10)
+    try:
+        client.send(data)
+        return client.read_all()
+    finally:
+        client.close()
+
+
+def check_refused(reply: RawReply, status: int = 400) -> None:
+    assert reply.status == status, reply
+    assert reply.headers["connection"] == "close"
+    assert reply.headers["content-type"] == "application/json"
+    assert set(reply.error) >= {"code", "message"} and reply.error["message"]
+
+
+def check_untouched(server: Server) -> None:
+    assert not topics(server) & {"victim", "hidden"}
+    assert server.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_requests_are_refused(server: Server, name: str) -> None:
+    data = MALFORMED[name]
+    assert read_plain_head(data) is None
+    replies = ask(server, data + HIDDEN)
+    assert len(replies) == 1
+    check_refused(replies[0])
+    check_untouched(server)
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_heads_that_are_too_large_are_refused(server: Server, name: str) -> None:
+    data = TOO_LARGE[name]
+    assert read_plain_head(data) is None
+    replies = ask(server, data + HIDDEN)
+    assert len(replies) == 1
+    check_refused(replies[0], 431)
+    assert replies[0].error["code"] == "header_fields_too_large"
+    check_untouched(server)
+
+
+def test_malformed_requests_behind_good_ones(server: Server) -> None:
+    """Whichever way the request before took, the next one is read with the same care."""
+    good = [
+        b"POST /v0/topics/none/diff HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        b"GET /v0/topics/none HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v0/topics/none/diff HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /v0/topics/none HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"\r\n",
+    ]
+    for data in list(MALFORMED.values())[::3]:
+        if data.startswith((b"\r", b"\n")):
+            continue
+        replies = ask(server, b"".join(good) + data + HIDDEN)
+        assert [reply.status for reply in replies] == [404, 404, 404, 404, 400]
+        check_refused(replies[-1])
+    check_untouched(server)
+
+
+def test_malformed_requests_byte_by_byte(server: Server) -> None:
+    """The verdict does not depend on how much of it arrived at once."""
+    for data in list(MALFORMED.values())[::6]:
+        client = RawClient(server, timeout_s=10)
+        for i in range(min(len(data), 400)):
+            try:
+                client.send(data[i : i + 1])
+            except OSError:
+                break  # refused already
+        try:
+            client.send(data[400:] + HIDDEN)
+        except OSError:
+            pass
+        [reply] = client.read_all()
+        check_refused(reply)
+        client.close()
+    check_untouched(server)
+
+
+# -- what is not malformed ---------------------------------------------------------------------------------
+
+
+def write(topic: str, headers: bytes = b"", version: bytes = b"1.1") -> bytes:
+    return b"POST /v0/topics/%b HTTP/%b\r\nHost: x\r\n%b%b%b\r\n%b" % (
+        topic.encode(),
+        version,
+        JSON,
+        LENGTH,
+        headers,
+        BODY,
+    )
+
+
+def test_what_follows_the_length_is_the_next_request(server: Server, topic: str) -> None:
+    replies = ask(server, write(topic) + b"xx" + HIDDEN)
+    assert [reply.status for reply in replies] == [201, 400]
+    check_untouched(server)
+    replies = ask(server, write(topic) + write(topic, b"Connection: close\r\n") + HIDDEN)
+    assert [reply.json["last_seq"] for reply in replies] == [2, 3]
+    check_untouched(server)
+
+
+@pytest.mark.parametrize("headers", [b"", b"X-Odd: 1\r\n"])
+def test_a_request_in_a_body_is_a_body(server: Server, topic: str, headers: bytes) -> None:
+    body = json.dumps({"records": [{"data": HIDDEN.decode()}]}).encode()
+    for content in (body, HIDDEN, b"\r\n\r\n" + HIDDEN, b"0\r\n\r\n" + HIDDEN):
+        head = b"POST /v0/topics/%b HTTP/1.1\r\nHost: x\r\n%b%b" % (topic.encode(), JSON, headers)
+        whole = head + b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
+        in_chunks = head + CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
+        for data in (whole, in_chunks):
+            replies = ask(server, data + write(topic, b"Connection: close\r\n"))
+            assert len(replies) == 2 and replies[0].status in ((200, 201) if content is body else (400,))
+            assert replies[1].status in (200, 201)
+    for method in (b"GET", b"DELETE", b"HEAD"):
+        line = (
+            b"%b /v0/topics/none/diff HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+        )
+        client = RawClient(server)
+        client.send(line % (method, len(HIDDEN)) + HIDDEN)
+        assert client.read(with_body=method != b"HEAD").status == 405
+        assert client.read_all() == []
+        client.close()
+    check_untouched(server)
+
+
+def test_blank_lines_before_a_request(server: Server, topic: str) -> None:
+    replies = ask(server, b"\r\n" + write(topic) + b"\r\n\r\n" + write(topic, b"Connection: close\r\n"))
+    assert [reply.status for reply in replies] == [201, 200]
+
+
+def test_targets_that_are_whole_urls(server: Server, topic: str) -> None:
+    data = write(topic, b"Connection: close\r\n").replace(b" /v0", b" http://elsewhere:1/v0")
+    [reply] = ask(server, data)
+    assert reply.status == 201 and reply.json["topic"] == topic
+
+
+def test_connection_close(server: Server, topic: str) -> None:
+    for headers in (b"Connection: close\r\n", b"Connection: Close\r\n", b"Connection: a, close\r\n"):
+        [reply] = ask(server, write(topic, headers) + HIDDEN)
+        assert reply.status in (200, 201) and reply.headers["connection"] == "close"
+    check_untouched(server)
+
+
+def test_http_1_0(server: Server, topic: str) -> None:
+    [reply] = ask(server, write(topic, version=b"1.0") + HIDDEN)
+    assert reply.status == 201 and reply.headers["connection"] == "close"
+    check_untouched(server)
+    stays = write(topic, b"Connection: keep-alive\r\n", b"1.0")
+    replies = ask(server, stays + stays + b"GET /healthz HTTP/1.0\r\n\r\n" + HIDDEN)
+    assert [reply.headers["connection"] for reply in replies] == ["keep-alive", "keep-alive", "close"]
+    check_untouched(server)
+
+
+def test_expect_continue(server: Server, topic: str) -> None:
+    client = RawClient(server)
+    whole = write(topic, b"Expect: 100-continue\r\n")
+    client.send(whole[: -len(BODY)])
+    assert client.read().status == 100
+    client.send(BODY)
+    assert client.read().status == 201
+    client.send(write(topic))
+    assert client.read().status == 200
+    # One that is refused gets no 100, and its body may or may not follow.
+    client.send(whole.replace(b"application/json", b"text/plain")[: -len(BODY)])
+    reply = client.read()
+    assert reply.status == 415 and reply.headers["connection"] == "close"
+    assert client.read_all() == []
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: YWJjZA==\r\n",
+    ],
+)
+def test_no_upgrade(server: Server, topic: str, headers: bytes) -> None:
+    client = RawClient(server)
+    client.send(write(topic, headers) + write(topic))
+    replies = [client.read(), client.read()]
+    assert [reply.status for reply in replies] == [201, 200]
+    assert all("upgrade" not in reply.headers for reply in replies)
+    client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert client.read().status == 400
+    client.close()
+
+
+def test_chunked_requests_keep_the_connection(server: Server, topic: str) -> None:
+    client = RawClient(server)
+    line = b"POST /v0/topics/%b HTTP/1.1\r\nHost: x\r\n" % topic.encode()
+    body = b"%x;name=value\r\n%b\r\n0\r\nX-Sum: 1\r\nHost: y\r\n\r\n" % (len(BODY), BODY)
+    for i in range(3):
+        client.send(line + JSON + CHUNKED + b"\r\n" + body + write(topic))
+        assert [client.read().json["last_seq"], client.read().json["last_seq"]] == [2 * i + 1, 2 * i + 2]
+    client.close()
+
+
+# -- bodies that are not taken -----------------------------------------------------------------------------
+
+
+def test_too_large_a_body_ends_the_connection(server: Server, topic: str) -> None:
+    head = b"POST /v0/topics/%b HTTP/1.1\r\nHost: x\r\n%b" % (topic.encode(), JSON)
+    size = 3 << 20
+    [reply] = ask(server, head + b"Content-Length: %d\r\n\r\n" % size)  # none of it sent
+    check_refused(reply, 413)
+    # Sent in spite of it: the answer must not be lost to a reset.
+    for _ in range(5):
+        client = RawClient(server)
+        try:
+            client.send(head + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
+        except OSError:
+            pytest.fail("the connection was reset before the answer could be read")
+        [reply] = client.read_all()
+        check_refused(reply, 413)
+        client.close()
+    client = RawClient(server)
+    client.send(head + CHUNKED + b"\r\n")
+    for _ in range(size // 65536):
+        client.send(b"10000\r\n" + bytes(65536) + b"\r\n")
+    [reply] = client.read_all()
+    check_refused(reply, 413)
+    client.close()
+    assert topic not in topics(server)
+
+
+def test_a_refused_small_body_keeps_the_connection(server: Server, topic: str) -> None:
+    client = RawClient(server)
+    refused = write(topic).replace(b"application/json", b"text/plain")
+    for headers in (b"", b"X-Odd: 1\r\n"):
+        client.send(refused.replace(LENGTH, headers + LENGTH) + write(topic))
+        assert client.read().status == 415
+        assert client.read().status in (200, 201)
+    client.close()
+
+
+# -- ends --------------------------------------------------------------------------------------------------
+
+
+def poll(topic: str, wait_ms: int, headers: bytes = b"") -> bytes:
+    """Waits, on a topic with one record."""
+    body = b'{"from_seq":1,"wait_ms":%d}' % wait_ms
+    return b"POST /v0/topics/%b/diff HTTP/1.1\r\nHost: x\r\n%b%bContent-Length: %d\r\n\r\n%b" % (
+        topic.encode(),
+        JSON,
+        headers,
+        len(body),
+        body,
+    )
+
+
+@pytest.mark.parametrize("headers", [b"", b"X-Odd: 1\r\n"])
+def test_a_half_closed_client_gets_its_answers(server: Server, topic: str, headers: bytes) -> None:
+    client = RawClient(server)
+    client.send(write(topic, headers) + poll(topic, 50, headers) + write(topic, headers))
+    client.half_close()
+    assert [reply.status for reply in client.read_all()] == [201, 200, 200]
+    client.close()
+
+
+def test_a_half_closed_http2_client_gets_its_answers(server: Server, topic: str) -> None:
+    server.write(topic, 1)
+    client = Http2Client(server)
+    json_type = [("content-type", "application/json")]
+    streams = [
+        client.send("POST", f"/v0/topics/{topic}/diff", json_type, b'{"from_seq":1,"wait_ms":50}'),
+        client.send("GET", f"/v0/topics/{topic}"),
+    ]
+    client.half_close()
+    assert [client.wait(stream).status for stream in streams] == [200, 200]
+    client.wait_closed()
+    client.close()
+
+
+def faults(server: Server) -> list[str]:
+    return [line for line in server.log.splitlines() if "Traceback" in line]
+
+
+def open_sockets(server: Server) -> int:
+    folder = Path(f"/proc/{server.pid('front 0')}/fd")
+    links = []
+    for link in folder.iterdir():
+        try:
+            links.append(str(link.readlink()))
+        except FileNotFoundError:
+            pass
+    return sum(link.startswith("socket:") for link in links)
+
+
+def test_clients_that_leave_in_a_long_poll_leave_nothing_behind(server: Server, topic: str) -> None:
+    server.write(topic, 1)
+    before = open_sockets(server)
+    for i in range(60):
+        client = server.connect()
+        headers = b"X-Odd: 1\r\n" if i % 3 == 1 else b""
+        if i % 3 == 2:
+            http2 = Http2Client(server)
+            body = b'{"from_seq":1,"wait_ms":300}'
+            http2.send("POST", f"/v0/topics/{topic}/diff", [("content-type", "application/json")], body)
+            http2.close()
+        client.sendall(poll(topic, 300, headers))
+        if i % 2:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
+        client.close()
+    until(lambda: open_sockets(server) <= before, 10)
+    time.sleep(0.4)  # the polls' answers go nowhere
+    assert server.get("/healthz").status == 200
+    assert faults(server) == []
+
+
+def test_clients_that_leave_in_a_body_are_no_error(server: Server, topic: str) -> None:
+    before = open_sockets(server)
+    for headers in (b"", b"X-Odd: 1\r\n"):
+        for length in (LENGTH, CHUNKED):
+            for reset in (False, True):
+                client = server.connect()
+                data = request(headers, length=length, body=b"5\r\nab")
+                client.sendall(data)
+                if reset:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                client.close()
+    until(lambda: open_sockets(server) <= before, 10)
+    check_untouched(server)
+    assert faults(server) == []
+
+
+# -- time --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    environment = {"TOPICS_KEEPALIVE_MS": "200", "TOPICS_REQUEST_TIMEOUT_MS": "300"}
+    server = Server(tmp_path_factory.mktemp("hasty"), environment)
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+def test_idle_connections_are_closed(hasty: Server, topic: str) -> None:
+    clients = []
+    for data in (b"", write(topic), b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
+        client = RawClient(hasty, timeout_s=10)
+        client.send(data)
+        clients.append((client, 1 if data else 0))
+    http2 = Http2Client(hasty, timeout_s=10)
+    assert http2.request("GET", "/healthz").status == 200
+    for client, answers in clients:
+        assert len(client.read_all()) == answers
+        client.close()
+    http2.wait_closed()
+    http2.close()
+
+
+def test_a_long_poll_is_not_idle(hasty: Server, topic: str) -> None:
+    hasty.write(topic, 1)
+    clients = []
+    for headers in (b"", b"X-Odd: 1\r\n"):
+        client = RawClient(hasty, timeout_s=10)
+        client.send(poll(topic, 2500, headers))
+        clients.append(client)
+    for client in clients:
+        assert client.read().status == 200
+        client.close()
+
+
+def test_requests_that_do_not_come_are_answered_with_408(hasty: Server, topic: str) -> None:
+    parts = [
+        b"P",
+        b"POST /v0/topics/a HTTP/1.1\r\nHost: x\r\nContent-Le",
+        write(topic)[:-1],
+        write(topic, b"X-Odd: 1\r\n")[:-1],
+        chunks(WHOLE)[:-3],
+        write(topic).replace(b"application/json", b"text/plain", 1)[:-1],
+    ]
+    clients = []
+    for part in parts:
+        client = RawClient(hasty, timeout_s=10)
+        client.send(part)
+        clients.append(client)
+    for client in clients:
+        [reply] = client.read_all()
+        check_refused(reply, 408)
+        assert reply.error["code"] == "request_timeout"
+        client.close()
+    assert topic not in topics(hasty)
+
+
+# -- clients that do not read ------------------------------------------------------------------------------
+
+
+def rss_bytes(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def test_a_client_that_reads_nothing_is_bounded_and_cut(hasty: Server, topic: str) -> None:
+    hasty.write(topic, *["x" * 500_000] * 6)
+    body = b'{"max_batch_bytes":8388608}'
+    line = b"POST /v0/topics/%b/diff HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b"
+    diff = line % (topic.encode(), JSON, len(body), body)
+    front = hasty.pid("front 0")
+    before = rss_bytes(front)
+    client = hasty.connect()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.sendall(diff * 200)  # answers of 600 MB
+
+    def is_cut() -> bool:
+        assert rss_bytes(front) - before < 60 << 20
+        try:
+            client.sendall(b"\r\n")
+        except OSError:
+            return True
+        return False
+
+    until(is_cut, 20, every_s=0.05)
+    client.close()
+    assert hasty.diff(topic, limit=1).status == 200
+
+
+def test_more_than_the_buffer_takes_is_pipelined(server: Server, topic: str) -> None:
+    """The first request waits; what is sent behind it fills the buffer, and all of it is answered in the end."""
+    server.write(topic, 1)
+    one = poll(topic, 0)
+    count = 2 * READ_AHEAD_MAX // len(one)
+    client = RawClient(server)
+    client.socket.settimeout(30)
+    client.send(poll(topic, 300))
+    client.send(one * count)
+    client.half_close()
+    assert len(client.read_all()) == count + 1
+    client.close()
+
+
+def test_the_lingering_ends(server: Server) -> None:
+    """A client that keeps sending after its refusal is not listened to for long."""
+    client = RawClient(server)
+    client.send(b"GARBAGE\r\n")
+    check_refused(client.read())
+    with pytest.raises(Closed):
+        client.read()
+    began = time.monotonic()
+
+    def is_closed() -> bool:
+        try:
+            client.send(b"x")
+        except OSError:
+            return True
+        return False
+
+    until(is_closed, 10, every_s=0.05)
+    assert time.monotonic() - began < LINGER_US / 1e6 + 3
+    client.close()
+
+
+def test_draining_lets_open_requests_end(start_server: Callable[..., Server], topic: str) -> None:
+    server = start_server()
+    server.write(topic, 1)
+    clients = []
+    for headers in (b"", b"X-Odd: 1\r\n"):
+        client = RawClient(server)
+        client.send(poll(topic, 20_000, headers))
+        clients.append(client)
+    time.sleep(0.3)
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 8
+    for client in clients:
+        [reply] = client.read_all()
+        check_refused(reply, 503)
+        assert reply.error["code"] == "shutting_down"
+        client.close()

@@ -1,0 +1,453 @@
+"""Goal: the supervisor keeps its promises about order, addresses, restarts, signals, refusals and exit codes.
+
+Method: it runs as a real process over small real children (tests/support/fake_child.py) that write
+down what they see. Tests wait for conditions, never for time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0
+Entry = dict[str, Any]
+
+
+def until(question: Callable[[], Any], what: str) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if answer := question():
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(f"in {DEADLINE_S} s there was no {what}")
+
+
+def is_alive(pid: int) -> bool:
+    """Running, or not yet reaped by us; a zombie of another parent is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Server:
+    """One supervisor with fake children; `start` may be called again after an end."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.data = tmp_path / "deep" / "data"
+        self.port_file = tmp_path / "port"
+        self.journal = tmp_path / "journal"
+        self.stderr = tmp_path / "stderr"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **environ: str) -> Server:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        self.port_file.unlink(missing_ok=True)
+        self.journal.unlink(missing_ok=True)
+        with self.stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.fake_server"],
+                cwd=ROOT,
+                env={
+                    **inherited,
+                    "TOPICS_DATA_DIR": str(self.data),
+                    "TOPICS_PORT": "0",
+                    "TOPICS_PORT_FILE": str(self.port_file),
+                    "TOPICS_WAL_SHARDS": "2",
+                    "FAKE_JOURNAL": str(self.journal),
+                    **environ,
+                },
+                stderr=stderr,
+            )
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait(DEADLINE_S)
+
+    def stop(self) -> int:
+        os.kill(self.pid, signal.SIGTERM)
+        return self.wait()
+
+    def text(self) -> str:
+        return self.stderr.read_text()
+
+    def entries(self, event: str = "", role: str = "") -> list[Entry]:
+        lines = self.journal.read_text().splitlines() if self.journal.exists() else []
+        entries = [json.loads(line) for line in lines]
+        return [entry for entry in entries if event in ("", entry["event"]) and role in ("", entry["role"])]
+
+    def pids(self, role: str = "") -> list[int]:
+        return [entry["pid"] for entry in self.entries("started", role)]
+
+    def peers_of(self, pid: int) -> list[list[int]]:
+        """The shards in each `peers` message that the process got."""
+        return [
+            [worker[0] for worker in entry["workers"]]
+            for entry in self.entries("peers")
+            if entry["pid"] == pid
+        ]
+
+    def up(self, shards: int = 2, fronts: int = 1) -> Server:
+        """Wait until every child knows all workers."""
+        everyone = list(range(shards))
+
+        def complete() -> bool:
+            pids = self.pids()
+            return len(pids) == shards + fronts and all(everyone in self.peers_of(pid) for pid in pids)
+
+        until(complete, "complete start")
+        return self
+
+    def address(self) -> tuple[str, int]:
+        text = until(lambda: self.port_file.exists() and self.port_file.read_text(), "port file")
+        host, _, port = text.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def who_answers(self) -> int:
+        with socket.create_connection(self.address(), timeout=DEADLINE_S) as connection:
+            return int(connection.recv(100))
+
+    def clean_up(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.pids():
+            until(lambda pid=pid: not is_alive(pid), f"end of {pid}")
+        record = self.data / "RUN"
+        if record.exists():
+            shutil.rmtree(record.read_text().strip(), ignore_errors=True)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    one = Server(tmp_path)
+    yield one
+    one.clean_up()
+
+
+def options(entry: Entry) -> dict[str, str]:
+    return dict(zip(entry["argv"][::2], entry["argv"][1::2], strict=True))
+
+
+# Starting.
+
+
+def test_a_start_tells_each_child_its_place_and_its_peers(server: Server) -> None:
+    server.start(TOPICS_FRONTS="2").up(fronts=2)
+    workers = {entry["index"]: options(entry) for entry in server.entries("started", "worker")}
+    fronts = {entry["index"]: options(entry) for entry in server.entries("started", "front")}
+    assert sorted(workers) == sorted(fronts) == [0, 1]
+    for shard, given in workers.items():
+        assert (given["--shard"], given["--shards"], given["--parent"]) == (str(shard), "2", str(server.pid))
+        assert given["--socket"].endswith(f"/shard-{shard:02}-{given['--incarnation']}.sock")
+        assert len(given["--socket"]) < 100
+    for front, given in fronts.items():
+        assert (given["--front"], given["--fronts"], given["--shards"]) == (str(front), "2", "2")
+    told = [entry["workers"] for entry in server.entries("peers", "front")][-1]
+    assert told == [
+        [shard, int(given["--incarnation"]), given["--socket"]] for shard, given in sorted(workers.items())
+    ]
+    run_dir = Path(workers[0]["--socket"]).parent
+    assert run_dir.stat().st_mode & 0o777 == 0o700
+    message = server.text()
+    for part in (
+        f"http://127.0.0.1:{server.address()[1]}",
+        str(server.data),
+        '"shards":2',
+        '"fronts":2',
+        str(server.pid),
+    ):
+        assert part in message
+
+
+def test_the_port_is_open_before_any_child_lives(server: Server) -> None:
+    server.start(FAKE_FAILS="front")
+    with socket.create_connection(server.address(), timeout=DEADLINE_S):
+        pass
+
+
+def test_the_port_file_has_the_chosen_port_and_nothing_else(server: Server) -> None:
+    server.start().up()
+    host, port = server.address()
+    assert server.port_file.read_text() == f"{host}:{port}"
+    assert port > 0
+    assert server.who_answers() == server.pids("front")[0]
+
+
+@pytest.mark.parametrize("fronts", ["1", "2"])
+def test_ipv6(server: Server, fronts: str) -> None:
+    server.start(TOPICS_HOST="[::1]:0", TOPICS_FRONTS=fronts).up(fronts=int(fronts))
+    assert server.port_file.read_text().startswith("[::1]:")
+    assert server.who_answers() in server.pids("front")
+
+
+def test_several_fronts_share_one_port(server: Server) -> None:
+    server.start(TOPICS_FRONTS="3").up(fronts=3)
+    found: set[int] = set()
+
+    def all_found() -> bool:
+        found.add(server.who_answers())
+        return found == set(server.pids("front"))
+
+    until(all_found, "answer from every front")
+
+
+# Deaths.
+
+
+def test_a_killed_worker_is_announced_and_replaced(server: Server) -> None:
+    server.start().up()
+    victim = server.entries("started", "worker")[0]
+    lost, kept = victim["index"], 1 - victim["index"]
+    front = server.pids("front")[0]
+    before = len(server.peers_of(front))
+    os.kill(victim["pid"], signal.SIGKILL)
+    until(lambda: server.peers_of(front)[before:][-1:] == [[0, 1]], "new peer")
+    assert server.peers_of(front)[before:] == [[kept], [0, 1]]
+    old, new = [entry for entry in server.entries("started", "worker") if entry["index"] == lost]
+    assert int(options(new)["--incarnation"]) > int(options(old)["--incarnation"])
+    assert not Path(options(old)["--socket"]).exists()
+    # Nobody heard of the end before it was complete, and the other worker heard of both as well.
+    other = next(entry["pid"] for entry in server.entries("started", "worker") if entry["index"] == kept)
+    until(lambda: server.peers_of(other)[-2:] == [[kept], [0, 1]], "news at the other worker")
+    assert server.stop() == 0
+
+
+def test_a_killed_front_is_replaced_on_the_same_port(server: Server) -> None:
+    server.start().up()
+    address = server.address()
+    victim = server.who_answers()
+    os.kill(victim, signal.SIGKILL)
+    # The port stays open meanwhile: this connection waits for the next front.
+    answer = server.who_answers()
+    assert answer != victim
+    assert server.address() == address
+    until(lambda: [0, 1] in server.peers_of(answer), "peers at the new front")
+
+
+def test_a_hung_child_is_killed_and_replaced(server: Server) -> None:
+    server.start(TOPICS_PING_TIMEOUT_MS="2000").up()
+    victim = server.pids("worker")[0]
+    os.kill(victim, signal.SIGSTOP)
+    until(lambda: len(server.pids("worker")) == 3, "replacement")
+    assert not is_alive(victim)
+    assert "does not answer" in server.text()
+
+
+def test_a_child_that_cannot_start_is_tried_again_ever_slower(server: Server) -> None:
+    server.start(FAKE_FAILS="front", TOPICS_LOG_FORMAT="json")
+    until(lambda: len(server.pids("front")) >= 4, "fourth try")
+    deaths = [json.loads(line) for line in server.text().splitlines() if "front 0 died" in line]
+    assert [death["fields"]["restart_in_ms"] for death in deaths[:3]] == [100, 200, 400]
+    assert deaths[0]["fields"]["reason"] == "exit status 9"
+    assert server.stop() == 0
+
+
+def test_children_do_not_outlive_the_supervisor(server: Server) -> None:
+    server.start().up()
+    run_dir = Path((server.data / "RUN").read_text().strip())
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait()
+    for pid in server.pids():
+        until(lambda pid=pid: not is_alive(pid), f"end of {pid}")
+    assert run_dir.exists()
+    incarnations = [int(options(entry)["--incarnation"]) for entry in server.entries("started", "worker")]
+    server.start().up()
+    assert not run_dir.exists(), "the next start removes what the killed one left"
+    again = [int(options(entry)["--incarnation"]) for entry in server.entries("started", "worker")]
+    assert min(again) > max(incarnations)
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_drains_fronts_before_workers(server: Server, number: signal.Signals) -> None:
+    server.start(TOPICS_FRONTS="2").up(fronts=2)
+    run_dir = Path((server.data / "RUN").read_text().strip())
+    os.kill(server.pid, number)
+    assert server.wait() == 0
+    ends = [
+        (entry["role"], entry["event"])
+        for entry in server.entries()
+        if entry["event"] in ("drain", "stopped")
+    ]
+    assert sorted(ends[:4]) == [("front", "drain")] * 2 + [("front", "stopped")] * 2
+    assert sorted(ends[4:]) == [("worker", "drain")] * 2 + [("worker", "stopped")] * 2
+    assert not run_dir.exists()
+    assert not (server.data / "RUN").exists()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(server.address())
+
+
+def test_a_worker_that_does_not_drain_is_killed_and_it_shows(server: Server) -> None:
+    server.start(FAKE_DEAF="worker", WORKER_DRAIN_S="0.2").up()
+    assert server.stop() == 1
+    assert not any(is_alive(pid) for pid in server.pids())
+
+
+def test_a_front_that_does_not_drain_is_killed_and_workers_still_drain(server: Server) -> None:
+    server.start(FAKE_DEAF="front", FRONT_DRAIN_S="0.2").up()
+    assert server.stop() == 0
+    assert len(server.entries("stopped", "worker")) == 2
+
+
+def test_a_second_signal_kills_all_at_once(server: Server) -> None:
+    server.start(FAKE_DEAF="front").up()
+    os.kill(server.pid, signal.SIGTERM)
+    until(lambda: server.entries("drain", "front"), "drain")
+    os.kill(server.pid, signal.SIGINT)
+    assert server.wait() == 1
+    assert server.entries("stopped") == []
+    assert not any(is_alive(pid) for pid in server.pids())
+
+
+def test_only_the_supervisor_minds_the_signals_of_a_terminal(server: Server) -> None:
+    server.start().up()
+    for pid in [server.pid, *server.pids()]:
+        os.kill(pid, signal.SIGHUP)
+    for pid in server.pids():
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    assert server.who_answers() == server.pids("front")[0]
+    assert server.stop() == 0
+    assert len(server.pids()) == 3, "nobody was restarted"
+
+
+def test_a_stop_does_not_wait_for_a_restart(server: Server) -> None:
+    server.start(FAKE_FAILS="worker")
+    # By then both workers are waited for, and nobody is left to drain.
+    until(lambda: server.text().count('"restart_in_ms":1600') == 2, "long wait for both")
+    assert server.stop() == 0
+
+
+# Refusals.
+
+
+def test_a_locked_directory_is_refused_by_name(server: Server, tmp_path: Path) -> None:
+    server.start().up()
+    second = Server(tmp_path / "second")
+    (tmp_path / "second").mkdir()
+    second.data = server.data
+    try:
+        assert second.start().wait() == 3
+        assert str(server.data) in second.text()
+        assert f"pid {server.pid}" in second.text()
+    finally:
+        second.process = None
+    assert server.stop() == 0
+    server.start().up()
+
+
+def test_another_shard_count_is_refused_and_none_means_the_stored_one(server: Server) -> None:
+    server.start().up().stop()
+    assert json.loads((server.data / "layout.json").read_text()) == {
+        "format": 1,
+        "generation": 1,
+        "shards": 2,
+    }
+    assert server.start(TOPICS_WAL_SHARDS="3").wait() == 2
+    assert "set TOPICS_WAL_SHARDS=2" in server.text()
+    assert not server.pids()
+    server.start(TOPICS_WAL_SHARDS="").up()
+
+
+@pytest.mark.parametrize("text", ['{"format":2,"generation":1,"shards":2}', "nonsense", '{"format":1}', ""])
+def test_an_unknown_layout_is_refused(server: Server, text: str) -> None:
+    server.data.mkdir(parents=True)
+    (server.data / "layout.json").write_text(text)
+    assert server.start().wait() == 2
+    assert "layout.json" in server.text()
+    assert (server.data / "layout.json").read_text() == text
+
+
+def test_data_without_a_layout_is_not_guessed_at(server: Server) -> None:
+    (server.data / "layout-1" / "shard-00").mkdir(parents=True)
+    assert server.start().wait() == 2
+    assert "layout.json is missing" in server.text()
+
+
+@pytest.mark.parametrize("fronts", ["1", "2"])
+def test_a_port_in_use_is_refused(server: Server, fronts: str) -> None:
+    with socket.socket() as taken:
+        # A server that shares its port must not be joined by accident.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert server.start(TOPICS_PORT=port, TOPICS_FRONTS=fronts).wait() == 4
+    assert port in server.text()
+    assert not server.pids()
+    assert not server.port_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("environ", "part"),
+    [
+        ({"TOPICS_HOST": "0.0.0.0"}, "TOPICS_ALLOW_INSECURE_NO_AUTH"),
+        ({"TOPICS_API_KEYS": "swordfish:reed"}, "reed"),
+        ({"TOPICS_DATA_DIR": "/proc/nowhere"}, "/proc/nowhere"),
+        ({"TOPICS_PORT_FILE": "/proc/nowhere"}, "TOPICS_PORT_FILE"),
+    ],
+)
+def test_bad_configuration_is_refused(server: Server, environ: dict[str, str], part: str) -> None:
+    assert server.start(**environ).wait() == 2
+    assert part in server.text()
+    assert "swordfish" not in server.text()
+    assert not server.pids()
+
+
+def test_a_run_directory_that_is_not_ours_is_left_alone(server: Server, tmp_path: Path) -> None:
+    precious = tmp_path / "topics-run-precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    server.data.mkdir(parents=True)
+    (server.data / "RUN").write_text(f"{precious}\n")
+    server.start().up()
+    assert (precious / "file").exists()
+
+
+# The command line.
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_names_the_variables_and_exit_codes() -> None:
+    for command in (("-m", "workers", "--help"), ("-m", "topics.cli", "serve", "--help")):
+        done = run(*command)
+        assert done.returncode == 0
+        assert "TOPICS_DATA_DIR" in done.stdout
+        assert "\n  4  " in done.stdout
+
+
+def test_the_topics_command() -> None:
+    assert run("-m", "topics.cli", "--version").stdout == run("-m", "workers", "--version").stdout
+    assert "serve" in run("-m", "topics.cli", "--help").stdout
+    for command in ((), ("nonsense",)):
+        done = run("-m", "topics.cli", *command)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "usage: topics" in done.stderr
+    assert run("-m", "workers", "nonsense").returncode == 2

@@ -1,0 +1,142 @@
+"""How the contract's tests look at answers: whole bodies, whole errors, and requests that are still open."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import select
+from collections.abc import Mapping
+from typing import Any
+
+from tests.support.server import Reply, Server
+
+Json = dict[str, Any]
+
+DEFAULT_CONFIG: Json = {
+    "type": "log",
+    "ttl_ms": 0,
+    "cap_records": 0,
+    "cap_bytes": 0,
+    "discard": "old",
+    "durable": False,
+    "durability": "disk",
+    "priority": None,
+    "auto_priority": True,
+    "auto_create": True,
+    "idempotency_window_ms": 120_000,
+    "dedupe_node": True,
+    "lease_ms": 30_000,
+    "claim_jitter_ms": 0,
+    "max_deliveries": 0,
+    "dead_letter": None,
+    "leases_durable": False,
+}
+
+U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
+
+_numbers = itertools.count(1)
+
+
+def fresh(prefix: str = "c") -> str:
+    """A topic name that no other test of this process uses; for tests that need several."""
+    return f"{prefix}-{next(_numbers)}"
+
+
+def ok(reply: Reply, status: int = 200) -> Json:
+    """The body of a success without `performance`, which must be there and be made of numbers."""
+    assert reply.status == status, (reply.status, reply.body[:500])
+    assert reply.headers["content-type"] == "application/json"
+    body: Json = reply.json
+    assert "error" not in body
+    performance = body.pop("performance")
+    assert is_number(performance["server_total_ms"])
+    assert all(is_number(value) for value in performance.values())
+    return body
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def refused(reply: Reply, status: int, code: str, detail: Json | None = None) -> Json:
+    """The detail of an error, whose envelope is checked as a whole. A given `detail` must be the whole one."""
+    assert reply.status == status, (reply.status, reply.body[:500])
+    assert reply.headers["content-type"] == "application/json"
+    assert list(reply.json) == ["error"]
+    error: Json = reply.json["error"]
+    assert {"code", "message"} <= set(error) <= {"code", "message", "detail"}
+    assert error["code"] == code
+    assert isinstance(error["message"], str)
+    assert error["message"].strip()
+    found: Json = error.get("detail", {})
+    assert isinstance(found, dict)
+    assert reply.headers.get("retry-after") == ("1" if status in (429, 503) else None)
+    if detail is not None:
+        assert found == detail
+    return found
+
+
+def send_text(
+    server: Server, method: str, path: str, text: str | bytes, content_type: str = "application/json"
+) -> Reply:
+    """A body exactly as it stands here."""
+    body = text.encode() if isinstance(text, str) else text
+    return server.request(method, path, body, {"Content-Type": content_type})
+
+
+def records_of(server: Server, topic: str, **fields: Any) -> list[Json]:
+    return list(ok(server.diff(topic, **fields))["records"])
+
+
+def data_of(server: Server, topic: str, **fields: Any) -> list[Any]:
+    return [record["data"] for record in records_of(server, topic, **fields)]
+
+
+def state_of(server: Server, topic: str) -> Json:
+    return ok(server.get(f"/v0/topics/{topic}?touch=false"))
+
+
+class Pending:
+    """A request that is sent; its answer is read when a test asks for it."""
+
+    def __init__(
+        self,
+        server: Server,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 40.0,
+    ) -> None:
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        self._connection = http.client.HTTPConnection(server.host.strip("[]"), server.port, timeout=timeout_s)
+        self._connection.request(method, path, data, sent)
+
+    @property
+    def is_answered(self) -> bool:
+        return bool(select.select([self._connection.sock], [], [], 0)[0])
+
+    def reply(self) -> Reply:
+        try:
+            response = self._connection.getresponse()
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, headers, response.read())
+        finally:
+            self._connection.close()
+
+
+def poll(server: Server, topic: str, **fields: Any) -> Pending:
+    """A long poll that has reached its topic and found nothing to say yet."""
+    pending = Pending(server, "POST", f"/v0/topics/{topic}/diff", {"wait_ms": 30_000, **fields})
+    # The front takes connections in the order of their bytes, so what answers now came after the poll.
+    for _ in range(2):
+        server.get(f"/v0/topics/{topic}?touch=false")
+    assert not pending.is_answered
+    return pending
+
+
+def one_record(members: str) -> str:
+    """The text of a write with one record, whose members are exactly as they stand here."""
+    return '{"records":[{' + members + "}]}"

@@ -1,0 +1,26 @@
+"""The real supervisor over fake children, as a program of its own: `python -m tests.support.fake_server`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from topics import logs
+from topics.api_keys import secrets_of
+from topics.settings import Settings
+from workers import supervisor
+
+CHILD = (sys.executable, "-m", "tests.support.fake_child")
+
+
+def main() -> int:
+    settings = Settings.from_env(os.environ)
+    logs.configure("supervisor", settings.log_format, secrets_of(settings.api_keys))
+    for name in ("FRONT_DRAIN_S", "WORKER_DRAIN_S"):
+        if name in os.environ:
+            setattr(supervisor, name, float(os.environ[name]))
+    return supervisor.serve(settings, worker_command=(*CHILD, "worker"), front_command=(*CHILD, "front"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Goal: both formats carry the same facts on one line, and a secret comes out of neither.
+
+Method: records of a private logger through each formatter, and `configure` in a real process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from topics.logs import BLOT, HumanFormatter, JsonFormatter, configure, log
+
+
+class Lines(logging.Handler):
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+def logger_to(formatter: logging.Formatter) -> tuple[logging.Logger, list[str]]:
+    handler = Lines(formatter)
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    return logger, handler.lines
+
+
+def fail() -> None:
+    raise ValueError("swordfish")
+
+
+def test_json_lines() -> None:
+    logger, lines = logger_to(JsonFormatter("shard 0"))
+    log(logger, logging.INFO, "recovered", topics=12, path="a b", parts=[1, None])
+    logger.warning("plain %d", 7)
+    first, second = (json.loads(line) for line in lines)
+    assert (first["level"], first["process"]) == ("info", "shard 0")
+    assert first["message"] == "recovered"
+    assert first["fields"] == {"topics": 12, "path": "a b", "parts": [1, None]}
+    assert isinstance(first["pid"], int)
+    assert first["ts"].endswith("Z")
+    assert second["message"] == "plain 7"
+    assert "fields" not in second
+
+
+def test_human_lines() -> None:
+    logger, lines = logger_to(HumanFormatter("front 1"))
+    log(logger, logging.ERROR, "it broke", path="/x", text='a "b" c', count=3, none=None, empty="")
+    assert (
+        lines[0].split(" ", 1)[1]
+        == r'error   front 1: it broke path=/x text="a \"b\" c" count=3 none=null empty=""'
+    )
+
+
+@pytest.mark.parametrize("kind", [HumanFormatter, JsonFormatter])
+def test_text_from_outside_cannot_fake_a_line_or_steer_a_terminal(
+    kind: type[HumanFormatter | JsonFormatter],
+) -> None:
+    logger, lines = logger_to(kind("p"))
+    log(logger, logging.INFO, "a\nb\x1b[2J", field="c\nd\x1b[2J")
+    assert "\n" not in lines[0]
+    assert "\x1b" not in lines[0]
+
+
+@pytest.mark.parametrize("kind", [HumanFormatter, JsonFormatter])
+@pytest.mark.parametrize("secret", ["swordfish", 'quo"te', "größe", "new\nline"])
+def test_secrets_are_blotted_out_everywhere(kind: type[HumanFormatter | JsonFormatter], secret: str) -> None:
+    logger, lines = logger_to(kind("p", ["sword", secret, ""]))
+    log(
+        logger,
+        logging.INFO,
+        f"key {secret}",
+        text=secret,
+        nested={"deep": [secret]},
+        thing=ValueError(secret),
+    )
+    logger.info("argument %s", secret)
+    try:
+        raise ValueError(secret)
+    except ValueError:
+        logger.exception("failed")
+    for line in lines:
+        assert BLOT in line
+        for form in (secret, json.dumps(secret)[1:-1], "fish"):
+            assert form not in line
+
+
+def test_tracebacks_come_along() -> None:
+    for kind in (HumanFormatter, JsonFormatter):
+        logger, lines = logger_to(kind("p"))
+        try:
+            fail()
+        except ValueError:
+            logger.exception("failed")
+        assert "test_logs.py" in lines[0]
+
+
+PROGRAM = """
+import logging, os
+from topics import logs
+from topics.api_keys import secrets_of
+from topics.settings import Settings
+settings = Settings.from_env(os.environ)
+logs.configure("test", settings.log_format, secrets_of(settings.api_keys))
+logging.getLogger("topics.x").info("settings %s keys %s", settings, settings.api_keys)
+logging.getLogger("other").info("environment %s", dict(os.environ))
+logging.getLogger("other").debug("not shown")
+raise_later = logging.getLogger("y")
+try:
+    int(settings.api_keys)
+except ValueError:
+    raise_later.exception("failed")
+"""
+
+
+@pytest.mark.parametrize("chosen", ["auto", "json", "human"])
+def test_a_process_logs_to_stderr_without_its_keys(chosen: str) -> None:
+    environ = {"TOPICS_API_KEYS": "swordfish:read,tunafish", "TOPICS_LOG_FORMAT": chosen}
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == ""
+    assert "fish" not in run.stderr
+    assert "not shown" not in run.stderr
+    if chosen != "human":  # a pipe is no terminal, so auto means json
+        assert [json.loads(line)["process"] for line in run.stderr.splitlines()] == ["test"] * 3
+
+
+def test_configuring_twice_does_not_log_twice() -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        configure("a", "json")
+        configure("b", "json")
+        assert len(root.handlers) == 1
+    finally:
+        root.handlers[:], level = before
+        root.setLevel(level)

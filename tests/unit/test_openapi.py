@@ -1,0 +1,448 @@
+"""The OpenAPI document is valid and tells the truth: it follows the types that check bodies, in both directions.
+
+Samples are put to the code that reads requests, with its msgspec types, and to the JSON schema; both must agree. The HTTP
+page is held to the same facts: its decoder runs, and it names every code, field, route and metric.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+import schemathesis
+
+from router import metrics_text
+from topics import openapi, responses, schemas, wire
+from topics.engine.commands import Records, Tombstone
+from topics.engine.config import TopicConfig
+from topics.engine.errors import InvalidRequest, TopicsError
+from topics.engine.frames import encode_appends
+from topics.engine.limits import BATCH_RECORDS_MAX
+from topics.http_errors import STATUS, error_body
+from topics.settings import describe
+from workers import requests
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "http.md").read_text()
+DOCUMENT = openapi.document("1.2.3")
+SCHEMAS = DOCUMENT["components"]["schemas"]
+REQUESTS = (
+    schemas.ConfigBody,
+    schemas.RecordBody,
+    schemas.TagLastSeq,
+    schemas.WriteBody,
+    schemas.DiffBody,
+    schemas.DeleteBody,
+)
+
+
+def every(node: Any, key: str) -> Iterator[Any]:
+    """The values of this key, wherever it stands."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == key:
+                yield value
+            yield from every(value, key)
+    elif isinstance(node, list):
+        for value in node:
+            yield from every(value, key)
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def resolve(ref: str) -> Any:
+    node: Any = DOCUMENT
+    for name in ref.removeprefix("#/").split("/"):
+        node = node[name]
+    return node
+
+
+def validator(component: str) -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator(
+        {"$ref": f"#/components/schemas/{component}", "components": DOCUMENT["components"]}
+    )
+
+
+# -- the document ------------------------------------------------------------------------------------------
+
+
+def test_it_is_valid_openapi() -> None:
+    schemathesis.openapi.from_dict(DOCUMENT).validate()
+
+
+def test_every_schema_is_a_valid_schema() -> None:
+    parameters = [p["schema"] for _, _, operation in operations() for p in operation.get("parameters", [])]
+    for schema in [*SCHEMAS.values(), *parameters]:
+        jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema)
+
+
+def test_every_reference_resolves() -> None:
+    refs = list(every(DOCUMENT, "$ref"))
+    assert refs
+    assert all(resolve(ref) for ref in refs)
+
+
+def test_every_schema_is_used() -> None:
+    used = {ref.rpartition("/")[2] for ref in every(DOCUMENT, "$ref") if "/schemas/" in ref}
+    # Lines have no schema of their own in OpenAPI 3.1; the record is named in words.
+    assert set(SCHEMAS) == used | {"RecordBody"}
+
+
+def test_it_is_json_and_made_afresh() -> None:
+    assert json.loads(json.dumps(DOCUMENT)) == DOCUMENT
+    other = openapi.document("1.2.3")
+    assert other == DOCUMENT
+    other["paths"].clear()
+    assert openapi.document("1.2.3") == DOCUMENT
+
+
+def test_the_module_prints_it() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "topics.openapi"], cwd=ROOT, capture_output=True, check=True, timeout=60
+    )
+    printed = json.loads(run.stdout)
+    assert printed.pop("info")["title"] == "topics"
+    assert printed == {name: value for name, value in DOCUMENT.items() if name != "info"}
+
+
+@pytest.mark.parametrize("body", [*REQUESTS, *responses.BODIES], ids=lambda body: body.__name__)
+def test_every_field_appears(body: type[msgspec.Struct]) -> None:
+    names = {field.encode_name for field in msgspec.structs.fields(body)}
+    assert set(SCHEMAS[body.__name__]["properties"]) == names
+
+
+@pytest.mark.parametrize("body", REQUESTS, ids=lambda body: body.__name__)
+def test_every_field_of_a_request_is_described(body: type[msgspec.Struct]) -> None:
+    for name, schema in SCHEMAS[body.__name__]["properties"].items():
+        assert schema.get("description"), name
+
+
+def test_defaults_are_those_of_the_types() -> None:
+    for body in REQUESTS:
+        for field in msgspec.structs.fields(body):
+            schema = SCHEMAS[body.__name__]["properties"][field.encode_name]
+            if field.default is msgspec.NODEFAULT or isinstance(field.default, msgspec.Raw):
+                assert "default" not in schema
+            else:
+                assert schema["default"] == field.default
+
+
+# -- operations --------------------------------------------------------------------------------------------
+
+
+def test_the_routes() -> None:
+    assert {(method, path) for method, path, _ in operations()} == {
+        ("GET", "/v0/topics"),
+        ("PUT", "/v0/topics/{topic}"),
+        ("GET", "/v0/topics/{topic}"),
+        ("DELETE", "/v0/topics/{topic}"),
+        ("POST", "/v0/topics/{topic}"),
+        ("POST", "/v0/topics/{topic}/diff"),
+        ("POST", "/v0/topics/{topic}/delete"),
+        ("GET", "/v0/topics/{topic}/tags"),
+        ("GET", "/v0/topics/{topic}/last"),
+        ("GET", "/v0/health"),
+        ("GET", "/v0/ready"),
+        ("GET", "/healthz"),
+        ("GET", "/readyz"),
+        ("GET", "/v0/metrics"),
+        ("GET", "/v0/openapi.json"),
+    }
+
+
+def test_operation_ids_are_unique() -> None:
+    ids = [operation["operationId"] for _, _, operation in operations()]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "operation"), list(operations()), ids=lambda value: str(value)[:40]
+)
+def test_every_operation_says_how_it_fails(method: str, path: str, operation: dict[str, Any]) -> None:
+    statuses = {int(status) for status in operation["responses"]}
+    assert statuses & {200, 201}
+    assert {400, 401, 408, 431, 500} <= statuses
+    assert statuses - {200, 201} <= set(STATUS.values())
+    if "{topic}" in path:
+        assert {403, 429, 503} <= statuses
+    assert ({413, 415} <= statuses) == ("requestBody" in operation)
+
+
+def test_every_code_is_described_under_its_status() -> None:
+    assert set(openapi.CODES) == set(STATUS)
+    for code, status in STATUS.items():
+        assert f"`{code}`" in DOCUMENT["components"]["responses"][f"Error{status}"]["description"]
+
+
+def test_only_429_and_503_say_when_to_come_back() -> None:
+    with_header = {
+        name for name, response in DOCUMENT["components"]["responses"].items() if "headers" in response
+    }
+    assert with_header == {"Error429", "Error503"}
+
+
+def test_a_key_is_optional_everywhere() -> None:
+    for security in [DOCUMENT["security"], *every(DOCUMENT["paths"], "security")]:
+        assert security[0] == {}
+        assert list(security[1]) == ["bearerAuth"]
+
+
+# -- samples both ways -------------------------------------------------------------------------------------
+
+U64 = 2**64 - 1
+SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
+    (schemas.ConfigBody, True, {}),
+    (schemas.ConfigBody, True, {"type": "queue", "lease_ms": 5, "dead_letter": "lost.jobs"}),
+    (schemas.ConfigBody, True, {"durability": None, "priority": None, "dead_letter": None}),
+    (schemas.ConfigBody, True, {"durability": "fsync", "priority": -(2**31), "cap_bytes": U64}),
+    (schemas.ConfigBody, True, {"later": {"a": 1}}),
+    (schemas.ConfigBody, False, {"type": "stack"}),
+    (schemas.ConfigBody, False, {"type": None}),
+    (schemas.ConfigBody, False, {"ttl_ms": -1}),
+    (schemas.ConfigBody, False, {"ttl_ms": "5"}),
+    (schemas.ConfigBody, False, {"ttl_ms": 1.5}),
+    (schemas.ConfigBody, False, {"ttl_ms": True}),
+    (schemas.ConfigBody, False, {"ttl_ms": None}),
+    (schemas.ConfigBody, False, {"cap_records": U64 + 1}),
+    (schemas.ConfigBody, False, {"priority": 2**31}),
+    (schemas.ConfigBody, False, {"durable": "yes"}),
+    (schemas.ConfigBody, False, {"durability": "tape"}),
+    (schemas.ConfigBody, False, []),
+    (schemas.RecordBody, True, {"data": None}),
+    (schemas.RecordBody, True, {"data": [1, {"a": None}], "tag": None, "node": None, "meta": None}),
+    (schemas.RecordBody, True, {"data": 1, "tag": "t", "node": "n", "meta": {"k": 1}, "ttl_ms": U64}),
+    (schemas.RecordBody, True, {"data": 1, "meta": "text", "data_base64": None}),
+    (schemas.RecordBody, True, {"data_base64": "", "meta": None}),
+    (schemas.RecordBody, True, {"data_base64": "AAEC/w==", "tag": "b"}),
+    (schemas.RecordBody, False, {}),
+    (schemas.RecordBody, False, {"tag": "t"}),
+    (schemas.RecordBody, False, {"data_base64": None}),
+    (schemas.RecordBody, False, {"data_base64": "AA=", "tag": "b"}),
+    (schemas.RecordBody, False, {"data_base64": "not base64!"}),
+    (schemas.RecordBody, False, {"data": 1, "data_base64": "AA=="}),
+    (schemas.RecordBody, False, {"meta": {}, "data_base64": "AA=="}),
+    (schemas.RecordBody, False, {"data": 1, "tag": 5}),
+    (schemas.RecordBody, False, {"data": 1, "ttl_ms": None}),
+    (schemas.RecordBody, False, {"data": 1, "ttl_ms": U64 + 1}),
+    (schemas.RecordBody, False, {"data": 1, "tag": "t" * 257}),
+    (schemas.RecordBody, False, {"data": 1, "node": "n" * 129}),
+    (schemas.RecordBody, False, {"data": 1, "meta": {str(i): i for i in range(65)}}),
+    (schemas.RecordBody, False, 5),
+    (schemas.WriteBody, True, {"records": [{"data": 1}]}),
+    (schemas.WriteBody, True, {"records": [{"data_base64": "AA=="}, {"data_base64": "AAE="}]}),
+    (schemas.WriteBody, True, {"records": [{"data": 1}], "config": {"type": "queue"}, "create": True}),
+    (schemas.WriteBody, True, {"records": [{"data": 1}], "config": None, "create": None, "node": None}),
+    (schemas.WriteBody, True, {"records": [{"data": 1}], "idempotency_key": "k" * 256}),
+    (schemas.WriteBody, True, {"records": [{"data": 1}], "if_last_seq": 0}),
+    (schemas.WriteBody, True, {"records": [{"data": 1}], "if_tag_last_seq": {"tag": "t", "seq": 7}}),
+    (schemas.WriteBody, True, {"records": [{"data": 1}] * BATCH_RECORDS_MAX}),
+    (schemas.WriteBody, False, {}),
+    (schemas.WriteBody, False, {"records": []}),
+    (schemas.WriteBody, False, {"records": None}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}] * (BATCH_RECORDS_MAX + 1)}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}, {}]}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}, {"data_base64": "AA=="}]}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}], "idempotency_key": ""}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}], "idempotency_key": "k" * 257}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}], "create": "yes"}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}], "disable_backpressure": None}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}], "config": {"type": 1}}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}], "if_last_seq": -1}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}], "if_last_seq": U64 + 1}),
+    (schemas.WriteBody, False, {"records": [{"data": 1}], "if_tag_last_seq": {"tag": "t"}}),
+    (schemas.DiffBody, True, {}),
+    (schemas.DiffBody, True, {"from_seq": U64, "limit": 2**32 - 1, "wait_ms": 2**32 - 1}),
+    (schemas.DiffBody, True, {"node": "a", "tag": None}),
+    (schemas.DiffBody, True, {"node": ["a", "b"], "tag": "eu.*"}),
+    (schemas.DiffBody, True, {"node": None, "tag": ["tag", "Subject", "orders.*.>"]}),
+    (schemas.DiffBody, True, {"tag": ["tag", "Eq", ""], "from_ts": 5}),
+    (schemas.DiffBody, True, {"tag": ["tag", "Subject", ">x.>"]}),
+    (schemas.DiffBody, False, {"from_seq": -1}),
+    (schemas.DiffBody, False, {"from_seq": U64 + 1}),
+    (schemas.DiffBody, False, {"limit": 2**32}),
+    (schemas.DiffBody, False, {"limit": None}),
+    (schemas.DiffBody, False, {"node": 5}),
+    (schemas.DiffBody, False, {"node": ["a", 5]}),
+    (schemas.DiffBody, False, {"include_tags": 1}),
+    (schemas.DiffBody, False, {"tag": ["tag", "Eq"]}),
+    (schemas.DiffBody, False, {"tag": ["node", "Eq", "a"]}),
+    (schemas.DiffBody, False, {"tag": ["tag", "Like", "a"]}),
+    (schemas.DiffBody, False, {"tag": ["tag", "Glob", "a"]}),
+    (schemas.DiffBody, False, {"tag": ["tag", "Subject", "a..b"]}),
+    (schemas.DiffBody, False, {"tag": ["tag", "Subject", "a.>.b"]}),
+    (schemas.DiffBody, False, {"tag": ["tag", "Subject", ""]}),
+    (schemas.DeleteBody, True, {"before_seq": 0}),
+    (schemas.DeleteBody, True, {"match": "a*", "keep": 3}),
+    (schemas.DeleteBody, True, {"match": ["tag", "Glob", "*"], "before_seq": None}),
+    (schemas.DeleteBody, True, {"seqs": [], "erase": True}),
+    (schemas.DeleteBody, True, {"seqs": [1, U64]}),
+    (schemas.DeleteBody, False, {}),
+    (schemas.DeleteBody, False, {"erase": True}),
+    (schemas.DeleteBody, False, {"before_seq": None, "match": None, "seqs": None, "keep": None}),
+    (schemas.DeleteBody, False, {"match": ["tag", "Subject", "a.>"]}),
+    (schemas.DeleteBody, False, {"match": []}),
+    (schemas.DeleteBody, False, {"seqs": [-1]}),
+    (schemas.DeleteBody, False, {"seqs": [U64 + 1]}),
+    (schemas.DeleteBody, False, {"seqs": list(range(10_001))}),
+    (schemas.DeleteBody, False, {"keep": 1.5}),
+    (schemas.DeleteBody, False, {"before_seq": 5, "erase": None}),
+]
+
+
+def sample_id(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else json.dumps(value)[:60]
+
+
+@pytest.mark.parametrize(("body", "accepted", "sample"), SAMPLES, ids=sample_id)
+def test_the_schema_agrees(body: type[msgspec.Struct], accepted: bool, sample: Any) -> None:
+    assert validator(body.__name__).is_valid(sample) == accepted
+
+
+def read(body: type[msgspec.Struct], sample: Any) -> None:
+    """Read a sample as a worker reads a request, with all that is checked beside the types; raise if it is refused."""
+    request = wire.Request(1, 0, 1000, 0, 0, b"t", b"", json.dumps(sample).encode())
+    match body.__name__:
+        case "ConfigBody":
+            requests.read_config(request, wire.NO_ARGS)
+        case "RecordBody":
+            requests.read_lines("t", request, wire.NO_ARGS)
+        case "WriteBody":
+            requests.read_write("t", request, wire.NO_ARGS, lambda name: True)
+        case "DiffBody":
+            requests.read_diff("t", request)
+        case "DeleteBody":
+            command = requests.read_delete("t", request)
+            if (command.before_seq, command.match, command.seqs, command.keep) == (None,) * 4:
+                raise InvalidRequest("the engine refuses it")
+
+
+@pytest.mark.parametrize(("body", "accepted", "sample"), SAMPLES, ids=sample_id)
+def test_the_server_agrees(body: type[msgspec.Struct], accepted: bool, sample: Any) -> None:
+    if accepted:
+        read(body, sample)
+        return
+    with pytest.raises(TopicsError) as refused:
+        read(body, sample)
+    assert STATUS[refused.value.code] == 400
+
+
+def test_one_known_difference() -> None:
+    """To JSON Schema 5.0 is an integer; the server wants it written as 5."""
+    assert validator("DiffBody").is_valid({"from_seq": 5.0})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"from_seq":5.0}', type=schemas.DiffBody)
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("orders", True),
+        ("0.a:b_c-d", True),
+        ("a" * 255, True),
+        ("", False),
+        (".a", False),
+        ("a/b", False),
+        ("ä", False),
+        ("a" * 256, False),
+    ],
+)
+def test_names_where_topics_are_created(name: str, accepted: bool) -> None:
+    for method, path, operation in operations():
+        if (method, path) in {("PUT", "/v0/topics/{topic}"), ("POST", "/v0/topics/{topic}")}:
+            schema = operation["parameters"][0]["schema"]
+            assert jsonschema_rs.Draft202012Validator(schema).is_valid(name) == accepted
+
+
+# -- responses ---------------------------------------------------------------------------------------------
+
+
+def test_the_config_of_a_response_is_a_topics_config() -> None:
+    fields = {field.name for field in msgspec.structs.fields(responses.Config)}
+    assert fields == {*TopicConfig.__struct_fields__, "durable"}
+    assert fields == set(schemas.ConfigBody.__struct_fields__)
+
+
+def test_a_tombstone_is_the_engines() -> None:
+    gone = json.loads(msgspec.json.encode(Tombstone(1, 4, "cap", 4, 5, 9)))
+    assert set(gone) == set(responses.Tombstone.__struct_fields__)
+    assert validator("Tombstone").is_valid(gone)
+
+
+def test_an_error_fits_its_schema() -> None:
+    for code in STATUS:
+        assert validator("ErrorBody").is_valid(json.loads(error_body(code, "so it is", {"topic": "t"})))
+        assert validator("ErrorBody").is_valid(json.loads(error_body(code, "so it is")))
+    assert not validator("ErrorBody").is_valid({"error": {"code": "oops", "message": "no such code"}})
+
+
+def test_a_record_needs_a_seq_and_a_time_only() -> None:
+    assert validator("Record").is_valid({"$seq": 1, "$ts": 2})
+    assert validator("Record").is_valid({"$seq": 1, "$ts": 2, "$tag": "t", "$node": "n", "data": None})
+    assert validator("Record").is_valid({"$seq": 1, "$ts": 2, "$encoding": "base64", "data": "AA=="})
+    assert not validator("Record").is_valid({"$seq": 1})
+    assert not validator("Record").is_valid({"$seq": 1, "$ts": 2, "$tag": None})
+
+
+# -- the page for people -----------------------------------------------------------------------------------
+
+
+def test_the_pages_decoder_works() -> None:
+    (source,) = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    space: dict[str, Any] = {}
+    exec(source, space)
+    pieces: list[bytes] = []
+    records = Records(
+        [b'{"a":1}{"k":2}', b'"x"'],
+        tags=[b"eu", None],
+        nodes=[None, b"n"],
+        meta_lens=[7, 0],
+        ttls_ms=[0, 5],
+    )
+    encode_appends(pieces, records, topic_id=3, first_seq=7, ts=1_700_000_000_000, key=b"key")
+    encode_appends(pieces, Records([b"\x00\xff"], raw=True), topic_id=3, first_seq=9, ts=1_700_000_000_001)
+    assert list(space["records"](b"".join(pieces))) == [
+        {"seq": 7, "ts": 1_700_000_000_000, "node": None, "tag": "eu", "data": {"a": 1}, "meta": {"k": 2}},
+        {"seq": 8, "ts": 1_700_000_000_000, "node": "n", "tag": None, "data": "x", "meta": None},
+        {"seq": 9, "ts": 1_700_000_000_001, "node": None, "tag": None, "data": b"\x00\xff", "meta": None},
+    ]
+    assert list(space["records"](b"")) == []
+
+
+def test_the_page_names_what_there_is() -> None:
+    wanted = {f"`{code}`" for code in STATUS}
+    for body in (*REQUESTS, *responses.BODIES):
+        wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
+    for _, path, operation in operations():
+        wanted.add(path.replace("{topic}", ":topic"))
+        wanted |= {f"`{p['name']}`" for p in operation.get("parameters", []) if p["name"] != "topic"}
+    wanted -= {"`error`", "`performance`", "`wal`"}
+    assert sorted(name for name in wanted if name not in PAGE) == []
+
+
+def test_the_page_names_every_metric_and_the_json_form_fits() -> None:
+    totals = metrics_text.Totals([], 1, 0, 0)
+    names = re.findall(r"^# TYPE (\w+) ", metrics_text.as_text(totals).decode(), flags=re.MULTILINE)
+    assert names
+    assert [name for name in names if f"`{name}" not in PAGE] == []
+    figures = metrics_text.as_json(totals) | {"performance": {"server_total_ms": 0.1}}
+    assert set(figures) == set(responses.Metrics.__struct_fields__)
+    assert validator("Metrics").is_valid(json.loads(json.dumps(figures)))
+
+
+def test_the_page_has_every_setting_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(TOPICS_\w+)` \| (.*?) \|", PAGE, flags=re.MULTILINE))
+    assert set(rows) == {name for name, _, _ in describe()}
+    for name, default, _ in describe():
+        assert rows[name].strip("`") == (default or "–"), name

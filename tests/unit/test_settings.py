@@ -1,0 +1,201 @@
+"""Goal: every variable is read under its name with its default, nothing unsafe starts, and no key is ever shown.
+
+Method: environments as plain dicts; defaults are checked against the interface's own table.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics import settings
+from topics.settings import Settings, is_loopback, join_host
+
+DEFAULTS = {
+    "TOPICS_HOST": "127.0.0.1",
+    "TOPICS_PORT": 4000,
+    "TOPICS_PORT_FILE": None,
+    "TOPICS_API_KEYS": "",
+    "TOPICS_ALLOW_INSECURE_NO_AUTH": False,
+    "TOPICS_PROBE_AUTH": False,
+    "TOPICS_DATA_DIR": "./topics-data",
+    "TOPICS_COLD_DIR": None,
+    "TOPICS_WAL_SHARDS": None,
+    "TOPICS_SEGMENT_MAX_EVENTS": 10000,
+    "TOPICS_SEGMENT_MAX_BYTES": 67108864,
+    "TOPICS_SEGMENT_MAX_AGE_MS": 3600000,
+    "TOPICS_HOT_RETAIN_SEGMENTS": 4,
+    "TOPICS_HOT_RETAIN_BYTES": 0,
+    "TOPICS_MAX_BODY_BYTES": 67108864,
+    "TOPICS_MAX_TOPICS": 100000,
+    "TOPICS_MAX_ROUTERS": 10000,
+    "TOPICS_MAX_WATCH_SESSIONS": 10000,
+    "TOPICS_MAX_SSE_CONNECTIONS": 10000,
+    "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY": 1000,
+    "TOPICS_MAX_INFLIGHT_PER_KEY": 1000,
+    "TOPICS_MAX_TOTAL_BYTES": 0,
+    "TOPICS_MAX_MEMORY_BYTES": 268435456,
+    "TOPICS_TEST_MIN_HEARTBEAT_MS": 1000,
+    "TOPICS_FRONTS": 1,
+    "TOPICS_PING_TIMEOUT_MS": 30000,
+    "TOPICS_LOG_FORMAT": "auto",
+    "TOPICS_VERIFY": False,
+    "TOPICS_CACHE_BYTES": 33554432,
+    "TOPICS_WAL_FILE_BYTES": 67108864,
+    "TOPICS_KEEPALIVE_MS": 75000,
+    "TOPICS_REQUEST_TIMEOUT_MS": 60000,
+    "TOPICS_FAST_PATH": True,
+}
+NUMBERS = sorted(
+    name for name, value in DEFAULTS.items() if type(value) is int or name == "TOPICS_WAL_SHARDS"
+)
+
+
+def field(name: str) -> str:
+    return name.removeprefix("TOPICS_").lower()
+
+
+def read(**environ: str) -> Settings:
+    return Settings.from_env(environ)
+
+
+def test_defaults() -> None:
+    empty = read()
+    assert {settings.variable(name): getattr(empty, name) for name in empty.__struct_fields__} == DEFAULTS
+
+
+def test_the_description_covers_every_variable() -> None:
+    rows = settings.describe()
+    assert {name for name, _, _ in rows} == set(DEFAULTS)
+    assert all(meaning for _, _, meaning in rows)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("text", ["", " ", "x", "-1", "1.5", "1e3", "0x10", "1_000", "٣", "9" * 30])
+def test_what_is_no_number_means_the_default(name: str, text: str) -> None:
+    assert getattr(read(**{name: text}), field(name)) == DEFAULTS[name]
+
+
+@given(st.sampled_from(NUMBERS), st.integers(min_value=0, max_value=10**18 - 1))
+def test_every_number_is_accepted_or_brought_into_range(name: str, number: int) -> None:
+    value = getattr(read(**{name: f" {number} "}), field(name))
+    assert isinstance(value, int)
+    assert value >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("TOPICS_WAL_SHARDS", "0", 1),
+        ("TOPICS_WAL_SHARDS", "4", 4),
+        ("TOPICS_FRONTS", "0", 1),
+        ("TOPICS_SEGMENT_MAX_EVENTS", "0", 1),
+        ("TOPICS_SEGMENT_MAX_AGE_MS", "0", 0),
+        ("TOPICS_MAX_TOPICS", "0", 0),
+        ("TOPICS_TEST_MIN_HEARTBEAT_MS", "0", 1),
+        ("TOPICS_TEST_MIN_HEARTBEAT_MS", "5000", 1000),
+        ("TOPICS_PORT", "0", 0),
+        ("TOPICS_PORT", "65536", 4000),
+    ],
+)
+def test_ranges(name: str, text: str, value: int) -> None:
+    assert getattr(read(**{name: text}), field(name)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", True),
+        ("true", True),
+        ("TRUE", True),
+        ("0", False),
+        ("false", False),
+        ("yes", False),
+        ("", False),
+    ],
+)
+def test_switches(text: str, value: bool) -> None:
+    assert read(TOPICS_VERIFY=text).verify is value
+
+
+def test_the_fast_path_is_on_unless_switched_off() -> None:
+    assert [read(TOPICS_FAST_PATH=text).fast_path for text in ("0", "off", "false", "?", "1")] == [
+        False
+    ] * 3 + [True] * 2
+
+
+def test_an_unknown_log_format_means_the_default() -> None:
+    assert [read(TOPICS_LOG_FORMAT=text).log_format for text in ("JSON", "human", "xml")] == [
+        "json",
+        "human",
+        "auto",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("localhost", "localhost", 7),
+        ("localhost:4001", "localhost", 4001),
+        ("127.0.0.1:0", "127.0.0.1", 0),
+        ("127.0.0.1:x", "127.0.0.1", 4000),
+        ("127.0.0.1:", "127.0.0.1", 4000),
+        ("[::1]:4001", "::1", 4001),
+        ("[::1]", "::1", 7),
+        ("::1", "::1", 7),
+        ("::", "::", 7),
+        ("", "127.0.0.1", 7),
+    ],
+)
+def test_hosts(text: str, host: str, port: int) -> None:
+    found = read(TOPICS_HOST=text, TOPICS_PORT="7")
+    assert (found.host, found.port) == (host, port)
+
+
+def test_a_port_without_a_host_is_refused() -> None:
+    assert read(TOPICS_HOST=":4000").problems()
+
+
+def test_addresses_are_joined_as_urls_want_them() -> None:
+    assert join_host("::1", 4000) == "[::1]:4000"
+    assert join_host("127.0.0.1", 4000) == "127.0.0.1:4000"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]:4000", "localhost:1"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    assert read(TOPICS_HOST=host).problems() == []
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "[::]:4000", "192.0.2.1", "no-such-host.invalid", "0.0.0.0:4000", "0"]
+)
+def test_elsewhere_keys_or_a_clear_wish_are_needed(host: str) -> None:
+    (problem,) = read(TOPICS_HOST=host).problems()
+    assert "TOPICS_API_KEYS" in problem
+    assert "TOPICS_ALLOW_INSECURE_NO_AUTH" in problem
+    assert read(TOPICS_HOST=host, TOPICS_API_KEYS=" , :read").problems(), (
+        "entries without a secret are no keys"
+    )
+    assert read(TOPICS_HOST=host, TOPICS_ALLOW_INSECURE_NO_AUTH="yes").problems()
+    assert read(TOPICS_HOST=host, TOPICS_API_KEYS="secret").problems() == []
+    assert read(TOPICS_HOST=host, TOPICS_ALLOW_INSECURE_NO_AUTH="true").problems() == []
+
+
+def test_a_bad_key_entry_is_refused_without_its_secret() -> None:
+    (problem,) = read(TOPICS_API_KEYS="good,swordfish:reed").problems()
+    assert "reed" in problem
+    assert "swordfish" not in problem
+
+
+def test_keys_are_never_shown() -> None:
+    found = read(TOPICS_API_KEYS="swordfish:read")
+    assert found.api_keys == "swordfish:read"
+    for shown in (repr(found), str(found), f"{found}", repr(list(found.__rich_repr__()))):
+        assert "swordfish" not in shown
+        assert "4000" in shown
+
+
+def test_a_name_that_does_not_resolve_is_not_trusted() -> None:
+    assert not is_loopback("no-such-host.invalid")
+    assert not is_loopback("a" * 300)

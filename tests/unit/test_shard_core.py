@@ -1,0 +1,313 @@
+"""Goal: a shard answers every request once, to whoever asked, and survives whatever it is sent.
+
+Method: a ShardCore over a real engine on a simulated disk and clock; requests and replies are bytes of the wire.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.engine_harness import SMALL
+from tests.support.shard_rig import FRONT, Rig, error_of
+from topics import wire
+from topics.engine.catalog import Grant
+from topics.engine.limits import MIB
+from topics.reports import Readiness, ShardReport
+from workers import caps as caps_module
+from workers import replies
+from workers.caps import PARK_US
+
+CHANGING = {wire.WRITE: {"records": [{"data": 1}]}, wire.DELETE: {"before_seq": 1}, wire.PUT_TOPIC: {}}
+ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=4 * MIB)
+CAPPED = msgspec.structs.replace(ROOMY, max_topics=2)
+
+
+def write(*data: Any) -> dict[str, Any]:
+    return {"records": [{"data": value} for value in data]}
+
+
+def body_of(reply: wire.Reply | None) -> Any:
+    assert reply is not None
+    return json.loads(bytes(reply.body))
+
+
+# ---- while it recovers
+
+
+@pytest.mark.parametrize("op", [wire.WRITE, wire.DIFF, wire.DELETE, wire.PUT_TOPIC, wire.LIST_TOPICS])
+def test_until_it_has_recovered_a_shard_says_how_far_it_is(op: int) -> None:
+    rig = Rig(recovered=False)
+    rig.core.progress = 0.25
+    error = error_of(rig.ask(op, body=CHANGING.get(op, b"")))
+    assert error["code"] == "not_ready"
+    assert error["detail"] == {"replay_progress": 0.25}
+
+
+def test_what_was_refused_while_it_recovered_is_not_carried_out_later() -> None:
+    rig = Rig(recovered=False)
+    rig.ask(wire.WRITE, body=write(1))
+    rig.recover()
+    assert error_of(rig.ask(wire.GET_TOPIC))["code"] == "topic_not_found"
+
+
+def test_questions_about_the_shard_are_answered_while_it_recovers() -> None:
+    rig = Rig(recovered=False)
+    rig.core.progress = 0.5
+    ready, metrics = rig.ask(wire.READY), rig.ask(wire.METRICS)
+    assert ready is not None and metrics is not None
+    assert msgspec.msgpack.decode(ready.body, type=Readiness).progress == 0.5
+    report = msgspec.msgpack.decode(metrics.body, type=ShardReport)
+    assert (report.progress, report.topic_count) == (0.5, 0)
+
+
+# ---- what is not executed
+
+
+def test_a_request_that_waited_too_long_is_refused_and_not_executed() -> None:
+    rig = Rig()
+    rig.clock.advance(60_000)
+    late = error_of(rig.ask(wire.WRITE, body=write(1), received_us=rig.now_us() - 30_000_001))
+    assert late["code"] == "not_ready"
+    assert "outcome" not in late.get("detail", {})
+    assert error_of(rig.ask(wire.GET_TOPIC))["code"] == "topic_not_found"
+    in_time = rig.ask(wire.WRITE, body=write(1), received_us=rig.now_us() - 30_000_000)
+    assert in_time is not None and in_time.status == 201
+
+
+def test_a_message_for_another_incarnation_is_not_read() -> None:
+    rig = Rig(incarnation=5)
+    for other in (4, 6):
+        assert rig.ask(wire.WRITE, body=write(1), incarnation=other) is None
+    assert error_of(rig.ask(wire.GET_TOPIC))["code"] == "topic_not_found"
+
+
+HOSTILE = {
+    "not JSON": b"{",
+    "not UTF-8": b'{"records":[{"data":"\xff"}]}',
+    "deep": b'{"records":[{"data":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+    "empty": b"",
+    "another type": b'{"records":7}',
+    "huge number": b'{"records":[{"data":1,"ttl_ms":' + b"9" * 400 + b"}]}",
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("op", [wire.WRITE, wire.WRITE_LINES, wire.DIFF, wire.DELETE, wire.PUT_TOPIC])
+def test_no_body_takes_the_shard_down(op: int, body: bytes) -> None:
+    rig = Rig(ROOMY)
+    reply = rig.ask(op, body=body)
+    assert reply is not None and reply.status in (200, 201, 400, 404)
+    served = rig.ask(wire.WRITE, "other", write(1))
+    assert served is not None and served.status == 201
+
+
+@pytest.mark.parametrize("op, args", [(0, b""), (wire.WRITE, b"\xc1"), (wire.LIST_TOPICS, b"\x93")])
+def test_what_cannot_be_read_at_all_is_a_fault_of_that_request_alone(op: int, args: bytes) -> None:
+    rig = Rig()
+    before = rig.receive(wire.WRITE, "a", write(1))
+    bad = rig.receive(op, "b", write(1), args=args)
+    after = rig.receive(wire.WRITE, "c", write(1))
+    rig.rest()
+    assert [rig.replies[key].status for key in (before, bad, after)] == [201, 500, 201]
+
+
+def test_an_answer_that_cannot_be_made_is_a_fault_of_that_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("an odd record")
+
+    rig = Rig()
+    rig.ask(wire.WRITE, body=write(1))
+    monkeypatch.setattr(replies, "page", fails)
+    read = rig.receive(wire.DIFF)
+    state = rig.receive(wire.GET_TOPIC)
+    rig.rest()
+    assert [rig.replies[key].status for key in (read, state)] == [500, 200]
+
+
+# ---- who gets which reply
+
+
+def test_replies_go_to_whoever_asked_even_with_the_same_ids() -> None:
+    rig = Rig()
+    head = wire.message_head(1)
+    for peer in (b"front-a", b"front-b"):
+        text = json.dumps(write(1)).encode()
+        topic = peer.removeprefix(b"front-")
+        request = wire.request_head(7, 0, 30_000, wire.WRITE, 0, topic, b"", len(text))
+        rig.core.receive(peer, head + request + text)
+    rig.rest()
+    assert body_of(rig.replies[b"front-a", 7])["topic"] == "a"
+    assert body_of(rig.replies[b"front-b", 7])["topic"] == "b"
+
+
+def test_small_replies_of_a_turn_are_one_message_to_each_peer() -> None:
+    rig = Rig()
+    for peer in (b"one", b"two"):
+        for _ in range(3):
+            rig.receive(wire.GET_TOPIC, peer=peer)
+    sends = rig.core.idle().sends + rig.core.turn().sends
+    assert sorted((peer, len(parts)) for peer, parts in sends) == [(b"one", 1), (b"two", 1)]
+
+
+def test_a_large_reply_goes_as_a_part_of_its_own() -> None:
+    rig = Rig(ROOMY)
+    rig.ask(wire.WRITE, body=write("x" * wire.BODY_APART))
+    key = rig.receive(wire.DIFF)
+    actions = rig.core.turn()
+    ((peer, parts),) = actions.sends
+    assert (peer, len(parts)) == (FRONT, 2)
+    (reply,) = wire.read_replies(bytes(parts[0]), parts[1])
+    assert reply.id == key[1]
+    assert body_of(reply)["records"][0]["data"] == "x" * wire.BODY_APART
+
+
+def test_a_large_body_may_come_as_a_part_of_its_own() -> None:
+    rig = Rig(ROOMY)
+    text = json.dumps(write("x" * wire.BODY_APART)).encode()
+    head = wire.request_head(1, 0, 30_000, wire.WRITE, 0, b"t", b"", wire.FOLLOWS)
+    rig.core.receive(FRONT, wire.message_head(1) + head, memoryview(text))
+    rig.rest()
+    assert rig.replies[FRONT, 1].status == 201
+
+
+def test_an_fsync_write_is_answered_only_after_its_sync() -> None:
+    rig = Rig()
+    rig.ask(wire.PUT_TOPIC, body={"durability": "fsync"})
+    key = rig.receive(wire.WRITE, body=write(1))
+    rig.turn()
+    assert key not in rig.replies
+    assert [job.kind for job in rig.jobs] == ["sync"]
+    rig.rest()
+    assert rig.replies[key].status == 200
+
+
+def test_reads_that_come_together_share_what_a_turn_may_fetch() -> None:
+    """Each alone would get a page of three records; all of them together get one each, and come back for more."""
+    rig = Rig(msgspec.structs.replace(SMALL, wal_file_bytes=16 * MIB))
+    for _ in range(3):
+        rig.ask(wire.WRITE, body=write("x" * (MIB // 2)))
+    alone = rig.ask(wire.DIFF, body={"max_batch_bytes": 8 * MIB})
+    assert len(body_of(alone)["records"]) == 3
+    keys = [rig.receive(wire.DIFF, body={"max_batch_bytes": 8 * MIB}) for _ in range(200)]
+    rig.rest()
+    pages = [body_of(rig.replies[key]) for key in keys]
+    assert {len(page["records"]) for page in pages} == {1}
+    assert not any(page["caught_up"] for page in pages)
+
+
+# ---- caps: the story of one shard; those of several are in test_caps.py
+
+
+def silent_catalog(rig: Rig) -> None:
+    """Shard 1's catalog is somewhere else, and says nothing."""
+    rig.caps.catalog_up()
+    rig.core.reports(1)
+
+
+def lone_shard() -> Rig:
+    rig = Rig(msgspec.structs.replace(CAPPED, shard=1), shards=2)
+    silent_catalog(rig)
+    return rig
+
+
+def grant(rig: Rig, topics: int, *, final: bool = False) -> None:
+    rig.caps.receive(msgspec.msgpack.encode(Grant(topics, 0, final, 1, 1)))
+
+
+def test_a_write_over_the_grant_waits_for_more() -> None:
+    rig = lone_shard()
+    key = rig.receive(wire.WRITE, "a", write(1))
+    rig.rest()
+    assert key not in rig.replies
+    assert len(rig.core.reports(1)) == 1
+    grant(rig, 1)
+    rig.rest()
+    assert rig.replies[key].status == 201
+
+
+def test_the_last_word_of_the_catalog_is_a_429_for_all_that_take_no_less() -> None:
+    rig = Rig(msgspec.structs.replace(ROOMY, shard=1, max_total_bytes=1000), shards=2)
+    silent_catalog(rig)
+    keys = [rig.receive(wire.WRITE, str(size), write("x" * size)) for size in (500, 600, 10)]
+    rig.rest()
+    rig.caps.receive(msgspec.msgpack.encode(Grant(3, 0, True, 1, 1)))
+    rig.rest()
+    for key in keys[:2]:
+        assert error_of(rig.replies[key])["detail"] == {"limit": "max_total_bytes", "max": 1000}
+    assert keys[2] not in rig.replies  # a smaller one may still fit: it is asked for anew
+    assert len(rig.core.reports(1)) == 2
+
+
+def test_a_final_word_for_one_that_gave_up_refuses_nobody_else() -> None:
+    rig = Rig(msgspec.structs.replace(ROOMY, shard=1, max_total_bytes=1000), shards=2)
+    silent_catalog(rig)
+    large = rig.receive(wire.WRITE, "large", write("x" * 900))
+    rig.rest()
+    rig.clock.advance(1000)
+    small = rig.receive(wire.WRITE, "small", write(1))
+    rig.rest()
+    rig.clock.advance(PARK_US // 1000 - 999)
+    rig.rest()
+    assert error_of(rig.replies[large])["code"] == "not_ready"
+    rig.caps.receive(msgspec.msgpack.encode(Grant(1, 0, True, 1, 1)))
+    rig.rest()
+    assert small not in rig.replies
+    rig.caps.receive(msgspec.msgpack.encode(Grant(0, 1, False, 1, 1)))
+    rig.rest()
+    assert rig.replies[small].status == 201
+
+
+def test_a_parked_write_is_told_to_come_back_when_nobody_answers() -> None:
+    rig = lone_shard()
+    key = rig.receive(wire.WRITE, "a", write(1))
+    rig.rest()
+    assert rig.wake_at_ms == PARK_US // 1000 + 1
+    rig.clock.advance(PARK_US // 1000 - 1)
+    rig.rest()
+    assert key not in rig.replies
+    rig.clock.advance(2)
+    rig.rest()
+    error = error_of(rig.replies[key])
+    assert error["code"] == "not_ready"
+    assert error_of(rig.ask(wire.GET_TOPIC, "a"))["code"] == "topic_not_found"
+
+
+def test_being_asked_again_does_not_make_a_write_wait_longer() -> None:
+    rig = lone_shard()
+    rig.receive(wire.WRITE, "a", write(1))
+    key = rig.receive(wire.WRITE, "b", write(1))
+    rig.rest()
+    rig.clock.advance(PARK_US // 2000)
+    grant(rig, 1)
+    rig.rest()
+    rig.clock.advance(PARK_US // 2000)
+    rig.rest()
+    assert error_of(rig.replies[key])["code"] == "not_ready"
+
+
+def test_only_so_many_writes_are_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caps_module, "PARKED_MAX", 3)
+    rig = lone_shard()
+    keys = [rig.receive(wire.WRITE, f"t{i}", write(1)) for i in range(5)]
+    rig.rest()
+    assert [key in rig.replies for key in keys] == [False, False, False, True, True]
+    assert error_of(rig.replies[keys[4]])["code"] == "not_ready"
+
+
+def test_room_that_is_made_in_the_same_turn_is_found() -> None:
+    """The write was over the grant when it was looked at, and is not any more when it is parked."""
+    rig = lone_shard()
+    rig.receive(wire.WRITE, "a", write(1))
+    rig.rest()
+    grant(rig, 1)
+    rig.rest()
+    made = rig.receive(wire.WRITE, "b", write(1))
+    dropped = rig.receive(wire.DROP_TOPIC, "a")
+    rig.rest()
+    assert [rig.replies[key].status for key in (made, dropped)] == [201, 200]

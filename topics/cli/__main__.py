@@ -1,0 +1,49 @@
+"""The `topics` command: starts the server. `python -m topics.cli` is the same."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import topics
+
+USAGE = """\
+usage: topics <command> [arguments]
+
+commands:
+  serve       run the server; it is configured by TOPICS_* variables, `topics serve --help` lists them
+
+options:
+  --version   print the version
+  --help      print this text
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    match list(sys.argv[1:] if argv is None else argv):
+        case ["serve", *rest]:
+            serve(rest)
+        case ["--version"]:
+            print(f"topics {topics.__version__}")
+        case ["--help" | "-h" | "help"]:
+            print(USAGE, end="")
+        case []:
+            print(USAGE, end="", file=sys.stderr)
+            return 2
+        case [unknown, *_]:
+            print(f"topics: unknown command {unknown!r}\n\n{USAGE}", end="", file=sys.stderr)
+            return 2
+    return 0
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Become the server's supervisor. A new program rather than an import: the server sits above this package."""
+    # Without -P a folder named `workers` where the user happens to be would be run instead.
+    here = os.getcwd()
+    safe = [] if "" in sys.path or here in sys.path else ["-P"]
+    os.execv(sys.executable, [sys.executable, *safe, "-m", "workers", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

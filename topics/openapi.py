@@ -1,0 +1,596 @@
+"""The OpenAPI document, made from the types that check the bodies.
+
+`python -m topics.openapi` prints it. What those types cannot say (lengths, which fields go together) is added in
+`_narrow`, and only as far as JSON Schema can tell the truth: a length limit counts UTF-8 bytes, `maxLength`
+characters, so it refuses nothing that the server takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import NODEFAULT
+
+import topics
+from topics import responses, schemas
+from topics.engine import limits
+from topics.http_errors import STATUS
+
+Json: TypeAlias = dict[str, Any]
+
+REF = "#/components/schemas/{name}"
+TOPIC_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
+BASE64_PATTERN = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+# Tokens between dots; only the last may be a lone `>`.
+SUBJECT_PATTERN = r"^(?:(?:[^.>]|[^.][^.]+)\.)*[^.]+$"
+TAG_CHARACTERS_MAX = 256
+META_KEYS_MAX = 64
+SEQS_MAX = 10_000
+PAGE_MAX = limits.LIST_PAGE_MAX
+
+JSON_TYPE, LINES_TYPE = "application/json", "application/x-ndjson"
+FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
+
+CODES = {
+    "invalid_request": "The request is malformed, has a wrong type, misses a field or exceeds a length.",
+    "batch_too_large": "Too many records in a write, or seqs in a delete. `detail`: `records` or `seqs`, `max`.",
+    "record_too_large": "A record is above the size limit, or the write is above the whole cap of a `reject` topic.",
+    "unauthorized": "No valid key.",
+    "forbidden": "The key lacks the scope, or the name is outside of its prefixes.",
+    "topic_not_found": "There is no such topic. `detail`: `topic`.",
+    "not_found": "There is no such route.",
+    "method_not_allowed": "The route exists, but not with this method.",
+    "request_timeout": "The request did not arrive in time.",
+    "topic_exists_incompatible": "A topic's `type` cannot change. `detail`: `topic`, `existing_type`, `requested_type`.",
+    "topic_not_empty": "`if_empty` was given and records are left. `detail`: `topic`, `count`.",
+    "wrong_last_seq": "A conditional write met another last seq. `detail`: `topic`, `expected`, `actual`.",
+    "payload_too_large": "The body is above the size limit.",
+    "unsupported_media_type": "The content type is missing or not one of those listed.",
+    "topic_full": "A topic with `discard: reject` is full. "
+    "`detail`: `topic`, `cap_records`, `cap_bytes`, `head_seq`, `earliest_seq`.",
+    "throttled": "A cap is reached or the server is under pressure; try again later. `detail`: `limit` and `max` of a cap.",
+    "header_fields_too_large": "The header fields are too large.",
+    "internal": "An unexpected fault, or storage that failed. `detail`: `read_only` and `reason` in the latter case.",
+    "not_ready": "The topic's worker is starting or gone. `detail`: `replay_progress`; "
+    '`outcome: "unknown"` when a change may or may not have been made.',
+    "shutting_down": "The server is stopping.",
+}
+
+CONFIG_TEXT = {
+    "type": "Fixed when the topic is created.",
+    "ttl_ms": "Records older than this are no longer delivered; 0: no limit.",
+    "cap_records": "Most records that are kept; 0: no limit.",
+    "cap_bytes": "Most bytes that are kept; 0: no limit.",
+    "discard": "At a cap: drop the oldest, or refuse the write with 422.",
+    "durability": "When a write is acknowledged. It wins over `durable`.",
+    "priority": "Clamped to -1000 to 1000 when used.",
+    "auto_priority": "Priority by recent reads, when `priority` is null.",
+    "auto_create": "Whether a write without `create` may create the topic.",
+    "idempotency_window_ms": "How long an idempotency key is remembered; 0: not at all.",
+    "dedupe_node": "false: readers get the records of their own node too.",
+    "lease_ms": "Queues. Clamped to 100 to 86400000.",
+    "claim_jitter_ms": "Queues. Clamped to at most 5000.",
+    "max_deliveries": "Queues. 0: no limit.",
+    "dead_letter": "Queues. A topic name, not the queue's own.",
+    "leases_durable": "Queues.",
+    "cap_per_tag": "Most records of one tag that are kept; 0: no limit.",
+    "max_record_bytes": "Most bytes of one record, if less than the server's limit; 0: the server's limit.",
+}
+DURABLE_TEXT = "Read when `durability` is absent: true means `fsync`, false means `disk`."
+
+FIELD_TEXT: dict[str, dict[str, str]] = {
+    "ConfigBody": CONFIG_TEXT | {"durable": DURABLE_TEXT},
+    "Config": CONFIG_TEXT,
+    "RecordBody": {
+        "data": "Any JSON value, `null` included; it is returned as it came.",
+        "tag": "At most 256 bytes of UTF-8.",
+        "node": "Who wrote it; at most 128 bytes of UTF-8. Default: the write's `node`.",
+        "meta": "Small headers: at most 16 KiB of compact JSON, an object of at most 64 keys.",
+        "ttl_ms": "The record's own time to live; when it ends the record goes silently. 0: none.",
+        "data_base64": "Bytes instead of `data`, without `meta`: in all records of a write or in none.",
+    },
+    "TagLastSeq": {"tag": "Exactly this tag.", "seq": "Seq of its newest record; 0: it has none."},
+    "WriteBody": {
+        "records": "1 to 10000; they get consecutive seqs in this order.",
+        "node": "For records without one; at most 128 bytes of UTF-8.",
+        "idempotency_key": "1 to 256 bytes of UTF-8; it wins over the header `Idempotency-Key`.",
+        "create": "What to do when the topic does not exist: create it, or answer 404. Default: `config.auto_create`.",
+        "config": "Used if this write creates the topic; it then needs the scope `admin`.",
+        "disable_backpressure": "For later versions; changes nothing yet.",
+        "if_last_seq": "Write only if this is the topic's head; 0: if it has no records yet.",
+        "if_tag_last_seq": "Write only if this is the newest seq of a tag.",
+    },
+    "DiffBody": {
+        "from_seq": "Records after this seq.",
+        "limit": "0 means 256; more than 1000 means 1000. For frames: up to 1000000, and as many as fit when absent.",
+        "node": "Leave out records of these nodes.",
+        "include_tags": "Whether records show `$tag`.",
+        "include_meta": "Whether records show `meta`.",
+        "include_data": "Whether records show `data`.",
+        "wait_ms": "How long to wait for a record when there is none; at most 30000.",
+        "max_batch_bytes": "Record bytes of the page, but at least one record. 0 means 1 MiB (frames: 8 MiB); "
+        "at most 8 MiB.",
+        "tag": "Only records whose tag matches.",
+        "from_ts": "Only records written at this time or later, in milliseconds since the Unix epoch.",
+    },
+    "DeleteBody": {
+        "before_seq": "Records with a smaller seq.",
+        "match": "Records whose tag matches.",
+        "seqs": "These records; at most 10000.",
+        "keep": "All but the newest so many; of each tag, when `match` is given.",
+        "erase": "Overwrite the bytes on disk before answering.",
+    },
+}
+
+# Limits by component and field. `pattern` and the lengths concern strings only, so `null` passes where it may.
+_LIMITS: dict[str, dict[str, Json]] = {
+    "ConfigBody": {"dead_letter": {"pattern": TOPIC_PATTERN}},
+    "RecordBody": {
+        "tag": {"maxLength": TAG_CHARACTERS_MAX},
+        "node": {"maxLength": limits.NODE_BYTES_MAX},
+        "meta": {"maxProperties": META_KEYS_MAX},
+        "data_base64": {
+            "contentEncoding": "base64",
+            "pattern": BASE64_PATTERN,
+            "maxLength": -(-limits.RECORD_BYTES_MAX // 3) * 4,
+        },
+    },
+    "WriteBody": {
+        "records": {"minItems": 1, "maxItems": limits.BATCH_RECORDS_MAX},
+        "node": {"maxLength": limits.NODE_BYTES_MAX},
+        "idempotency_key": {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX},
+    },
+    "DeleteBody": {"seqs": {"maxItems": SEQS_MAX}},
+}
+
+
+def document(version: str) -> Json:
+    """The whole document. `version` is that of the server."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "topics",
+            "version": version,
+            "summary": "A durable event log over HTTP.",
+            "description": "Records go into named topics, get a seq each, and stay readable from any point until a limit, "
+            "an age or a delete removes them. Unknown fields are ignored on both sides. Times are milliseconds. "
+            "A query boolean is `true`, `1`, `false` or `0`; anything else counts as absent, and so does a query number that is none.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        # Without keys the server asks for none.
+        "security": [{}, {"bearerAuth": []}],
+        "tags": [
+            {"name": "topics", "description": "Topics and their configuration."},
+            {"name": "records", "description": "Writing, reading and deleting records."},
+            {"name": "server", "description": "The server itself."},
+        ],
+        "paths": _paths(),
+        "components": {
+            "schemas": _schemas(),
+            "responses": _error_responses(),
+            "securitySchemes": {
+                "bearerAuth": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "One of the server's keys. Not needed when the server has none.",
+                }
+            },
+        },
+    }
+
+
+# -- schemas -----------------------------------------------------------------------------------------------
+
+
+def _schemas() -> Json:
+    record = _without_raw_default(schemas.RecordBody)
+    write = _copy(schemas.WriteBody, records=list[record])  # type: ignore[valid-type]
+    types = [schemas.ConfigBody, record, write, schemas.DiffBody, schemas.DeleteBody, *responses.BODIES]
+    _, found = msgspec.json.schema_components(types, ref_template=REF)
+    for name, texts in FIELD_TEXT.items():
+        for field, text in texts.items():
+            found[name]["properties"][field].setdefault("description", text)
+    for name, fields in _LIMITS.items():
+        for field, bounds in fields.items():
+            found[name]["properties"][field] |= bounds
+    _narrow(found)
+    return dict(sorted(found.items()))
+
+
+def _without_raw_default(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A copy whose Raw fields have no default: msgspec cannot write such a default into a schema."""
+    return _copy(
+        body, **{f.name: f.type for f in msgspec.structs.fields(body) if isinstance(f.default, msgspec.Raw)}
+    )
+
+
+def _copy(body: type[msgspec.Struct], **types: Any) -> type[msgspec.Struct]:
+    """The same struct with other types for some fields, which lose their default."""
+    fields: list[Any] = []
+    for f in msgspec.structs.fields(body):
+        if f.name in types:
+            fields.append((f.name, types[f.name]))
+        elif f.default is not NODEFAULT:
+            fields.append((f.name, f.type, f.default))
+        else:
+            fields.append((f.name, f.type))
+    return msgspec.defstruct(body.__name__, fields, namespace={"__doc__": body.__doc__}, kw_only=True)
+
+
+def _narrow(found: Json) -> None:
+    """Which fields go together."""
+    record, write, delete = found["RecordBody"], found["WriteBody"], found["DeleteBody"]
+    absent, text = {"type": "null"}, {"type": "string"}
+    record.pop("required", None)
+    record["anyOf"] = [
+        {"required": ["data"], "properties": {"data_base64": absent}},
+        {
+            "required": ["data_base64"],
+            "properties": {"data_base64": text, "data": False, "meta": absent},
+        },
+    ]
+    write["properties"]["records"]["anyOf"] = [
+        {"items": {"properties": {"data_base64": absent}}},
+        {"items": {"required": ["data_base64"], "properties": {"data_base64": text}}},
+    ]
+    delete["anyOf"] = [
+        {"required": [name], "properties": {name: {"not": absent}}}
+        for name in ("before_seq", "match", "seqs", "keep")
+    ]
+    for body, field, name in (("DiffBody", "tag", "ReadPredicate"), ("DeleteBody", "match", "TagPredicate")):
+        properties = found[body]["properties"]
+        # A bare reference beside `null`; the description stays with the field.
+        properties[field] = {
+            "anyOf": [{"$ref": REF.format(name=name)}, absent],
+            "default": None,
+            "description": FIELD_TEXT[body][field],
+        }
+    forms = {"Eq": text, "Glob": text | {"pattern": "[*]$"}, "Subject": text | {"pattern": SUBJECT_PATTERN}}
+    found["TagPredicate"] = _predicate({op: forms[op] for op in ("Eq", "Glob")})
+    found["ReadPredicate"] = _predicate(forms)
+
+
+def _predicate(forms: dict[str, Json]) -> Json:
+    tuples = [
+        {
+            "type": "array",
+            "prefixItems": [{"const": "tag"}, {"const": op}, value],
+            "items": False,
+            "minItems": 3,
+            "maxItems": 3,
+        }
+        for op, value in forms.items()
+    ]
+    text = 'A tag; a prefix and a final `*`; or `["tag", op, value]`: `Eq` is the tag itself, `Glob` a prefix and a final `*`'
+    if "Subject" in forms:
+        text += ", `Subject` a dotted pattern where `*` stands for one token and a final `>` for one or more"
+    return {
+        "description": text + ". Records without a tag never match.",
+        "anyOf": [{"type": "string"}, *tuples],
+    }
+
+
+# -- errors ------------------------------------------------------------------------------------------------
+
+
+def _error_responses() -> Json:
+    return {f"Error{status}": _error_response(status) for status in sorted(set(STATUS.values()))}
+
+
+def _error_response(status: int) -> Json:
+    codes = [code for code, its in STATUS.items() if its == status]
+    found: Json = {
+        "description": "\n".join(f"- `{code}`: {CODES[code]}" for code in codes),
+        "content": {JSON_TYPE: {"schema": {"$ref": REF.format(name="ErrorBody")}}},
+    }
+    if status in (429, 503):
+        found["headers"] = {
+            "Retry-After": _header({"type": "integer", "minimum": 0}, "Seconds to wait.", required=True)
+        }
+    return found
+
+
+def _header(schema: Json, description: str, *, required: bool = False) -> Json:
+    return {"schema": schema, "description": description, "required": required}
+
+
+# -- operations --------------------------------------------------------------------------------------------
+
+ANY_ROUTE = (400, 401, 408, 431, 500)
+KEYED = (*ANY_ROUTE, 403, 429)
+WITH_TOPIC = (*KEYED, 404, 503)
+WITH_BODY = (413, 415)
+
+BOOLEAN: Json = {"type": "boolean"}
+TEXT: Json = {"type": "string"}
+
+
+def _operation(
+    operation_id: str,
+    tag: str,
+    summary: str,
+    *,
+    answers: Json,
+    errors: tuple[int, ...],
+    scopes: list[str] | None = None,
+    description: str = "",
+    parameters: list[Json] | None = None,
+    body: Json | None = None,
+) -> Json:
+    operation: Json = {"operationId": operation_id, "tags": [tag], "summary": summary}
+    if description:
+        operation["description"] = description
+    if scopes:
+        operation["security"] = [{}, {"bearerAuth": scopes}]
+    if parameters:
+        operation["parameters"] = parameters
+    if body:
+        operation["requestBody"] = body
+    refused = {
+        str(status): {"$ref": f"#/components/responses/Error{status}"} for status in sorted(set(errors))
+    }
+    operation["responses"] = answers | refused
+    return operation
+
+
+def _answer(name: str, description: str) -> Json:
+    return {"description": description, "content": {JSON_TYPE: _of(name)}}
+
+
+def _of(name: str) -> Json:
+    return {"schema": {"$ref": REF.format(name=name)}}
+
+
+def _query(name: str, schema: Json, description: str) -> Json:
+    return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
+def _flag(name: str, default: bool, description: str) -> Json:
+    return _query(name, BOOLEAN | {"default": default}, description)
+
+
+def _page(of: str) -> list[Json]:
+    size: Json = {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": 100}
+    return [
+        _query("page_size", size, f"Most {of} of the page; what is outside of the range is clamped."),
+        _query("cursor", TEXT, "`next_cursor` of the page before."),
+    ]
+
+
+def _topic(*, creates: bool = False) -> Json:
+    schema: Json = TEXT | ({"pattern": TOPIC_PATTERN} if creates else {"minLength": 1})
+    text = (
+        "Name of the topic." if creates else "Name of the topic; one that no topic can have does not exist."
+    )
+    return {"name": "topic", "in": "path", "required": True, "schema": schema, "description": text}
+
+
+def _paths() -> Json:
+    health = {"200": _answer("Health", "The front is alive.")}
+    ready = {"200": _answer("Readiness", "All topics are served.")}
+    return {
+        "/v0/topics": {"get": _list_topics()},
+        "/v0/topics/{topic}": {
+            "put": _put_topic(),
+            "get": _get_topic(),
+            "delete": _delete_topic(),
+            "post": _write(),
+        },
+        "/v0/topics/{topic}/diff": {"post": _read()},
+        "/v0/topics/{topic}/delete": {"post": _delete_records()},
+        "/v0/topics/{topic}/tags": {"get": _tags()},
+        "/v0/topics/{topic}/last": {"get": _last()},
+        "/v0/health": {"get": _probe("health", "Whether the server is alive", health, ())},
+        "/v0/ready": {"get": _probe("ready", "Whether all topics are served", ready, (503,))},
+        "/healthz": {"get": _probe("healthz", "The same as `/v0/health`", health, ())},
+        "/readyz": {"get": _probe("readyz", "The same as `/v0/ready`", ready, (503,))},
+        "/v0/metrics": {"get": _metrics()},
+        "/v0/openapi.json": {"get": _openapi()},
+    }
+
+
+def _list_topics() -> Json:
+    return _operation(
+        "list_topics",
+        "topics",
+        "List topics",
+        scopes=["read"],
+        description="In ascending order of their names; a key with prefixes sees its own only.",
+        parameters=[
+            _query("prefix", TEXT, "Only names that start with this."),
+            *_page("topics"),
+            _flag("touch", False, "Whether this counts as a read of every topic listed."),
+        ],
+        answers={"200": _answer("TopicList", "A page of topics.")},
+        errors=(*KEYED, 503),
+    )
+
+
+def _put_topic() -> Json:
+    return _operation(
+        "put_topic",
+        "topics",
+        "Create a topic or replace its configuration",
+        scopes=["admin"],
+        description="What the body leaves out returns to its default. An empty body is all defaults and needs no content type.",
+        parameters=[_topic(creates=True)],
+        body={"required": False, "content": {JSON_TYPE: _of("ConfigBody")}},
+        answers={
+            "200": _answer("TopicPut", "The topic existed; this is its configuration now."),
+            "201": _answer("TopicPut", "Created."),
+        },
+        errors=(*KEYED, *WITH_BODY, 409, 503),
+    )
+
+
+def _get_topic() -> Json:
+    return _operation(
+        "get_topic",
+        "topics",
+        "State and configuration of a topic",
+        scopes=["read"],
+        parameters=[_topic(), _flag("touch", True, "Whether this counts as a read.")],
+        answers={"200": _answer("TopicState", "The topic.")},
+        errors=WITH_TOPIC,
+    )
+
+
+def _delete_topic() -> Json:
+    return _operation(
+        "delete_topic",
+        "topics",
+        "Delete a topic with all its records",
+        scopes=["delete"],
+        description="A topic that does not exist is no error: `deleted` is false.",
+        parameters=[_topic(), _flag("if_empty", False, "Refuse with 409 while records are left.")],
+        answers={"200": _answer("TopicDeleted", "The topic is gone.")},
+        errors=(*KEYED, 409, 503),
+    )
+
+
+def _write() -> Json:
+    lines = {"schema": TEXT | {"description": "One RecordBody a line."}}
+    key: Json = TEXT | {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX}
+    return _operation(
+        "write",
+        "records",
+        "Write records",
+        scopes=["write"],
+        description="All records or none. With `application/x-ndjson` each line is one record (RecordBody), and what a JSON body says "
+        "beside its records comes in the query.",
+        parameters=[
+            _topic(creates=True),
+            _flag("return_seqs", True, "false leaves `seqs` out of the answer."),
+            _query(
+                "node", TEXT | {"maxLength": limits.NODE_BYTES_MAX}, "Lines only: for records without one."
+            ),
+            _query("create", BOOLEAN, "Lines only: as `create` of WriteBody."),
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "schema": key,
+                "description": "A write with a key that was used before returns the seqs of the first one. 1 to 256 bytes.",
+            },
+        ],
+        body={"required": True, "content": {JSON_TYPE: _of("WriteBody"), LINES_TYPE: lines}},
+        answers={
+            "200": _answer("Written", "Written, or known by its idempotency key."),
+            "201": _answer("Written", "Written; the topic was created."),
+        },
+        errors=(*WITH_TOPIC, *WITH_BODY, 409, 422),
+    )
+
+
+def _read() -> Json:
+    number: Json = {"type": "integer", "minimum": 0}
+    pages = _answer("DiffPage", "A page of records; in the form that `Accept` asks for.")
+    # Frames are bytes: there is no schema for them.
+    pages["content"][FRAMES_TYPE] = {}
+    pages["headers"] = {
+        "Topics-Next-From-Seq": _header(number, "With frames: the next `from_seq`."),
+        "Topics-Head-Seq": _header(number, "With frames: highest seq of the topic."),
+        "Topics-Earliest-Seq": _header(number, "With frames: first seq that is still there."),
+        "Topics-Count": _header(number, "With frames: how many."),
+        "Topics-Caught-Up": _header(BOOLEAN, "With frames: `true` or `false`."),
+        "Topics-Tombstone": {
+            "description": "With frames, when there is one: a Tombstone as JSON.",
+            "content": {JSON_TYPE: _of("Tombstone")},
+        },
+    }
+    return _operation(
+        "read",
+        "records",
+        "Read what comes after a seq",
+        scopes=["read"],
+        description="An empty body is all defaults and needs no content type. With `Accept: application/vnd.topics.frames` the answer "
+        f"is binary frames; `limit` then goes up to {limits.FRAMES_LIMIT_MAX} and is as many as fit when absent, and "
+        "`max_batch_bytes` is 8 MiB when absent.",
+        parameters=[_topic()],
+        body={"required": False, "content": {JSON_TYPE: _of("DiffBody")}},
+        answers={"200": pages},
+        errors=(*WITH_TOPIC, *WITH_BODY),
+    )
+
+
+def _delete_records() -> Json:
+    return _operation(
+        "delete_records",
+        "records",
+        "Delete records",
+        scopes=["delete"],
+        description="Permanent and silent: readers get no tombstone. What is written later is not affected.",
+        parameters=[_topic()],
+        body={"required": True, "content": {JSON_TYPE: _of("DeleteBody")}},
+        answers={"200": _answer("Deleted", "What was removed, and what is left.")},
+        errors=(*WITH_TOPIC, *WITH_BODY),
+    )
+
+
+def _tags() -> Json:
+    return _operation(
+        "list_tags",
+        "records",
+        "List the tags of a topic",
+        scopes=["read"],
+        parameters=[_topic(), _query("prefix", TEXT, "Only tags that start with this."), *_page("tags")],
+        answers={"200": _answer("TagList", "A page of tags.")},
+        errors=WITH_TOPIC,
+    )
+
+
+def _last() -> Json:
+    return _operation(
+        "last_records",
+        "records",
+        "Newest record by tag",
+        scopes=["read"],
+        description="Needs `tag` or `subject`; `subject` wins. Records show `$tag`.",
+        parameters=[
+            _topic(),
+            _query("tag", TEXT, "A tag, or a prefix and a final `*`."),
+            _query(
+                "subject",
+                TEXT | {"pattern": SUBJECT_PATTERN},
+                "Dotted pattern: `*` stands for one token, a final `>` for one or more.",
+            ),
+            _flag("each", False, "The newest record of every matching tag, not of all of them together."),
+            *_page("records"),
+        ],
+        answers={"200": _answer("LastRecords", "The newest records.")},
+        errors=WITH_TOPIC,
+    )
+
+
+def _probe(operation_id: str, summary: str, answers: Json, errors: tuple[int, ...]) -> Json:
+    return _operation(
+        operation_id,
+        "server",
+        summary,
+        description="Needs no key, unless the server was told to ask for one here too.",
+        answers=answers,
+        errors=(*ANY_ROUTE, *errors),
+    )
+
+
+def _metrics() -> Json:
+    answer = _answer("Metrics", "The server's figures: Prometheus text, or JSON when `Accept` asks for it.")
+    answer["content"][TEXT_TYPE] = {"schema": TEXT}
+    return _operation("metrics", "server", "Metrics", scopes=["read"], answers={"200": answer}, errors=KEYED)
+
+
+def _openapi() -> Json:
+    answer = {"description": "OpenAPI 3.1.", "content": {JSON_TYPE: {"schema": {"type": "object"}}}}
+    return _operation(
+        "openapi",
+        "server",
+        "This document",
+        description="Needs any valid key, when the server has keys.",
+        answers={"200": answer},
+        errors=(*ANY_ROUTE, 429, 503),
+    )
+
+
+if __name__ == "__main__":
+    print(msgspec.json.format(msgspec.json.encode(document(topics.__version__)), indent=2).decode())

@@ -1,0 +1,46 @@
+"""What a shard says about itself to a front, which joins the shards' reports into one answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+FSYNC_BUCKETS_US = (50, 100, 250, 500, 1000, 5000, 10_000, 50_000, 100_000)
+TOPIC_ROWS_MAX = 1000  # topics with metrics of their own; more than that would drown a scraper
+
+
+class Readiness(msgspec.Struct, array_like=True):
+    progress: float  # of recovery, 1 when done
+    topics: int
+    read_only: str | None
+
+
+class TopicRow(msgspec.Struct, array_like=True):
+    topic: str
+    is_queue: bool
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+
+
+class ShardReport(msgspec.Struct, array_like=True):
+    progress: float
+    read_only: bool
+    topics_by_class: dict[str, int]
+    queue_topics: int
+    records_live: int
+    bytes_live: int
+    frames: int
+    batches: int
+    fsyncs: int
+    bytes_written: int
+    rotations: int
+    queue_depth: int  # requests that wait for a turn or a sync
+    queue_depth_peak: int
+    fsync_micros_total: int
+    fsync_buckets: list[int]  # counts per bound of FSYNC_BUCKETS_US, and those beyond
+    topics: list[TopicRow]  # the first TOPIC_ROWS_MAX by name
+
+    @property
+    def topic_count(self) -> int:
+        return sum(self.topics_by_class.values())

@@ -1,0 +1,114 @@
+"""The JSON bodies that clients send, as the types that decode and check them.
+
+msgspec is strict where the contract is: an integer is a JSON integer, `null` passes only where `| None` says so, unknown
+fields are ignored. What types cannot say (the upper bound of a u64, lengths in bytes) is checked by whoever decodes.
+The OpenAPI document is made from these same types.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+U64_MAX = 2**64 - 1
+
+# msgspec's own bounds are int64; `within_u64` looks at the rest.
+U64 = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Predicate = Annotated[
+    str | list[str],
+    Meta(
+        description='A tag, a prefix and a final `*`, or `["tag", op, value]` with op `Eq`, `Glob` or, where it reads, `Subject`.'
+    ),
+]
+
+NO_DATA = Raw(b"")
+
+
+class ConfigBody(msgspec.Struct, frozen=True):
+    """A topic's configuration. What is left out has its default; a PUT replaces the whole."""
+
+    type: Literal["log", "queue"] = "log"
+    ttl_ms: U64 = 0
+    cap_records: U64 = 0
+    cap_bytes: U64 = 0
+    discard: Literal["old", "reject"] = "old"
+    durable: bool = False
+    durability: Literal["ephemeral", "memory", "disk", "fsync"] | None = None
+    priority: I32 | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: U64 = 120_000
+    dedupe_node: bool = True
+    lease_ms: U64 = 30_000
+    claim_jitter_ms: U64 = 0
+    max_deliveries: U64 = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+    cap_per_tag: U64 = 0
+    max_record_bytes: U64 = 0
+
+
+class RecordBody(msgspec.Struct, gc=False):
+    """One record of a write: `data`, or bytes as `data_base64`."""
+
+    data: Raw = NO_DATA
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw = NO_DATA  # of `Raw | None` msgspec would take null alone
+    ttl_ms: U64 = 0
+    data_base64: str | None = None
+
+
+class TagLastSeq(msgspec.Struct):
+    tag: str
+    seq: U64
+
+
+class WriteBody(msgspec.Struct):
+    """A write: all of its records or none."""
+
+    records: list[RecordBody]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: ConfigBody | None = None
+    disable_backpressure: bool = False
+    if_last_seq: U64 | None = None
+    if_tag_last_seq: TagLastSeq | None = None
+
+
+class DiffBody(msgspec.Struct):
+    """A read: what comes after `from_seq`."""
+
+    from_seq: U64 = 0
+    limit: U32 = 0  # 256, or for frames as many as fit
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    wait_ms: U32 = 0
+    max_batch_bytes: U64 = 0
+    tag: Predicate | None = None
+    from_ts: U64 = 0
+
+
+class DeleteBody(msgspec.Struct):
+    """A delete of records; the selectors are joined by AND."""
+
+    before_seq: U64 | None = None
+    match: Predicate | None = None
+    seqs: list[U64] | None = None
+    keep: U64 | None = None
+    erase: bool = False
+
+
+def within_u64(**numbers: int | None) -> str | None:
+    """The name of the first number beyond 64 bits, if one is."""
+    for name, number in numbers.items():
+        if number is not None and number > U64_MAX:
+            return name
+    return None

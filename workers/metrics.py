@@ -1,0 +1,67 @@
+"""What a shard counts, beyond what its engine counts itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import islice
+
+from topics.engine.engine import Engine
+from topics.engine.queries import state_of
+from topics.reports import FSYNC_BUCKETS_US, TOPIC_ROWS_MAX, Readiness, ShardReport, TopicRow
+
+
+class ShardMetrics:
+    def __init__(self, engine: Engine, write_ns: Callable[[], int]) -> None:
+        self._engine = engine
+        self._write_ns = write_ns  # how long the last write to the log took
+        self.fsync_buckets = [0] * (len(FSYNC_BUCKETS_US) + 1)
+        self.fsync_micros = 0
+        self.queue_depth = 0
+        self.queue_depth_peak = 0
+
+    def append_ms(self) -> float:
+        return self._write_ns() / 1e6
+
+    def synced(self, took_ms: float) -> None:
+        micros = int(took_ms * 1000)
+        self.fsync_micros += micros
+        self.fsync_buckets[bisect_left(FSYNC_BUCKETS_US, micros)] += 1
+
+    def queued(self, depth: int) -> None:
+        self.queue_depth = depth
+        self.queue_depth_peak = max(self.queue_depth_peak, depth)
+
+    def readiness(self, progress: float) -> Readiness:
+        shard = self._engine.shard
+        return Readiness(progress, len(shard.published), shard.read_only)
+
+    def report(self, progress: float) -> ShardReport:
+        shard, counters = self._engine.shard, self._engine.counters
+        ready = progress >= 1.0
+        published = shard.published
+        rows = [self._row(published[name]) for name in islice(shard.names, TOPIC_ROWS_MAX)] if ready else []
+        return ShardReport(
+            progress=progress,
+            read_only=shard.read_only is not None,
+            topics_by_class=shard.class_counts() if ready else {},
+            queue_topics=sum(log.config.type == "queue" for log in published.values()) if ready else 0,
+            records_live=shard.records_live if ready else 0,
+            bytes_live=shard.bytes_live if ready else 0,
+            frames=counters["frames"],
+            batches=counters["batches"],
+            fsyncs=counters["syncs"],
+            bytes_written=counters["bytes_written"],
+            rotations=counters["rotations"],
+            queue_depth=self.queue_depth,
+            queue_depth_peak=self.queue_depth_peak,
+            fsync_micros_total=self.fsync_micros,
+            fsync_buckets=self.fsync_buckets,
+            topics=rows,
+        )
+
+    @staticmethod
+    def _row(log: object) -> TopicRow:
+        state = state_of(log)  # type: ignore[arg-type]
+        is_queue = state.config.type == "queue"
+        return TopicRow(state.topic, is_queue, state.head_seq, state.earliest_seq, state.count, state.bytes)

@@ -1,0 +1,354 @@
+"""From a request's bytes to a command: everything that needs the body is read and checked here.
+
+The order of checks is the contract's: JSON, then who may create with a config, then counts, then each record. What
+depends on the topic's state is the engine's to decide.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from topics import wire
+from topics.engine import commands as cmd
+from topics.engine import limits
+from topics.engine.config import TopicConfig
+from topics.engine.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, TopicsError
+from topics.engine.subjects import TagMatch
+from topics.schemas import (
+    U64_MAX,
+    ConfigBody,
+    DeleteBody,
+    DiffBody,
+    Predicate,
+    RecordBody,
+    WriteBody,
+    within_u64,
+)
+
+TAG_BYTES_MAX = 256
+META_BYTES_MAX = 16 * limits.KIB
+META_KEYS_MAX = 64
+META_KEYS_BYTES = 5 * META_KEYS_MAX  # an object with more keys than that is longer: `"":0,` each
+DELETE_SEQS_MAX = 10_000
+TTL_MS_MAX = 1 << 53  # of one record; an expiry later than that is no expiry
+LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
+CLAIM_JITTER_MS_MAX = 5_000
+_TOO_DEEP = "the JSON is nested too deeply"
+
+_write = msgspec.json.Decoder(WriteBody)
+_lines = msgspec.json.Decoder(RecordBody)
+_diff = msgspec.json.Decoder(DiffBody)
+_delete = msgspec.json.Decoder(DeleteBody)
+_config = msgspec.json.Decoder(ConfigBody)
+_meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_compact = msgspec.json.format
+_NO_META = (b"", b"null")
+_ESCAPE = re.compile(rb"\\(u[0-9a-fA-F]{4}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|.)")
+
+
+class Forbidden(TopicsError):
+    code = "forbidden"
+
+
+def decode(decoder: Callable[[Any], Any], body: wire.Buffer) -> Any:
+    """Decode JSON or say what is wrong with it. Payloads are kept as they came, so the text is checked as a whole."""
+    text = body if isinstance(body, bytes) else bytes(body)
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not UTF-8: byte {error.start}") from None
+    try:
+        return decoder(text)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body does not fit: {error}") from None
+    except RecursionError:
+        raise InvalidRequest(_TOO_DEEP) from None
+
+
+# -- writes ------------------------------------------------------------------------------------------------
+
+
+def read_write(
+    topic: str, request: wire.Request, args: wire.Args, is_known: Callable[[str], bool]
+) -> cmd.Append:
+    body: WriteBody = decode(_write.decode, request.body)
+    if body.config is not None and request.flags & wire.NO_ADMIN and not is_known(topic):
+        raise Forbidden("creating a topic with a config needs the scope admin")
+    config = None
+    if body.config is not None:
+        config = topic_config(body.config)
+        check_dead_letter(config, args)
+    key = body.idempotency_key if body.idempotency_key is not None else args.idempotency_key
+    _check_count(len(body.records))
+    command = cmd.Append(
+        topic,
+        _NO_RECORDS,
+        key.encode() if key is not None else None,
+        body.create,
+        config,
+    )
+    if key is not None:
+        _check_key(command.idempotency_key)
+    if body.if_last_seq is not None or body.if_tag_last_seq is not None:
+        _set_conditions(command, body)
+    command.records = read_records(body.records, request.body, body.node)
+    return command
+
+
+_NO_RECORDS = cmd.Records([])
+
+
+def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
+    """One record a line. What a JSON body says beside its records comes in the query and in headers."""
+    rows: list[RecordBody] = decode(_lines.decode_lines, request.body)
+    _check_count(len(rows))
+    key = args.idempotency_key.encode() if args.idempotency_key is not None else None
+    if key is not None:
+        _check_key(key)
+    return cmd.Append(topic, read_records(rows, request.body, args.node), key, args.create)
+
+
+def _check_count(count: int) -> None:
+    if not count:
+        raise InvalidRequest("a write needs at least one record in records")
+    if count > limits.BATCH_RECORDS_MAX:
+        raise BatchTooLarge(
+            f"{count} records in one write; send at most {limits.BATCH_RECORDS_MAX}",
+            records=count,
+            max=limits.BATCH_RECORDS_MAX,
+        )
+
+
+def _check_key(key: bytes | None) -> None:
+    if key is not None and not 0 < len(key) <= limits.KEY_BYTES_MAX:
+        raise InvalidRequest(f"an idempotency key has 1 to {limits.KEY_BYTES_MAX} bytes")
+
+
+def _set_conditions(command: cmd.Append, body: WriteBody) -> None:
+    wanted = body.if_tag_last_seq
+    _check_u64(if_last_seq=body.if_last_seq, if_tag_last_seq=wanted.seq if wanted is not None else None)
+    command.if_last_seq = body.if_last_seq
+    if wanted is not None:
+        command.if_tag_last_seq = (wanted.tag.encode(), wanted.seq)
+
+
+def read_records(rows: list[RecordBody], body: wire.Buffer, node: str | None) -> cmd.Records:
+    """Records as columns. A column that no record fills stays None, which keeps the common case short."""
+    if any(row.data_base64 is not None for row in rows):
+        records = _raw_records(rows)
+    else:
+        records = cmd.Records([bytes(row.data) for row in rows])
+        if not all(records.payloads):
+            raise InvalidRequest("a record without data")
+        _tidy(records, body)
+        metas = [bytes(row.meta) for row in rows]
+        if any(metas):
+            _add_meta(records, metas)
+        sizes = records.sizes if records.sizes is not None else map(len, records.payloads)
+        largest = max(sizes)
+        if largest > limits.RECORD_BYTES_MAX:
+            raise RecordTooLarge(
+                f"a record of {largest} bytes; at most {limits.RECORD_BYTES_MAX} are allowed"
+            )
+    if any(row.tag is not None for row in rows):
+        records.tags = [row.tag.encode() if row.tag is not None else None for row in rows]
+        if any(tag is not None and len(tag) > TAG_BYTES_MAX for tag in records.tags):
+            raise InvalidRequest(f"a tag is longer than {TAG_BYTES_MAX} bytes")
+    if node is not None or any(row.node is not None for row in rows):
+        nodes = [row.node if row.node is not None else node for row in rows]
+        records.nodes = [name.encode() if name is not None else None for name in nodes]
+        if any(name is not None and len(name) > limits.NODE_BYTES_MAX for name in records.nodes):
+            raise InvalidRequest(f"a node name is longer than {limits.NODE_BYTES_MAX} bytes")
+    if any(row.ttl_ms for row in rows):
+        if max(row.ttl_ms for row in rows) > U64_MAX:
+            raise InvalidRequest("ttl_ms is beyond 64 bits")
+        records.ttls_ms = [min(row.ttl_ms, TTL_MS_MAX) for row in rows]
+    return records
+
+
+def _tidy(records: cmd.Records, body: wire.Buffer) -> None:
+    """Put every payload on one line, and account for what its compact form would take.
+
+    Most bodies are compact as they come, which one look at the whole body tells.
+    """
+    text = body if isinstance(body, bytes) else bytes(body)
+    escaped = b"\\" in text
+    if not escaped and (b" " not in text and b"\n" not in text and b"\t" not in text and b"\r" not in text):
+        return
+    payloads = records.payloads
+    if b"\n" in text or b"\r" in text:
+        # A JSON string holds no raw line break, so these lie between tokens.
+        payloads = records.payloads = [
+            payload.replace(b"\n", b" ").replace(b"\r", b" ") for payload in payloads
+        ]
+    sizes = [compact_size(payload, escaped) for payload in payloads]
+    if any(size != len(payload) for size, payload in zip(sizes, payloads)):
+        records.sizes = sizes
+
+
+def compact_size(text: bytes, escaped: bool) -> int:
+    """The length of this JSON without blanks between tokens and without needless escapes."""
+    if b" " in text or b"\t" in text:
+        try:
+            text = _compact(text, indent=-1)
+        except RecursionError:
+            raise InvalidRequest(_TOO_DEEP) from None
+    if escaped and b"\\" in text:
+        text = _ESCAPE.sub(_unescaped, text)
+    return len(text)
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    """What stands in compact JSON for an escape: the character itself unless it must be escaped."""
+    escape = found[1]
+    if escape == b"/":
+        return b"/"
+    if escape[:1] != b"u":
+        return found[0]
+    character = msgspec.json.decode(b'"' + found[0] + b'"')
+    return msgspec.json.encode(character)[1:-1]
+
+
+def _add_meta(records: cmd.Records, metas: list[bytes]) -> None:
+    metas = [b"" if meta == b"null" else meta for meta in metas]
+    sizes = list(records.sizes) if records.sizes is not None else list(map(len, records.payloads))
+    plain = records.sizes is None
+    for i, meta in enumerate(metas):
+        if not meta:
+            continue
+        if b"\n" in meta or b"\r" in meta:
+            meta = metas[i] = meta.replace(b"\n", b" ").replace(b"\r", b" ")
+        size = compact_size(meta, True)
+        if size > META_BYTES_MAX:
+            raise InvalidRequest(f"meta of {size} bytes; at most {META_BYTES_MAX} are allowed")
+        if (
+            len(meta) > META_KEYS_BYTES
+            and meta.lstrip()[:1] == b"{"
+            and len(decode(_meta.decode, meta)) > META_KEYS_MAX
+        ):
+            raise InvalidRequest(f"meta has more than {META_KEYS_MAX} keys")
+        sizes[i] += size
+        plain = plain and size == len(meta)
+    records.payloads = [data + meta for data, meta in zip(records.payloads, metas)]
+    records.meta_lens = [len(meta) for meta in metas]
+    records.sizes = None if plain else sizes
+
+
+def _raw_records(rows: list[RecordBody]) -> cmd.Records:
+    payloads: list[bytes] = []
+    for row in rows:
+        if row.data_base64 is None or bytes(row.data) or bytes(row.meta) not in _NO_META:
+            raise InvalidRequest(
+                "a write has data_base64 in all of its records, without data and meta, or in none"
+            )
+        try:
+            payloads.append(binascii.a2b_base64(row.data_base64, strict_mode=True))
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequest(f"data_base64 is not base64: {error}") from None
+    largest = max(map(len, payloads))
+    if largest > limits.RECORD_BYTES_MAX:
+        raise RecordTooLarge(f"a record of {largest} bytes; at most {limits.RECORD_BYTES_MAX} are allowed")
+    return cmd.Records(payloads, raw=True)
+
+
+# -- reads and deletes -------------------------------------------------------------------------------------
+
+
+def read_diff(topic: str, request: wire.Request) -> tuple[cmd.Diff, DiffBody]:
+    body: DiffBody = decode(_diff.decode, request.body) if len(request.body) else DiffBody()
+    _check_u64(from_seq=body.from_seq, max_batch_bytes=body.max_batch_bytes, from_ts=body.from_ts)
+    frames = request.op == wire.DIFF_FRAMES
+    names = [body.node] if isinstance(body.node, str) else body.node or []
+    command = cmd.Diff(
+        topic,
+        body.from_seq,
+        body.limit,
+        tuple(name.encode() for name in names),
+        min(body.max_batch_bytes, limits.DIFF_BYTES_MAX),
+        min(body.wait_ms, limits.DIFF_WAIT_MS_MAX),
+    )
+    if body.tag is not None:
+        command.match = tag_match(body.tag, subjects=True)
+    command.from_ts = body.from_ts
+    command.frames = frames
+    return command, body
+
+
+def read_delete(topic: str, request: wire.Request) -> cmd.Delete:
+    body: DeleteBody = decode(_delete.decode, request.body)
+    _check_u64(before_seq=body.before_seq, keep=body.keep)
+    if body.seqs is not None and len(body.seqs) > DELETE_SEQS_MAX:
+        raise BatchTooLarge(
+            f"{len(body.seqs)} seqs in one delete; send at most {DELETE_SEQS_MAX}",
+            seqs=len(body.seqs),
+            max=DELETE_SEQS_MAX,
+        )
+    if body.seqs and max(body.seqs) > U64_MAX:
+        raise InvalidRequest("seqs is beyond 64 bits")
+    match = tag_match(body.match, subjects=False) if body.match is not None else None
+    return cmd.Delete(topic, body.before_seq, match, body.seqs, body.keep, body.erase)
+
+
+def tag_match(predicate: Predicate, *, subjects: bool) -> TagMatch:
+    """A predicate as it is written: a bare string, or `["tag", op, value]`."""
+    if isinstance(predicate, str):
+        return TagMatch("Glob" if predicate.endswith("*") else "Eq", predicate.encode())
+    ops = ("Eq", "Glob", "Subject") if subjects else ("Eq", "Glob")
+    if len(predicate) != 3 or predicate[0] != "tag" or predicate[1] not in ops:
+        raise InvalidRequest(f'a predicate is a string or ["tag", op, value] with op one of {", ".join(ops)}')
+    return make_match(predicate[1], predicate[2])
+
+
+def make_match(op: str, value: str) -> TagMatch:
+    try:
+        return TagMatch(op, value.encode())  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _check_u64(**numbers: int | None) -> None:
+    name = within_u64(**numbers)
+    if name is not None:
+        raise InvalidRequest(f"{name} is beyond 64 bits")
+
+
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+def read_config(request: wire.Request, args: wire.Args) -> TopicConfig:
+    body: ConfigBody = decode(_config.decode, request.body) if len(request.body) else ConfigBody()
+    config = topic_config(body)
+    check_dead_letter(config, args)
+    return config
+
+
+def topic_config(body: ConfigBody) -> TopicConfig:
+    _check_u64(
+        ttl_ms=body.ttl_ms,
+        cap_records=body.cap_records,
+        cap_bytes=body.cap_bytes,
+        idempotency_window_ms=body.idempotency_window_ms,
+        lease_ms=body.lease_ms,
+        claim_jitter_ms=body.claim_jitter_ms,
+        max_deliveries=body.max_deliveries,
+        cap_per_tag=body.cap_per_tag,
+        max_record_bytes=body.max_record_bytes,
+    )
+    fields = {name: getattr(body, name) for name in TopicConfig.__struct_fields__}
+    fields["durability"] = body.durability or ("fsync" if body.durable else "disk")
+    fields["lease_ms"] = min(max(body.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
+    fields["claim_jitter_ms"] = min(body.claim_jitter_ms, CLAIM_JITTER_MS_MAX)
+    return TopicConfig(**fields)
+
+
+def check_dead_letter(config: TopicConfig, args: wire.Args) -> None:
+    """A key may not point dead letters outside of its prefixes."""
+    target, prefixes = config.dead_letter, args.prefixes
+    if target is not None and prefixes is not None and not target.startswith(tuple(prefixes)):
+        raise Forbidden(f"this key may not use the topic {target!r}", topic=target)

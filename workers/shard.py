@@ -1,0 +1,125 @@
+"""A shard worker: `python -m workers.shard`, started by the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+
+from topics import logs
+from topics.api_keys import secrets_of
+from topics.control_channel import Channel, Message, Ping, Pong, inherited
+from topics.engine.config import EngineConfig
+from topics.engine.engine import Engine
+from topics.engine.errors import TopicsError
+from topics.process import become, die_with_parent
+from topics.settings import Settings
+from workers.caps import Caps
+from workers.metrics import ShardMetrics
+from workers.posix_disk import PosixDisk
+from workers.shard_core import ShardCore
+from workers.shard_loop import ShardLoop
+from workers.system_clock import SystemClock
+
+logger = logging.getLogger("topics.shard")
+
+LAYOUT_DIR = "layout-1"
+SWITCH_INTERVAL_S = 1e-4  # beside a busy loop a finished sync is otherwise noticed 10 ms late
+LOCK_RETRY_S = 0.02
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m workers.shard", description="one shard of topics")
+    for name in ("shard", "shards", "incarnation", "control-fd", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--socket", required=True)
+    return parser.parse_args()
+
+
+def engine_config(settings: Settings, shard: int) -> EngineConfig:
+    return EngineConfig(
+        shard=shard,
+        shard_dir=f"{LAYOUT_DIR}/shard-{shard:02d}",
+        wal_file_bytes=settings.wal_file_bytes,
+        segment_max_events=settings.segment_max_events,
+        segment_max_bytes=settings.segment_max_bytes,
+        segment_max_age_ms=settings.segment_max_age_ms,
+        snapshot_wal_bytes=settings.wal_file_bytes,
+        cache_bytes=settings.cache_bytes,
+        memory_bytes_max=settings.max_memory_bytes,
+        max_topics=settings.max_topics,
+        max_total_bytes=settings.max_total_bytes,
+        verify=settings.verify,
+    )
+
+
+def lock_shard(path: str, control: Channel) -> list[Message]:
+    """Hold the shard's directory for this process's whole life.
+
+    The worker before may still sit in a sync after the supervisor was killed: two writers on one log must be impossible.
+    """
+    os.makedirs(path, exist_ok=True)
+    fd = os.open(f"{path}/LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    said = False
+    heard: list[Message] = []  # for the loop, which does not run yet
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return heard
+        except BlockingIOError:
+            if not said:
+                logger.warning(
+                    "waiting for the worker before to let go of the shard", extra={"fields": {"path": path}}
+                )
+                said = True
+        for message in control.receive():
+            if isinstance(message, Ping):
+                control.send(Pong())
+            else:
+                heard.append(message)
+        time.sleep(LOCK_RETRY_S)
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    die_with_parent(arguments.parent)
+    become(f"shard {arguments.shard}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    settings = Settings.from_env(os.environ)
+    logs.configure(f"shard {arguments.shard}", settings.log_format, secrets_of(settings.api_keys))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = engine_config(settings, arguments.shard)
+    control = Channel(inherited(arguments.control_fd))
+    heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
+    disk = PosixDisk(settings.data_dir)
+    engine = Engine(disk, SystemClock(), config)
+    caps = Caps(
+        engine,
+        shard=arguments.shard,
+        shards=arguments.shards,
+        incarnation=arguments.incarnation,
+        now_us=now_us,
+    )
+    metrics = ShardMetrics(engine, lambda: disk.write_ns)
+    core = ShardCore(engine, caps, metrics, incarnation=arguments.incarnation, now_us=now_us)
+    loop = ShardLoop(core, control, arguments.socket, shard=arguments.shard)
+    try:
+        loop.obey(heard)
+        loop.run()
+    except TopicsError as error:
+        logger.critical("the shard cannot run: %s", error, extra={"fields": error.detail})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,348 @@
+"""One shard behind the wire: messages in, messages out. No socket, no thread, no clock of its own.
+
+    core.receive(peer, message)      requests are decoded and wait for the turn
+    actions = core.turn()            one turn of the engine for all of them
+    actions = core.finish(job, …)    a job has ended; its replies
+
+What a request means in HTTP terms begins and ends here: the front passes bodies through.
+"""
+
+from __future__ import annotations
+
+import logging
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from topics import wire
+from topics.engine import commands as cmd
+from topics.engine import limits
+from topics.engine.engine import Engine, Job, Outcome
+from topics.engine.errors import InvalidRequest, OverGrant, TopicsError
+from topics.http_errors import error_head, error_parts
+from topics.schemas import DiffBody
+from workers import replies, requests
+from workers.caps import Caps
+from workers.metrics import ShardMetrics
+
+logger = logging.getLogger("topics.shard")
+
+Token = tuple[bytes, wire.Request, Any, "Turn", cmd.Command]  # peer, what it asked, how it wants it
+MS = 1000.0  # microseconds
+
+# What the reads of one turn may fetch together. Each is small to ask for and may answer with 8 MiB.
+TURN_READ_BYTES = 64 * limits.MIB
+PAGE_BYTES_MIN = 64 * limits.KIB
+READS_FREE = TURN_READ_BYTES // limits.DIFF_BYTES_MAX  # so few fit, however large they are
+
+
+@dataclass(slots=True)
+class Turn:
+    """What the requests of one turn share."""
+
+    append_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Actions:
+    """What the shell does next, top to bottom."""
+
+    jobs: list[Job] = field(default_factory=list)
+    sends: list[tuple[bytes, list[wire.Buffer]]] = field(default_factory=list)  # peer, message parts
+    wake_at_ms: int | None = None
+
+
+class NotReady(TopicsError):
+    code = "not_ready"
+
+
+class ShardCore:
+    def __init__(
+        self,
+        engine: Engine,
+        caps: Caps,
+        metrics: ShardMetrics,
+        *,
+        incarnation: int,
+        now_us: Callable[[], int],
+    ) -> None:
+        self.engine = engine
+        self.caps = caps
+        self.metrics = metrics
+        self.progress = 0.0  # of recovery; from 1 on the shard serves
+        self._head = wire.message_head(incarnation)
+        self._incarnation = incarnation
+        self._now_us = now_us
+        self._waiting: list[tuple[Token, cmd.Command]] = []
+        self._turn = Turn()
+        self._out: dict[bytes, list[bytes]] = {}  # small replies of this turn, by peer
+        self._apart: list[tuple[bytes, list[wire.Buffer]]] = []
+        self._read: dict[int, Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]] = {
+            wire.WRITE: self._read_write,
+            wire.WRITE_LINES: lambda t, r, a: (requests.read_lines(t, r, a), None),
+            wire.DIFF: lambda t, r, a: requests.read_diff(t, r),
+            wire.DIFF_FRAMES: lambda t, r, a: requests.read_diff(t, r),
+            wire.DELETE: lambda t, r, a: (requests.read_delete(t, r), None),
+            wire.PUT_TOPIC: lambda t, r, a: (cmd.PutTopic(t, requests.read_config(r, a)), None),
+            wire.GET_TOPIC: lambda t, r, a: (cmd.State(t, touch=not r.flags & wire.NO_TOUCH), None),
+            wire.DROP_TOPIC: lambda t, r, a: (cmd.DropTopic(t, bool(r.flags & wire.IF_EMPTY)), None),
+            wire.LIST_TOPICS: self._read_list,
+            wire.LAST_BY_TAG: self._read_last,
+            wire.COUNT_BY_TAG: self._read_counts,
+        }
+
+    # -- in ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        return self.progress >= 1.0
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._waiting or self.caps.has_released)
+
+    def receive(self, peer: bytes, message: bytes, apart: wire.Buffer | None = None) -> None:
+        if wire.read_message_head(message) != self._incarnation:
+            return  # it was meant for a worker that is gone, and was answered there
+        now_us = self._now_us()
+        waiting, turn = self._waiting, self._turn
+        for request in wire.read_requests(message, apart):
+            if request.op >= wire.READY:
+                self._internal(peer, request)
+                continue
+            try:
+                self._check_serving(request, now_us)
+                args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
+                topic = request.topic.decode("utf-8", "replace")
+                command, options = self._read[request.op](topic, request, args)
+            except TopicsError as error:
+                self._refuse(peer, request, error)
+            except Exception as error:  # one hostile body must not take the shard down
+                logger.exception("a request could not be read")
+                self._refuse(peer, request, TopicsError(f"the request could not be read: {error!r}"))
+            else:
+                request.body = b""  # it lives on in the command, if at all
+                waiting.append(((peer, request, options, turn, command), command))
+
+    def _check_serving(self, request: wire.Request, now_us: int) -> None:
+        if self.progress < 1.0:
+            raise NotReady(
+                "this topic's shard is still replaying its log; try again shortly",
+                replay_progress=round(self.progress, 4),
+            )
+        if now_us - request.received_us > request.budget_ms * 1000:
+            raise NotReady("the request waited too long and was not executed; try again")
+
+    def _read_write(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+        return requests.read_write(topic, request, args, self.engine.shard.staged.__contains__), None
+
+    def _read_list(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+        prefixes = tuple(args.prefixes) if args.prefixes is not None else None
+        return cmd.ListTopics(args.prefix, args.after, args.page_size, prefixes, args.touch), None
+
+    def _read_last(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+        if args.subject is not None:
+            match = requests.make_match("Subject", args.subject)
+        elif args.tag is not None:
+            match = requests.tag_match(args.tag, subjects=False)
+        else:
+            raise InvalidRequest("say which tag: ?tag= or ?subject=")
+        return cmd.LastByTag(topic, match, args.each, args.after.encode(), args.page_size), None
+
+    def _read_counts(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+        match = requests.make_match("Glob", args.prefix + "*")
+        return cmd.CountByTag(topic, match, args.after.encode(), args.page_size), None
+
+    def _internal(self, peer: bytes, request: wire.Request) -> None:
+        """Questions about the shard itself, answered also while it recovers."""
+        if request.op == wire.READY:
+            body = msgspec.msgpack.encode(self.metrics.readiness(self.progress))
+        elif request.op == wire.METRICS:
+            body = msgspec.msgpack.encode(self.metrics.report(self.progress))
+        elif request.op == wire.CATALOG:
+            self.caps.receive_report(peer, request.body)
+            return
+        else:
+            body = b""
+        self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
+
+    # -- the turn ------------------------------------------------------------------------------------------
+
+    def turn(self) -> Actions:
+        requests_, self._waiting = self._waiting, []
+        if self.caps.has_released:
+            requests_ = [*self.caps.released(), *requests_]
+        if len(requests_) > READS_FREE:
+            _share_pages(requests_)
+        turn = self._turn
+        self._turn = Turn()
+        self.metrics.queued(len(requests_))
+        batches = self.engine.counters["batches"]
+        outcome = self.engine.turn(requests_)
+        if self.engine.counters["batches"] > batches:
+            turn.append_ms = self.metrics.append_ms()
+        return self._act(outcome, 0.0)
+
+    def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
+        if job.kind == "sync":
+            self.metrics.synced(took_ms)
+        outcome = self.engine.finish(job, error)
+        return self._act(outcome, took_ms)
+
+    def close(self) -> Actions:
+        """The last turn: what is open is committed, and a snapshot is written."""
+        return self._act(self.engine.close(), 0.0)
+
+    def idle(self) -> Actions:
+        """Replies that needed no turn."""
+        return Actions([], self._messages(), None)
+
+    def _act(self, outcome: Outcome, sync_ms: float) -> Actions:
+        now_us = self._now_us()
+        for token, result in outcome.replies:
+            if type(result) is OverGrant:
+                result = self.caps.park(token, result)
+                if result is None:
+                    continue
+            self._answer(token, result, now_us, sync_ms)  # type: ignore[arg-type]
+        if self.caps.has_mail:
+            self.caps.attend()
+        wake_at_ms = outcome.wake_at_ms
+        if self.caps.wake_at_us is not None:
+            wake_at_ms = self._tend_parked(now_us, wake_at_ms)
+        return Actions(outcome.jobs, self._messages(), wake_at_ms)
+
+    def _tend_parked(self, now_us: int, wake_at_ms: int | None) -> int | None:
+        for token, error in self.caps.expired():
+            self._answer(token, error, now_us, 0.0)
+        wake_at_us = self.caps.wake_at_us
+        if wake_at_us is None:
+            return wake_at_ms
+        parked_ms = wake_at_us // 1000 + 1
+        return parked_ms if wake_at_ms is None else min(wake_at_ms, parked_ms)
+
+    def _answer(self, token: Token, result: object, now_us: int, sync_ms: float) -> None:
+        peer, request, options, turn, _ = token
+        total_ms = (now_us - request.received_us) / MS
+        if type(result) is cmd.Appended:
+            status, kind, head, body = replies.appended(
+                result,
+                with_seqs=not request.flags & wire.NO_SEQS,
+                total_ms=total_ms,
+                append_ms=turn.append_ms,
+                sync_ms=sync_ms if result.synced and self._is_synced_class(result.topic) else 0.0,
+            )
+        elif isinstance(result, TopicsError):
+            self._refuse(peer, request, result)
+            return
+        else:
+            try:
+                status, kind, head, body = self._render(request, result, options, total_ms)
+            except Exception as error:  # one odd record must not take the shard down with every read of it
+                logger.exception("an answer could not be made")
+                self._refuse(peer, request, TopicsError(f"the answer could not be made: {error!r}"))
+                return
+        self._send(peer, request.id, status, kind, head, body)
+
+    def _is_synced_class(self, topic: str) -> bool:
+        """Other classes wait for a sync now and then, too (a topic is made, a ceiling is raised): not their cost."""
+        log = self.engine.shard.published.get(topic)
+        return log is not None and log.config.durability == "fsync"
+
+    def _render(
+        self, request: wire.Request, result: object, options: Any, total_ms: float
+    ) -> replies.Rendered:
+        now_ms = self.engine.clock.now_ms
+        match result:
+            case cmd.Page() if request.op == wire.LAST_BY_TAG:
+                # Records come in the order of seqs, pages in that of tags.
+                last = max(filter(None, result.tags), default=None) if result.more and result.tags else None
+                return replies.last_by_tag(result, _cursor(last), total_ms)
+            case cmd.Page():
+                assert isinstance(options, DiffBody)
+                return replies.page(result, options, total_ms)
+            case cmd.FramePage():
+                return replies.frame_page(result)
+            case cmd.Deleted():
+                return replies.deleted(result, total_ms)
+            case cmd.TopicPut():
+                return replies.topic_put(result, total_ms)
+            case cmd.TopicDropped():
+                return replies.topic_dropped(result, total_ms)
+            case cmd.TopicState():
+                return replies.topic_state(result, now_ms, total_ms)
+            case cmd.TopicList():
+                return replies.topic_list(result, now_ms)
+            case cmd.TagCounts():
+                last = result.counts[-1][0] if result.more else None
+                return replies.tag_counts(result, _cursor(last), total_ms)
+        raise AssertionError(f"a result without a rendering: {type(result)}")
+
+    # -- the catalog ---------------------------------------------------------------------------------------
+
+    def receive_push(self, message: bytes) -> None:
+        """What the catalog on shard 0 sends to this shard's escrow."""
+        for reply in wire.read_replies(message):
+            self.caps.receive(reply.body)
+
+    def reports(self, catalog_incarnation: int) -> list[bytes]:
+        """Messages for the catalog, when another worker hosts it."""
+        bodies, self.caps.reports = self.caps.reports, []
+        now_us = self._now_us()
+        head = wire.message_head(catalog_incarnation)
+        return [
+            head + wire.request_head(0, now_us, 0, wire.CATALOG, 0, b"", b"", len(body)) + body
+            for body in bodies
+        ]
+
+    # -- out -----------------------------------------------------------------------------------------------
+
+    def _refuse(self, peer: bytes, request: wire.Request, error: TopicsError) -> None:
+        status, body = error_parts(error)
+        self._send(peer, request.id, status, wire.JSON, error_head(status), body)
+
+    def _send(
+        self, peer: bytes, request_id: int, status: int, kind: int, head: bytes, body: wire.Buffer
+    ) -> None:
+        size = len(body)
+        if size >= wire.BODY_APART:
+            first = self._head + wire.reply_head(request_id, status, kind, head, wire.FOLLOWS)
+            self._apart.append((peer, [first, body]))
+            return
+        out = self._out.get(peer)
+        if out is None:
+            out = self._out[peer] = [self._head]
+        out.append(wire.reply_head(request_id, status, kind, head, size))
+        out.append(body)  # type: ignore[arg-type]
+
+    def _messages(self) -> list[tuple[bytes, list[wire.Buffer]]]:
+        pushes = self.caps.pushes()
+        if not self._out and not self._apart and not pushes:
+            return []
+        messages: list[tuple[bytes, list[wire.Buffer]]] = [
+            (peer, [b"".join(parts)]) for peer, parts in self._out.items()
+        ]
+        messages += self._apart
+        for peer, body in pushes:
+            head = wire.reply_head(0, 200, wire.PUSH, b"", len(body))
+            messages.append((peer, [self._head + head + body]))
+        self._out, self._apart = {}, []
+        return messages
+
+
+def _share_pages(waiting: list[tuple[Token, cmd.Command]]) -> None:
+    """Shorten pages when their turn would take too much memory; a reader comes back for the rest."""
+    reads = [command for _, command in waiting if type(command) is cmd.Diff]
+    if len(reads) <= READS_FREE:
+        return
+    share = max(PAGE_BYTES_MIN, TURN_READ_BYTES // len(reads))
+    for command in reads:
+        default = limits.DIFF_BYTES_MAX if command.frames else limits.DIFF_BYTES_DEFAULT
+        command.max_bytes = min(command.max_bytes or default, share)
+
+
+def _cursor(tag: bytes | None) -> str | None:
+    return urlsafe_b64encode(tag).decode().rstrip("=") if tag is not None else None

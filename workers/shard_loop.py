@@ -1,0 +1,287 @@
+"""The loop of a shard worker: wait → drain the sockets → one turn → start its jobs → send.
+
+    front, other workers ──ROUTER──▶ ┐
+    catalog on shard 0   ──DEALER──▶ ├─ poll ─▶ ShardCore ─▶ replies
+    supervisor           ──control─▶ │              │ jobs
+    finished jobs        ──eventfd─▶ ┘    syncs on one thread, all other blocking work on another
+
+When nothing is due the poll waits without a timer.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import zmq
+
+from topics import wire
+from topics.control_channel import Channel, Drain, Listening, Message, Peer, Peers, Ping, Pong, Ready
+from topics.engine.engine import Job
+from workers.shard_core import Actions, ShardCore
+
+logger = logging.getLogger("topics.shard")
+
+DRAIN_MESSAGES = 256  # in one turn; the rest waits for the next
+DRAIN_BYTES = 16 << 20
+RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
+
+Finished = tuple[Job, BaseException | None, float]
+
+
+class JobThread:
+    """Runs jobs one after another; whoever made it is woken when one is done."""
+
+    def __init__(self, name: str, done: Callable[[Finished], None]) -> None:
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._done = done
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            began = time.perf_counter()
+            error: BaseException | None = None
+            try:
+                job.run()
+            except BaseException as failure:
+                error = failure
+            self._done((job, error, (time.perf_counter() - began) * 1000))
+
+
+class ShardLoop:
+    def __init__(self, core: ShardCore, control: Channel, socket_path: str, *, shard: int) -> None:
+        self._core = core
+        self._control = control
+        self._shard = shard
+        self._context = zmq.Context(1)
+        self._socket = self._open_socket(socket_path)
+        self._catalog: zmq.Socket[bytes] | None = None
+        self._catalog_peer: Peer | None = None
+        self._peers: dict[int, Peer] = {}
+        self._finished: deque[Finished] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._syncs = JobThread("sync", self._job_done)
+        self._others = JobThread("work", self._job_done)
+        self._jobs_out = 0
+        self._wake_at_ms: int | None = None
+        self._stopping = False
+        self._poller = zmq.Poller()
+        for thing in (self._socket, self._wake_fd, control.fileno()):
+            self._poller.register(thing, zmq.POLLIN)
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def _open_socket(self, path: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 1000
+        socket.sndhwm = socket.rcvhwm = 0  # fronts hold themselves to their credits
+        socket.router_mandatory = True
+        socket.bind(f"ipc://{path}")
+        return socket
+
+    def _on_term(self, *_: object) -> None:
+        self._stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _job_done(self, finished: Finished) -> None:
+        self._finished.append(finished)
+        os.eventfd_write(self._wake_fd, 1)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._control.send(Listening())
+        self._recover()
+        while not self._stopping:
+            self._wait()
+            self._step()
+        self._close()
+
+    def _recover(self) -> None:
+        """Replay the log, and meanwhile tell everybody how far it is."""
+        core = self._core
+        look_at = 0.0
+        began = time.monotonic()
+        for progress in core.engine.recover_steps():
+            core.progress = min(progress, 0.9999)
+            now = time.monotonic()
+            if now >= look_at:
+                look_at = now + RECOVERY_SLICE_S
+                self._poll(0)
+                self._receive()
+                self._send(core.idle())
+                if self._stopping:
+                    return
+        core.progress = 1.0
+        gc.collect()
+        gc.freeze()  # what recovery built stays; the collector need not walk it again and again
+        core.caps.start()
+        self._control.send(Ready())
+        fields = {
+            "topics": len(core.engine.shard.published),
+            "records": core.engine.shard.records_live,
+            "took_ms": round((time.monotonic() - began) * 1000, 1),
+            "read_only": core.engine.shard.read_only,
+        }
+        logger.info("the shard is ready", extra={"fields": fields})
+        self._do(core.turn())
+
+    def _wait(self) -> None:
+        timeout_ms: int | None = None
+        if self._finished or self._core.has_requests:
+            timeout_ms = 0
+        elif self._wake_at_ms is not None:
+            timeout_ms = max(0, self._wake_at_ms - time.monotonic_ns() // 1_000_000)
+        self._poll(timeout_ms)
+
+    def _poll(self, timeout_ms: int | None) -> None:
+        for thing, _ in self._poller.poll(timeout_ms):
+            if thing == self._wake_fd:
+                # Here and not with the job it announces: that one may have been seen before its bell rang, and a bell
+                # that nobody stops would keep an idle shard spinning.
+                os.eventfd_read(self._wake_fd)
+
+    def _step(self) -> None:
+        """Everything that is due, once."""
+        core = self._core
+        self._receive()
+        while self._finished:
+            job, error, took_ms = self._finished.popleft()
+            self._jobs_out -= 1
+            self._do(core.finish(job, error, took_ms))
+        due = self._wake_at_ms is not None and self._wake_at_ms <= time.monotonic_ns() // 1_000_000
+        if core.has_requests or due:
+            self._do(core.turn())
+        else:
+            self._send(core.idle())
+
+    def _close(self) -> None:
+        """Finish the jobs that are out, then the engine's last turn, then the last replies."""
+        core = self._core
+        while self._jobs_out:
+            self._poll(100)
+            while self._finished:
+                job, error, took_ms = self._finished.popleft()
+                self._jobs_out -= 1
+                self._do(core.finish(job, error, took_ms))
+        if core.is_ready:
+            self._send(core.close())
+        self._syncs.stop()
+        self._others.stop()
+        self._socket.close()
+        if self._catalog is not None:
+            self._catalog.close(0)
+        self._context.term()
+        logger.info("the shard is closed")
+
+    # -- in ------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        self._drain_socket()
+        if self._catalog is not None:
+            self._drain_catalog(self._catalog)
+        self.obey(self._control.receive())
+        if self._control.closed:
+            self._stopping = True
+
+    def obey(self, messages: list[Message]) -> None:
+        """What the supervisor says."""
+        for message in messages:
+            match message:
+                case Ping():
+                    self._control.send(Pong())
+                case Drain():
+                    self._stopping = True
+                case Peers(workers):
+                    self._set_peers({peer.shard: peer for peer in workers})
+
+    def _drain_socket(self) -> None:
+        receive, core, size = self._socket.recv_multipart, self._core, 0
+        for _ in range(DRAIN_MESSAGES):
+            try:
+                parts = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                core.receive(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+            except wire.BadMessage as error:
+                logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
+            size += sum(map(len, parts))
+            if size > DRAIN_BYTES:
+                return
+
+    def _drain_catalog(self, catalog: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                message = catalog.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._core.receive_push(message)
+
+    # -- other workers -------------------------------------------------------------------------------------
+
+    def _set_peers(self, peers: dict[int, Peer]) -> None:
+        for shard, peer in self._peers.items():
+            now = peers.get(shard)
+            if now is None or now.incarnation != peer.incarnation:
+                self._core.caps.shard_down(shard, peer.incarnation)
+        self._peers = peers
+        if self._shard == 0:
+            return
+        host = peers.get(0)
+        if host != self._catalog_peer:
+            self._connect_catalog(host)
+
+    def _connect_catalog(self, host: Peer | None) -> None:
+        if self._catalog is not None:
+            self._poller.unregister(self._catalog)
+            self._catalog.close(0)
+            self._catalog = None
+            self._core.caps.catalog_down()
+        self._catalog_peer = host
+        if host is not None:
+            self._catalog = self._context.socket(zmq.DEALER)
+            self._catalog.sndhwm = self._catalog.rcvhwm = 0
+            self._catalog.connect(f"ipc://{host.path}")
+            self._poller.register(self._catalog, zmq.POLLIN)
+            self._core.caps.catalog_up()
+
+    # -- out -----------------------------------------------------------------------------------------------
+
+    def _do(self, actions: Actions) -> None:
+        for job in actions.jobs:
+            self._jobs_out += 1
+            (self._syncs if job.kind == "sync" else self._others).put(job)
+        self._wake_at_ms = actions.wake_at_ms
+        self._send(actions)
+
+    def _send(self, actions: Actions) -> None:
+        for peer, parts in actions.sends:
+            try:
+                if len(parts) == 1:
+                    self._socket.send_multipart([peer, parts[0]], zmq.NOBLOCK)
+                else:
+                    self._socket.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
+                    self._socket.send(parts[0], zmq.NOBLOCK | zmq.SNDMORE)
+                    self._socket.send(parts[1], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                # That front is gone, and whoever waited there with it.
+        if self._catalog is not None and self._catalog_peer is not None:
+            for report in self._core.reports(self._catalog_peer.incarnation):
+                self._catalog.send(report, zmq.NOBLOCK)

@@ -1,0 +1,277 @@
+"""The supervisor: opens the port, starts the workers and fronts, restarts what dies, drains all at the end.
+
+It touches no record. What it guarantees:
+
+- One server per data directory (lock), and one process per shard: a dead worker is reaped before
+  anyone hears of its end and before its successor is started.
+- Fronts and workers know who may be talked to: `peers` goes out without a worker as soon as it has ended, and with its
+  successor as soon as that one listens.
+- The order of a stop: fronts finish their requests, then workers write their last snapshot.
+
+Signals: SIGTERM and SIGINT drain; a second one kills everything at once. SIGHUP is ignored.
+
+Exit codes:
+
+    0  drained and stopped
+    1  an unexpected error, or a stop that had to be forced
+    2  the configuration or the data directory's layout was refused
+    3  another server holds the data directory
+    4  the address or port cannot be bound
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import topics
+from topics.control_channel import Drain, Listening, Message, Peers, Ping, Pong, Ready, Serving
+from topics.logs import log
+from topics.settings import Settings
+from workers import exit_codes, listeners
+from workers.child import Child
+from workers.data_directory import DataDirectory
+from workers.exit_codes import BadConfiguration, Refusal
+from workers.liveness import Heartbeat, ping_interval_s
+from workers.slots import FrontSlot, Slot, WorkerSlot
+
+SHARDS_DEFAULT_MAX = 8
+FRONT_DRAIN_S = 12.0  # fronts give their clients 10 s
+WORKER_DRAIN_S = 60.0  # a final snapshot of a full shard on a slow disk
+
+# Children import from where the supervisor did: -P keeps the current directory out of the search.
+_PYTHON = (sys.executable, "-P") if sys.flags.safe_path else (sys.executable,)
+WORKER_COMMAND = (*_PYTHON, "-m", "workers.shard")
+FRONT_COMMAND = (*_PYTHON, "-m", "router")
+
+logger = logging.getLogger("topics.supervisor")
+
+
+def serve(
+    settings: Settings,
+    worker_command: Sequence[str] = WORKER_COMMAND,
+    front_command: Sequence[str] = FRONT_COMMAND,
+) -> int:
+    """Run the server until it is stopped; the exit code."""
+    try:
+        if problems := settings.problems():
+            raise BadConfiguration("; ".join(problems))
+        directory = DataDirectory(settings.data_dir)
+        try:
+            return _serve_from(directory, settings, worker_command, front_command)
+        finally:
+            directory.close()
+    except Refusal as refusal:
+        logger.error("not started: %s", refusal)
+        return refusal.exit_code
+    except Exception:
+        logger.exception("unexpected error")
+        return exit_codes.UNEXPECTED
+
+
+def _serve_from(
+    directory: DataDirectory, settings: Settings, worker_command: Sequence[str], front_command: Sequence[str]
+) -> int:
+    layout = directory.layout(
+        settings.wal_shards, default_shards=min(os.cpu_count() or 1, SHARDS_DEFAULT_MAX)
+    )
+    raise_open_files()
+    bound = listeners.bind(settings.host, settings.port, settings.fronts)
+    address = listeners.address_of(bound[0])
+    if settings.port_file:
+        listeners.write_port_file(settings.port_file, address)
+    run_dir = directory.make_run_dir()
+    log(
+        logger,
+        logging.INFO,
+        f"topics {topics.__version__} on http://{address}",
+        data_dir=directory.path,
+        shards=layout.shards,
+        fronts=len(bound),
+        pid=os.getpid(),
+    )
+    try:
+        supervisor = Supervisor(
+            settings,
+            shards=layout.shards,
+            bound=bound,
+            run_dir=run_dir,
+            worker_command=worker_command,
+            front_command=front_command,
+        )
+        return asyncio.run(supervisor.run())
+    finally:
+        directory.remove_run_dir(run_dir)
+
+
+def raise_open_files() -> None:
+    """A connection is an open file, and so is a segment: take all that the system allows, for the children as well."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Supervisor:
+    """The running processes."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        shards: int,
+        bound: Sequence[socket.socket],
+        run_dir: Path,
+        worker_command: Sequence[str] = WORKER_COMMAND,
+        front_command: Sequence[str] = FRONT_COMMAND,
+    ) -> None:
+        self._timeout_s = settings.ping_timeout_ms / 1000
+        self._workers = [WorkerSlot(shard, shards, run_dir, worker_command) for shard in range(shards)]
+        self._fronts = [FrontSlot(front, shards, bound, front_command) for front in range(len(bound))]
+        self._slots: list[Slot] = [*self._workers, *self._fronts]
+        self._stopping = asyncio.Event()
+        self._forced = asyncio.Event()
+        self._announced = False
+
+    async def run(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_stop_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            for slot in self._slots:
+                self._start(slot)
+            self._tick()
+            await self._stopping.wait()
+            return await self._drain()
+        finally:
+            await self._end_all([slot.child for slot in self._slots if slot.child], limit_s=0)
+
+    def _on_stop_signal(self) -> None:
+        if self._stopping.is_set():
+            log(logger, logging.WARNING, "second signal: killing all processes")
+            self._forced.set()
+            for slot in self._slots:
+                if slot.child:
+                    slot.child.kill()
+        self._stopping.set()
+
+    # A child's life.
+
+    def _start(self, slot: Slot) -> None:
+        slot.restart = None
+        try:
+            slot.child = Child(
+                slot.name,
+                slot.next_command(),
+                inherited_fds=slot.inherited_fds(),
+                heartbeat=Heartbeat(self._timeout_s),
+                on_message=lambda child, message: self._received(slot, child, message),
+                on_end=lambda child: self._ended(slot, child),
+            )
+        except OSError as error:
+            # Out of processes, memory or descriptors: worth another try.
+            self._restart_later(slot, lived_s=0.0, reason=str(error))
+            return
+        slot.child.channel.send(self._peers())
+        log(logger, logging.INFO, f"{slot.name} started", pid=slot.child.pid)
+
+    def _received(self, slot: Slot, child: Child, message: Message) -> None:
+        match message:
+            case Pong():
+                child.heartbeat.answered()
+            case Listening() if isinstance(slot, WorkerSlot):
+                slot.listening = True
+                self._tell_peers()
+            case Ready() | Serving():
+                slot.up = True
+                log(
+                    logger,
+                    logging.INFO,
+                    f"{slot.name} is {'ready' if isinstance(message, Ready) else 'serving'}",
+                )
+                self._announce()
+            case _:
+                log(logger, logging.WARNING, f"{slot.name} sent what it should not", message=message)
+
+    def _ended(self, slot: Slot, child: Child) -> None:
+        slot.vacate()
+        if isinstance(slot, WorkerSlot):
+            self._tell_peers()
+        if not self._stopping.is_set():
+            self._restart_later(slot, lived_s=child.lived_s(), reason=child.end_text)
+        elif child.exit_code != 0:
+            log(logger, logging.WARNING, f"{slot.name} ended badly", pid=child.pid, reason=child.end_text)
+        else:
+            log(logger, logging.INFO, f"{slot.name} stopped", pid=child.pid)
+
+    def _restart_later(self, slot: Slot, *, lived_s: float, reason: str) -> None:
+        delay_s = slot.backoff.delay_after(lived_s)
+        slot.restart = self._loop.call_later(delay_s, self._start, slot)
+        log(logger, logging.WARNING, f"{slot.name} died", reason=reason, restart_in_ms=round(delay_s * 1000))
+
+    def _tick(self) -> None:
+        """Ping everyone and kill who has been silent for too long; their end restarts them."""
+        self._ticker = self._loop.call_later(ping_interval_s(self._timeout_s), self._tick)
+        for child in [slot.child for slot in self._slots if slot.child]:
+            if child.heartbeat.tick():
+                child.channel.send(Ping())
+            elif child.heartbeat.hung and not child.killed:
+                log(logger, logging.ERROR, f"{child.name} does not answer: killing it", pid=child.pid)
+                child.kill()
+
+    # What the children hear of each other.
+
+    def _peers(self) -> Peers:
+        return Peers([slot.peer for slot in self._workers if slot.listening])
+
+    def _tell_peers(self) -> None:
+        peers = self._peers()
+        for slot in self._slots:
+            if slot.child:
+                slot.child.channel.send(peers)
+
+    def _announce(self) -> None:
+        if not self._announced and all(slot.up for slot in self._slots):
+            self._announced = True
+            log(logger, logging.INFO, "all processes are up")
+
+    # The end.
+
+    async def _drain(self) -> int:
+        """Fronts first: while they finish their requests, the workers must still answer."""
+        log(logger, logging.INFO, "draining")
+        self._ticker.cancel()
+        for slot in self._slots:
+            if slot.restart:
+                slot.restart.cancel()
+        workers = [slot.child for slot in self._workers if slot.child]
+        fronts = [slot.child for slot in self._fronts if slot.child]
+        for child in fronts:
+            child.channel.send(Drain())
+        for front in self._fronts:
+            front.stop_accepting()
+        await self._end_all(fronts, limit_s=FRONT_DRAIN_S)
+        for child in workers:
+            child.channel.send(Drain())
+        await self._end_all(workers, limit_s=WORKER_DRAIN_S)
+        clean = not self._forced.is_set() and all(child.exit_code == 0 for child in workers)
+        log(logger, logging.INFO, "stopped", clean=clean)
+        return exit_codes.CLEAN if clean else exit_codes.UNEXPECTED
+
+    async def _end_all(self, children: Sequence[Child], limit_s: float) -> None:
+        """Wait until all have ended; kill those that are left at the limit or at a second signal."""
+        ends: asyncio.Future[list[bool]] = asyncio.gather(*(child.ended.wait() for child in children))
+        forced: asyncio.Future[bool] = asyncio.ensure_future(self._forced.wait())
+        await asyncio.wait((ends, forced), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        for child in children:
+            if not child.ended.is_set():
+                log(logger, logging.WARNING, f"{child.name} did not stop: killing it", pid=child.pid)
+                child.kill()
+        await ends
