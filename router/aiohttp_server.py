@@ -42,11 +42,11 @@ class Plain(web.Response):
 class AiohttpConnection(RequestHandler):
     """aiohttp's side of one client connection; the transport belongs to the connection that owns it."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ("owner",)
 
     def __init__(self, *args: Any, owner: Connection, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._owner = owner
+        self.owner = owner
 
     def leave(self) -> None:
         """The owner closes: end what is open, and leave the transport alone."""
@@ -70,13 +70,13 @@ class AiohttpConnection(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         if not isinstance(resp, Plain):
             answered = await super().finish_response(request, resp, start_time)
-            self._owner.slow_ended()
+            self.owner.slow_ended()
             return answered
         if self._upgraded and self._parser is not None:
             # It asked for another protocol and did not get it: what comes next is a request again.
             self._parser.set_upgraded(False)
             self._upgraded = False
-        resp._keep_alive = self._owner.answer_slow(
+        resp._keep_alive = self.owner.answer_slow(
             resp.response,
             resp.keep and bool(request.keep_alive),
             old_client=request.version < (1, 1),
@@ -129,7 +129,10 @@ class Handler:
             request.body = body
             request.received_us = self._now_us()  # what a slow sender took is not the server's time
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._gate.handle(request, lambda response: answer.done() or answer.set_result(response))
+        protocol = web_request.protocol
+        assert isinstance(protocol, AiohttpConnection)
+        protocol.owner.opened(request)
+        self._gate.handle(request, lambda response: _settle(answer, response))
         return Plain(await answer)
 
     @staticmethod
@@ -192,6 +195,11 @@ class Handler:
             return error_response("invalid_request", f"the body could not be read: {error}")
         finally:
             self._receiving.give(size)
+
+
+def _settle(answer: asyncio.Future[Response], response: Response) -> None:
+    if not answer.done():  # else the client is gone, and nobody waits
+        answer.set_result(response)
 
 
 async def _next_part(web_request: BaseRequest) -> bytes:

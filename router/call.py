@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import xxhash
@@ -88,7 +89,7 @@ def ask_all(
             done([replies[i] for i in range(len(core.links))])
 
     for i in range(len(core.links)):
-        core.send(i, op, 0, b"", encoded, b"", call.request.received_us, lambda reply, i=i: gather(i, reply))
+        core.send(i, op, 0, b"", encoded, b"", call.request.received_us, partial(gather, i))
 
 
 def key_prefixes(call: Call) -> list[str] | None:

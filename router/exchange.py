@@ -13,6 +13,10 @@ from typing import TypeAlias
 Body: TypeAlias = bytes | memoryview
 
 
+def nobody() -> None:
+    """Nothing was taken that would have to be given back."""
+
+
 @dataclass(slots=True)
 class Request:
     """`path` is as sent, still percent-encoded, without the query. Absent headers are empty."""
@@ -28,6 +32,7 @@ class Request:
     accept: bytes = b""
     accept_encoding: bytes = b""
     idempotency_key: bytes = b""
+    leave: Callable[[], None] = nobody  # called when the client goes away before its answer
 
 
 @dataclass(slots=True)

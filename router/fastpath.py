@@ -83,7 +83,7 @@ class PlainHead:
         self.head_len, self.body_len, self.end = head_len, body_len, head_len + body_len
 
     def request(self, body: bytes, received_us: int) -> Request:
-        return Request(b"POST", self.path, self.query, received_us, body, **self.fields)
+        return Request(b"POST", self.path, self.query, received_us, body, **self.fields)  # type: ignore[arg-type]
 
 
 def read_plain_head(data: bytes) -> PlainHead | None:
@@ -124,6 +124,7 @@ class Connection(asyncio.Protocol):
         "_fresh",
         "_held",
         "_http2",
+        "_open",
         "_paused",
         "_plain",
         "_server",
@@ -152,6 +153,7 @@ class Connection(asyncio.Protocol):
         self._stalled_bytes = 0
         self._stalled_max = 0
         self._held = 0
+        self._open: Request | None = None  # the request that is with the gate
         self._paused = False  # we do not read
         self._advancing = False
         self._fresh = True  # nothing has come yet but a part of one request
@@ -172,6 +174,9 @@ class Connection(asyncio.Protocol):
         self._stalled_us = 0
         self._set_stalled(0)
         self._clear_input()
+        if self._open is not None:
+            self._open.leave()
+            self._open = None
         if self._aiohttp is not None:
             self._aiohttp.connection_lost(exc)
             self._aiohttp = None
@@ -182,6 +187,8 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that has sent all may still wait for its answers: it is for us to close."""
         self._ended = True
+        if self._open is not None:
+            self._open.leave()  # or it is gone altogether: that looks the same from here
         if self._http2 is not None:
             self._http2.drain()  # it closes when the last stream is answered
         elif self.state is CLOSING or self._is_receiving or not self._is_blocked:
@@ -332,7 +339,12 @@ class Connection(asyncio.Protocol):
             at += 2
         self._buffer = self._buffer[at:]
 
+    def opened(self, request: Request) -> None:
+        """The gate is asked: should the client go, it hears of it."""
+        self._open = request
+
     def _handle(self, request: Request) -> None:
+        self.opened(request)
         try:
             self._server.gate.handle(request, self._answer_fast)
         except Exception:
@@ -366,6 +378,7 @@ class Connection(asyncio.Protocol):
 
     def _done(self, keep_alive: bool) -> None:
         """The open request is answered."""
+        self._open = None
         if not keep_alive:
             self._hang_up()
             return

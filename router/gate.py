@@ -28,7 +28,7 @@ logger = logging.getLogger("topics.front")
 GZIP_FROM = 8 * 1024  # bytes; below it compressing costs more than it saves
 SLOW_READERS_BYTES_MAX = 256 << 20  # of answers that clients have not taken yet; then reads are refused
 
-# Runs work on another thread and hands its result back on the loop: packing and unpacking block for long.
+# Runs work on another thread and hands its result back on the loop, None if it failed: packing blocks for long.
 Offload: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
@@ -99,7 +99,7 @@ class Gate:
             return
         route, call = found
         self.open += 1
-        respond = self._closing(call.key, respond)
+        respond = self._closing(call, respond)
         if route.takes and (len(request.body) or not route.empty_ok):
             refused = self._check_media(request, route)
             if refused is None and request.content_encoding:
@@ -224,22 +224,35 @@ class Gate:
 
     # -- answers -------------------------------------------------------------------------------------------
 
-    def _closing(self, key: ApiKey | None, respond: Respond) -> Respond:
-        """Give the places back that a request takes, when it is answered."""
+    def _closing(self, call: Call, respond: Respond) -> Respond:
+        """Give the places back that a request takes, when it is answered or its client has gone."""
+        key = call.key
         if key is not None:
             self._in_flight[key.digest] = self._in_flight.get(key.digest, 0) + 1
+            call.request.leave = self._place(key)
 
         def closed(response: Response) -> None:
             self.open -= 1
-            if key is not None:
+            call.request.leave()
+            respond(response)
+
+        return closed
+
+    def _place(self, key: ApiKey) -> Callable[[], None]:
+        """One of the key's places; what is returned gives it back, once."""
+        held = True
+
+        def leave() -> None:
+            nonlocal held
+            if held:
+                held = False
                 left = self._in_flight[key.digest] - 1
                 if left:
                     self._in_flight[key.digest] = left
                 else:
                     del self._in_flight[key.digest]
-            respond(response)
 
-        return closed
+        return leave
 
     def _gzipped(self, respond: Respond) -> Respond:
         def answer(response: Response) -> None:
@@ -247,9 +260,10 @@ class Gate:
                 respond(response)
                 return
 
-            def packed(body: bytes) -> None:
-                response.body = body
-                response.head += b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n"
+            def packed(body: bytes | None) -> None:
+                if body is not None:
+                    response.body = body
+                    response.head += b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n"
                 respond(response)
 
             body = response.body

@@ -19,14 +19,19 @@ class DateLine:
 
     def __init__(self) -> None:
         self._second = 0
-        self._line = b""
+        self._value = self._line = b""
 
     def __call__(self) -> bytes:
         second = int(time.time())
         if second != self._second:
             self._second = second
-            self._line = b"Date: %b\r\n" % formatdate(second, usegmt=True).encode()
+            self._value = formatdate(second, usegmt=True).encode()
+            self._line = b"Date: %b\r\n" % self._value
         return self._line
+
+    def value(self) -> bytes:
+        self()
+        return self._value
 
 
 date_line = DateLine()

@@ -296,6 +296,7 @@ class Http2Connection:
     def _forget(self, stream: _Stream) -> None:
         del self._streams[stream.id]
         stream.gone = True
+        stream.request.leave()
         stream.queued = False
         self._give_back_body(stream)
         self._sending.give(stream.held)

@@ -14,6 +14,7 @@ from h2.stream import H2Stream
 from hyperframe.frame import Frame, GoAwayFrame
 
 from router.exchange import Request, Response
+from router.http1 import date_line
 
 STREAMS_MAX = 256
 HEAD_BYTES_MAX = 16 * 1024
@@ -138,6 +139,7 @@ def response_headers(response: Response) -> list[tuple[bytes, bytes]]:
         if response.content_type:
             headers.append((b"content-type", response.content_type))
         headers.append((b"content-length", b"%d" % len(response.body)))
+    headers.append((b"date", date_line.value()))
     for line in response.head.split(b"\r\n"):
         name, colon, value = line.partition(b":")
         name = name.strip().lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ from router.framing import HEAD_BYTES_MAX, HEADERS_MAX
 from router.gate import Gate
 from router.http2 import Http2Connection
 from topics.api_keys import parse_keys
+
+logger = logging.getLogger("topics.front")
 
 SWEEP_EVERY_S = 1.0
 RECEIVING_BYTES_MAX = 256 << 20  # of request bodies that are still arriving, over all connections
@@ -42,7 +45,7 @@ class Server:
         self._threads = ThreadPoolExecutor(2, "packing")
         self.gate = Gate(services, parse_keys(settings.api_keys), self._buffered, self._offload)
         handler = Handler(self.gate, self.receiving, settings.max_body_bytes, self.now_us)
-        self._aiohttp = web.Server(handler)  # type: ignore[arg-type]
+        self._aiohttp = web.Server(handler)
         self._listener: asyncio.Server | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
 
@@ -54,7 +57,14 @@ class Server:
         return self.stalled_bytes + self._sending.held
 
     def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        future = self._loop.run_in_executor(self._threads, work)
+        def guarded() -> Any:
+            try:
+                return work()
+            except Exception:
+                logger.exception("work on another thread failed")
+                return None
+
+        future = self._loop.run_in_executor(self._threads, guarded)
         future.add_done_callback(lambda finished: done(finished.result()))
 
     # -- connections ---------------------------------------------------------------------------------------

@@ -54,12 +54,12 @@ class ShardClient:
         socket.immediate = True
         socket.connect(f"ipc://{peer.path}")
         self._sockets[peer.shard] = socket
-        self._loop.add_reader(socket.fd, self._drain, peer.shard, socket)
+        self._loop.add_reader(_descriptor(socket), self._drain, peer.shard, socket)
         self.core.worker_up(peer.shard, peer.incarnation)
 
     def _disconnect(self, shard: int) -> None:
         socket = self._sockets.pop(shard)
-        self._loop.remove_reader(socket.fd)
+        self._loop.remove_reader(_descriptor(socket))
         socket.close()
         self.core.worker_down(shard)
 
@@ -116,3 +116,7 @@ class ShardClient:
         for shard in list(self._sockets):
             self._disconnect(shard)
         self._context.term()
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.support.contract import Json, fresh, ok, refused, state_of
-from tests.support.server import Reply, Server, running
+from tests.support.server import Reply, Server, running, until
 
 TOPICS_MAX = 6
 BODY_MAX = 20_000
@@ -243,3 +243,20 @@ def test_the_default_cap_on_bodies(careless: Server, size: int, is_taken: bool) 
             assert stream.readline().startswith(b"HTTP/1.1 100 ")
         else:
             refused(read_reply(stream), 413, "payload_too_large")
+
+
+def test_a_client_that_goes_gives_its_places_back(start_server: Callable[..., Server]) -> None:
+    server = start_server(environment={"TOPICS_API_KEYS": "secret", "TOPICS_MAX_INFLIGHT_PER_KEY": "3"})
+    key = {"Authorization": "Bearer secret"}
+    assert server.request("POST", "/v0/topics/t", {"records": [{"data": 1}]}, key).status == 201
+    body = b'{"from_seq":1,"wait_ms":30000}'
+    fast = b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+    fast += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    slow = fast + b"X-Odd: 1\r\n"  # a header that the fast path does not take
+    polls = [server.connect() for _ in range(3)]
+    for connection, head in zip(polls, (fast, slow, slow)):
+        connection.sendall(head + b"\r\n" + body)
+    until(lambda: server.request("GET", "/v0/topics/t", headers=key).status == 429)
+    for connection in polls:
+        connection.close()
+    until(lambda: server.request("GET", "/v0/topics/t", headers=key).status == 200, 5)

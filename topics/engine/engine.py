@@ -11,7 +11,7 @@ early. The clock is read once a turn, so a batch agrees on "now". Background wor
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -117,7 +117,7 @@ class Engine:
 
     # -- the turn ------------------------------------------------------------------------------------------
 
-    def turn(self, requests: list[Request]) -> Outcome:
+    def turn(self, requests: Sequence[Request]) -> Outcome:
         if self.closed:
             raise RuntimeError("the engine is closed")
         shard = self.shard
