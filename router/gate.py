@@ -64,6 +64,10 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"last": {b"GET": Route(records.last, "read", is_read=True)},
 }
 _TOPICS = b"/v0/topics/"
+# What may be done at a path, the topic that it names, and what comes after the topic's name.
+Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes | None]
+PLACES_MAX = 4096
+PLACE_BYTES_MAX = 512
 _ALWAYS = (health.health, health.ready, health.metrics)  # also while the server stops
 
 
@@ -76,6 +80,7 @@ class Gate:
         self._buffered_bytes = buffered_bytes
         self._offload = offload
         self._in_flight: dict[bytes, int] = {}  # requests by key
+        self._places: dict[bytes, Place] = {}  # paths that were seen before
         self.open = 0  # requests that wait for their answer
 
     def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
@@ -131,15 +136,10 @@ class Gate:
         path, method = request.path, request.method
         if method == b"HEAD":
             method = b"GET"
-        sub, topic = None, b""
-        if path.startswith(_TOPICS):
-            name, _, sub = path[len(_TOPICS) :].partition(b"/")
-            topic = unquote_to_bytes(name) if b"%" in name else name
-            # A name is one segment, and `/v0/topics/x/` is no other spelling of `/v0/topics/x`.
-            known = name and (sub or not path.endswith(b"/"))
-            methods = _TOPIC.get(sub) if known else None
-        else:
-            methods = _FIXED.get(path)
+        place = self._places.get(path)
+        if place is None:
+            place = self._find_place(path)
+        methods, topic, sub = place
         route = methods.get(method) if methods is not None else None
         key: ApiKey | None = None
         if self._keys:
@@ -157,6 +157,23 @@ class Gate:
                 "throttled", "too many answers wait for slow readers", {"limit": "buffered"}
             )
         return route, Call(request, topic, key, services)
+
+    def _find_place(self, path: bytes) -> Place:
+        sub, topic = None, b""
+        if path.startswith(_TOPICS):
+            name, _, sub = path[len(_TOPICS) :].partition(b"/")
+            topic = unquote_to_bytes(name) if b"%" in name else name
+            # A name is one segment, and `/v0/topics/x/` is no other spelling of `/v0/topics/x`.
+            known = name and (sub or not path.endswith(b"/"))
+            methods = _TOPIC.get(sub) if known else None
+        else:
+            methods = _FIXED.get(path)
+        place = methods, topic, sub
+        if len(self._places) >= PLACES_MAX:
+            self._places.clear()
+        if len(path) <= PLACE_BYTES_MAX:
+            self._places[path] = place
+        return place
 
     def _check_key(
         self, request: Request, route: Route | None, topic: bytes, unknown_sub: bytes | None

@@ -20,6 +20,8 @@ from topics.logs import log
 logger = logging.getLogger("topics.front")
 
 EXPIRE_EVERY_S = 1.0
+SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
+SEND_FROM = 16  # requests; they leave before the tick ends, so that shard and front work side by side
 
 
 class ShardClient:
@@ -32,6 +34,7 @@ class ShardClient:
         self._context = zmq.Context(1)
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._scheduled = False
+        self._queued = 0  # requests since the last message
         self._expire_timer = loop.call_later(EXPIRE_EVERY_S, self._expire)
 
     # -- workers -------------------------------------------------------------------------------------------
@@ -69,9 +72,19 @@ class ShardClient:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
+        self._queued += 1
+        if self._queued >= SEND_FROM:
+            self._send()
 
     def _flush(self) -> None:
+        """The end of a tick: send what is left of it, then look at every socket, as a send may swallow its signal."""
         self._scheduled = False
+        self._send()
+        for shard, socket in list(self._sockets.items()):
+            self._drain(shard, socket)
+
+    def _send(self) -> None:
+        self._queued = 0
         unsent: list[Message] = []
         for shard, parts in self.core.take_messages():
             socket = self._sockets[shard]
@@ -79,11 +92,10 @@ class ShardClient:
                 if len(parts) == 1:
                     socket.send(parts[0], zmq.NOBLOCK)
                 else:
-                    socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+                    socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts[1]) < SHARE_BYTES)
             except zmq.Again:
                 # Without a limit on the queue this means: not connected yet. Ask again when the loop comes round.
                 unsent.append((shard, parts))
-            self._drain(shard, socket)
         if unsent:
             self._again(unsent)
 

@@ -63,6 +63,16 @@ class RecordBody(msgspec.Struct, gc=False):
     data_base64: str | None = None
 
 
+class BareRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record of data alone, as most are: a body made of these is read without looking for anything else."""
+
+    data: Raw
+
+
+class BareWrite(msgspec.Struct, forbid_unknown_fields=True):
+    records: list[BareRecord]
+
+
 class TagLastSeq(msgspec.Struct):
     tag: str
     seq: U64

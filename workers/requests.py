@@ -21,6 +21,7 @@ from topics.engine.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, 
 from topics.engine.subjects import TagMatch
 from topics.schemas import (
     U64_MAX,
+    BareWrite,
     ConfigBody,
     DeleteBody,
     DiffBody,
@@ -41,6 +42,7 @@ CLAIM_JITTER_MS_MAX = 5_000
 _TOO_DEEP = "the JSON is nested too deeply"
 
 _write = msgspec.json.Decoder(WriteBody)
+_bare = msgspec.json.Decoder(BareWrite)
 _lines = msgspec.json.Decoder(RecordBody)
 _diff = msgspec.json.Decoder(DiffBody)
 _delete = msgspec.json.Decoder(DeleteBody)
@@ -56,13 +58,8 @@ class Forbidden(TopicsError):
 
 
 def decode(decoder: Callable[[Any], Any], body: wire.Buffer) -> Any:
-    """Decode JSON or say what is wrong with it. Payloads are kept as they came, so the text is checked as a whole."""
-    text = body if isinstance(body, bytes) else bytes(body)
-    if not text.isascii():
-        try:
-            text.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"the body is not UTF-8: byte {error.start}") from None
+    """Decode JSON or say what is wrong with it."""
+    text = _checked(body)
     try:
         return decoder(text)
     except msgspec.DecodeError as error:
@@ -71,12 +68,27 @@ def decode(decoder: Callable[[Any], Any], body: wire.Buffer) -> Any:
         raise InvalidRequest(_TOO_DEEP) from None
 
 
+def _checked(body: wire.Buffer) -> bytes:
+    """The body as UTF-8. Payloads are kept as they came, so the text is checked as a whole."""
+    text = body if isinstance(body, bytes) else bytes(body)
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not UTF-8: byte {error.start}") from None
+    return text
+
+
 # -- writes ------------------------------------------------------------------------------------------------
 
 
 def read_write(
     topic: str, request: wire.Request, args: wire.Args, is_known: Callable[[str], bool]
 ) -> cmd.Append:
+    bare = _read_bare(request.body)
+    if bare is not None:
+        key = args.idempotency_key
+        return cmd.Append(topic, bare, _checked_key(key) if key is not None else None)
     body: WriteBody = decode(_write.decode, request.body)
     if body.config is not None and request.flags & wire.NO_ADMIN and not is_known(topic):
         raise Forbidden("creating a topic with a config needs the scope admin")
@@ -86,15 +98,8 @@ def read_write(
         check_dead_letter(config, args)
     key = body.idempotency_key if body.idempotency_key is not None else args.idempotency_key
     _check_count(len(body.records))
-    command = cmd.Append(
-        topic,
-        _NO_RECORDS,
-        key.encode() if key is not None else None,
-        body.create,
-        config,
-    )
-    if key is not None:
-        _check_key(command.idempotency_key)
+    encoded = _checked_key(key) if key is not None else None
+    command = cmd.Append(topic, _NO_RECORDS, encoded, body.create, config)
     if body.if_last_seq is not None or body.if_tag_last_seq is not None:
         _set_conditions(command, body)
     command.records = read_records(body.records, request.body, body.node)
@@ -104,13 +109,22 @@ def read_write(
 _NO_RECORDS = cmd.Records([])
 
 
+def _read_bare(body: wire.Buffer) -> cmd.Records | None:
+    """The records of a body that has nothing but their data; None when there is more to it, or something wrong."""
+    text = _checked(body)
+    try:
+        rows = _bare.decode(text).records
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    _check_count(len(rows))
+    return _json_records([bytes(row.data) for row in rows], [], text)
+
+
 def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
     """One record a line. What a JSON body says beside its records comes in the query and in headers."""
     rows: list[RecordBody] = decode(_lines.decode_lines, request.body)
     _check_count(len(rows))
-    key = args.idempotency_key.encode() if args.idempotency_key is not None else None
-    if key is not None:
-        _check_key(key)
+    key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
     return cmd.Append(topic, read_records(rows, request.body, args.node), key, args.create)
 
 
@@ -125,9 +139,11 @@ def _check_count(count: int) -> None:
         )
 
 
-def _check_key(key: bytes | None) -> None:
-    if key is not None and not 0 < len(key) <= limits.KEY_BYTES_MAX:
+def _checked_key(key: str) -> bytes:
+    encoded = key.encode()
+    if not 0 < len(encoded) <= limits.KEY_BYTES_MAX:
         raise InvalidRequest(f"an idempotency key has 1 to {limits.KEY_BYTES_MAX} bytes")
+    return encoded
 
 
 def _set_conditions(command: cmd.Append, body: WriteBody) -> None:
@@ -140,44 +156,50 @@ def _set_conditions(command: cmd.Append, body: WriteBody) -> None:
 
 def read_records(rows: list[RecordBody], body: wire.Buffer, node: str | None) -> cmd.Records:
     """Records as columns. A column that no record fills stays None, which keeps the common case short."""
-    if any(row.data_base64 is not None for row in rows):
+    count = len(rows)
+    if [row.data_base64 for row in rows].count(None) < count:
         records = _raw_records(rows)
     else:
-        records = cmd.Records([bytes(row.data) for row in rows])
-        if not all(records.payloads):
+        payloads = [bytes(row.data) for row in rows]
+        if not all(payloads):
             raise InvalidRequest("a record without data")
-        _tidy(records, body)
         metas = [bytes(row.meta) for row in rows]
-        if any(metas):
-            _add_meta(records, metas)
-        sizes = records.sizes if records.sizes is not None else map(len, records.payloads)
-        largest = max(sizes)
-        if largest > limits.RECORD_BYTES_MAX:
-            raise RecordTooLarge(
-                f"a record of {largest} bytes; at most {limits.RECORD_BYTES_MAX} are allowed"
-            )
-    if any(row.tag is not None for row in rows):
-        records.tags = [row.tag.encode() if row.tag is not None else None for row in rows]
+        records = _json_records(payloads, metas if any(metas) else [], _checked(body))
+    tags = [row.tag for row in rows]
+    if tags.count(None) < count:
+        records.tags = [tag.encode() if tag is not None else None for tag in tags]
         if any(tag is not None and len(tag) > TAG_BYTES_MAX for tag in records.tags):
             raise InvalidRequest(f"a tag is longer than {TAG_BYTES_MAX} bytes")
-    if node is not None or any(row.node is not None for row in rows):
-        nodes = [row.node if row.node is not None else node for row in rows]
+    nodes = [row.node for row in rows]
+    if node is not None or nodes.count(None) < count:
+        nodes = [name if name is not None else node for name in nodes]
         records.nodes = [name.encode() if name is not None else None for name in nodes]
         if any(name is not None and len(name) > limits.NODE_BYTES_MAX for name in records.nodes):
             raise InvalidRequest(f"a node name is longer than {limits.NODE_BYTES_MAX} bytes")
-    if any(row.ttl_ms for row in rows):
-        if max(row.ttl_ms for row in rows) > U64_MAX:
+    ttls_ms = [row.ttl_ms for row in rows]
+    if any(ttls_ms):
+        if max(ttls_ms) > U64_MAX:
             raise InvalidRequest("ttl_ms is beyond 64 bits")
-        records.ttls_ms = [min(row.ttl_ms, TTL_MS_MAX) for row in rows]
+        records.ttls_ms = [min(ttl_ms, TTL_MS_MAX) for ttl_ms in ttls_ms]
     return records
 
 
-def _tidy(records: cmd.Records, body: wire.Buffer) -> None:
+def _json_records(payloads: list[bytes], metas: list[bytes], text: bytes) -> cmd.Records:
+    records = cmd.Records(payloads)
+    _tidy(records, text)
+    if metas:
+        _add_meta(records, metas)
+    largest = max(records.sizes if records.sizes is not None else map(len, records.payloads))
+    if largest > limits.RECORD_BYTES_MAX:
+        raise RecordTooLarge(f"a record of {largest} bytes; at most {limits.RECORD_BYTES_MAX} are allowed")
+    return records
+
+
+def _tidy(records: cmd.Records, text: bytes) -> None:
     """Put every payload on one line, and account for what its compact form would take.
 
     Most bodies are compact as they come, which one look at the whole body tells.
     """
-    text = body if isinstance(body, bytes) else bytes(body)
     escaped = b"\\" in text
     if not escaped and (b" " not in text and b"\n" not in text and b"\t" not in text and b"\r" not in text):
         return

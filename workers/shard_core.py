@@ -101,6 +101,10 @@ class ShardCore:
         return self.progress >= 1.0
 
     @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
     def has_requests(self) -> bool:
         return bool(self._waiting or self.caps.has_released)
 

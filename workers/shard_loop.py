@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
 import signal
 import threading
 import time
@@ -30,7 +31,9 @@ from workers.shard_core import Actions, ShardCore
 logger = logging.getLogger("topics.shard")
 
 DRAIN_MESSAGES = 256  # in one turn; the rest waits for the next
+DRAIN_REQUESTS = 32  # enough to share a write; more would keep the fronts waiting for the first answers
 DRAIN_BYTES = 16 << 20
+SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
 RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
 
 Finished = tuple[Job, BaseException | None, float]
@@ -80,9 +83,10 @@ class ShardLoop:
         self._jobs_out = 0
         self._wake_at_ms: int | None = None
         self._stopping = False
-        self._poller = zmq.Poller()
-        for thing in (self._socket, self._wake_fd, control.fileno()):
-            self._poller.register(thing, zmq.POLLIN)
+        self._control_fd = control.fileno()
+        self._poller = select.poll()
+        for fd in (_descriptor(self._socket), self._wake_fd, self._control_fd):
+            self._poller.register(fd, select.POLLIN)
         signal.signal(signal.SIGTERM, self._on_term)
 
     def _open_socket(self, path: str) -> zmq.Socket[bytes]:
@@ -142,18 +146,29 @@ class ShardLoop:
 
     def _wait(self) -> None:
         timeout_ms: int | None = None
-        if self._finished or self._core.has_requests:
+        if self._finished or self._core.has_requests or self._has_mail():
             timeout_ms = 0
         elif self._wake_at_ms is not None:
             timeout_ms = max(0, self._wake_at_ms - time.monotonic_ns() // 1_000_000)
         self._poll(timeout_ms)
 
+    def _has_mail(self) -> bool:
+        """A message waits. ZeroMQ's descriptors only tell of news, so this is asked before every wait."""
+        if _has_input(self._socket):
+            return True
+        return self._catalog is not None and _has_input(self._catalog)
+
     def _poll(self, timeout_ms: int | None) -> None:
-        for thing, _ in self._poller.poll(timeout_ms):
-            if thing == self._wake_fd:
+        for fd, _ in self._poller.poll(timeout_ms):
+            if fd == self._wake_fd:
                 # Here and not with the job it announces: that one may have been seen before its bell rang, and a bell
                 # that nobody stops would keep an idle shard spinning.
                 os.eventfd_read(self._wake_fd)
+            elif fd == self._control_fd:
+                self.obey(self._control.receive())
+                if self._control.closed:
+                    self._poller.unregister(fd)
+                    self._stopping = True
 
     def _step(self) -> None:
         """Everything that is due, once."""
@@ -194,9 +209,6 @@ class ShardLoop:
         self._drain_socket()
         if self._catalog is not None:
             self._drain_catalog(self._catalog)
-        self.obey(self._control.receive())
-        if self._control.closed:
-            self._stopping = True
 
     def obey(self, messages: list[Message]) -> None:
         """What the supervisor says."""
@@ -221,7 +233,7 @@ class ShardLoop:
             except wire.BadMessage as error:
                 logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
             size += sum(map(len, parts))
-            if size > DRAIN_BYTES:
+            if size > DRAIN_BYTES or core.waiting >= DRAIN_REQUESTS:
                 return
 
     def _drain_catalog(self, catalog: zmq.Socket[bytes]) -> None:
@@ -248,7 +260,7 @@ class ShardLoop:
 
     def _connect_catalog(self, host: Peer | None) -> None:
         if self._catalog is not None:
-            self._poller.unregister(self._catalog)
+            self._poller.unregister(_descriptor(self._catalog))
             self._catalog.close(0)
             self._catalog = None
             self._core.caps.catalog_down()
@@ -257,7 +269,7 @@ class ShardLoop:
             self._catalog = self._context.socket(zmq.DEALER)
             self._catalog.sndhwm = self._catalog.rcvhwm = 0
             self._catalog.connect(f"ipc://{host.path}")
-            self._poller.register(self._catalog, zmq.POLLIN)
+            self._poller.register(_descriptor(self._catalog), select.POLLIN)
             self._core.caps.catalog_up()
 
     # -- out -----------------------------------------------------------------------------------------------
@@ -277,7 +289,7 @@ class ShardLoop:
                 else:
                     self._socket.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
                     self._socket.send(parts[0], zmq.NOBLOCK | zmq.SNDMORE)
-                    self._socket.send(parts[1], zmq.NOBLOCK, copy=False)
+                    self._socket.send(parts[1], zmq.NOBLOCK, copy=len(parts[1]) < SHARE_BYTES)
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
@@ -285,3 +297,11 @@ class ShardLoop:
         if self._catalog is not None and self._catalog_peer is not None:
             for report in self._core.reports(self._catalog_peer.incarnation):
                 self._catalog.send(report, zmq.NOBLOCK)
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))
+
+
+def _has_input(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

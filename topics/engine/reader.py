@@ -170,13 +170,38 @@ class _Wanted:
         self._names_left -= len(unknown)
 
 
+class _CheckedRows:
+    """Rows of a chunk whose frames have been compared with their digests: one range, which grows as readers go on.
+
+    Like the blocks of a sealed segment, a frame is checked the first time it is read by this process.
+    """
+
+    __slots__ = ("_end", "_start")
+
+    def __init__(self) -> None:
+        self._start = self._end = 0
+
+    def covers(self, rows: Picked) -> bool:
+        return self._start <= int(rows[0]) and int(rows[-1]) < self._end
+
+    def add(self, rows: Picked, chunk: Chunk) -> None:
+        """These rows are good. They say something of the range between them only if they are all that live there."""
+        start, end = int(rows[0]), int(rows[-1]) + 1
+        if int(np.count_nonzero(chunk.live(start, end, DELETED))) != len(rows):
+            return
+        if start <= self._end and end >= self._start:
+            start, end = min(start, self._start), max(end, self._end)
+        self._start, self._end = start, end
+
+
 class _OpenSegment:
-    __slots__ = ("blocks", "handle", "path", "verified")
+    __slots__ = ("blocks", "checked", "handle", "path", "verified")
 
     def __init__(self, handle: int, path: str, blocks: list[bytes] | None) -> None:
         self.handle = handle
         self.path = path
         self.blocks = blocks  # digests of a sealed segment
+        self.checked = _CheckedRows()  # of one that is not sealed
         self.verified: set[int] = set()
 
 
@@ -187,6 +212,9 @@ class Reader:
         self.cache = TailCache(cache_bytes)
         self.wal_handles: dict[int, int] = {}
         self._open: OrderedDict[tuple[int, int, int], _OpenSegment] = OrderedDict()
+        self._checked: OrderedDict[tuple[int, int], _CheckedRows] = (
+            OrderedDict()
+        )  # by topic and chunk, in the log
 
     def topic_dir(self, topic_id: int) -> str:
         return f"{self._topics_dir}/{topic_id:016x}"
@@ -401,19 +429,37 @@ class Reader:
         """Read the frames of ascending rows of one chunk, source by source."""
         at, count = int(np.searchsorted(rows, chunk.stored)), len(rows)
         if at:
-            self._fetch_stored(log, chunk, offsets[:at], lengths[:at], found)
+            self._fetch_stored(log, chunk, rows[:at], offsets[:at], lengths[:at], found)
+        if at == count:
+            return
+        checked = self._checked_in_log(log, chunk)
+        check = not checked.covers(rows[at:])
+        in_log = rows[at:]
         while at < count:
             run = find_run(runs, chunk.first_seq + int(rows[at]))
             until = runs[run + 1][0] if run + 1 < len(runs) else chunk.next_seq
             end = int(np.searchsorted(rows, until - chunk.first_seq))
             where = runs[run][1]
             if isinstance(where, int):
-                self._fetch_log(where, offsets[at:end], lengths[at:end], found)
+                self._fetch_log(where, offsets[at:end], lengths[at:end], found, check)
             else:
                 found.add(bytes(where), offsets[at:end])
             at = end
+        if check:
+            checked.add(in_log, chunk)
 
-    def _fetch_log(self, number: int, offsets: Offsets, lengths: Offsets, found: _Frames) -> None:
+    def _checked_in_log(self, log: TopicLog, chunk: Chunk) -> _CheckedRows:
+        key = (log.id, chunk.first_seq)
+        checked = self._checked.get(key)
+        if checked is None:
+            if len(self._checked) >= OPEN_SEGMENTS_MAX:
+                self._checked.popitem(last=False)
+            checked = self._checked[key] = _CheckedRows()
+        return checked
+
+    def _fetch_log(
+        self, number: int, offsets: Offsets, lengths: Offsets, found: _Frames, check: bool
+    ) -> None:
         name = f"log file {number}"
         if len(offsets) <= FETCH_ALONE:
             for i in range(len(offsets)):
@@ -422,7 +468,7 @@ class Reader:
                     found.add(cached[0], offsets[i : i + 1] * 0 + cached[1])
                 else:
                     self._read(
-                        self.wal_handles[number], name, offsets[i : i + 1], lengths[i : i + 1], found, True
+                        self.wal_handles[number], name, offsets[i : i + 1], lengths[i : i + 1], found, check
                     )
             return
         first = int(offsets[0])
@@ -430,16 +476,19 @@ class Reader:
         if cached is not None:
             found.add(cached[0], offsets - (first - cached[1]))
         else:
-            self._read(self.wal_handles[number], name, offsets, lengths, found, True)
+            self._read(self.wal_handles[number], name, offsets, lengths, found, check)
 
     def _fetch_stored(
-        self, log: TopicLog, chunk: Chunk, offsets: Offsets, lengths: Offsets, found: _Frames
+        self, log: TopicLog, chunk: Chunk, rows: Picked, offsets: Offsets, lengths: Offsets, found: _Frames
     ) -> None:
         segment = self._segment(log, chunk)
         try:
+            check = segment.blocks is None and not segment.checked.covers(rows)
             if segment.blocks is not None:
                 self._verify_blocks(segment, int(offsets[0]), int(offsets[-1] + lengths[-1]))
-            self._read(segment.handle, segment.path, offsets, lengths, found, segment.blocks is None)
+            self._read(segment.handle, segment.path, offsets, lengths, found, check)
+            if check:
+                segment.checked.add(rows, chunk)
         except Corrupt as error:
             raise DamagedSegment(chunk, error.path, error.offset, error.problem) from None
 

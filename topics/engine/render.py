@@ -76,11 +76,31 @@ def _interleave(columns: list[list[bytes]]) -> bytes:
 
 def _heads(page: Page, suffix: bytes) -> list[bytes]:
     """`},{"$seq":1,"$ts":1748470000123` and the suffix, for every record."""
-    seqs, times = page.seqs, page.timestamps
-    seq_width, time_width = _width(seqs), _width(times)
-    if len(seqs) < _COLUMNS_FROM or not seq_width or not time_width:
-        template = _CLOSE + b'{"$seq":%d,"$ts":%d' + suffix
-        return [template % pair for pair in zip(seqs, times)]
+    times = np.asarray(page.timestamps, dtype=np.int64)
+    time_width = len(str(int(times[0])))
+    if len(page.seqs) < _COLUMNS_FROM or time_width != len(str(int(times[-1]))):
+        return _heads_one_by_one(page.seqs, page.timestamps, suffix)
+    seqs = np.asarray(page.seqs, dtype=np.int64)
+    heads: list[bytes] = []
+    start = 0
+    while start < len(seqs):
+        # The seqs ascend: those with as many digits as this one lie in front of the next power of ten.
+        seq_width = len(str(int(seqs[start])))
+        end = int(np.searchsorted(seqs, 10**seq_width)) if int(seqs[-1]) >= 10**seq_width else len(seqs)
+        if end - start < _COLUMNS_FROM:
+            heads += _heads_one_by_one(page.seqs[start:end], times[start:end].tolist(), suffix)
+        else:
+            heads += _heads_in_columns(seqs[start:end], times[start:end], seq_width, time_width, suffix)
+        start = end
+    return heads
+
+
+def _heads_one_by_one(seqs: Column, times: Column, suffix: bytes) -> list[bytes]:
+    template = _CLOSE + b'{"$seq":%d,"$ts":%d' + suffix
+    return [template % pair for pair in zip(seqs, times)]
+
+
+def _heads_in_columns(seqs: Ints, times: Ints, seq_width: int, time_width: int, suffix: bytes) -> list[bytes]:
     before, between = _CLOSE + b'{"$seq":', b',"$ts":'
     blank = before + bytes(seq_width) + between + bytes(time_width) + suffix
     text = np.empty((len(seqs), len(blank)), dtype=np.uint8)
@@ -91,12 +111,6 @@ def _heads(page: Page, suffix: bytes) -> list[bytes]:
     _put_digits(text[:, times_start : times_start + time_width], times)
     heads: list[bytes] = text.reshape(-1).view(f"S{len(blank)}").tolist()
     return heads
-
-
-def _width(numbers: Column) -> int:
-    """How many digits all of these ascending numbers have, 0 when they differ in that."""
-    width = len(str(int(numbers[0])))
-    return width if width == len(str(int(numbers[-1]))) else 0
 
 
 def _put_digits(text: npt.NDArray[np.uint8], numbers: Column) -> None:
