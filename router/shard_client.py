@@ -54,6 +54,7 @@ class ShardClient:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.sndhwm = socket.rcvhwm = 0  # the core's credits are the bound
+        socket.sndbuf = socket.rcvbuf = wire.SOCKET_BYTES
         socket.immediate = True
         socket.connect(f"ipc://{peer.path}")
         self._sockets[peer.shard] = socket

@@ -33,6 +33,7 @@ class Plan:
     def __init__(self, quick: bool) -> None:
         self.rounds = 1 if quick else 5
         self.seconds = 0.5 if quick else 3.0
+        self.settle = 0.0 if quick else 2.0  # for the background work of what was just written
 
 
 def ratios(ours: list[float], floors: list[float]) -> float:
@@ -95,6 +96,7 @@ def batches_and_reads(run: Run, plan: Plan) -> list[Row]:
         for _ in range(plan.rounds):
             writes.append(load(to, text, connections=16, seconds=plan.seconds)["per_s"] * 100)
             engine.append(engine_rate(shell, plan.seconds))
+            time.sleep(plan.settle)
             reads.append(read_rate(to, plan))
         shell.engine.close()
     ratio = ratios(writes, engine)
@@ -174,6 +176,7 @@ def lone_sync(run: Run, plan: Plan) -> list[Row]:
     floor: list[float] = []
     with run.directory("lone") as folder, server(folder) as to:
         to.call("PUT", "/v0/topics/lone", {"durability": "fsync"})
+        time.sleep(plan.settle)  # a new server is still zero-filling its next log file
         text = request("/v0/topics/lone", SINGLE)
         for _ in range(plan.rounds):
             ours.append(load(to, text, connections=1, seconds=plan.seconds)["p99_ms"])

@@ -42,6 +42,7 @@ JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
 
 BODY_APART = 64 * 1024  # from here on one copy more costs more than one message part more
 FOLLOWS = 0xFFFF_FFFF
+SOCKET_BYTES = 4 << 20  # what the kernel may hold of a large body, so that both sides wake less often for it
 
 _MESSAGE = struct.Struct("<HQ")
 _REQUEST = struct.Struct("<QQIBBHII")

@@ -93,6 +93,7 @@ class ShardLoop:
         socket = self._context.socket(zmq.ROUTER)
         socket.linger = 1000
         socket.sndhwm = socket.rcvhwm = 0  # fronts hold themselves to their credits
+        socket.sndbuf = socket.rcvbuf = wire.SOCKET_BYTES
         socket.router_mandatory = True
         socket.bind(f"ipc://{path}")
         return socket

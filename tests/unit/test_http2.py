@@ -161,7 +161,9 @@ class Client:
             case events.ResponseReceived():
                 assert not self.stream(event.stream_id).headers
                 headers = dict(event.headers)
-                assert headers.pop(b"date").endswith(b" GMT")  # every answer has one, and it is never the same
+                assert headers.pop(b"date").endswith(
+                    b" GMT"
+                )  # every answer has one, and it is never the same
                 self.stream(event.stream_id).headers = headers
             case events.InformationalResponseReceived():
                 self.stream(event.stream_id).informational.append(dict(event.headers)[b":status"])
