@@ -1,0 +1,42 @@
+"""Goal: the server does what its own OpenAPI document says, also when asked oddly.
+
+Method: schemathesis reads the document, makes requests from it, good and bad ones, and checks each
+answer against it: no 5xx, no status, header or body that is not in the document, nothing malformed accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.specs.openapi import checks
+
+import topics
+from tests.support.server import Server
+from topics.openapi import document
+
+schema = schemathesis.openapi.from_dict(document(topics.__version__))
+
+
+# By design: what exceeds a limit is often clamped, what a query cannot mean counts as absent, and `5.0` is no integer.
+STRICTNESS = [checks.negative_data_rejection, checks.positive_data_acceptance]
+
+
+def test_the_document_is_served(shared_server: Server) -> None:
+    assert shared_server.get("/v0/openapi.json").json == document(topics.__version__)
+
+
+@schema.parametrize()
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_the_document_is_kept(case: Any, shared_server: Server) -> None:
+    if isinstance(case.body, dict):
+        case.body.pop("wait_ms", None)  # a long poll waits for what nobody writes
+    address = f"http://{shared_server.host}:{shared_server.port}"
+    case.call_and_validate(base_url=address, timeout=30, excluded_checks=STRICTNESS)
