@@ -32,7 +32,7 @@ def now_us() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m router", description="one front process of topics")
-    for name in ("front", "fronts", "shards", "listen-fd", "control-fd", "parent"):
+    for name in ("front", "fronts", "shards", "listen-fd", "control-fd", "parent", "started-us"):
         parser.add_argument(f"--{name}", type=int, required=True)
     return parser.parse_args()
 
@@ -40,7 +40,7 @@ def parse_arguments() -> argparse.Namespace:
 async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     client = ShardClient(arguments.shards, loop, now_us)
-    services = Services(client.core, settings, now_us, topics.__version__, now_us())
+    services = Services(client.core, settings, now_us, topics.__version__, arguments.started_us)
     server = Server(services, loop)
     ended = asyncio.Event()
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import xxhash
 
 from router.exchange import Request, Respond, Response
-from router.front_core import FrontCore
+from router.front_core import READS, FrontCore
 from topics import wire
 from topics.api_keys import ApiKey
 from topics.http_errors import STATUS, error_body, error_head
@@ -63,7 +63,7 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
     core, request = call.services.core, call.request
     shard = xxhash.xxh3_64_intdigest(call.topic) % len(core.links)
     encoded = wire.encode_args(args) if args is not None else b""
-    core.send(
+    number = core.send(
         shard,
         op,
         flags,
@@ -73,6 +73,14 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
         request.received_us,
         lambda reply: respond(from_reply(reply)),
     )
+    if number and op in READS:
+        leave = request.leave
+
+        def forget() -> None:
+            leave()
+            core.forget(shard, number)
+
+        request.leave = forget
 
 
 def ask_all(

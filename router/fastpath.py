@@ -39,6 +39,7 @@ JOIN_MAX = 64 * 1024  # a body up to this size leaves in one write with its head
 BYTES_PER_S_MIN = 16 * 1024  # a slower sender or reader is not waited for
 HOLD_FROM = 64 * 1024  # an unfinished fast request of this size counts among the bodies being received
 LINGER_US = 2_000_000
+ENDED_US = 2_000_000  # how long a client that sends nothing more may wait for its answer
 KNOWN_HEADS_MAX = 2048
 KNOWN_HEAD_BYTES_MAX = 1024
 
@@ -153,6 +154,7 @@ class Connection(asyncio.Protocol):
         "_advancing",
         "_aiohttp",
         "_arrived",
+        "_arrived_before",
         "_buffer",
         "_chunks",
         "_ended",
@@ -184,6 +186,7 @@ class Connection(asyncio.Protocol):
         self._slow_left = 0  # bytes of aiohttp's request that have not come yet
         self._chunks: Chunks | None = None  # in place of that, for a body that does not say its length
         self._arrived = 0  # bytes of aiohttp's request that have come
+        self._arrived_before = 0  # of the request that is still arriving, when `began_us` was set
         self._stalled_us = 0  # since when the client has not taken what was written; 0: it does
         self._stalled_bytes = 0
         self._stalled_max = 0
@@ -222,8 +225,6 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that has sent all may still wait for its answers: it is for us to close."""
         self._ended = True
-        if self._open is not None:
-            self._open.leave()  # or it is gone altogether: that looks the same from here
         if self._http2 is not None:
             self._http2.drain()  # it closes when the last stream is answered
         elif self.state is CLOSING or self._is_receiving or not self._is_blocked:
@@ -327,7 +328,10 @@ class Connection(asyncio.Protocol):
         if self._ended:
             self._shut()
             return
-        self.began_us = (self.began_us or self.active_us) if size else 0
+        if not size:
+            self.began_us = 0
+        elif not self.began_us:
+            self.began_us, self._arrived_before = self.active_us, 0
         if (size >= HOLD_FROM or self._held) and not self._hold(size):
             detail: dict[str, object] = {"limit": "bodies"}
             self._refuse(error_response("throttled", "too many bodies are being received", detail))
@@ -351,6 +355,8 @@ class Connection(asyncio.Protocol):
         if plain is None or plain.body_len > FAST_BODY_MAX:
             return self._take_slow(data)
         if len(data) < plain.end:
+            if plain.body_len >= HOLD_FROM and self._plain is None and self._is_refused(plain):
+                return False
             self._plain = plain  # its head need not be read again
             self._buffer = bytearray(data)  # many small parts are not copied again and again
             return False
@@ -366,6 +372,13 @@ class Connection(asyncio.Protocol):
         self._server.fast_requests += 1
         self._handle(plain.request(data[plain.head_len : plain.end], self.active_us))
         return True
+
+    def _is_refused(self, plain: PlainHead) -> bool:
+        """A large body is not waited for when its head already says that it is for nothing."""
+        refusal = self._server.gate.screen(plain.request(b"", self.active_us), plain.body_len)
+        if refusal is not None:
+            self._refuse(refusal)
+        return refusal is not None
 
     def _skip_blank_lines(self) -> None:
         """Some clients end a body with a line of its own; RFC 9112, 2.2."""
@@ -489,7 +502,10 @@ class Connection(asyncio.Protocol):
             part, rest = data[: self._slow_left], data[self._slow_left :]
             self._slow_left -= len(part)
         self._arrived += len(data) - len(rest)
-        self.began_us = (self.began_us or self.active_us) if self._is_receiving else 0
+        if not self._is_receiving:
+            self.began_us = 0
+        elif not self.began_us:
+            self.began_us, self._arrived_before = self.active_us, 0
         if part:
             assert self._aiohttp is not None
             self._aiohttp.data_received(part)
@@ -542,11 +558,22 @@ class Connection(asyncio.Protocol):
             if silent_us > LINGER_US:
                 self._shut()
         elif self.began_us:
-            arrived = len(self._buffer) if self.state is IDLE else self._arrived
-            if now_us - self.began_us > request_us + arrived * 1_000_000 // BYTES_PER_S_MIN:
-                self._refuse(error_response("request_timeout", "the request did not arrive in time"))
+            self._check_progress(now_us, request_us)
+        elif self._ended and self._open is not None and silent_us > ENDED_US:
+            transport.abort()  # it most likely went altogether, which looks the same from here
         elif not self._is_blocked and silent_us > idle_us:
             self._shut()
+
+    def _check_progress(self, now_us: int, request_us: int) -> None:
+        """A request that is still arriving must bring enough in every span of the time allowed, not just at first."""
+        if now_us - self.began_us <= request_us:
+            return
+        arrived = len(self._buffer) if self.state is IDLE else self._arrived
+        if arrived - self._arrived_before < BYTES_PER_S_MIN * request_us // 1_000_000:
+            self._refuse(error_response("request_timeout", "the request did not arrive in time"))
+        else:
+            self._arrived_before = arrived
+            self.began_us = now_us
 
     def _is_unread(self, now_us: int, request_us: int) -> bool:
         """The client takes its answer too slowly, or not at all."""

@@ -28,6 +28,8 @@ REQUEST_COST = 256  # what an entry takes beside its body
 BUDGET_MS = 30_000
 GIVE_UP_US = 65_000_000
 
+READS = (wire.DIFF, wire.DIFF_FRAMES)
+
 OnReply: TypeAlias = Callable[[wire.Reply], None]
 Message: TypeAlias = tuple[int, list[wire.Buffer]]  # shard, parts
 
@@ -78,19 +80,21 @@ class FrontCore:
         body: wire.Buffer,
         received_us: int,
         on_reply: OnReply,
-    ) -> None:
+    ) -> int:
+        """Returns the request's number, 0 when it was refused at once."""
         link = self.links[shard]
         if link.incarnation is None:
             detail: dict[str, object] = {"shard": shard, "replay_progress": 0.0}
             on_reply(refusal("not_ready", "this topic's shard is starting; try again shortly", detail))
-            return
+            return 0
         size = len(body)
-        cost = size + REQUEST_COST
+        # The body of a read is small and gone when it waits at the shard; that of a write is there until it is logged.
+        cost = REQUEST_COST if op in READS else size + REQUEST_COST
         pending = link.pending
         if pending and (len(pending) >= PENDING_MAX or link.cost + cost > CREDIT_BYTES):
             self.refused_full += 1
             on_reply(refusal("throttled", "this topic's shard has too much work waiting", {"limit": "queue"}))
-            return
+            return 0
         self._next_id = number = self._next_id + 1
         pending[number] = Pending(op, cost, received_us, on_reply)
         link.cost += cost
@@ -105,6 +109,7 @@ class FrontCore:
             if size:
                 link.outbox.append(body)  # type: ignore[arg-type]
         self._on_send()
+        return number
 
     @staticmethod
     def _join(link: Link) -> None:
@@ -139,6 +144,15 @@ class FrontCore:
                 except Exception:
                     logger.exception("an answer could not be passed on")
 
+    def forget(self, shard: int, number: int) -> None:
+        """Whoever asked is gone. A read has no other purpose, so nothing waits for it any longer."""
+        link = self.links[shard]
+        entry = link.pending.get(number)
+        if entry is not None and entry.op in READS:
+            del link.pending[number]
+            link.cost -= entry.cost
+            entry.on_reply(refusal("not_ready", "the client is gone"))
+
     # -- lives and deaths ----------------------------------------------------------------------------------
 
     def worker_up(self, shard: int, incarnation: int) -> None:
@@ -172,7 +186,7 @@ class FrontCore:
         """The server stops: long polls are not waited for."""
         for link in self.links:
             for number, entry in list(link.pending.items()):
-                if entry.op in (wire.DIFF, wire.DIFF_FRAMES) and entry.received_us <= before_us:
+                if entry.op in READS and entry.received_us <= before_us:
                     del link.pending[number]
                     link.cost -= entry.cost
                     _answer(

@@ -26,10 +26,12 @@ from topics.http_errors import error_head, error_parts
 logger = logging.getLogger("topics.front")
 
 GZIP_FROM = 8 * 1024  # bytes; below it compressing costs more than it saves
+LARGE_ANSWER = 64 * 1024
 SLOW_READERS_BYTES_MAX = 256 << 20  # of answers that clients have not taken yet; then reads are refused
 
 # Runs work on another thread and hands its result back on the loop, None if it failed: packing blocks for long.
-Offload: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+# False: it was not taken, because too much waits.
+Offload: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,10 @@ class Route:
     empty_ok: bool = False
     is_probe: bool = False  # answered always, and without a key
     is_read: bool = False  # its answer may be large
+    body_max: int = 1 << 40  # bytes; the server's own limit is lower where this one is not
 
+
+SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would only keep others waiting
 
 _FIXED: dict[bytes, dict[bytes, Route]] = {
     b"/v0/topics": {b"GET": Route(topics.list_all, "read", is_read=True)},
@@ -53,13 +58,15 @@ _FIXED: dict[bytes, dict[bytes, Route]] = {
 }
 _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"": {
-        b"PUT": Route(topics.put, "admin", (JSON_TYPE,), empty_ok=True),
+        b"PUT": Route(topics.put, "admin", (JSON_TYPE,), empty_ok=True, body_max=SMALL_BODY),
         b"GET": Route(topics.get, "read"),
         b"DELETE": Route(topics.drop, "delete"),
         b"POST": Route(records.write, "write", (JSON_TYPE, LINES_TYPE)),
     },
-    b"diff": {b"POST": Route(records.diff, "read", (JSON_TYPE,), empty_ok=True, is_read=True)},
-    b"delete": {b"POST": Route(records.delete, "delete", (JSON_TYPE,))},
+    b"diff": {
+        b"POST": Route(records.diff, "read", (JSON_TYPE,), empty_ok=True, is_read=True, body_max=SMALL_BODY)
+    },
+    b"delete": {b"POST": Route(records.delete, "delete", (JSON_TYPE,), body_max=SMALL_BODY)},
     b"tags": {b"GET": Route(records.tags, "read", is_read=True)},
     b"last": {b"GET": Route(records.last, "read", is_read=True)},
 }
@@ -93,8 +100,8 @@ class Gate:
             refused = self._check_media(request, route)
             if refused is not None and not (declared_bytes is None and route.empty_ok):
                 return refused
-        if declared_bytes is not None and declared_bytes > self._services.settings.max_body_bytes:
-            return self.too_large()
+        if declared_bytes is not None and declared_bytes > self._body_max(route):
+            return self.too_large(route)
         return None
 
     def handle(self, request: Request, respond: Respond) -> None:
@@ -110,8 +117,8 @@ class Gate:
             if refused is None and request.content_encoding:
                 self._unpack(route, call, respond)
                 return
-            if refused is None and len(request.body) > self._services.settings.max_body_bytes:
-                refused = self.too_large()
+            if refused is None and len(request.body) > self._body_max(route):
+                refused = self.too_large(route)
             if refused is not None:
                 respond(refused)
                 return
@@ -182,7 +189,9 @@ class Gate:
             return None
         key = self._find_key(request.authorization)
         if key is None:
-            return error_response("unauthorized", "send Authorization: Bearer with a key of this server")
+            refused = error_response("unauthorized", "send Authorization: Bearer with a key of this server")
+            refused.head += b"WWW-Authenticate: Bearer\r\n"
+            return refused
         limit = self._services.settings.max_inflight_per_key
         if limit and self._in_flight.get(key.digest, 0) >= limit:
             return error_response(
@@ -209,10 +218,10 @@ class Gate:
         if request.content_type.lower().startswith(route.takes):
             return None
         wanted = " or ".join(kind.decode() for kind in route.takes)
-        return error_response("unsupported_media_type", f"send the body as {wanted}")
+        return error_response("unsupported_media_type", f"set the header Content-Type: {wanted}")
 
     def _unpack(self, route: Route, call: Call, respond: Respond) -> None:
-        request, bytes_max = call.request, self._services.settings.max_body_bytes
+        request, bytes_max = call.request, self._body_max(route)
         encoding = request.content_encoding.strip().lower()
         if encoding not in (b"gzip", b"identity"):
             respond(error_response("unsupported_media_type", "the only Content-Encoding taken is gzip"))
@@ -222,19 +231,23 @@ class Gate:
             if body is None:
                 respond(error_response("invalid_request", "the body is not what gzip makes"))
             elif len(body) > bytes_max:
-                respond(self.too_large())
+                respond(self.too_large(route))
             else:
                 request.body = body
                 self._run(route, call, respond)
 
         if encoding == b"gzip":
             packed = request.body
-            self._offload(lambda: gunzip(packed, bytes_max), unpacked)
+            if not self._offload(lambda: gunzip(packed, bytes_max), unpacked):
+                respond(error_response("throttled", "too many bodies wait to be unpacked", {"limit": "gzip"}))
         else:
             unpacked(request.body)
 
-    def too_large(self) -> Response:
-        limit = self._services.settings.max_body_bytes
+    def _body_max(self, route: Route) -> int:
+        return min(route.body_max, self._services.settings.max_body_bytes)
+
+    def too_large(self, route: Route | None = None) -> Response:
+        limit = self._services.settings.max_body_bytes if route is None else self._body_max(route)
         return error_response(
             "payload_too_large", f"a body has at most {limit} bytes; send smaller batches", {"max": limit}
         )
@@ -251,6 +264,10 @@ class Gate:
         def closed(response: Response) -> None:
             self.open -= 1
             call.request.leave()
+            if len(response.body) >= LARGE_ANSWER and self._buffered_bytes() > SLOW_READERS_BYTES_MAX:
+                response = error_response(
+                    "throttled", "too many answers wait for slow readers", {"limit": "buffered"}
+                )
             respond(response)
 
         return closed
@@ -284,19 +301,21 @@ class Gate:
                 respond(response)
 
             body = response.body
-            self._offload(lambda: zlib.compress(body, 1, 31), packed)
+            if not self._offload(lambda: zlib.compress(body, 1, 31), packed):
+                respond(response)
 
         return answer
 
 
 def _no_route(request: Request, methods: dict[bytes, Route] | None) -> Response:
     if methods is None:
-        return error_response("not_found", "there is nothing at this path")
+        return error_response("not_found", "there is nothing at this path; GET /v0/openapi.json lists all")
     allowed = [*methods, *([b"HEAD"] if b"GET" in methods else []), b"OPTIONS"]
     allow = b"Allow: %b\r\n" % b", ".join(allowed)
     if request.method == b"OPTIONS":
         return Response(204, b"", b"", allow)
-    response = error_response("method_not_allowed", "this path does not know that method")
+    known = ", ".join(method.decode() for method in allowed)
+    response = error_response("method_not_allowed", f"this path knows the methods {known}")
     response.head += allow
     return response
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from topics.reports import FSYNC_BUCKETS_US, TOPIC_ROWS_MAX, ShardReport, TopicRow
 
@@ -19,6 +20,7 @@ class Totals:
     shards: int
     uptime_ms: int
     refused_full: int
+    covers: Callable[[str], bool] = lambda name: True  # whether the asker may know of a topic
 
     @property
     def ready(self) -> bool:
@@ -42,7 +44,7 @@ class Totals:
     @property
     def topic_rows(self) -> list[TopicRow]:
         rows = heapq.merge(*(report.topics for report in self.reports), key=lambda row: row.topic)
-        return list(rows)[:TOPIC_ROWS_MAX]
+        return list(islice((row for row in rows if self.covers(row.topic)), TOPIC_ROWS_MAX))
 
 
 def as_json(totals: Totals) -> dict[str, object]:
@@ -67,7 +69,7 @@ def as_json(totals: Totals) -> dict[str, object]:
             "bytes_written": totals.total("bytes_written"),
             "rotations": totals.total("rotations"),
             "queue_depth": totals.total("queue_depth"),
-            "queue_depth_peak": max((r.queue_depth_peak for r in totals.reports), default=0),
+            "queue_depth_peak": totals.total("queue_depth_peak"),
             "submit_full_total": totals.refused_full,
             "read_only": any(report.read_only for report in totals.reports),
             "fsync_count": sum(totals.buckets),
@@ -90,7 +92,6 @@ def as_text(totals: Totals) -> bytes:
 
 def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     wal = totals.total
-    peak = max((report.queue_depth_peak for report in totals.reports), default=0)
     truncated = int(totals.total("topic_count") > TOPIC_ROWS_MAX)
     read_only = sum(report.read_only for report in totals.reports)
     yield "topics_topics", "gauge", "Topics", totals.total("topic_count")
@@ -112,8 +113,14 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     yield "topics_shards", "gauge", "Shards", totals.shards
     yield "topics_shards_up", "gauge", "Shards that answer", len(totals.reports)
     yield "topics_wal_queue_depth", "gauge", "Requests that wait", wal("queue_depth")
-    yield "topics_wal_queue_depth_peak", "gauge", "Most requests that waited at once", peak
+    yield (
+        "topics_wal_queue_depth_peak",
+        "gauge",
+        "Most requests that waited at once, by shard",
+        wal("queue_depth_peak"),
+    )
     yield "topics_wal_read_only", "gauge", "Shards that refuse writes until a restart", read_only
+    yield "topics_disk_full", "gauge", "Shards that refuse appends until there is space", wal("disk_full")
     yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
     yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
     yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")

@@ -26,6 +26,7 @@ SWEEP_EVERY_S = 1.0
 RECEIVING_BYTES_MAX = 256 << 20  # of request bodies that are still arriving, over all connections
 SENDING_BYTES_MAX = 256 << 20  # of HTTP/2 answers that wait for their clients
 DRAIN_S = 10.0
+OFFLOADED_MAX = 64  # bodies that wait to be packed or unpacked; more are sent plain, or refused
 LONG_POLL_GRACE_US = 200_000  # a read younger than that is still being made
 
 
@@ -42,6 +43,7 @@ class Server:
         self.slow_requests = 0  # and through it
         self.receiving = ByteBudget(RECEIVING_BYTES_MAX)
         self._sending = ByteBudget(SENDING_BYTES_MAX)
+        self._offloaded = 0
         self._threads = ThreadPoolExecutor(2, "packing")
         self.gate = Gate(services, parse_keys(settings.api_keys), self._buffered, self._offload)
         handler = Handler(self.gate, self.receiving, settings.max_body_bytes, self.now_us)
@@ -56,7 +58,12 @@ class Server:
     def _buffered(self) -> int:
         return self.stalled_bytes + self._sending.held
 
-    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+        """Run work on another thread; False when too much of it waits already."""
+        if self._offloaded >= OFFLOADED_MAX:
+            return False
+        self._offloaded += 1
+
         def guarded() -> Any:
             try:
                 return work()
@@ -64,8 +71,12 @@ class Server:
                 logger.exception("work on another thread failed")
                 return None
 
-        future = self._loop.run_in_executor(self._threads, guarded)
-        future.add_done_callback(lambda finished: done(finished.result()))
+        def finished(future: asyncio.Future[Any]) -> None:
+            self._offloaded -= 1
+            done(future.result())
+
+        self._loop.run_in_executor(self._threads, guarded).add_done_callback(finished)
+        return True
 
     # -- connections ---------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+# A shorter one is part of many a word: blotting it out would show what it is.
+SECRET_LENGTH_MIN = 4
 BLOT = "[secret]"
 
 
@@ -38,7 +40,9 @@ class _Formatter(logging.Formatter):
         super().__init__()
         self.process_name = process_name
         # Longest first: a secret may begin with another one.
-        self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+        self._secrets = sorted(
+            {secret for secret in secrets if len(secret) >= SECRET_LENGTH_MIN}, key=len, reverse=True
+        )
 
     def message(self, record: logging.LogRecord) -> str:
         return self.clean(record.getMessage())

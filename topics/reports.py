@@ -26,6 +26,7 @@ class TopicRow(msgspec.Struct, array_like=True):
 class ShardReport(msgspec.Struct, array_like=True):
     progress: float
     read_only: bool
+    disk_full: bool
     topics_by_class: dict[str, int]
     queue_topics: int
     records_live: int

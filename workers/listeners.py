@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,26 @@ from workers.data_directory import write_atomically
 from workers.exit_codes import BadConfiguration, CannotBind
 
 BACKLOG = 4096
+BIND_PATIENCE_S = 1.5
 
 
 def bind(host: str, port: int, count: int) -> list[socket.socket]:
-    """`count` sockets on one address; with more than one the kernel spreads connections over them."""
+    """`count` sockets on one address; with more than one the kernel spreads connections over them.
+
+    The fronts of a server that was just killed may hold the port for a moment more.
+    """
+    give_up = time.monotonic() + BIND_PATIENCE_S
+    while True:
+        try:
+            return _bind(host, port, count)
+        except CannotBind as refusal:
+            in_use = isinstance(refusal.__cause__, OSError) and refusal.__cause__.errno == errno.EADDRINUSE
+            if not in_use or time.monotonic() > give_up:
+                raise
+        time.sleep(0.05)
+
+
+def _bind(host: str, port: int, count: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         family, address = _resolve(host, port)

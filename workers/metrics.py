@@ -44,6 +44,7 @@ class ShardMetrics:
         return ShardReport(
             progress=progress,
             read_only=shard.read_only is not None,
+            disk_full=shard.disk_full,
             topics_by_class=shard.class_counts() if ready else {},
             queue_topics=sum(log.config.type == "queue" for log in published.values()) if ready else 0,
             records_live=shard.records_live if ready else 0,

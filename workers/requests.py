@@ -7,7 +7,6 @@ depends on the topic's state is the engine's to decide.
 from __future__ import annotations
 
 import binascii
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from topics import wire
 from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine.config import TopicConfig
-from topics.engine.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, TopicsError
+from topics.engine.errors import BatchTooLarge, Forbidden, InvalidRequest, RecordTooLarge
 from topics.engine.subjects import TagMatch
 from topics.schemas import (
     U64_MAX,
@@ -36,6 +35,7 @@ META_BYTES_MAX = 16 * limits.KIB
 META_KEYS_MAX = 64
 META_KEYS_BYTES = 5 * META_KEYS_MAX  # an object with more keys than that is longer: `"":0,` each
 DELETE_SEQS_MAX = 10_000
+NODES_MAX = 256  # names of one read; each costs a look at every row
 TTL_MS_MAX = 1 << 53  # of one record; an expiry later than that is no expiry
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
@@ -50,16 +50,13 @@ _config = msgspec.json.Decoder(ConfigBody)
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _compact = msgspec.json.format
 _NO_META = (b"", b"null")
-_ESCAPE = re.compile(rb"\\(u[0-9a-fA-F]{4}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|.)")
-
-
-class Forbidden(TopicsError):
-    code = "forbidden"
 
 
 def decode(decoder: Callable[[Any], Any], body: wire.Buffer) -> Any:
     """Decode JSON or say what is wrong with it."""
     text = _checked(body)
+    if not text:
+        raise InvalidRequest("the body is empty")
     try:
         return decoder(text)
     except msgspec.DecodeError as error:
@@ -100,6 +97,8 @@ def read_write(
     _check_count(len(body.records))
     encoded = _checked_key(key) if key is not None else None
     command = cmd.Append(topic, _NO_RECORDS, encoded, body.create, config)
+    # Asked above for the order of checks, and decided by the engine: the topic may be dropped in between.
+    command.may_configure = not request.flags & wire.NO_ADMIN
     if body.if_last_seq is not None or body.if_tag_last_seq is not None:
         _set_conditions(command, body)
     command.records = read_records(body.records, request.body, body.node)
@@ -122,7 +121,10 @@ def _read_bare(body: wire.Buffer) -> cmd.Records | None:
 
 def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
     """One record a line. What a JSON body says beside its records comes in the query and in headers."""
-    rows: list[RecordBody] = decode(_lines.decode_lines, request.body)
+    text = _checked(request.body)
+    if text.count(b"\n") > 2 * limits.BATCH_RECORDS_MAX:  # far too many, and not worth the decoding
+        _check_count(text.count(b"\n"))
+    rows: list[RecordBody] = decode(_lines.decode_lines, text)
     _check_count(len(rows))
     key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
     return cmd.Append(topic, read_records(rows, request.body, args.node), key, args.create)
@@ -162,20 +164,18 @@ def read_records(rows: list[RecordBody], body: wire.Buffer, node: str | None) ->
     else:
         payloads = [bytes(row.data) for row in rows]
         if not all(payloads):
-            raise InvalidRequest("a record without data")
+            raise InvalidRequest(f"record {payloads.index(b'')} has no data")
         metas = [bytes(row.meta) for row in rows]
         records = _json_records(payloads, metas if any(metas) else [], _checked(body))
     tags = [row.tag for row in rows]
     if tags.count(None) < count:
         records.tags = [tag.encode() if tag is not None else None for tag in tags]
-        if any(tag is not None and len(tag) > TAG_BYTES_MAX for tag in records.tags):
-            raise InvalidRequest(f"a tag is longer than {TAG_BYTES_MAX} bytes")
+        _check_lengths("tag", records.tags, TAG_BYTES_MAX)
     nodes = [row.node for row in rows]
     if node is not None or nodes.count(None) < count:
         nodes = [name if name is not None else node for name in nodes]
         records.nodes = [name.encode() if name is not None else None for name in nodes]
-        if any(name is not None and len(name) > limits.NODE_BYTES_MAX for name in records.nodes):
-            raise InvalidRequest(f"a node name is longer than {limits.NODE_BYTES_MAX} bytes")
+        _check_lengths("node", records.nodes, limits.NODE_BYTES_MAX)
     ttls_ms = [row.ttl_ms for row in rows]
     if any(ttls_ms):
         if max(ttls_ms) > U64_MAX:
@@ -189,10 +189,22 @@ def _json_records(payloads: list[bytes], metas: list[bytes], text: bytes) -> cmd
     _tidy(records, text)
     if metas:
         _add_meta(records, metas)
-    largest = max(records.sizes if records.sizes is not None else map(len, records.payloads))
-    if largest > limits.RECORD_BYTES_MAX:
-        raise RecordTooLarge(f"a record of {largest} bytes; at most {limits.RECORD_BYTES_MAX} are allowed")
+    _check_sizes(records.sizes if records.sizes is not None else [len(p) for p in records.payloads])
     return records
+
+
+def _check_sizes(sizes: list[int]) -> None:
+    largest = max(sizes)
+    if largest > limits.RECORD_BYTES_MAX:
+        raise RecordTooLarge(
+            f"record {sizes.index(largest)} has {largest} bytes; at most {limits.RECORD_BYTES_MAX} are allowed"
+        )
+
+
+def _check_lengths(field: str, names: list[bytes | None], bytes_max: int) -> None:
+    for i, name in enumerate(names):
+        if name is not None and len(name) > bytes_max:
+            raise InvalidRequest(f"the {field} of record {i} is longer than {bytes_max} bytes")
 
 
 def _tidy(records: cmd.Records, text: bytes) -> None:
@@ -222,19 +234,13 @@ def compact_size(text: bytes, escaped: bool) -> int:
         except RecursionError:
             raise InvalidRequest(_TOO_DEEP) from None
     if escaped and b"\\" in text:
-        text = _ESCAPE.sub(_unescaped, text)
+        try:
+            return len(msgspec.json.encode(msgspec.json.decode(text)))
+        except (msgspec.MsgspecError, OverflowError, ValueError):
+            pass  # numbers that only text can hold
+        except RecursionError:
+            raise InvalidRequest(_TOO_DEEP) from None
     return len(text)
-
-
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    """What stands in compact JSON for an escape: the character itself unless it must be escaped."""
-    escape = found[1]
-    if escape == b"/":
-        return b"/"
-    if escape[:1] != b"u":
-        return found[0]
-    character = msgspec.json.decode(b'"' + found[0] + b'"')
-    return msgspec.json.encode(character)[1:-1]
 
 
 def _add_meta(records: cmd.Records, metas: list[bytes]) -> None:
@@ -248,13 +254,15 @@ def _add_meta(records: cmd.Records, metas: list[bytes]) -> None:
             meta = metas[i] = meta.replace(b"\n", b" ").replace(b"\r", b" ")
         size = compact_size(meta, True)
         if size > META_BYTES_MAX:
-            raise InvalidRequest(f"meta of {size} bytes; at most {META_BYTES_MAX} are allowed")
+            raise InvalidRequest(
+                f"the meta of record {i} has {size} bytes; at most {META_BYTES_MAX} are allowed"
+            )
         if (
             len(meta) > META_KEYS_BYTES
             and meta.lstrip()[:1] == b"{"
             and len(decode(_meta.decode, meta)) > META_KEYS_MAX
         ):
-            raise InvalidRequest(f"meta has more than {META_KEYS_MAX} keys")
+            raise InvalidRequest(f"the meta of record {i} has more than {META_KEYS_MAX} keys")
         sizes[i] += size
         plain = plain and size == len(meta)
     records.payloads = [data + meta for data, meta in zip(records.payloads, metas)]
@@ -264,7 +272,7 @@ def _add_meta(records: cmd.Records, metas: list[bytes]) -> None:
 
 def _raw_records(rows: list[RecordBody]) -> cmd.Records:
     payloads: list[bytes] = []
-    for row in rows:
+    for i, row in enumerate(rows):
         if row.data_base64 is None or bytes(row.data) or bytes(row.meta) not in _NO_META:
             raise InvalidRequest(
                 "a write has data_base64 in all of its records, without data and meta, or in none"
@@ -272,10 +280,8 @@ def _raw_records(rows: list[RecordBody]) -> cmd.Records:
         try:
             payloads.append(binascii.a2b_base64(row.data_base64, strict_mode=True))
         except (binascii.Error, ValueError) as error:
-            raise InvalidRequest(f"data_base64 is not base64: {error}") from None
-    largest = max(map(len, payloads))
-    if largest > limits.RECORD_BYTES_MAX:
-        raise RecordTooLarge(f"a record of {largest} bytes; at most {limits.RECORD_BYTES_MAX} are allowed")
+            raise InvalidRequest(f"data_base64 of record {i} is not base64: {error}") from None
+    _check_sizes([len(payload) for payload in payloads])
     return cmd.Records(payloads, raw=True)
 
 
@@ -286,7 +292,9 @@ def read_diff(topic: str, request: wire.Request) -> tuple[cmd.Diff, DiffBody]:
     body: DiffBody = decode(_diff.decode, request.body) if len(request.body) else DiffBody()
     _check_u64(from_seq=body.from_seq, max_batch_bytes=body.max_batch_bytes, from_ts=body.from_ts)
     frames = request.op == wire.DIFF_FRAMES
-    names = [body.node] if isinstance(body.node, str) else body.node or []
+    names = [body.node] if isinstance(body.node, str) else list(dict.fromkeys(body.node or []))
+    if len(names) > NODES_MAX:
+        raise InvalidRequest(f"{len(names)} names in node; at most {NODES_MAX} can be left out")
     command = cmd.Diff(
         topic,
         body.from_seq,

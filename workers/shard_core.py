@@ -78,6 +78,7 @@ class ShardCore:
         self._now_us = now_us
         self._waiting: list[tuple[Token, cmd.Command]] = []
         self._turn = Turn()
+        self._turns_again: list[Turn] = []  # of writes that were parked, and are asked again in this turn
         self._out: dict[bytes, list[bytes]] = {}  # small replies of this turn, by peer
         self._apart: list[tuple[bytes, list[wire.Buffer]]] = []
         self._read: dict[int, Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]] = {
@@ -178,7 +179,11 @@ class ShardCore:
     def turn(self) -> Actions:
         requests_, self._waiting = self._waiting, []
         if self.caps.has_released:
-            requests_ = [*self.caps.released(), *requests_]
+            again = self.caps.released()
+            for token, _ in again:
+                token[3].append_ms = 0.0
+                self._turns_again.append(token[3])
+            requests_ = [*again, *requests_]
         if len(requests_) > READS_FREE:
             _share_pages(requests_)
         turn = self._turn
@@ -186,8 +191,12 @@ class ShardCore:
         self.metrics.queued(len(requests_))
         batches = self.engine.counters["batches"]
         outcome = self.engine.turn(requests_)
+        self.metrics.queued(0)
         if self.engine.counters["batches"] > batches:
             turn.append_ms = self.metrics.append_ms()
+            for earlier in self._turns_again:
+                earlier.append_ms = turn.append_ms
+        self._turns_again = []
         return self._act(outcome, 0.0)
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:

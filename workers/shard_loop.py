@@ -82,6 +82,7 @@ class ShardLoop:
         self._others = JobThread("work", self._job_done)
         self._jobs_out = 0
         self._wake_at_ms: int | None = None
+        self._state: tuple[bool, str | None] = (False, None)  # disk full, read-only: as told last
         self._stopping = False
         self._control_fd = control.fileno()
         self._poller = select.poll()
@@ -281,6 +282,23 @@ class ShardLoop:
             (self._syncs if job.kind == "sync" else self._others).put(job)
         self._wake_at_ms = actions.wake_at_ms
         self._send(actions)
+        shard = self._core.engine.shard
+        if (shard.disk_full, shard.read_only) != self._state:
+            self._tell_state(shard.disk_full, shard.read_only)
+
+    def _tell_state(self, disk_full: bool, read_only: str | None) -> None:
+        """What keeps the shard from writing is news, and so is its end."""
+        was_full, was_read_only = self._state
+        self._state = disk_full, read_only
+        if disk_full != was_full:
+            text = (
+                "the disk is full: appends are refused until there is space"
+                if disk_full
+                else "there is space again"
+            )
+            logger.warning(text)
+        if read_only != was_read_only:
+            logger.critical("the shard is read-only until a restart", extra={"fields": {"reason": read_only}})
 
     def _send(self, actions: Actions) -> None:
         for peer, parts in actions.sends:

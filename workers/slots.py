@@ -78,13 +78,14 @@ class FrontSlot(Slot):
         self._fronts = len(listeners)
         self._shards = shards
         self._listener = listeners[front]
+        self._started_us = time.monotonic_ns() // 1000  # of the server; a front of its own may come later
         self._command = command
 
     def next_command(self) -> list[str]:
         return [
             *self._command,
             *("--front", str(self._front), "--fronts", str(self._fronts), "--shards", str(self._shards)),
-            *("--listen-fd", str(self._listener.fileno())),
+            *("--listen-fd", str(self._listener.fileno()), "--started-us", str(self._started_us)),
             *("--parent", str(os.getpid())),
         ]
 

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import topics
+from topics.api_keys import parse_keys
 from topics.control_channel import Drain, Listening, Message, Peers, Ping, Pong, Ready, Serving
 from topics.logs import log
 from topics.settings import Settings
@@ -79,11 +80,12 @@ def serve(
 def _serve_from(
     directory: DataDirectory, settings: Settings, worker_command: Sequence[str], front_command: Sequence[str]
 ) -> int:
+    raise_open_files()
+    bound = listeners.bind(settings.host, settings.port, settings.fronts)
+    # After the port: a start that is refused for it must not settle the number of shards for good.
     layout = directory.layout(
         settings.wal_shards, default_shards=min(os.cpu_count() or 1, SHARDS_DEFAULT_MAX)
     )
-    raise_open_files()
-    bound = listeners.bind(settings.host, settings.port, settings.fronts)
     address = listeners.address_of(bound[0])
     if settings.port_file:
         listeners.write_port_file(settings.port_file, address)
@@ -96,7 +98,10 @@ def _serve_from(
         shards=layout.shards,
         fronts=len(bound),
         pid=os.getpid(),
+        keys=len(parse_keys(settings.api_keys)),
     )
+    if settings.api_keys.strip() and not parse_keys(settings.api_keys):
+        logger.warning("TOPICS_API_KEYS is set and has no usable entry: there is no authentication")
     try:
         supervisor = Supervisor(
             settings,

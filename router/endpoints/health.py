@@ -63,7 +63,8 @@ def metrics(call: Call, respond: Respond) -> None:
     def done(replies: list[wire.Reply]) -> None:
         reports = [_report.decode(reply.body) for reply in replies if reply.status == 200]
         uptime_ms = (services.now_us() - services.started_us) // 1000
-        totals = metrics_text.Totals(reports, len(replies), uptime_ms, services.core.refused_full)
+        covers = call.key.covers if call.key is not None else lambda name: True
+        totals = metrics_text.Totals(reports, len(replies), uptime_ms, services.core.refused_full, covers)
         if not wants_json:
             respond(Response(200, metrics_text.as_text(totals), TEXT_TYPE))
             return

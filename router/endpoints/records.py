@@ -12,6 +12,7 @@ from router.call import (
 from router.exchange import Respond
 from router.query import decode_cursor, flag, number, optional_flag, parse_query
 from topics import wire
+from topics.engine.errors import InvalidRequest
 
 
 def write(call: Call, respond: Respond) -> None:
@@ -26,14 +27,24 @@ def write(call: Call, respond: Respond) -> None:
             args = wire.Args(prefixes=list(key.prefixes))
     if request.idempotency_key:
         args = args or wire.Args()
-        args.idempotency_key = request.idempotency_key.decode("utf-8", "replace")
+        args.idempotency_key = _text(request.idempotency_key, "the header Idempotency-Key")
     if request.content_type[: len(LINES_TYPE)].lower() != LINES_TYPE:
         ask_owner(call, wire.WRITE, respond, flags, args)
         return
     args = args or wire.Args()
     args.node = pairs.get("node")
+    if args.node is not None and "\ufffd" in args.node:
+        raise InvalidRequest("node in the query is not UTF-8")
     args.create = optional_flag(pairs, "create")
     ask_owner(call, wire.WRITE_LINES, respond, flags, args)
+
+
+def _text(value: bytes, name: str) -> str:
+    """As UTF-8 or not at all: two keys that only look alike would make one write of two."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{name} is not UTF-8") from None
 
 
 def diff(call: Call, respond: Respond) -> None:

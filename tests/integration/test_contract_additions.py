@@ -56,9 +56,9 @@ def test_if_tag_last_seq(shared_server: Server, topic: str) -> None:
         body = {"records": [{"data": 0, "tag": "t"}], "if_tag_last_seq": {"tag": tag, "seq": seq}}
         return shared_server.post(f"/v0/topics/{topic}", body)
 
-    refused(write("t", 1), 409, "wrong_last_seq", {"topic": topic, "expected": 1, "actual": 0})
+    refused(write("t", 1), 409, "wrong_last_seq", {"topic": topic, "expected": 1, "actual": 0, "tag": "t"})
     ok(write("t", 0), 201)
-    refused(write("t", 0), 409, "wrong_last_seq", {"topic": topic, "expected": 0, "actual": 1})
+    refused(write("t", 0), 409, "wrong_last_seq", {"topic": topic, "expected": 0, "actual": 1, "tag": "t"})
     ok(write("t", 1))
     ok(write("other", 0))
     refused(write("t*", 2), 409, "wrong_last_seq")  # a tag, not a pattern

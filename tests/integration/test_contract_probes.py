@@ -193,7 +193,7 @@ def figures() -> Json:
 def report(names: list[str], count: int) -> ShardReport:
     rows = [TopicRow(name, False, 0, 1, 0, 0) for name in names]
     buckets = [0] * (len(FSYNC_BUCKETS_US) + 1)
-    return ShardReport(1.0, False, {"disk": count}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, buckets, rows)
+    return ShardReport(1.0, False, False, {"disk": count}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, buckets, rows)
 
 
 def test_labels_are_escaped() -> None:

@@ -96,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     names = ["shard", "shards", "incarnation", "control-fd", "parent"]
     if role == "front":
-        names = ["front", "fronts", "shards", "listen-fd", "control-fd", "parent"]
+        names = ["front", "fronts", "shards", "listen-fd", "control-fd", "parent", "started-us"]
     for name in names:
         parser.add_argument(f"--{name}", type=int, required=True)
     if role == "worker":

@@ -846,11 +846,11 @@ def test_a_slow_sender_has_time_by_the_byte(path: bytes) -> None:
     async def test() -> None:
         world = World()
         connection, transport = world.connect()
-        request = fast(path, bytes(900_000))
-        for i in range(0, len(request), 100_000):  # 10 KB/s, for 90 s
+        request = fast(path, bytes(1_040_000))
+        for i in range(0, len(request), 100_000):  # 17 KB/s, for longer than a minute
             connection.data_received(request[i : i + 100_000])
             await rest()
-            world.sweep(connection, after_us=10_000_000)
+            world.sweep(connection, after_us=6_000_000)
         [(status, _, _)] = answers(transport.out)
         assert status == 200
 

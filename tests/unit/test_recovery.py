@@ -532,6 +532,26 @@ def test_deletes_and_reads_go_on_while_the_disk_is_full() -> None:
     assert h.do(c.DropTopic("t")).deleted
 
 
+def test_deleting_everything_ends_it_on_a_young_shard() -> None:
+    """The first snapshot keeps the whole log beside it; only a second one, of nothing new, lets it go."""
+    h = filled(2)
+    h.disk.capacity_bytes = (
+        6 * h.config.wal_file_bytes + 3000
+    )  # no room for another log file, but for a snapshot
+    error = None
+    for _ in range(2000):
+        reply = h.send(append("t", b"x" * 200))
+        if isinstance(reply, TopicsError):
+            error = reply
+            break
+    assert error is not None
+    assert error.detail["limit"] == "disk_full"
+    h.do(c.Delete("t", keep=0))
+    for _ in range(6):
+        h.pass_time(1000)
+    assert h.append("t", b"x").count == 1
+
+
 def test_service_resumes_by_itself_when_there_is_space() -> None:
     h = filled(2)
     fill_the_disk(h)

@@ -140,6 +140,13 @@ class Checkpointer:
             or mono_ms - self.last_ms >= self._config.snapshot_interval_ms
         )
 
+    def would_release(self) -> bool:
+        """Whether one more checkpoint frees space, even if nothing has changed: the log and segments kept for the older snapshot."""
+        if not self.snapshots:
+            return False
+        lsn = self.snapshots[-1][1]
+        return bool(self._doomed) or any(file.last_lsn <= lsn for file in self._wal.files[:-1])
+
     def topic_dir(self, topic_id: int) -> str:
         return self._reader.topic_dir(topic_id)
 

@@ -47,6 +47,7 @@ class Append:
     config: TopicConfig | None = None
     if_last_seq: int | None = None
     if_tag_last_seq: tuple[bytes, int] | None = None
+    may_configure: bool = True  # whether it may create a topic with a config of its own
 
 
 @dataclass(slots=True)
@@ -115,6 +116,10 @@ class Page:
     scanned: int
     more: bool = False  # of an answer by tag: further tags follow
 
+    @property
+    def size(self) -> int:
+        return int(np.sum(self.lengths))
+
 
 @dataclass(slots=True)
 class FramePage:
@@ -128,6 +133,10 @@ class FramePage:
     earliest_seq: int
     tombstone: Tombstone | None
     scanned: int
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.chunks))
 
 
 @dataclass(slots=True)

@@ -157,7 +157,8 @@ class Engine:
         if self._full_retry_ms is not None and self.clock.mono_ms >= self._full_retry_ms:
             self._full_retry_ms = None
             self._ask_for_spare()
-            self._checkpoint_wanted = bool(shard.touched)  # it may free log files
+            # It may free log files.
+            self._checkpoint_wanted = bool(shard.touched) or self.checkpointer.would_release()
         if self.config.verify:
             self.check_invariants()
         replies, shard.ready = shard.ready, []
@@ -172,6 +173,8 @@ class Engine:
             times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
         if self.shard.waiter_heap:
             times.append(self.shard.waiter_heap[0][0])
+        if self.shard.dirty:
+            times.append(self.clock.mono_ms)  # long polls that the last turn had no room for
         if self._full_retry_ms is not None:
             times.append(self._full_retry_ms)
         if self._task is not None and not self._task_blocked and not self._task_wait_lsn:

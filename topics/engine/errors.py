@@ -4,7 +4,7 @@ TopicsError
 ├── CallerError           what the request asked for cannot be; nothing changed
 │   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
 │   ├── TopicNotFound · TopicExistsIncompatible · TopicNotEmpty
-│   ├── TopicFull · WrongLastSeq
+│   ├── TopicFull · WrongLastSeq · Forbidden
 │   └── Throttled         a bound is reached; try again later
 │       └── OverGrant     this shard's share of a cap over all shards is used up
 ├── ErasePutOff           deleted, but not yet erased: the disk is full
@@ -82,13 +82,18 @@ class WrongLastSeq(CallerError):
 
     code = "wrong_last_seq"
 
-    def __init__(self, topic: str, expected: int, actual: int) -> None:
-        super().__init__(
-            f"the last seq of {topic!r} is {actual}, not {expected}",
-            topic=topic,
-            expected=expected,
-            actual=actual,
-        )
+    def __init__(self, topic: str, expected: int, actual: int, tag: str | None = None) -> None:
+        whose = repr(topic) if tag is None else f"tag {tag!r} in {topic!r}"
+        detail: dict[str, object] = {"topic": topic, "expected": expected, "actual": actual}
+        if tag is not None:
+            detail["tag"] = tag
+        super().__init__(f"the last seq of {whose} is {actual}, not {expected}", **detail)
+
+
+class Forbidden(CallerError):
+    """Whoever asks may not do this."""
+
+    code = "forbidden"
 
 
 class Throttled(CallerError):

@@ -31,6 +31,9 @@ GROUP_BYTES_MAX = 8 * MIB
 # at 100 keys a second a default window of two minutes holds 12 000.
 DEDUPE_KEYS_MAX = 100_000
 
+# Pages that long polls are woken with in one turn; the others are woken by the next one.
+WAKE_BYTES_MAX = 32 * MIB
+
 # Long polls parked on one topic; more are answered at once with an empty page.
 WAITERS_PER_TOPIC_MAX = 10_000
 

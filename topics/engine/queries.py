@@ -20,6 +20,8 @@ from topics.engine.reader import DamagedSegment
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
 from topics.engine.topic_log import Op, TopicLog
 
+WAKE_COST = 4096  # of a long poll that is woken, beside its records
+
 
 class Queries(Staging):
     def _diff(self, token: object, command: cmd.Diff) -> None:
@@ -77,29 +79,39 @@ class Queries(Staging):
     def wake_waiters(self) -> None:
         """Let the long polls of changed topics look again, and answer those whose time is up."""
         dirty, self.dirty = list(self.dirty.values()), {}
+        room = limits.WAKE_BYTES_MAX
         for log in dirty:
             waiters, log.waiters = log.waiters, []
-            for waiter in waiters:
+            for i, waiter in enumerate(waiters):
                 assert isinstance(waiter, Waiter)
-                self._look_again(waiter)
+                if room <= 0:
+                    log.waiters += waiters[i:]
+                    self.dirty[log.id] = log  # the next turn goes on
+                    break
+                room -= self._look_again(waiter)
         while self.waiter_heap and self.waiter_heap[0][0] <= self.clock.mono_ms:
             waiter = heapq.heappop(self.waiter_heap)[2]
             if not waiter.done:
                 waiter.log.waiters.remove(waiter)
                 self._finish_waiter(waiter)
 
-    def _look_again(self, waiter: Waiter) -> None:
+    def _look_again(self, waiter: Waiter) -> int:
+        """Answer a long poll if there is something for it; returns about how many bytes that takes."""
         log = waiter.log
+        size = 0
+        waits = False
         try:
-            waits = not log.view.dropped and self._nothing_yet(
-                self._read_page(log, waiter.command), waiter.head
-            )
+            if not log.view.dropped:
+                page = self._read_page(log, waiter.command)
+                waits = self._nothing_yet(page, waiter.head)
+                size = page.size
         except (TopicsError, OSError):
-            waits = False  # asked again below, where an error becomes its answer
+            pass  # asked again below, where an error becomes its answer
         if waits:
             log.waiters.append(waiter)
         else:
             self._finish_waiter(waiter)
+        return size + WAKE_COST
 
     def _finish_waiter(self, waiter: Waiter) -> None:
         waiter.done = True

@@ -8,6 +8,7 @@ counts only when its one envelope is whole, and then it makes the tails of older
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator
 
 import msgspec
@@ -41,6 +42,8 @@ from topics.engine.wal import (
     file_number,
     scan,
 )
+
+SMALL_FILE_ROOM = 64 * limits.KIB  # of a log file on a full disk: hundreds of deletes
 
 
 class Recovery:
@@ -327,13 +330,26 @@ class Recovery:
         if self.report.power_cut:
             self._announce_power_cut()
         body += self._closing_frames()
-        fresh = wal.make_file(
-            number, max(len(body) + FILE_HEADER_BYTES + ENVELOPE_BYTES + 1024, wal.file_bytes)
-        )
+        fresh = self._make_fresh_file(number, len(body) + FILE_HEADER_BYTES + ENVELOPE_BYTES + 1024)
         wal.files.append(fresh)
         wal.append(body)
         self._disk.sync(fresh.handle)
         self._reader.wal_handles[number] = fresh.handle
+
+    def _make_fresh_file(self, number: int, needed: int) -> WalFile:
+        """A full disk must not keep a shard from starting: a small file is enough for the deletes that make space."""
+        wal = self._wal
+        try:
+            return wal.make_file(number, max(needed, wal.file_bytes))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        try:
+            return wal.make_file(number, needed + SMALL_FILE_ROOM)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        return wal.make_file(number, needed)
 
     def _announce_power_cut(self) -> None:
         """Seqs of `disk` topics up to the ceiling may have been acked and lost: skip them, and say so."""

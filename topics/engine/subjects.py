@@ -41,6 +41,10 @@ class Pattern:
         return all(token in (ANY_TOKEN, part) for token, part in zip(self.tokens, parts))
 
 
+def _shown(text: bytes) -> str:
+    return repr(text.decode("utf-8", "replace"))
+
+
 def parse_pattern(text: bytes) -> Pattern:
     """Parse a subject pattern; ValueError says what is wrong with it."""
     if not text:
@@ -48,10 +52,10 @@ def parse_pattern(text: bytes) -> Pattern:
     tokens = text.split(SEPARATOR)
     for place, token in enumerate(tokens, start=1):
         if not token:
-            raise ValueError(f"token {place} of the subject pattern {text!r} is empty")
+            raise ValueError(f"token {place} of the subject pattern {_shown(text)} is empty")
         if token == ANY_TAIL and place != len(tokens):
             raise ValueError(
-                f"token {place} of the subject pattern {text!r} is '>', which may only come last"
+                f"token {place} of the subject pattern {_shown(text)} is '>', which may only come last"
             )
     has_tail = tokens[-1] == ANY_TAIL
     if has_tail:
@@ -79,7 +83,7 @@ class TagMatch:
     def __post_init__(self) -> None:
         if self.op == "Glob":
             if not self.value.endswith(b"*"):
-                raise ValueError(f"a Glob must end with '*', and {self.value!r} does not")
+                raise ValueError(f"a Glob must end with '*', and {_shown(self.value)} does not")
         elif self.op == "Subject":
             object.__setattr__(self, "pattern", parse_pattern(self.value))
         elif self.op != "Eq":

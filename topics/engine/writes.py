@@ -21,6 +21,7 @@ from topics.engine.config import TopicConfig
 from topics.engine.control import ConfigChanged, Deletion, TopicCreated
 from topics.engine.errors import (
     BatchTooLarge,
+    Forbidden,
     InvalidRequest,
     OverGrant,
     RecordTooLarge,
@@ -149,6 +150,8 @@ class Writes(Staging):
         create = command.create if command.create is not None else config.auto_create
         if not create:
             raise TopicNotFound(command.topic)
+        if command.config is not None and not command.may_configure:
+            raise Forbidden("creating a topic with a config needs the scope admin")
         self._check_creation(command.topic, config, sum(sizes))
         return config
 
@@ -200,7 +203,7 @@ class Writes(Staging):
             tag, expected = command.if_tag_last_seq
             actual = log.tags.last(tag, log.are_live) if log is not None else 0
             if actual != expected:
-                raise WrongLastSeq(command.topic, expected, actual)
+                raise WrongLastSeq(command.topic, expected, actual, tag.decode("utf-8", "replace"))
 
     def _check_room(
         self, log: TopicLog | None, config: TopicConfig, name: str, count: int, size: int, largest: int
