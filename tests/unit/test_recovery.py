@@ -552,6 +552,21 @@ def test_deleting_everything_ends_it_on_a_young_shard() -> None:
     assert h.append("t", b"x").count == 1
 
 
+def test_a_shard_starts_on_a_full_disk_and_lets_space_be_made() -> None:
+    h = filled(5)
+    h.kill_and_open()
+    h.disk.capacity_bytes = 1 << 30
+    h.disk.capacity_bytes -= h.disk._room_bytes() - 2600  # less than a log file is left
+    h.kill_and_open()
+    assert h.seqs("t") == [1, 2, 3, 4, 5]
+    h.refused(append("t", b"x"), Throttled)
+    assert h.do(c.Delete("t", seqs=[1])).deleted == 1
+    h.disk.capacity_bytes = None
+    for _ in range(3):
+        h.pass_time(1000)
+    assert h.append("t", b"x").first_seq == 6
+
+
 def test_service_resumes_by_itself_when_there_is_space() -> None:
     h = filled(2)
     fill_the_disk(h)

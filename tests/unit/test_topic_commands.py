@@ -823,6 +823,23 @@ def test_long_poll_is_answered_by_an_append() -> None:
     assert rows_of(h.replies[poll]) == [(2, b"2")]
 
 
+def test_many_long_polls_are_woken_a_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answers would otherwise all be in memory at once."""
+    monkeypatch.setattr(limits, "WAKE_BYTES_MAX", 10_000)
+    h = with_records(1, MEMORY)
+    polls = h.ask(*(c.Diff("t", 1, wait_ms=1000) for _ in range(6)))
+    outcome = h.engine.turn([("write", append("t", b"x" * 2000))])
+    answered = [token for token, _ in outcome.replies]
+    assert "write" in answered
+    assert 0 < len(answered) - 1 < 6
+    assert outcome.wake_at_ms == h.engine.clock.mono_ms
+    while len(answered) < 7:
+        outcome = h.engine.turn([])
+        assert outcome.replies
+        answered += [token for token, _ in outcome.replies]
+    assert len(polls) == 6
+
+
 def test_long_poll_of_an_fsync_topic_is_answered_after_the_sync() -> None:
     h = with_records(1)
     (poll,) = h.ask(c.Diff("t", 1, wait_ms=1000))
