@@ -15,10 +15,11 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from statistics import median
 
 from bench_engine import show
 from bench_engine_support import PAYLOADS, Row, Run, Shell
-from bench_http_support import RECORD, Server, load, middle, request, server
+from bench_http_support import RECORD, Server, load, request, server
 
 from topics.engine import commands as c
 from topics.engine.config import TopicConfig
@@ -37,7 +38,7 @@ class Plan:
 
 
 def ratios(ours: list[float], floors: list[float]) -> float:
-    return middle([mine / floor for mine, floor in zip(ours, floors)])
+    return median([mine / floor for mine, floor in zip(ours, floors)])
 
 
 def fast_against_aiohttp(run: Run, plan: Plan) -> list[Row]:
@@ -57,7 +58,7 @@ def fast_against_aiohttp(run: Run, plan: Plan) -> list[Row]:
         cpu += f"through aiohttp: {cpu_per_request(theirs, text, plan)}"
     ratio = ratios(fast, slow)
     work = "single POST, 64 connections, disk: fast path vs aiohttp"
-    return [Row(work, middle(fast), "writes/s", middle(slow), ratio, "≥ 3 x", ratio >= 3, cpu)]
+    return [Row(work, median(fast), "writes/s", median(slow), ratio, "≥ 3 x", ratio >= 3, cpu)]
 
 
 def cpu_per_request(to: Server, text: bytes, plan: Plan) -> str:
@@ -82,7 +83,7 @@ def synced_against_disk(run: Run, plan: Plan) -> list[Row]:
             )
     ratio = ratios(synced, disk)
     work = "single POST, 64 connections: fsync vs disk"
-    return [Row(work, middle(synced), "writes/s", middle(disk), ratio, "≥ 0.6 x", ratio >= 0.6)]
+    return [Row(work, median(synced), "writes/s", median(disk), ratio, "≥ 0.6 x", ratio >= 0.6)]
 
 
 def batches_and_reads(run: Run, plan: Plan) -> list[Row]:
@@ -102,8 +103,8 @@ def batches_and_reads(run: Run, plan: Plan) -> list[Row]:
     ratio = ratios(writes, engine)
     read_ratio = ratios(reads, writes)
     return [
-        Row("batch 100, 16 connections, 1 worker vs the engine in process", middle(writes), "records/s", middle(engine), ratio, "≥ 0.5 x", ratio >= 0.5),
-        Row("diff limit 1000 vs batch-100 writes", middle(reads), "records/s", middle(writes), read_ratio, "≥ 3 x", read_ratio >= 3),
+        Row("batch 100, 16 connections, 1 worker vs the engine in process", median(writes), "records/s", median(engine), ratio, "≥ 0.5 x", ratio >= 0.5),
+        Row("diff limit 1000 vs batch-100 writes", median(reads), "records/s", median(writes), read_ratio, "≥ 3 x", read_ratio >= 3),
     ]  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def raw_frames(run: Run, plan: Plan) -> list[Row]:
             os.unlink(path)
     ratio = ratios(ours, floor)
     work = "raw frames, pages of 8 MiB, vs the same bytes of a file over a plain socket"
-    return [Row(work, middle(ours), "MB/s", middle(floor), ratio, "≥ 0.4 x", ratio >= 0.4)]
+    return [Row(work, median(ours), "MB/s", median(floor), ratio, "≥ 0.4 x", ratio >= 0.4)]
 
 
 def plain_rate(path: str, seconds: float) -> float:
@@ -181,10 +182,10 @@ def lone_sync(run: Run, plan: Plan) -> list[Row]:
         for _ in range(plan.rounds):
             ours.append(load(to, text, connections=1, seconds=plan.seconds)["p99_ms"])
             floor.append(bare_sync_p99_ms(f"{folder}/bare", plan.seconds))
-    above = middle([mine - bare for mine, bare in zip(ours, floor)])
+    above = median([mine - bare for mine, bare in zip(ours, floor)])
     work = "p99 of a lone fsync write vs a bare write + fdatasync"
     note = f"{above:.2f} ms above"
-    return [Row(work, middle(ours), "ms", middle(floor), None, "≤ 1 ms above", above <= 1, note)]
+    return [Row(work, median(ours), "ms", median(floor), None, "≤ 1 ms above", above <= 1, note)]
 
 
 def bare_sync_p99_ms(path: str, seconds: float) -> float:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -109,7 +108,3 @@ def load(
     )
     result: dict[str, float] = json.loads(done.stdout)
     return result
-
-
-def middle(values: list[float]) -> float:
-    return median(values)

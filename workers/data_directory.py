@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from workers.exit_codes import BadConfiguration, DirectoryLocked
+from workers.posix_disk import make_durable_dir, sync_directory
 
 LAYOUT_FORMAT = 1
 RUN_PREFIX = "topics-run-"
@@ -43,7 +44,7 @@ class DataDirectory:
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
         try:
-            _make_durable_dir(self.path)
+            make_durable_dir(str(self.path))
             self._lock_fd = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise BadConfiguration(f"cannot use the data directory {self.path}: {error.strerror}") from error
@@ -143,7 +144,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
-    _sync_dir(path.parent)
+    sync_directory(str(path.parent))
 
 
 def _read_layout(path: Path) -> Layout:
@@ -181,19 +182,3 @@ def _remove_run_dir(path: Path) -> None:
         pass
     except OSError as error:
         logger.warning("left the run directory behind", extra={"fields": {"path": path, "reason": error}})
-
-
-def _make_durable_dir(path: Path) -> None:
-    """Create the directory and sync the parent of each level made."""
-    made = [level for level in (path, *path.parents) if not level.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for level in made:
-        _sync_dir(level.parent)
-
-
-def _sync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

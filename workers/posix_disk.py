@@ -27,7 +27,7 @@ class PosixDisk:
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
         self.write_ns = 0  # how long the last write took
-        _make_durable_dir(self._root)
+        make_durable_dir(self._root)
 
     def open(self, path: str, *, create: bool = False) -> int:
         return os.open(self._at(path), _OPEN_FLAGS | os.O_CREAT if create else _OPEN_FLAGS, 0o644)
@@ -111,7 +111,7 @@ class PosixDisk:
             pass
 
     def sync_dir(self, path: str) -> None:
-        _sync_dir(self._at(path))
+        sync_directory(self._at(path))
 
     def sync_all(self) -> None:
         syncfs = getattr(_libc, "syncfs", None)
@@ -140,7 +140,7 @@ class PosixDisk:
         return f"{self._root}/{path}"
 
 
-def _sync_dir(path: str) -> None:
+def sync_directory(path: str) -> None:
     fd = os.open(path, _OPEN_DIR_FLAGS)
     try:
         os.fsync(fd)
@@ -148,7 +148,7 @@ def _sync_dir(path: str) -> None:
         os.close(fd)
 
 
-def _make_durable_dir(path: str) -> None:
+def make_durable_dir(path: str) -> None:
     """Create `path`, syncing the parent of each level made: the engine can only sync from the root down."""
     made: list[str] = []
     level = path
@@ -157,4 +157,4 @@ def _make_durable_dir(path: str) -> None:
         level = os.path.dirname(level)
     os.makedirs(path, exist_ok=True)
     for level in made:
-        _sync_dir(os.path.dirname(level))
+        sync_directory(os.path.dirname(level))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from workers.child import Child
 from workers.liveness import Backoff
 
 
-class Slot:
+class Slot(ABC):
     """What is common: the process, if there is one now, and when the next is due, if there is none."""
 
     def __init__(self, name: str) -> None:
@@ -24,9 +25,9 @@ class Slot:
         self.restart: asyncio.TimerHandle | None = None
         self.up = False  # it has said that it does its work
 
+    @abstractmethod
     def next_command(self) -> list[str]:
         """The command of the next process."""
-        raise NotImplementedError
 
     def inherited_fds(self) -> list[int]:
         return []

@@ -7,7 +7,6 @@ from router.call import (
     LINES_TYPE,
     Call,
     ask_owner,
-    key_prefixes,
 )
 from router.exchange import Respond
 from router.query import decode_cursor, flag, number, optional_flag, parse_query
@@ -79,6 +78,3 @@ def tags(call: Call, respond: Respond) -> None:
 
 def page_size(pairs: dict[str, str]) -> int:
     return min(max(number(pairs, "page_size", 100), 1), 1000)
-
-
-__all__ = ["delete", "diff", "key_prefixes", "last", "page_size", "tags", "write"]
