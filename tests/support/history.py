@@ -1,0 +1,145 @@
+"""What clients sent, what they were told, and what happened to the server meanwhile: all that a judge needs.
+
+Recorded outside of the server, by the simulation and by the tests that kill real processes, in terms of the HTTP
+contract alone. `tests.support.checker` reads it and knows nothing else.
+
+Every moment is a number from one counter, so that "before" and "after" are exact: an answer that has a smaller number
+than a request was known before that request was sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class Op:
+    """One request of one client.
+
+    `kind` is the endpoint: write, diff, delete, put, state, drop, list, last, tags. `request` is the JSON body; what
+    goes into the query or a header stands in it too, under its name there (if_empty, return_seqs, prefix, tag, subject,
+    idempotency_key, …).
+    """
+
+    client: str
+    kind: str
+    topic: str
+    request: dict[str, Any]
+    sent_at: int
+    answered_at: int | None = None
+    status: int | None = None  # None: no answer came (the connection broke, or the front died)
+    answer: Any = None
+    # From here on the server can no longer execute it. The answer's moment when there is one; without an answer, the
+    # first moment at which nothing of it can be on its way any more. None: not before the end of the history.
+    settled_at: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def refused(self) -> bool:
+        """Answered with an error that promises that nothing was changed."""
+        return self.status is not None and not self.ok and self.outcome != "unknown"
+
+    @property
+    def outcome(self) -> str | None:
+        """What an error says of its outcome: `unknown` when it may have been executed."""
+        try:
+            found = self.answer["error"]["detail"]["outcome"]
+        except (KeyError, TypeError):
+            return None
+        return str(found)
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that happened to the server.
+
+    | kind     | meaning |
+    |---|---|
+    | kill     | a shard's process died; what it had written is still there, synced or not |
+    | power    | the machine lost its power: anything that was not synced may be gone |
+    | stop     | a clean shutdown (followed by a start) |
+    | front    | a front's process died |
+    | full     | the disk filled up; `freed` ends it |
+    | freed    | there is space again |
+    | error    | a disk call failed with an I/O error; the shard may be read-only until it restarts |
+    | rot      | stored bytes were changed behind the server's back |
+    | clock    | somebody set the wall clock |
+
+    `topics` are those that it can touch; None is all of them.
+    """
+
+    at: int
+    kind: str
+    topics: frozenset[str] | None = None
+    note: str = ""
+
+
+@dataclass(slots=True)
+class History:
+    ops: list[Op] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    _now: int = 0
+
+    def now(self) -> int:
+        """The next moment; no two are the same."""
+        self._now += 1
+        return self._now
+
+    # -- recording -----------------------------------------------------------------------------------------
+
+    def sent(self, client: str, kind: str, topic: str, request: dict[str, Any]) -> Op:
+        op = Op(client, kind, topic, request, self.now())
+        self.ops.append(op)
+        return op
+
+    def answered(self, op: Op, status: int, answer: Any) -> None:
+        assert op.answered_at is None and op.settled_at is None, f"a second answer to {op}"
+        op.answered_at = op.settled_at = self.now()
+        op.status, op.answer = status, answer
+
+    def settled(self, op: Op) -> None:
+        """No answer came, and nothing of it is on its way any more."""
+        if op.settled_at is None:
+            op.settled_at = self.now()
+
+    def happened(self, kind: str, topics: Iterable[str] | None = None, note: str = "") -> Event:
+        event = Event(self.now(), kind, None if topics is None else frozenset(topics), note)
+        self.events.append(event)
+        return event
+
+    # -- keeping -------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """One line of JSON each, to be looked at with ordinary tools."""
+        lines: list[tuple[int, str]] = []
+        for op in self.ops:
+            lines.append((op.sent_at, json.dumps({"op": dataclasses.asdict(op)})))
+        for event in self.events:
+            row = dataclasses.asdict(event)
+            row["topics"] = None if event.topics is None else sorted(event.topics)
+            lines.append((event.at, json.dumps({"event": row})))
+        path.write_text("".join(line + "\n" for _, line in sorted(lines)))
+
+    @classmethod
+    def load(cls, path: Path) -> History:
+        history = cls()
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if "op" in row:
+                op = Op(**row["op"])
+                history.ops.append(op)
+                history._now = max(history._now, op.settled_at or op.sent_at)
+            else:
+                fields = row["event"]
+                topics = None if fields["topics"] is None else frozenset(fields["topics"])
+                history.events.append(Event(fields["at"], fields["kind"], topics, fields["note"]))
+                history._now = max(history._now, fields["at"])
+        return history
