@@ -155,6 +155,22 @@ class FrontCore:
 
     # -- lives and deaths ----------------------------------------------------------------------------------
 
+    def set_peers(self, living: dict[int, int]) -> tuple[list[int], list[int]]:
+        """Which workers live, as shard → incarnation: one with another incarnation is another worker, and the old one
+        is dead by now. Returns the shards whose worker is gone and those that have a new one; some are both.
+        """
+        gone: list[int] = []
+        new: list[int] = []
+        for shard, link in enumerate(self.links):
+            incarnation = living.get(shard)
+            if link.incarnation is not None and link.incarnation != incarnation:
+                gone.append(shard)
+                self.worker_down(shard)
+            if link.incarnation is None and incarnation is not None:
+                new.append(shard)
+                self.worker_up(shard, incarnation)
+        return gone, new
+
     def worker_up(self, shard: int, incarnation: int) -> None:
         link = self.links[shard]
         assert link.incarnation is None, "the worker before it was never reported down"

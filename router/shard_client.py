@@ -40,15 +40,14 @@ class ShardClient:
     # -- workers -------------------------------------------------------------------------------------------
 
     def set_peers(self, peers: list[Peer]) -> None:
-        """Which workers live. One with another incarnation is another worker: the old one is dead by now."""
+        """Each incarnation of a worker gets a socket of its own."""
         living = {peer.shard: peer for peer in peers}
-        for shard, link in enumerate(self.core.links):
-            peer = living.get(shard)
-            if link.incarnation is not None and (peer is None or peer.incarnation != link.incarnation):
-                log(logger, logging.WARNING, "a shard is down", shard=shard)
-                self._disconnect(shard)
-            if peer is not None and link.incarnation is None:
-                self._connect(peer)
+        gone, new = self.core.set_peers({peer.shard: peer.incarnation for peer in peers})
+        for shard in gone:
+            log(logger, logging.WARNING, "a shard is down", shard=shard)
+            self._disconnect(shard)
+        for shard in new:
+            self._connect(living[shard])
 
     def _connect(self, peer: Peer) -> None:
         socket = self._context.socket(zmq.DEALER)
@@ -59,13 +58,11 @@ class ShardClient:
         socket.connect(f"ipc://{peer.path}")
         self._sockets[peer.shard] = socket
         self._loop.add_reader(_descriptor(socket), self._drain, peer.shard, socket)
-        self.core.worker_up(peer.shard, peer.incarnation)
 
     def _disconnect(self, shard: int) -> None:
         socket = self._sockets.pop(shard)
         self._loop.remove_reader(_descriptor(socket))
         socket.close()
-        self.core.worker_down(shard)
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -126,8 +123,7 @@ class ShardClient:
 
     def close(self) -> None:
         self._expire_timer.cancel()
-        for shard in list(self._sockets):
-            self._disconnect(shard)
+        self.set_peers([])
         self._context.term()
 
 

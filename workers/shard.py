@@ -111,7 +111,7 @@ def main() -> int:
     )
     metrics = ShardMetrics(engine, lambda: disk.write_ns)
     core = ShardCore(engine, caps, metrics, incarnation=arguments.incarnation, now_us=now_us)
-    loop = ShardLoop(core, control, arguments.socket, shard=arguments.shard)
+    loop = ShardLoop(core, control, arguments.socket)
     try:
         loop.obey(heard)
         loop.run()

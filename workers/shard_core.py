@@ -73,10 +73,12 @@ class ShardCore:
         self.caps = caps
         self.metrics = metrics
         self.progress = 0.0  # of recovery; from 1 on the shard serves
+        self.catalog_incarnation: int | None = None  # of the worker that hosts the catalog, when it is another one
         self._head = wire.message_head(incarnation)
         self._incarnation = incarnation
         self._now_us = now_us
         self._waiting: list[tuple[Token, cmd.Command]] = []
+        self._peers: dict[int, int] = {}
         self._turn = Turn()
         self._turns_again: list[Turn] = []  # of writes that were parked, and are asked again in this turn
         self._out: dict[bytes, list[bytes]] = {}  # small replies of this turn, by peer
@@ -294,18 +296,34 @@ class ShardCore:
                 return replies.tag_counts(result, _cursor(last), total_ms)
         raise AssertionError(f"a result without a rendering: {type(result)}")
 
-    # -- the catalog ---------------------------------------------------------------------------------------
+    # -- other workers -------------------------------------------------------------------------------------
+
+    def set_peers(self, living: dict[int, int]) -> None:
+        """Which workers live, as shard → incarnation."""
+        for shard, incarnation in self._peers.items():
+            if living.get(shard) != incarnation:
+                self.caps.shard_down(shard, incarnation)
+        self._peers = living
+        host = living.get(0) if self.engine.config.shard else None
+        if host != self.catalog_incarnation:
+            if self.catalog_incarnation is not None:
+                self.caps.catalog_down()
+            self.catalog_incarnation = host
+            if host is not None:
+                self.caps.catalog_up()
 
     def receive_push(self, message: bytes) -> None:
         """What the catalog on shard 0 sends to this shard's escrow."""
         for reply in wire.read_replies(message):
             self.caps.receive(reply.body)
 
-    def reports(self, catalog_incarnation: int) -> list[bytes]:
-        """Messages for the catalog, when another worker hosts it."""
+    def reports(self) -> list[bytes]:
+        """Messages for the catalog, when another worker hosts it and lives."""
+        if self.catalog_incarnation is None:
+            return []
         bodies, self.caps.reports = self.caps.reports, []
         now_us = self._now_us()
-        head = wire.message_head(catalog_incarnation)
+        head = wire.message_head(self.catalog_incarnation)
         return [
             head + wire.request_head(0, now_us, 0, wire.CATALOG, 0, b"", b"", len(body)) + body
             for body in bodies

@@ -67,15 +67,12 @@ class JobThread:
 
 
 class ShardLoop:
-    def __init__(self, core: ShardCore, control: Channel, socket_path: str, *, shard: int) -> None:
+    def __init__(self, core: ShardCore, control: Channel, socket_path: str) -> None:
         self._core = core
         self._control = control
-        self._shard = shard
         self._context = zmq.Context(1)
         self._socket = self._open_socket(socket_path)
         self._catalog: zmq.Socket[bytes] | None = None
-        self._catalog_peer: Peer | None = None
-        self._peers: dict[int, Peer] = {}
         self._finished: deque[Finished] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._syncs = JobThread("sync", self._job_done)
@@ -249,30 +246,21 @@ class ShardLoop:
     # -- other workers -------------------------------------------------------------------------------------
 
     def _set_peers(self, peers: dict[int, Peer]) -> None:
-        for shard, peer in self._peers.items():
-            now = peers.get(shard)
-            if now is None or now.incarnation != peer.incarnation:
-                self._core.caps.shard_down(shard, peer.incarnation)
-        self._peers = peers
-        if self._shard == 0:
-            return
-        host = peers.get(0)
-        if host != self._catalog_peer:
-            self._connect_catalog(host)
+        before = self._core.catalog_incarnation
+        self._core.set_peers({shard: peer.incarnation for shard, peer in peers.items()})
+        if self._core.catalog_incarnation != before:
+            self._connect_catalog(peers.get(0))
 
     def _connect_catalog(self, host: Peer | None) -> None:
         if self._catalog is not None:
             self._poller.unregister(_descriptor(self._catalog))
             self._catalog.close(0)
             self._catalog = None
-            self._core.caps.catalog_down()
-        self._catalog_peer = host
         if host is not None:
             self._catalog = self._context.socket(zmq.DEALER)
             self._catalog.sndhwm = self._catalog.rcvhwm = 0
             self._catalog.connect(f"ipc://{host.path}")
             self._poller.register(_descriptor(self._catalog), select.POLLIN)
-            self._core.caps.catalog_up()
 
     # -- out -----------------------------------------------------------------------------------------------
 
@@ -313,8 +301,8 @@ class ShardLoop:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
                 # That front is gone, and whoever waited there with it.
-        if self._catalog is not None and self._catalog_peer is not None:
-            for report in self._core.reports(self._catalog_peer.incarnation):
+        if self._catalog is not None:
+            for report in self._core.reports():
                 self._catalog.send(report, zmq.NOBLOCK)
 
 

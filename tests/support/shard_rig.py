@@ -179,7 +179,7 @@ class Cluster:
 
     def _meet_catalog(self, rig: Rig) -> None:
         if self.rigs[0] is not None:
-            rig.caps.catalog_up()
+            rig.core.set_peers({0: self.rigs[0].incarnation})
             self._collect()
 
     def kill(self, shard: int) -> None:
@@ -187,7 +187,7 @@ class Cluster:
         rig = self.lose(shard)
         if shard == 0:
             for other in filter(None, self.rigs[1:]):
-                other.caps.catalog_down()
+                other.core.set_peers({})
         elif self.rigs[0] is not None:
             self.rigs[0].caps.shard_down(shard, rig.incarnation)
             self._collect()
@@ -215,9 +215,8 @@ class Cluster:
         """Put on the wires what the shards have to say."""
         for shard, rig in self._living():
             rig.send(rig.core.idle())
-            catalog = self.rigs[0]
-            if shard and catalog is not None:
-                for message in rig.core.reports(catalog.incarnation):
+            if shard and self.rigs[0] is not None:
+                for message in rig.core.reports():
                     self.wires.append((shard, 0, message))
             for peer, message in rig.pushes:
                 name = peer.removeprefix(WORKER)
