@@ -51,7 +51,8 @@ CODES = {
     "`detail`: `topic`, `cap_records`, `cap_bytes`, `head_seq`, `earliest_seq`.",
     "throttled": "A cap is reached or the server is under pressure; try again later. `detail`: `limit` and `max` of a cap.",
     "header_fields_too_large": "The header fields are too large.",
-    "internal": "An unexpected fault, or storage that failed. `detail`: `read_only` and `reason` in the latter case.",
+    "internal": "An unexpected fault, or storage that failed. `detail`: `read_only` and `reason` in the latter case; "
+    '`outcome: "unknown"` when a change may be back after a restart.',
     "not_ready": "The topic's worker is starting or gone. `detail`: `replay_progress`; "
     '`outcome: "unknown"` when a change may or may not have been made.',
     "shutting_down": "The server is stopping.",

@@ -53,6 +53,7 @@ class Caps:
         config = engine.config
         self._engine = engine
         self._shard = shard
+        self._shards = shards
         self._now_us = now_us
         self._caps_topics = config.max_topics > 0
         self._caps_bytes = config.max_total_bytes > 0
@@ -175,7 +176,10 @@ class Caps:
     # -- what the catalog says -----------------------------------------------------------------------------
 
     def receive(self, body: wire.Buffer) -> None:
-        self._inbox.append(_decode_push(body))
+        try:
+            self._inbox.append(_decode_push(body))
+        except ValueError as error:
+            raise wire.BadMessage(f"not a word of the catalog: {error}") from None
         self.attend()
 
     @property
@@ -219,8 +223,15 @@ class Caps:
     # -- the catalog ---------------------------------------------------------------------------------------
 
     def receive_report(self, peer: bytes, body: wire.Buffer) -> None:
-        assert self._catalog is not None, "a report for the catalog came to a shard that does not host it"
-        report = _decode_report(body)
+        if self._catalog is None:
+            raise wire.BadMessage("a report for the catalog came to a shard that does not host it")
+        try:
+            report = _decode_report(body)
+        except ValueError as error:
+            raise wire.BadMessage(f"not a report: {error}") from None
+        # The catalog counts whom it has heard: nobody may speak who does not exist, nor in its own name.
+        if not 0 <= report.shard < self._shards or report.shard == self._shard:
+            raise wire.BadMessage(f"a report of shard {report.shard}, of {self._shards}")
         known = self._peers.get(report.shard)
         if known is None or known[0] <= report.incarnation:  # the last words of a dead worker may come late
             self._peers[report.shard] = (report.incarnation, peer)

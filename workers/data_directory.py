@@ -63,7 +63,7 @@ class DataDirectory:
         path = self.path / "layout.json"
         if not path.exists():
             return self._make_layout(path, wanted_shards or default_shards)
-        layout = _read_layout(path)
+        layout = read_layout(path)
         if wanted_shards is not None and wanted_shards != layout.shards:
             raise BadConfiguration(
                 f"TOPICS_WAL_SHARDS is {wanted_shards}, but the data directory {self.path} has {layout.shards} shards; "
@@ -147,7 +147,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_directory(str(path.parent))
 
 
-def _read_layout(path: Path) -> Layout:
+def read_layout(path: Path) -> Layout:
     try:
         layout = msgspec.json.decode(path.read_bytes(), type=Layout)
     except (OSError, msgspec.DecodeError) as error:

@@ -18,7 +18,9 @@ from topics.engine.engine import Engine
 from topics.engine.errors import TopicsError
 from topics.process import become, die_with_parent
 from topics.settings import Settings
+from workers import failpoints
 from workers.caps import Caps
+from workers.failpoints import BadFailpoint, FailpointDisk
 from workers.metrics import ShardMetrics
 from workers.posix_disk import PosixDisk
 from workers.shard_core import ShardCore
@@ -84,6 +86,13 @@ def lock_shard(path: str, control: Channel) -> list[Message]:
         time.sleep(LOCK_RETRY_S)
 
 
+def open_disk(data_dir: str, shard: int) -> PosixDisk | FailpointDisk:
+    """The disk; with failpoints in its way when a test asks for them."""
+    disk = PosixDisk(data_dir)
+    folder = os.environ.get(failpoints.VARIABLE)
+    return FailpointDisk(disk, folder, shard) if folder else disk
+
+
 def now_us() -> int:
     return time.monotonic_ns() // 1000
 
@@ -100,7 +109,11 @@ def main() -> int:
     config = engine_config(settings, arguments.shard)
     control = Channel(inherited(arguments.control_fd))
     heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
-    disk = PosixDisk(settings.data_dir)
+    try:
+        disk = open_disk(settings.data_dir, arguments.shard)
+    except BadFailpoint as error:
+        logger.critical("the shard cannot run: %s", error)
+        return 1
     engine = Engine(disk, SystemClock(), config)
     caps = Caps(
         engine,

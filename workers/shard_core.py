@@ -73,7 +73,9 @@ class ShardCore:
         self.caps = caps
         self.metrics = metrics
         self.progress = 0.0  # of recovery; from 1 on the shard serves
-        self.catalog_incarnation: int | None = None  # of the worker that hosts the catalog, when it is another one
+        self.catalog_incarnation: int | None = (
+            None  # of the worker that hosts the catalog, when it is another one
+        )
         self._head = wire.message_head(incarnation)
         self._incarnation = incarnation
         self._now_us = now_us
@@ -170,7 +172,10 @@ class ShardCore:
         elif request.op == wire.METRICS:
             body = msgspec.msgpack.encode(self.metrics.report(self.progress))
         elif request.op == wire.CATALOG:
-            self.caps.receive_report(peer, request.body)
+            try:
+                self.caps.receive_report(peer, request.body)
+            except wire.BadMessage as error:  # one report that is none must not take the shard down
+                logger.error("a report could not be read", extra={"fields": {"error": str(error)}})
             return
         else:
             body = b""

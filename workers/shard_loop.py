@@ -241,7 +241,10 @@ class ShardLoop:
                 message = catalog.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._core.receive_push(message)
+            try:
+                self._core.receive_push(message)
+            except wire.BadMessage as error:
+                logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
 
     # -- other workers -------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.crash.load import acks, check_all, load, topics_on
 from tests.crash.processes import kill, stopped
+from tests.support.faults import fault
 from tests.support.server import Server, until
 
 pytestmark = pytest.mark.crash
@@ -20,6 +21,9 @@ HANG_MS = "3000"  # longer than a start takes on a busy machine: a child that is
 TOPICS = topics_on(0, 2, 2) + topics_on(1, 2, 2)
 
 
+@fault(
+    "front", "killed (-9) while clients write", "connections break; the workers go on; no acked write is lost"
+)
 def test_a_front_s_death_costs_no_data_and_no_worker(start_server: Callable[..., Server]) -> None:
     server = start_server()
     workers = {name: pid for name, pid in server.children().items() if name.startswith("shard")}
@@ -37,6 +41,7 @@ def test_a_front_s_death_costs_no_data_and_no_worker(start_server: Callable[...,
     assert {name: children[name] for name in workers} == workers
 
 
+@fault("front", "connections are made while there is none", "the next front serves them")
 def test_a_connection_made_while_there_is_no_front_is_served_by_the_next(
     start_server: Callable[..., Server],
 ) -> None:
@@ -58,6 +63,7 @@ def test_a_connection_made_while_there_is_no_front_is_served_by_the_next(
     assert server.diff("t", limit=100).json["head_seq"] == 50
 
 
+@fault("front", "it hangs", "the supervisor replaces it; the port stays open")
 def test_a_front_that_hangs_is_replaced(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_PING_TIMEOUT_MS": HANG_MS})
     hung = server.pid("front 0")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.crash.load import topics_on
 from tests.crash.processes import newborn, stopped
+from tests.support.faults import fault
 from tests.support.server import Server, until
 
 pytestmark = pytest.mark.crash
@@ -40,6 +41,7 @@ def check_half_open(server: Server) -> None:
     assert server.get("/v0/topics").status == 503, "a list without a shard is a lie"
 
 
+@fault("worker", "one does not come up at the start", "503 for its topics; the others are served")
 def test_one_shard_serves_while_the_other_one_has_not_come_up(start_server: Callable[..., Server]) -> None:
     server = start_server()
     for topic in (ZERO, ONE):
@@ -53,6 +55,7 @@ def test_one_shard_serves_while_the_other_one_has_not_come_up(start_server: Call
     assert [row["data"] for row in server.diff(ONE).json["records"]] == ["first"]
 
 
+@fault("worker", "a long log to replay", "503 with the progress until it is done")
 def test_a_replay_says_how_far_it_is(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_WAL_FILE_BYTES": str(64 << 20)})
     batch = json.dumps({"records": [{"data": i} for i in range(10_000)]}).encode()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.crash.load import acks, check_all, load, topics_on
 from tests.crash.processes import is_gone, stopped
+from tests.support.faults import fault
 from tests.support.server import Server, until
 
 pytestmark = pytest.mark.crash
@@ -27,6 +28,11 @@ def kill_supervisor(server: Server) -> list[int]:
     return children
 
 
+@fault(
+    "supervisor",
+    "killed (-9) while clients write",
+    "all processes end; the next server has every acked write",
+)
 def test_everything_acked_survives_the_supervisor(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with load(server, TOPICS, front_dies=True) as writers:
@@ -38,6 +44,11 @@ def test_everything_acked_survives_the_supervisor(start_server: Callable[..., Se
     check_all(server, writers)
 
 
+@fault(
+    "supervisor",
+    "killed (-9) while a child stands still",
+    "the child ends as well, and the next server can start",
+)
 @pytest.mark.parametrize("name", ["shard 1", "front 0"])
 def test_a_child_that_stands_still_does_not_outlive_the_supervisor(
     start_server: Callable[..., Server], name: str
@@ -52,6 +63,7 @@ def test_a_child_that_stands_still_does_not_outlive_the_supervisor(
     assert server.diff(TOPICS[-1]).json["head_seq"] == 2
 
 
+@fault("supervisor", "killed (-9) while it starts", "no process is left, and the next server can start")
 def test_a_server_that_dies_while_it_starts_leaves_nothing(start_server: Callable[..., Server]) -> None:
     """The window between a child's birth and its asking to die with its parent."""
     server = start_server()

@@ -14,6 +14,7 @@ import pytest
 
 from tests.crash.load import Writer, acks, check_all, load, read_all, topics_on
 from tests.crash.processes import kill, newborn, stopped
+from tests.support.faults import fault
 from tests.support.server import Reply, Server, until
 
 pytestmark = pytest.mark.crash
@@ -53,6 +54,11 @@ def kill_often(server: Server, writers: dict[str, Writer], mine: list[str]) -> l
     return outages
 
 
+@fault(
+    "worker",
+    "killed (-9) several times while clients write",
+    "503 for its topics until it is back; no acked write is lost; other shards do not notice",
+)
 def test_nothing_acked_is_lost_and_others_do_not_notice(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with load(server, ZERO + ONE) as writers:
@@ -69,6 +75,11 @@ def test_nothing_acked_is_lost_and_others_do_not_notice(start_server: Callable[.
     assert any(writers[topic].record.unknown for topic in ONE), "the kills hit no write in flight"
 
 
+@fault(
+    "worker",
+    "killed (-9) while it has writes with idempotency keys",
+    "a retry with the key is written exactly once",
+)
 def test_with_keys_what_was_unknown_becomes_exactly_once(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with load(server, ONE, retries=True) as writers:
@@ -82,6 +93,7 @@ def test_with_keys_what_was_unknown_becomes_exactly_once(start_server: Callable[
         assert numbers == list(range(len(numbers)))
 
 
+@fault("worker", "a write comes while there is none", "503 not_ready; the write is certainly not executed")
 def test_a_write_while_the_worker_is_away_is_refused_and_never_executed(
     start_server: Callable[..., Server],
 ) -> None:
@@ -117,6 +129,7 @@ def in_background(server: Server, topic: str, count: int) -> tuple[list[threadin
     return threads, replies
 
 
+@fault("worker", "it hangs", "503 with outcome unknown; it is replaced, and cannot write any more")
 def test_a_worker_that_hangs_is_replaced_and_cannot_write_any_more(
     start_server: Callable[..., Server],
 ) -> None:
@@ -139,6 +152,7 @@ def test_a_worker_that_hangs_is_replaced_and_cannot_write_any_more(
     assert [data for _, data in read_all(server, topic)] == ["before", "after"]
 
 
+@fault("worker", "it hangs for a moment", "its clients wait, and nothing else happens")
 def test_a_worker_that_hangs_for_a_moment_is_left_alone(start_server: Callable[..., Server]) -> None:
     server = start_server()
     topic = ONE[0]
@@ -153,6 +167,7 @@ def test_a_worker_that_hangs_for_a_moment_is_left_alone(start_server: Callable[.
     assert server.pid("shard 1") == pid
 
 
+@fault("worker", "killed (-9) while clients wait in long polls", "the polls end with 503")
 def test_a_long_poll_ends_with_its_worker(start_server: Callable[..., Server]) -> None:
     server = start_server()
     topic = ONE[0]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults import fault
 from tests.support.server import Reply, Server, until
 from topics.engine.placement import shard_of
 
@@ -91,6 +92,7 @@ def check_exchange(server: Server) -> None:
     check_full(server)
 
 
+@fault("worker", "workers die and restart while a cap is full", "the cap holds exactly")
 def test_topics_are_capped_exactly_also_after_restarts_and_deaths(full: Server) -> None:
     check_full(full)
     check_exchange(full)
@@ -104,6 +106,7 @@ def test_topics_are_capped_exactly_also_after_restarts_and_deaths(full: Server) 
         check_exchange(full)
 
 
+@fault("worker", "a worker dies with unused shares of a cap", "others get them")
 def test_a_dead_worker_s_free_slots_are_not_lost(start_server: Callable[..., Server]) -> None:
     server = start_server(environment=TEN, shards=SHARDS)
     for topic in on_shard(1, 4, "a"):
@@ -117,6 +120,7 @@ def test_a_dead_worker_s_free_slots_are_not_lost(start_server: Callable[..., Ser
 # ---- while the catalog is away
 
 
+@fault("worker", "the catalog's worker is down", "what is granted can be used; nothing passes the cap")
 def test_without_the_catalog_only_what_needs_it_waits(start_server: Callable[..., Server]) -> None:
     """A creation beyond the grant is a 503 and no 429: nobody can tell whether there is room."""
     server = start_server(environment={"TOPICS_MAX_TOPICS": "4"}, shards=2)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.contract import Json, data_of, ok, poll, records_of, refused, state_of
+from tests.support.faults import fault
 from tests.support.server import Reply, Server, until
 from topics.engine import frames
 
@@ -546,6 +547,7 @@ BROKEN = {
 }
 
 
+@fault("request", "a body that claims to be gzip and is not", "400; nothing is carried out")
 @pytest.mark.parametrize("what", BROKEN)
 def test_compressed_requests_that_are_none(shared_server: Server, topic: str, what: str) -> None:
     refused(write_packed(shared_server, topic, BROKEN[what]), 400, "invalid_request")
@@ -556,6 +558,11 @@ def test_other_encodings_are_not_taken(shared_server: Server, topic: str, encodi
     refused(write_packed(shared_server, topic, BODY, encoding), 415, "unsupported_media_type")
 
 
+@fault(
+    "request",
+    "a small gzip body that unpacks to far more than the limit",
+    "413; it is not unpacked further than the limit",
+)
 def test_a_bomb_is_not_unpacked(shared_server: Server, topic: str) -> None:
     bomb = zlib.compress(bytes((64 << 20) + 1), 1, 31)
     assert len(bomb) < 1 << 20

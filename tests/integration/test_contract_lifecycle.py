@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.contract import Json, data_of, ok, poll, refused, send_text, state_of
+from tests.support.faults import fault
 from tests.support.server import ROOT, Reply, Server, until
 from topics.engine.placement import shard_of
 
@@ -59,6 +60,7 @@ def states(server: Server, names: list[str]) -> dict[str, Json]:
     return found
 
 
+@fault("worker", "kill -9 of the whole server", "the next start serves everything that was acknowledged")
 def test_everything_is_there_after_a_stop_and_after_a_crash(start_server: Start) -> None:
     server = start_server()
     names = fill(server)
@@ -132,6 +134,7 @@ def ready_status(connection: http.client.HTTPConnection) -> int | None:
         connection.close()
 
 
+@fault("supervisor", "a stop under load", "every acknowledged write is there after the next start")
 def test_a_stop_under_load(start_server: Start) -> None:
     server = start_server()
     for i, durability in enumerate(("fsync", "disk", "memory")):
@@ -178,6 +181,11 @@ def read_all(server: Server, topic: str) -> list[str]:
             return found
 
 
+@fault(
+    "worker",
+    "a request comes while the shard still replays its log",
+    "503 with the progress; never carried out later",
+)
 def test_until_a_shard_has_recovered_its_topics_are_not_ready(start_server: Start) -> None:
     server = start_server()
     late, early = (next(f"t{i}" for i in range(99) if shard_of(f"t{i}", 2) == shard) for shard in (0, 1))
@@ -216,6 +224,11 @@ def test_until_a_shard_has_recovered_its_topics_are_not_ready(start_server: Star
     ok(server.write(late, 1))
 
 
+@fault(
+    "data directory",
+    "two servers on one data directory",
+    "the second one is refused with exit code 3, and names the first one's pid",
+)
 def test_one_server_per_directory(shared_server: Server, topic: str) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     second = subprocess.run(

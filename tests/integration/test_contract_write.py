@@ -23,6 +23,7 @@ from tests.support.contract import (
     send_text,
     state_of,
 )
+from tests.support.faults import fault
 from tests.support.server import Server, until
 
 RECORD_MAX = 1_048_576
@@ -74,6 +75,7 @@ def test_records_and_their_data_are_required(shared_server: Server, topic: str, 
     refused(shared_server.post(f"/v0/topics/{topic}", body), 400, "invalid_request")
 
 
+@fault("request", "one record of a batch is bad", "400; nothing of the batch is written")
 def test_one_bad_record_spoils_the_batch(shared_server: Server, topic: str) -> None:
     shared_server.write(topic, 0)
     for bad in ({}, {"data": 1, "tag": "x" * 257}, {"data": 1, "meta": {"a": "x" * META_MAX}}):
@@ -122,6 +124,11 @@ LIMITS: list[tuple[str, int, Callable[[int], str]]] = [
 ]
 
 
+@fault(
+    "request",
+    "a record, tag, node or meta larger than its limit",
+    "400 with the limit; nothing of the batch is written",
+)
 @pytest.mark.parametrize(("what", "limit", "members"), LIMITS, ids=[row[0] for row in LIMITS])
 def test_limits_of_a_record(
     shared_server: Server, topic: str, what: str, limit: int, members: Callable[[int], str]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults import fault
 from tests.support.server import Server, until
 
 KEYS = "root,reader:read:evil.,writer:write+delete:wd."
@@ -45,6 +46,7 @@ def test_keys_that_are_not_utf8_are_refused_and_not_made_alike(server: Server) -
     assert server.request("GET", "/v0/topics/keys", headers=ROOT).status == 404
 
 
+@fault("request", "a huge body where no records belong", "413")
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -60,6 +62,7 @@ def test_a_body_without_records_has_a_limit_of_its_own(server: Server, path: str
     assert (reply.status, reply.error["code"]) == (413, "payload_too_large")
 
 
+@fault("request", "a read names too many nodes", "400")
 def test_too_many_nodes_are_refused(server: Server) -> None:
     server.request("POST", "/v0/topics/evil.t", {"records": [{"data": 1}]}, ROOT)
     names = [f"n{i}" for i in range(257)]
@@ -69,6 +72,7 @@ def test_too_many_nodes_are_refused(server: Server) -> None:
     assert server.request("POST", "/v0/topics/evil.t/diff", {"node": ["a"] * 300}, READER).status == 200
 
 
+@fault("request", "more lines than a write may have", "400 before they are parsed")
 def test_lines_beyond_all_measure_are_refused_unread(server: Server) -> None:
     headers = {**ROOT, "Content-Type": "application/x-ndjson"}
     reply = server.request("POST", "/v0/topics/lines", b"{}\n" * 5_000_000, headers)
@@ -112,6 +116,7 @@ def test_metrics_show_a_bound_key_its_own_topics_only(server: Server) -> None:
     assert "payroll" not in text
 
 
+@fault("client", "clients leave their long polls", "the polls are forgotten")
 def test_long_polls_of_clients_that_left_are_forgotten(start_server: Callable[..., Server]) -> None:
     """A client that closes, or only says that it sends nothing more, holds its place for seconds and not for 30."""
     made = start_server(environment={"TOPICS_API_KEYS": "root", "TOPICS_MAX_INFLIGHT_PER_KEY": "5"}, shards=1)

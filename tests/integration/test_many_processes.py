@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.faults import fault
 from tests.support.server import Reply, Server, until
 
 
@@ -104,6 +105,7 @@ def test_what_one_front_wrote_every_front_reads(server: Server, clients: list[Cl
         assert client.get("/v0/topics/mixed").json["head_seq"] == 20
 
 
+@fault("front", "one of several fronts is killed", "clients of the others notice nothing")
 def test_a_front_s_death_is_not_the_other_s(server: Server, clients: list[Client]) -> None:
     fronts = fronts_of(server)
     doomed, survivor = fronts["front 0"], fronts["front 1"]
@@ -123,6 +125,11 @@ def test_a_front_s_death_is_not_the_other_s(server: Server, clients: list[Client
         assert server.write("after", i).status in (200, 201)
 
 
+@fault(
+    "worker",
+    "a worker is killed under several fronts",
+    "every front refuses its topics at once, and serves them again with its successor",
+)
 def test_a_worker_s_death_is_told_to_every_front(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_FRONTS": "2"})
     made = [Client(server) for _ in range(20)]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import fault
 from tests.support.server import Server, until
 
 MIB = 1 << 20
@@ -98,6 +99,7 @@ def status_of(connection: socket.socket) -> int:
 # ---- slow and silent clients
 
 
+@fault("client", "clients send a byte at a time", "others are served, and memory stays bounded")
 def test_senders_of_a_byte_at_a_time(server: Server, topic: str) -> None:
     body = b'{"records":[{"data":"slow"}]}'
     request = head(f"/v0/topics/{topic}-slow", f"Content-Length: {len(body)}") + body
@@ -119,6 +121,11 @@ def test_senders_of_a_byte_at_a_time(server: Server, topic: str) -> None:
     assert server.get(f"/v0/topics/{topic}-slow").status == 404
 
 
+@fault(
+    "client",
+    "hundreds of clients connect, send half a request or nothing, and go silent",
+    "others are served, and memory stays bounded",
+)
 @pytest.mark.parametrize(
     "part", [b"", b"POST /v0/to", head("/v0/topics/half", "Content-Length: 1000000") + b"{"]
 )
@@ -129,6 +136,7 @@ def test_half_open_connections(server: Server, topic: str, part: bytes) -> None:
         use_normally(server, topic)
 
 
+@fault("client", "ten thousand idle connections", "others are served, and memory stays bounded")
 def test_ten_thousand_idle_connections(server: Server, topic: str) -> None:
     if raise_file_limit() < FILES_NEEDED:
         pytest.skip(f"NOT TESTED: {IDLE_CONNECTIONS} connections need {FILES_NEEDED} open files")
@@ -157,6 +165,7 @@ def test_the_server_takes_all_the_open_files_it_may_have(start_server: Callable[
 # ---- large bodies
 
 
+@fault("request", "a declared body larger than the limit", "413 without reading it")
 def test_a_declared_body_that_is_too_large_is_not_read(server: Server, topic: str) -> None:
     with bounded(server, 30), sockets(server, 50) as connections:
         for connection in connections:
@@ -165,6 +174,7 @@ def test_a_declared_body_that_is_too_large_is_not_read(server: Server, topic: st
         use_normally(server, topic)
 
 
+@fault("request", "a chunked body grows larger than the limit", "413 as soon as it does")
 def test_an_undeclared_body_is_refused_when_it_gets_too_large(server: Server, topic: str) -> None:
     chunk = b"%x\r\n" % MIB + b" " * MIB + b"\r\n"
 
@@ -201,10 +211,20 @@ def hold_half(server: Server, topic: str, count: int, declared: int, sent: int, 
         use_normally(server, topic)
 
 
+@fault(
+    "client",
+    "hundreds of large bodies stop half-way",
+    "further ones are refused, others are served, and memory stays bounded",
+)
 def test_large_bodies_that_stop_half_way(server: Server, topic: str) -> None:
     hold_half(server, topic, 200, 8 * MIB, 4 * MIB, 450)
 
 
+@fault(
+    "client",
+    "hundreds of large bodies stop half-way",
+    "further ones are refused, others are served, and memory stays bounded",
+)
 def test_middling_bodies_that_stop_half_way(server: Server, topic: str) -> None:
     """Small enough for the fast path, which waits for the whole body in its own buffer."""
     hold_half(server, topic, 800, MIB, MIB - 1, 450)
@@ -252,10 +272,20 @@ def never_read(
     until(lambda: server.diff(topic, limit=1).status == 200)
 
 
+@fault(
+    "client",
+    "slow consumers: hundreds ask for large pages and never read them",
+    "further reads are refused with 429 and limit buffered, writes are served, and memory stays bounded",
+)
 def test_clients_that_ask_for_much_and_never_read(server: Server, heavy: str, topic: str) -> None:
     """Those that come together share 64 MiB a turn, and 256 MiB may wait for their clients; then reads are refused."""
     never_read(server, heavy, topic, clients=300, questions=3, most_mib=600)
 
 
+@fault(
+    "client",
+    "a client asks again and again and never reads",
+    "its requests are not begun any more, and memory stays bounded",
+)
 def test_a_client_that_asks_again_and_again_and_never_reads(server: Server, heavy: str, topic: str) -> None:
     never_read(server, heavy, topic, clients=1, questions=100, most_mib=300)

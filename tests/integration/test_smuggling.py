@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from router.fastpath import LINGER_US, READ_AHEAD_MAX, read_plain_head
+from tests.support.faults import fault
 from tests.support.h2_client import Http2Client
 from tests.support.raw_http import Closed, RawClient, RawReply
 from tests.support.server import Server, until
@@ -216,6 +217,11 @@ def check_untouched(server: Server) -> None:
     assert server.get("/healthz").status == 200
 
 
+@fault(
+    "request",
+    "a malformed or ambiguous HTTP/1.1 request",
+    "400 and the end of the connection; nothing is carried out",
+)
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_requests_are_refused(server: Server, name: str) -> None:
     data = MALFORMED[name]
@@ -226,6 +232,11 @@ def test_malformed_requests_are_refused(server: Server, name: str) -> None:
     check_untouched(server)
 
 
+@fault(
+    "request",
+    "a request line, URL or header larger than the limit",
+    "431 and the end of the connection",
+)
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_heads_that_are_too_large_are_refused(server: Server, name: str) -> None:
     data = TOO_LARGE[name]
@@ -396,6 +407,7 @@ def test_chunked_requests_keep_the_connection(server: Server, topic: str) -> Non
 # -- bodies that are not taken -----------------------------------------------------------------------------
 
 
+@fault("request", "a body larger than the limit on a kept connection", "413 and the end of the connection")
 def test_too_large_a_body_ends_the_connection(server: Server, topic: str) -> None:
     head = b"POST /v0/topics/%b HTTP/1.1\r\nHost: x\r\n%b" % (topic.encode(), JSON)
     size = 3 << 20
@@ -446,6 +458,7 @@ def poll(topic: str, wait_ms: int, headers: bytes = b"") -> bytes:
     )
 
 
+@fault("client", "a client closes its sending side right after its requests", "it gets its answers")
 @pytest.mark.parametrize("headers", [b"", b"X-Odd: 1\r\n"])
 def test_a_half_closed_client_gets_its_answers(server: Server, topic: str, headers: bytes) -> None:
     client = RawClient(server)
@@ -484,6 +497,7 @@ def open_sockets(server: Server) -> int:
     return sum(link.startswith("socket:") for link in links)
 
 
+@fault("client", "clients leave their long polls", "the polls are forgotten")
 def test_clients_that_leave_in_a_long_poll_leave_nothing_behind(server: Server, topic: str) -> None:
     server.write(topic, 1)
     before = open_sockets(server)
@@ -505,6 +519,11 @@ def test_clients_that_leave_in_a_long_poll_leave_nothing_behind(server: Server, 
     assert faults(server) == []
 
 
+@fault(
+    "client",
+    "a client vanishes in the middle of a body",
+    "nothing is carried out, and nothing is logged as an error",
+)
 def test_clients_that_leave_in_a_body_are_no_error(server: Server, topic: str) -> None:
     before = open_sockets(server)
     for headers in (b"", b"X-Odd: 1\r\n"):
@@ -534,6 +553,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.close()
 
 
+@fault("client", "a connection stays silent", "it is closed in time; one that waits for an answer is not")
 def test_idle_connections_are_closed(hasty: Server, topic: str) -> None:
     clients = []
     for data in (b"", write(topic), b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
@@ -561,6 +581,7 @@ def test_a_long_poll_is_not_idle(hasty: Server, topic: str) -> None:
         client.close()
 
 
+@fault("client", "a client sends half a request and goes silent", "408 in time, and the connection is closed")
 def test_requests_that_do_not_come_are_answered_with_408(hasty: Server, topic: str) -> None:
     parts = [
         b"P",
@@ -591,6 +612,7 @@ def rss_bytes(pid: int) -> int:
     return int(text.partition("VmRSS:")[2].split()[0]) * 1024
 
 
+@fault("client", "a client takes nothing of its answer any more", "it is cut; a slow one is not")
 def test_a_client_that_reads_nothing_is_bounded_and_cut(hasty: Server, topic: str) -> None:
     hasty.write(topic, *["x" * 500_000] * 6)
     body = b'{"max_batch_bytes":8388608}'

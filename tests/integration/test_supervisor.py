@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults import fault
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
 Entry = dict[str, Any]
@@ -214,6 +216,7 @@ def test_several_fronts_share_one_port(server: Server) -> None:
 # Deaths.
 
 
+@fault("supervisor", "a worker is killed", "everybody is told, and it is replaced")
 def test_a_killed_worker_is_announced_and_replaced(server: Server) -> None:
     server.start().up()
     victim = server.entries("started", "worker")[0]
@@ -232,6 +235,7 @@ def test_a_killed_worker_is_announced_and_replaced(server: Server) -> None:
     assert server.stop() == 0
 
 
+@fault("supervisor", "a front is killed", "it is replaced on the same port")
 def test_a_killed_front_is_replaced_on_the_same_port(server: Server) -> None:
     server.start().up()
     address = server.address()
@@ -244,6 +248,7 @@ def test_a_killed_front_is_replaced_on_the_same_port(server: Server) -> None:
     until(lambda: [0, 1] in server.peers_of(answer), "peers at the new front")
 
 
+@fault("supervisor", "a child hangs", "it is killed and replaced")
 def test_a_hung_child_is_killed_and_replaced(server: Server) -> None:
     server.start(TOPICS_PING_TIMEOUT_MS="2000").up()
     victim = server.pids("worker")[0]
@@ -253,6 +258,7 @@ def test_a_hung_child_is_killed_and_replaced(server: Server) -> None:
     assert "does not answer" in server.text()
 
 
+@fault("supervisor", "a child cannot start", "it is tried again, ever slower; the others serve")
 def test_a_child_that_cannot_start_is_tried_again_ever_slower(server: Server) -> None:
     server.start(FAKE_FAILS="front", TOPICS_LOG_FORMAT="json")
     until(lambda: len(server.pids("front")) >= 4, "fourth try")
@@ -262,6 +268,9 @@ def test_a_child_that_cannot_start_is_tried_again_ever_slower(server: Server) ->
     assert server.stop() == 0
 
 
+@fault(
+    "supervisor", "the supervisor is killed", "its children end too, and the directory can be used at once"
+)
 def test_children_do_not_outlive_the_supervisor(server: Server) -> None:
     server.start().up()
     run_dir = Path((server.data / "RUN").read_text().strip())
@@ -299,18 +308,21 @@ def test_a_stop_drains_fronts_before_workers(server: Server, number: signal.Sign
         socket.create_connection(server.address())
 
 
+@fault("supervisor", "a worker does not stop in time", "it is killed, and the exit code says so")
 def test_a_worker_that_does_not_drain_is_killed_and_it_shows(server: Server) -> None:
     server.start(FAKE_DEAF="worker", WORKER_DRAIN_S="0.2").up()
     assert server.stop() == 1
     assert not any(is_alive(pid) for pid in server.pids())
 
 
+@fault("supervisor", "a front does not stop in time", "it is killed; workers still stop cleanly")
 def test_a_front_that_does_not_drain_is_killed_and_workers_still_drain(server: Server) -> None:
     server.start(FAKE_DEAF="front", FRONT_DRAIN_S="0.2").up()
     assert server.stop() == 0
     assert len(server.entries("stopped", "worker")) == 2
 
 
+@fault("supervisor", "a second signal comes during a stop", "all children are killed at once")
 def test_a_second_signal_kills_all_at_once(server: Server) -> None:
     server.start(FAKE_DEAF="front").up()
     os.kill(server.pid, signal.SIGTERM)
@@ -333,6 +345,7 @@ def test_only_the_supervisor_minds_the_signals_of_a_terminal(server: Server) -> 
     assert len(server.pids()) == 3, "nobody was restarted"
 
 
+@fault("supervisor", "a stop comes while a child waits for its restart", "the server stops at once")
 def test_a_stop_does_not_wait_for_a_restart(server: Server) -> None:
     server.start(FAKE_FAILS="worker")
     # By then both workers are waited for, and nobody is left to drain.
@@ -343,6 +356,11 @@ def test_a_stop_does_not_wait_for_a_restart(server: Server) -> None:
 # Refusals.
 
 
+@fault(
+    "data directory",
+    "two servers on one data directory",
+    "the second one is refused with exit code 3, and names the first one's pid",
+)
 def test_a_locked_directory_is_refused_by_name(server: Server, tmp_path: Path) -> None:
     server.start().up()
     second = Server(tmp_path / "second")
@@ -358,6 +376,11 @@ def test_a_locked_directory_is_refused_by_name(server: Server, tmp_path: Path) -
     server.start().up()
 
 
+@fault(
+    "layout",
+    "the configuration asks for another number of shards than the layout has",
+    "refused with exit code 2, and says which number to set",
+)
 def test_another_shard_count_is_refused_and_none_means_the_stored_one(server: Server) -> None:
     server.start().up().stop()
     assert json.loads((server.data / "layout.json").read_text()) == {
@@ -371,6 +394,11 @@ def test_another_shard_count_is_refused_and_none_means_the_stored_one(server: Se
     server.start(TOPICS_WAL_SHARDS="").up()
 
 
+@fault(
+    "layout",
+    "the layout file is empty, not JSON, incomplete or of another format",
+    "refused with exit code 2 and the file's name; the file is left as it is",
+)
 @pytest.mark.parametrize("text", ['{"format":2,"generation":1,"shards":2}', "nonsense", '{"format":1}', ""])
 def test_an_unknown_layout_is_refused(server: Server, text: str) -> None:
     server.data.mkdir(parents=True)
@@ -380,12 +408,18 @@ def test_an_unknown_layout_is_refused(server: Server, text: str) -> None:
     assert (server.data / "layout.json").read_text() == text
 
 
+@fault(
+    "layout",
+    "the layout file is missing beside data",
+    "refused with exit code 2: a guessed number of shards would find no topics",
+)
 def test_data_without_a_layout_is_not_guessed_at(server: Server) -> None:
     (server.data / "layout-1" / "shard-00").mkdir(parents=True)
     assert server.start().wait() == 2
     assert "layout.json is missing" in server.text()
 
 
+@fault("supervisor", "the port is in use", "refused with exit code 4; no child is started")
 @pytest.mark.parametrize("fronts", ["1", "2"])
 def test_a_port_in_use_is_refused(server: Server, fronts: str) -> None:
     with socket.socket() as taken:
@@ -400,6 +434,11 @@ def test_a_port_in_use_is_refused(server: Server, fronts: str) -> None:
     assert not server.port_file.exists()
 
 
+@fault(
+    "supervisor",
+    "a configuration that cannot be",
+    "refused with exit code 2 and the variable's name, without any secret",
+)
 @pytest.mark.parametrize(
     ("environ", "part"),
     [
@@ -416,6 +455,11 @@ def test_bad_configuration_is_refused(server: Server, environ: dict[str, str], p
     assert not server.pids()
 
 
+@fault(
+    "data directory",
+    "the noted directory for sockets is not one of ours",
+    "it is left alone, and another one is made",
+)
 def test_a_run_directory_that_is_not_ours_is_left_alone(server: Server, tmp_path: Path) -> None:
     precious = tmp_path / "topics-run-precious"
     precious.mkdir()

@@ -17,6 +17,7 @@ import pytest
 
 from tests.support import driver as d
 from tests.support.driver import SMALL, Divergence, Driver
+from tests.support.faults import fault
 from tests.support.model import Conf, NewRec
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine.errors import TopicsError
@@ -114,6 +115,11 @@ def afterwards(driver: Driver) -> None:
     driver.check_erased()
 
 
+@fault(
+    "disk",
+    "the power fails or the process is killed at any disk call of a workload that uses everything",
+    "all that was acknowledged is served by the next two starts; losses of weaker classes are announced",
+)
 @pytest.mark.parametrize("how", ["power", "kill"])
 @pytest.mark.parametrize("share", range(SHARES))
 def test_crash_at_every_call(share: int, how: str) -> None:
@@ -139,6 +145,11 @@ def test_crash_at_every_call(share: int, how: str) -> None:
     assert number > 100, "the workload hardly touched the disk"
 
 
+@fault(
+    "disk",
+    "any disk call of a workload that uses everything fails with EIO or ENOSPC",
+    "refused or read-only, reads go on, and after a restart all that was acknowledged is there",
+)
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("share", range(SHARES))
 def test_failure_of_every_call(share: int, error: int) -> None:

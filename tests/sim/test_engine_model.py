@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.sim.walk import Walk
 from tests.support import driver as d
+from tests.support.faults import fault
 from tests.support.model import Conf, NewRec
 from tests.support.sim_disk import SimulatedCrash
 
@@ -27,12 +28,18 @@ pytestmark = pytest.mark.sim
 SEEDS_PER_TEST = 4
 RARE = [
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "crash in recovery", "crash at a call",
-    "power cuts", "kills", "tail lost", "dedupe hit", "disk full", "read only", "gap cap", "gap ttl", "gap mixed",
+    "power cuts", "kills", "tail lost", "dedupe hit", "disk full", "read only",
+    "outcome unknown", "gap cap", "gap ttl", "gap mixed",
     "gap recreated", "gap crash", "poll parked", "poll timeout", "wrong_last_seq", "topic_full", "record_too_large",
     "topic_not_empty", "topic_not_found",
 ]  # fmt: skip
 
 
+@fault(
+    "disk",
+    "crashes, disk errors, full disks and clock jumps in any order over long runs",
+    "what a model of the semantics says, at every step",
+)
 @pytest.mark.parametrize("first", range(0, 40, SEEDS_PER_TEST))
 def test_random_walks(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):

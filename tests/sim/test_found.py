@@ -14,6 +14,7 @@ import pytest
 
 from tests.support import driver as d
 from tests.support.driver import Driver
+from tests.support.faults import fault
 from tests.support.model import Conf, NewRec
 
 pytestmark = pytest.mark.sim
@@ -42,6 +43,11 @@ def recs(*texts: bytes, **more: int) -> list[NewRec]:
     return [NewRec(text, **more) for text in texts]  # type: ignore[arg-type]
 
 
+@fault(
+    "log file",
+    "a power cut takes entries that came after the snapshot",
+    "they were never acknowledged as synced, and are cut",
+)
 @pytest.mark.parametrize("seed", range(24))
 def test_unsynced_entries_after_a_snapshot_are_a_torn_tail(seed: int) -> None:
     """The first entry after a snapshot was lost, a later unsynced one was kept: the shard refused to start (LogGap)."""
@@ -104,6 +110,7 @@ def test_time_does_not_run_back_over_a_process_crash() -> None:
     driver.crash("kill")
 
 
+@fault("disk", "a restart takes the records of an ephemeral topic", "the loss is announced (crash)")
 @pytest.mark.parametrize("how", ["clean", "kill", "power"])
 def test_the_loss_of_ephemeral_records_is_announced(how: str) -> None:
     """A restart forgot to say that they are gone."""
@@ -129,6 +136,11 @@ def test_list_counts_no_expired_records_after_a_restart() -> None:
     driver.send(d.list_topics())
 
 
+@fault(
+    "disk",
+    "any disk call of an erase fails",
+    "it is answered, and finished after a restart; log and segments are whole",
+)
 @pytest.mark.parametrize("number", range(1, 12))
 def test_an_erase_is_answered_when_the_disk_fails(number: int) -> None:
     """The answer was lost with the task."""
@@ -140,6 +152,23 @@ def test_an_erase_is_answered_when_the_disk_fails(number: int) -> None:
     driver.drain()
 
 
+@pytest.mark.parametrize("number", range(1, 12))
+def test_an_erase_that_fails_after_its_delete_was_seen(number: int) -> None:
+    """It was refused like a write that never happened, while readers saw its delete."""
+    driver = started(1, topic=FSYNC)
+    driver.send(d.append("topic", recs(b"1", b"2")))
+    driver.drain()
+    driver.disk.fail_at(number, errno.EIO, of="write")
+    driver.send(d.delete("topic", seqs=[1], erase=True))
+    while driver.jobs:
+        driver.run_job(0)
+        driver.send(d.diff("topic"))
+    driver.drain()
+    driver.compare()
+    driver.crash("kill")
+
+
+@fault("disk", "the disk is full during a checkpoint", "no client notices: it is tried again")
 def test_a_full_disk_at_a_checkpoint_does_not_stop_writes_for_good() -> None:
     """With a spare log file in hand, nobody ever looked again whether there was space."""
     driver = started(1, topic=Conf())
@@ -159,6 +188,9 @@ def test_a_full_disk_at_a_checkpoint_does_not_stop_writes_for_good() -> None:
     driver.drain()
 
 
+@fault(
+    "disk", "the server is stopped while the disk is full", "it stops; the next start replays more of the log"
+)
 def test_a_stop_on_a_full_disk_ends() -> None:
     """An erase that waited for space kept `close` turning for ever."""
     driver = started(1, topic=Conf())

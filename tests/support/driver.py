@@ -12,6 +12,7 @@ some prefix of its writes (one log, cut somewhere), and how short the prefix may
   lose more, but then its head stands at or above the acked head, and the seqs in between are one loss range;
 - `memory` may come back with any prefix or nothing, `ephemeral` without records; neither may show anything invented.
 
+A write that was refused is not in that log: it must never be seen. One whose outcome is called unknown stays, unacked.
 The prefix that matches becomes the new truth.
 """
 
@@ -595,10 +596,7 @@ class Driver:
         """Compare, and make it visible in the model. True when readers may see a change."""
         assert self.engine is not None
         if isinstance(result, ShardReadOnly):
-            self.latched = True
-            self.events["read only"] += 1
-            if sent.is_erase and not sent.applied:
-                self.unsettled.append(sent)
+            self._take_read_only(sent, unknown=result.detail.get("outcome") == "unknown")
             return False
         if self.latched and sent.expected is None:
             if not isinstance(result, TopicsError):
@@ -654,6 +652,22 @@ class Driver:
             self.erased += sent.erases
         self.changes += 1
         return True
+
+    def _take_read_only(self, sent: Sent, *, unknown: bool) -> None:
+        """The shard is read-only. A write of unknown outcome stays in the log, for a restart to show; any other is
+        out of it for good."""
+        self.latched = True
+        self.events["outcome unknown" if unknown else "read only"] += 1
+        if unknown:
+            if sent.expected is None or isinstance(sent.expected, Refused):
+                raise Divergence(f"it cannot have been carried out, and is called unknown: {sent.command}")
+            if sent.is_erase and not sent.applied:
+                self.unsettled.append(sent)
+        elif sent.applied:
+            raise Divergence(f"readers have seen it, and it is refused: {sent.command}")
+        elif sent in self.log:
+            self.log.remove(sent)
+            self._restage()
 
     def _show(self, sent: Sent) -> None:
         if sent.applied:

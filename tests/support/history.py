@@ -80,6 +80,7 @@ class Event:
     kind: str
     topics: frozenset[str] | None = None
     note: str = ""
+    until: int | None = None  # for what takes its time, like a clean shutdown: when it was over
 
 
 @dataclass(slots=True)
@@ -140,6 +141,7 @@ class History:
             else:
                 fields = row["event"]
                 topics = None if fields["topics"] is None else frozenset(fields["topics"])
-                history.events.append(Event(fields["at"], fields["kind"], topics, fields["note"]))
-                history._now = max(history._now, fields["at"])
+                event = Event(fields["at"], fields["kind"], topics, fields["note"], fields.get("until"))
+                history.events.append(event)
+                history._now = max(history._now, event.until or event.at)
         return history

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults import fault
 from tests.support.shard_rig import WORKER, Cluster, Rig, error_of
 from topics import wire
 from topics.engine.limits import MIB
@@ -99,6 +100,7 @@ def test_a_write_larger_than_what_is_left_of_the_grant_gets_all_it_takes() -> No
 # ---- deaths
 
 
+@fault("worker", "the catalog's worker is down", "what is granted can be used; nothing passes the cap")
 def test_while_the_catalog_is_down_a_grant_can_be_spent_but_nothing_more() -> None:
     made = cluster(2, max_topics=100)
     assert create(made, 1, "a") == 201  # a chunk of 12
@@ -115,6 +117,7 @@ def test_while_the_catalog_is_down_a_grant_can_be_spent_but_nothing_more() -> No
     assert error_of(rig.replies[key])["code"] == "not_ready"
 
 
+@fault("worker", "the catalog's worker dies while writes wait for it", "its successor answers them")
 def test_what_is_parked_over_the_catalog_s_death_is_carried_out_by_the_next() -> None:
     made = cluster(2, max_topics=10)
     fill(made, 9)
@@ -139,6 +142,7 @@ def test_a_restart_changes_nothing_about_the_cap(shard: int) -> None:
     assert [create(made, s, "more") for s in range(3)] == [429, 429, 429]
 
 
+@fault("link", "news of a worker's death come after its successor reported", "the successor is not shut out")
 def test_news_of_a_death_that_come_after_the_successor_s_report_do_not_shut_it_out() -> None:
     made = cluster(2, max_topics=10)
     gone = made.lose(1)
@@ -151,6 +155,7 @@ def test_news_of_a_death_that_come_after_the_successor_s_report_do_not_shut_it_o
     assert create(made, 1, "more") == 429
 
 
+@fault("link", "last words of a dead worker come after its successor reported", "they are ignored")
 def test_the_last_words_of_a_dead_worker_do_not_take_its_successor_s_place() -> None:
     made = cluster(2, max_topics=100)
     old = made.rig(1)

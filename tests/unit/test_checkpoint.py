@@ -23,6 +23,7 @@ from tests.support.engine_harness import (
     numbered,
     overwrite,
 )
+from tests.support.faults import fault
 from topics.engine import commands as c
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.errors import LogGap
@@ -156,6 +157,11 @@ def test_checkpoint_starts_by_itself_after_the_interval() -> None:
 # ---- snapshots that cannot be used
 
 
+@fault(
+    "snapshot",
+    "the newest snapshot is damaged",
+    "the older snapshot and the log give the same state; everything is served",
+)
 def test_damaged_newest_snapshot_falls_back_to_the_older() -> None:
     h = filled(6)
     h.checkpoint()
@@ -173,6 +179,9 @@ def test_damaged_newest_snapshot_falls_back_to_the_older() -> None:
     assert h.rows("t") == expected(1, 3, 4, 5, 6, 7, 9, 10)
 
 
+@fault(
+    "snapshot", "the only snapshot is damaged", "the log is replayed from its beginning; everything is served"
+)
 def test_only_snapshot_damaged_means_full_replay() -> None:
     h = filled(6)
     h.checkpoint()
@@ -183,6 +192,11 @@ def test_only_snapshot_damaged_means_full_replay() -> None:
     assert h.rows("t") == expected(1, 2, 3, 4, 5, 6)
 
 
+@fault(
+    "snapshot",
+    "the newest snapshot is damaged after records were evicted",
+    "the older one still finds its segments; everything is served",
+)
 def test_fallback_to_the_older_snapshot_after_an_eviction() -> None:
     """Segments that only the older snapshot names are kept as long as it is."""
     h = filled(8, topic=TopicConfig(durability="fsync", cap_records=8))
@@ -196,6 +210,11 @@ def test_fallback_to_the_older_snapshot_after_an_eviction() -> None:
     assert h.read("t") == (expected(*range(6, 14)), [(1, 5, "cap")])
 
 
+@fault(
+    "snapshot",
+    "the newest snapshot is damaged after a segment was rewritten",
+    "the older one still finds its segments; everything is served",
+)
 def test_fallback_to_the_older_snapshot_after_a_rewrite() -> None:
     h = filled(8, REWRITING)
     h.checkpoint()
@@ -210,6 +229,11 @@ def test_fallback_to_the_older_snapshot_after_a_rewrite() -> None:
     assert h.rows("t") == expected(4, 5, 6, 7, 8, 9)
 
 
+@fault(
+    "snapshot",
+    "all snapshots are damaged and the log does not reach back far enough",
+    "the start is refused: entries of the log are missing; nothing is changed",
+)
 def test_all_snapshots_damaged_and_the_log_cut_is_a_gap() -> None:
     h = filled(60)
     h.checkpoint()
@@ -222,6 +246,11 @@ def test_all_snapshots_damaged_and_the_log_cut_is_a_gap() -> None:
         h.open()
 
 
+@fault(
+    "log file",
+    "the log begins later than the snapshot ends",
+    "the start is refused: entries of the log are missing; nothing is changed",
+)
 def test_log_that_begins_after_the_snapshot_is_a_gap() -> None:
     h = filled(2)
     h.checkpoint()
@@ -235,6 +264,11 @@ def test_log_that_begins_after_the_snapshot_is_a_gap() -> None:
     assert caught.value.detail["after_lsn"] < caught.value.detail["next_lsn"]
 
 
+@fault(
+    "log file",
+    "all log files are missing",
+    "the start is refused: entries of the log are missing; nothing is changed",
+)
 def test_snapshot_without_any_log_is_a_gap() -> None:
     """The active file always stays, so that it was there; what was acked after the snapshot went with it."""
     h = filled(2)
@@ -247,6 +281,7 @@ def test_snapshot_without_any_log_is_a_gap() -> None:
         h.open()
 
 
+@fault("snapshot", "a half-written snapshot is left behind", "it is removed; everything is served")
 def test_unfinished_snapshot_is_removed() -> None:
     h = filled(2)
     h.kill()
@@ -314,6 +349,7 @@ def test_sealed_segments_verify_and_are_chained() -> None:
     assert any(chain)
 
 
+@fault("segment", "a sealed segment was replaced by another whole one", "the chain of segments shows it")
 def test_chain_of_segments_finds_a_swapped_one() -> None:
     h = filled(13)
     h.checkpoint()
@@ -365,6 +401,11 @@ def test_everything_survives_a_clean_restart() -> None:
     assert h.append("t", b"x").first_seq == 12
 
 
+@fault(
+    "segment",
+    "the process dies or the power fails after a delete in a stored segment",
+    "what was deleted stays deleted",
+)
 @pytest.mark.parametrize("checkpoints", range(3))
 @pytest.mark.parametrize("how", ["kill", "power_cut", "clean"])
 def test_delete_after_a_checkpoint_survives(checkpoints: int, how: str) -> None:
@@ -476,6 +517,11 @@ def test_old_generation_goes_once_no_snapshot_names_it() -> None:
         assert h.rows("t") == expected(*range(4, 12))
 
 
+@fault(
+    "segment",
+    "the process dies or the power fails right after a segment was rewritten",
+    "the log repeats the swap; everything is served",
+)
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 def test_swap_that_no_snapshot_knows_yet_is_replayed(how: str) -> None:
     h = filled(8, REWRITING)
@@ -514,6 +560,11 @@ def test_drop_removes_the_topics_directory() -> None:
     assert h.disk.list("topics") == []
 
 
+@fault(
+    "data directory",
+    "the process dies before the files of a deleted topic are removed",
+    "they are removed at the next start",
+)
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 def test_directory_of_a_dropped_topic_goes_at_the_next_start(how: str) -> None:
     h = filled(8)
@@ -565,6 +616,11 @@ def test_id_of_a_topic_whose_creation_was_lost_is_free_and_leaves_nothing() -> N
 # ---- files nobody knows
 
 
+@fault(
+    "data directory",
+    "a foreign file among a topic's segments",
+    "it is put into lost+found; everything is served",
+)
 def test_file_that_nothing_explains_goes_to_lost_and_found() -> None:
     h = filled(8)
     h.close()
@@ -598,6 +654,11 @@ def test_explained_leftovers_are_removed() -> None:
     assert h.disk.list("lost+found") == []
 
 
+@fault(
+    "data directory",
+    "a directory of a topic that nobody knows",
+    "it is put into lost+found; everything is served",
+)
 def test_directory_of_an_unknown_topic() -> None:
     """An id that was given before is a dropped topic's; one that never was is somebody else's."""
     h = filled(1)

@@ -21,6 +21,7 @@ from tests.support.engine_harness import (
     numbered,
     rows_of,
 )
+from tests.support.faults import fault
 from topics.engine import commands as c
 from topics.engine import limits
 from topics.engine.config import TopicConfig
@@ -257,6 +258,11 @@ def test_key_of_a_failed_write_is_not_remembered() -> None:
 # ---- failure
 
 
+@fault(
+    "disk",
+    "fsync of the log fails while several writes wait for it",
+    "all of them hear of it, none becomes visible, and the shard is read-only",
+)
 def test_failed_sync_answers_all_who_waited_and_publishes_nothing() -> None:
     h = with_topics(t=FSYNC, u=FSYNC)
     h.append("t", b"1", tag=b"a")
@@ -274,6 +280,7 @@ def test_failed_sync_answers_all_who_waited_and_publishes_nothing() -> None:
     h.refused(c.State("new"), TopicNotFound)
 
 
+@fault("disk", "reads after a failed fsync", "they go on, and show only what was acknowledged")
 def test_reads_go_on_after_a_latch_and_show_only_what_was_published() -> None:
     h = with_topics(t=FSYNC)
     h.append("t", *numbered(1, 3), tag=b"a")
@@ -287,6 +294,9 @@ def test_reads_go_on_after_a_latch_and_show_only_what_was_published() -> None:
     assert [row.topic for row in h.do(c.ListTopics()).topics] == ["t"]
 
 
+@fault(
+    "disk", "any kind of write after a failed fsync", "refused with the reason until the shard is restarted"
+)
 @pytest.mark.parametrize(
     "command",
     [
@@ -306,6 +316,9 @@ def test_every_write_is_refused_after_a_latch(command: c.Command) -> None:
     h.refused(command, ShardReadOnly)
 
 
+@fault(
+    "disk", "a write to the log fails half-way", "that request fails, and the shard is read-only from then on"
+)
 def test_failed_write_latches_in_its_own_turn() -> None:
     h = with_topics(t=DISK, f=FSYNC)
     h.append("t", b"1")
@@ -317,6 +330,11 @@ def test_failed_write_latches_in_its_own_turn() -> None:
     assert h.rows("f") == []
 
 
+@fault(
+    "disk",
+    "a write to the log fails while others wait for their sync",
+    "those are answered too, and none of them becomes visible",
+)
 def test_failed_write_takes_parked_ones_along() -> None:
     """What waits for a sync of a log that can no longer be written is given up as well: nothing passes a failure."""
     h = with_topics(t=FSYNC)
@@ -329,6 +347,11 @@ def test_failed_write_takes_parked_ones_along() -> None:
     assert h.rows("t") == []
 
 
+@fault(
+    "disk",
+    "a restart after a failed write or fsync",
+    "what was acknowledged is served; the failed write is there whole or not at all",
+)
 @pytest.mark.parametrize("call", ["write", "sync"])
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 @pytest.mark.parametrize("seed", range(6))
@@ -349,6 +372,11 @@ def test_reopen_after_a_failure_shows_the_acked_and_at_most_the_failed_batch(
     assert h.append("t", b"5").first_seq == len(rows) + 1, "a restart ends the latch"
 
 
+@fault(
+    "disk",
+    "fsync fails under acknowledged writes of a `disk` topic",
+    "their seqs are never given to other records",
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_disk_topic_never_reuses_an_acked_seq_after_a_failed_sync(seed: int) -> None:
     """A failed sync leaves a page cache that lies; the next start must treat it as a power cut."""
@@ -366,6 +394,11 @@ def test_disk_topic_never_reuses_an_acked_seq_after_a_failed_sync(seed: int) -> 
 # ---- numbers
 
 
+@fault(
+    "disk",
+    "the power fails with unsynced records of a `disk` topic",
+    "the range that may be lost is announced (crash), and its seqs are not used again",
+)
 def test_disk_topic_announces_head_to_ceiling_after_a_power_cut() -> None:
     h = with_topics(t=DISK)
     h.append("t", b"1", b"2", b"3")
@@ -378,6 +411,11 @@ def test_disk_topic_announces_head_to_ceiling_after_a_power_cut() -> None:
     assert h.engine.report.power_cut
 
 
+@fault(
+    "disk",
+    "a reader goes over the range that a power cut took",
+    "it meets the announcement once, in its place",
+)
 def test_reader_meets_the_power_cut_gap_once_and_in_its_place() -> None:
     h = with_topics(t=DISK)
     h.append("t", b"1")
@@ -396,6 +434,11 @@ def test_reader_meets_the_power_cut_gap_once_and_in_its_place() -> None:
     assert h.diff("t", ceiling).tombstone is None
 
 
+@fault(
+    "disk",
+    "power cuts at many moments of a `disk` topic",
+    "no acknowledged seq is ever given to another record",
+)
 @pytest.mark.parametrize("seed", range(12))
 def test_no_acked_seq_of_a_disk_topic_is_given_twice(seed: int) -> None:
     h = Harness(seed=seed)
@@ -415,6 +458,11 @@ def test_no_acked_seq_of_a_disk_topic_is_given_twice(seed: int) -> None:
         assert all(any(first <= seq <= last for first, last, _ in gaps) for seq in lost), "loss is announced"
 
 
+@fault(
+    "worker",
+    "the process is killed, and the machine goes on",
+    "nothing acknowledged is lost, in any class but ephemeral, and nothing is announced",
+)
 def test_kill_on_the_same_boot_is_exact() -> None:
     h = with_topics(t=DISK, m=MEMORY)
     h.append("t", b"1", b"2")
@@ -426,6 +474,11 @@ def test_kill_on_the_same_boot_is_exact() -> None:
     assert h.append("t", b"3").first_seq == 3
 
 
+@fault(
+    "disk",
+    "the power fails after the process was killed and before a start",
+    "it is treated as a power cut: what may be lost is announced",
+)
 def test_power_cut_after_a_kill_is_still_a_power_cut() -> None:
     """Recovery after the kill syncs what it read, so the records stay; the numbers it may have given are skipped."""
     h = with_topics(t=DISK)
@@ -459,6 +512,11 @@ def test_ephemeral_seqs_of_a_clean_close_are_not_reused() -> None:
     assert h.append("t", b"3").first_seq == 3
 
 
+@fault(
+    "disk",
+    "the power fails or the process is killed with acknowledged fsync writes",
+    "all of them are served, and nothing is announced",
+)
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 def test_fsync_topic_announces_nothing_after_a_crash(how: str) -> None:
     h = with_topics(t=FSYNC)
@@ -508,6 +566,7 @@ def test_old_ceiling_does_not_count_after_a_change_of_class_and_back() -> None:
 # ---- time
 
 
+@fault("clock", "the wall clock is set back while the shard serves", "times of records never run back")
 def test_timestamps_do_not_run_back_with_the_wall_clock() -> None:
     h = with_topics(t=FSYNC)
     h.append("t", b"1")
@@ -519,6 +578,11 @@ def test_timestamps_do_not_run_back_with_the_wall_clock() -> None:
     assert times == sorted(times)
 
 
+@fault(
+    "clock",
+    "the wall clock is behind after a restart or power cut",
+    "times of records go on from where they were",
+)
 @pytest.mark.parametrize("how", ["kill", "power_cut", "clean"])
 def test_time_does_not_run_back_over_a_restart(how: str) -> None:
     h = with_topics(t=FSYNC)
@@ -538,6 +602,11 @@ def test_time_does_not_run_back_over_a_restart(how: str) -> None:
     assert h.diff("t").timestamps[-1] >= last
 
 
+@fault(
+    "clock",
+    "the wall clock is set forward while the shard serves",
+    "time follows at one part in twenty: records do not expire at once",
+)
 def test_wall_clock_set_forward_is_followed_slowly() -> None:
     """A jump must not expire everything at once."""
     h = with_topics(t=TopicConfig(durability="fsync", ttl_ms=60_000))
@@ -547,6 +616,9 @@ def test_wall_clock_set_forward_is_followed_slowly() -> None:
     assert h.seqs("t") == [1]
 
 
+@fault(
+    "clock", "the machine comes back from a power cut with an early clock", "what had expired stays expired"
+)
 def test_what_expired_stays_expired_after_a_power_cut_with_an_early_clock() -> None:
     h = with_topics(t=TopicConfig(durability="fsync", ttl_ms=1_000))
     h.append("t", b"1")
@@ -573,6 +645,7 @@ def test_read_of_a_ttl_topic_after_a_long_idle_waits_for_the_time_ceiling(comman
     assert again in h.replies, "and only once"
 
 
+@fault("clock", "a record expires, and the power fails before that is logged", "it does not come back")
 def test_what_a_listing_showed_as_expired_does_not_come_back() -> None:
     h = with_topics(t=TopicConfig(durability="fsync", ttl_ms=6_000))
     h.append("t", b"1")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.faults import fault
 from topics.control_channel import (
     LINE_BYTES_MAX,
     Channel,
@@ -76,6 +77,11 @@ def test_a_poll_loop_sends_and_receives(pair: tuple[socket.socket, socket.socket
     assert not other.closed
 
 
+@fault(
+    "link",
+    "a child does not read what the supervisor tells it",
+    "the rest is kept for later; the supervisor does not block",
+)
 def test_a_full_socket_keeps_the_rest(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = Channel(pair[0]), Channel(pair[1])
     big = Peers([Peer(shard, shard, "x" * 90) for shard in range(1000)])
@@ -105,6 +111,7 @@ def test_the_end_of_the_other_side_is_seen_after_its_last_words(
     assert other.receive() == []
 
 
+@fault("link", "noise between supervisor and child", "the channel is closed")
 def test_a_line_that_is_no_message_closes_the_channel(pair: tuple[socket.socket, socket.socket]) -> None:
     channel = Channel(pair[0])
     pair[1].send(b"nonsense\n")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.faults import fault
 from tests.support.sim_clock import SimClock
 from topics.engine.engine_clock import EngineClock
 from topics.engine.limits import SLEW_MS_PER_S
@@ -80,6 +81,9 @@ def test_it_never_moves_away_from_the_wall_clock(history: list[tuple[int, int]])
         assert left_ms * off_ms >= 0  # and does not overshoot
 
 
+@fault(
+    "clock", "the wall clock jumps in either direction", "engine time makes up for it at one part in twenty"
+)
 @pytest.mark.parametrize("jump_ms", [10_000, -10_000])
 def test_a_jump_is_made_up_for_at_one_part_in_twenty(jump_ms: int) -> None:
     sim = SimClock(WALL)
@@ -112,6 +116,11 @@ def test_many_small_readings_slew_as_much_as_one_large(jump_ms: int, step_ms: in
     assert clock.now_ms == WALL + total_ms + (slewed_ms if jump_ms > 0 else -slewed_ms)
 
 
+@fault(
+    "clock",
+    "the wall clock is set back by hours",
+    "engine time goes on, slower for a while; it never stands still for long",
+)
 def test_a_wall_clock_set_back_never_stops_time_for_long() -> None:
     sim = SimClock(WALL)
     clock = EngineClock(sim)
@@ -168,6 +177,7 @@ def test_on_the_same_boot_the_ceiling_still_bounds() -> None:
     assert clock.now_ms == WALL + 45_000
 
 
+@fault("clock", "the noted monotonic time lies in the future of this boot", "it counts as no time passed")
 def test_a_note_from_the_monotonic_future_counts_as_no_time_passed() -> None:
     sim = SimClock(WALL)
     sim.jump_wall(-DAY_MS)
@@ -176,6 +186,7 @@ def test_a_note_from_the_monotonic_future_counts_as_no_time_passed() -> None:
     assert clock.now_ms == WALL + 1
 
 
+@fault("clock", "clock jumps and restarts in any order", "no restart runs back")
 @settings(deadline=None)
 @given(histories, st.integers(0, 5000), st.integers(-DAY_MS, DAY_MS), st.data())
 def test_no_restart_runs_back(

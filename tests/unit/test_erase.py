@@ -24,6 +24,7 @@ from tests.support.engine_harness import (
     holders,
     numbered,
 )
+from tests.support.faults import fault
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine import commands as c
 from topics.engine.config import TopicConfig
@@ -195,6 +196,7 @@ def test_log_and_segments_are_valid_after_an_erase_and_a_restart(
     assert holders(h.disk, NEEDLE) == []
 
 
+@fault("disk", "the power fails after an erase was answered", "no byte of the erased records comes back")
 @each_place
 @pytest.mark.parametrize("seed", range(3))
 def test_power_cut_after_the_answer_brings_nothing_back(place: Callable[[], Harness], seed: int) -> None:
@@ -227,6 +229,7 @@ def dropped_generation() -> Harness:
     return h
 
 
+@fault("disk", "a removed file comes back after a power cut", "it does not bring erased bytes with it")
 @pytest.mark.parametrize("place", [dropped_log_file, dropped_generation], ids=lambda place: place.__name__)
 def test_dropped_file_does_not_come_back_with_the_payload(place: Callable[[], Harness]) -> None:
     for seed in range(8):
@@ -451,6 +454,11 @@ def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
         assert others(h) == rest, where
 
 
+@fault(
+    "disk",
+    "the power fails or the process dies at any disk call of an erase",
+    "it is finished after the next start, or was never acknowledged; log and segments are whole",
+)
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 @pytest.mark.parametrize(
     "place",
@@ -461,6 +469,11 @@ def test_crash_at_every_call_of_an_erase(place: Callable[[], Harness], how: str)
     assert crash_everywhere(place, how) > 20
 
 
+@fault(
+    "disk",
+    "any disk call of an erase fails",
+    "it is answered, and finished after a restart; log and segments are whole",
+)
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_failure_of_every_call_of_an_erase(error: int) -> None:
     number = 0
@@ -493,6 +506,11 @@ def test_failure_of_every_call_of_an_erase(error: int) -> None:
     assert number > 20
 
 
+@fault(
+    "disk",
+    "an erase on a full disk",
+    "the records are deleted at once, and overwritten as soon as there is space",
+)
 def test_erase_on_a_full_disk_is_put_off_and_done_when_there_is_space() -> None:
     h = in_a_sealed_segment()
     h.rest()
@@ -507,6 +525,7 @@ def test_erase_on_a_full_disk_is_put_off_and_done_when_there_is_space() -> None:
     assert holders(h.disk, NEEDLE) == []
 
 
+@fault("worker", "the process dies in the middle of an erase", "the next start finishes it")
 def test_unfinished_erase_is_finished_after_a_restart() -> None:
     h = in_a_sealed_segment()
     h.ask(ERASE)

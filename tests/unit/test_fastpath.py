@@ -35,6 +35,7 @@ from router.fastpath import (
 )
 from router.framing import CHUNK_EXTRA_BYTES_MAX, HEAD_BYTES_MAX, Chunks, Refused, read_frame
 from router.server import Server
+from tests.support.faults import fault
 from topics.settings import Settings
 
 BODY_BYTES_MAX = 2 << 20
@@ -498,6 +499,7 @@ def others() -> list[Any]:
 # -- room --------------------------------------------------------------------------------------------------
 
 
+@fault("client", "a client sends requests without end before it reads", "only so much is read ahead")
 def test_reading_ahead_is_bounded() -> None:
     async def test() -> None:
         world = World()
@@ -546,6 +548,7 @@ def test_no_request_is_begun_for_a_client_that_does_not_read() -> None:
     run(test)
 
 
+@fault("client", "a client takes nothing of its answer any more", "it is cut; a slow one is not")
 def test_a_stalled_client_is_cut_and_a_slow_one_is_not() -> None:
     async def test() -> None:
         world = World()
@@ -569,6 +572,11 @@ def test_a_stalled_client_is_cut_and_a_slow_one_is_not() -> None:
     run(test)
 
 
+@fault(
+    "front",
+    "more bodies are being received than a front may hold",
+    "further ones are refused with 429 and limit bodies; those that are whole are served",
+)
 def test_unfinished_fast_bodies_count_as_being_received() -> None:
     async def test() -> None:
         world = World()
@@ -622,6 +630,7 @@ def test_a_client_that_has_sent_all_still_gets_its_answers(request_: bytes) -> N
     run(test)
 
 
+@fault("client", "a client ends after half a request", "nothing is carried out")
 @pytest.mark.parametrize(
     "request_", [fast(), chunked(b"/v0/topics/a", b"abc"), fast(headers=b"X-Odd: 1\r\n")]
 )
@@ -641,6 +650,9 @@ def test_half_a_request_is_nothing_when_the_client_has_ended(request_: bytes) ->
     run(test)
 
 
+@fault(
+    "client", "a client is gone before its answer", "the answer goes nowhere, and its places are given back"
+)
 @pytest.mark.parametrize("request_", [fast(b"/v0/topics/wait"), slow(b"/v0/topics/wait")])
 def test_an_answer_for_nobody(request_: bytes) -> None:
     async def test() -> None:
@@ -681,6 +693,11 @@ def test_a_connection_lost_in_the_turn_of_its_request(before: bytes) -> None:
     assert faults == []
 
 
+@fault(
+    "client",
+    "a client vanishes in the middle of a body",
+    "nothing is carried out, and nothing is logged as an error",
+)
 def test_a_client_that_leaves_in_its_body_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         for turns in range(8):  # of aiohttp's tasks, until the client is gone
@@ -788,6 +805,11 @@ def test_a_closing_connection_that_is_not_read_is_cut() -> None:
     run(test)
 
 
+@fault(
+    "front",
+    "a fault in a front while it answers",
+    "500 for that request; the connection and the others go on",
+)
 def test_a_fault_is_answered() -> None:
     async def test() -> None:
         world = World()
@@ -805,6 +827,7 @@ def test_a_fault_is_answered() -> None:
 # -- time --------------------------------------------------------------------------------------------------
 
 
+@fault("client", "a client sends half a request and goes silent", "408 in time, and the connection is closed")
 @pytest.mark.parametrize(
     "part",
     [
@@ -857,6 +880,7 @@ def test_a_slow_sender_has_time_by_the_byte(path: bytes) -> None:
     run(test)
 
 
+@fault("client", "a connection stays silent", "it is closed in time; one that waits for an answer is not")
 def test_silent_connections_are_closed_and_waiting_ones_are_not() -> None:
     async def test() -> None:
         world = World()

@@ -18,6 +18,7 @@ from router import front_core
 from router.call import Call, Services, ask_all, ask_owner
 from router.exchange import Request, Response
 from router.front_core import BUDGET_MS, CREDIT_BYTES, GIVE_UP_US, REQUEST_COST, FrontCore
+from tests.support.faults import fault
 from topics import wire
 from topics.engine.placement import shard_of
 from topics.settings import Settings
@@ -118,6 +119,7 @@ def test_each_reply_finds_its_request() -> None:
     assert (core.in_flight, core.links[0].cost) == (0, 0)
 
 
+@fault("link", "a worker replies twice", "the second reply goes nowhere")
 def test_a_second_reply_is_nobody_s() -> None:
     core = core_with(1)
     answers = send(core)
@@ -127,6 +129,7 @@ def test_a_second_reply_is_nobody_s() -> None:
     assert len(answers) == 1
 
 
+@fault("front", "an answer cannot be handed to its client", "the others of the same message are answered")
 def test_a_fault_in_one_answer_does_not_cost_the_others_theirs() -> None:
     core = core_with(1)
 
@@ -176,6 +179,9 @@ def test_a_question_to_all_waits_for_all_and_keeps_their_order() -> None:
     assert [[reply.status for reply in replies] for replies in got] == [[200, 201, 202]]
 
 
+@fault(
+    "link", "a question to all shards while one is down", "it is answered; the one that is down counts as 503"
+)
 def test_a_question_to_all_is_answered_when_one_is_down() -> None:
     core = core_with(3)
     got: list[list[wire.Reply]] = []
@@ -189,6 +195,11 @@ def test_a_question_to_all_is_answered_when_one_is_down() -> None:
 # ---- bounds
 
 
+@fault(
+    "link",
+    "a worker stalls while requests keep coming",
+    "beyond its credit they are refused with 429 and cost no memory",
+)
 def test_beyond_its_credit_a_shard_gets_nothing_more() -> None:
     core = core_with(2)
     half = memoryview(bytearray(CREDIT_BYTES // 2 - REQUEST_COST))
@@ -210,6 +221,7 @@ def test_a_single_body_above_the_credit_passes_when_nothing_else_waits() -> None
     assert send(core).only.status == 429
 
 
+@fault("link", "more requests wait than a front may hold", "the rest is refused with 429")
 def test_only_so_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_core, "PENDING_MAX", 3)
     core = core_with(1)
@@ -229,6 +241,9 @@ def test_a_dead_worker_s_debts_are_forgotten() -> None:
 # ---- lives and deaths
 
 
+@fault(
+    "link", "a worker dies with a change that it was sent", "the client is told that the outcome is unknown"
+)
 @pytest.mark.parametrize("op", CHANGES)
 def test_a_change_lost_with_its_worker_has_an_unknown_outcome(op: int) -> None:
     core = core_with(1)
@@ -241,6 +256,7 @@ def test_a_change_lost_with_its_worker_has_an_unknown_outcome(op: int) -> None:
     assert b"Retry-After: 1" in answers.only.head
 
 
+@fault("link", "a worker dies with a read that it was sent", "the client is told to try again")
 @pytest.mark.parametrize("op", OTHERS)
 def test_a_question_lost_with_its_worker_has_no_outcome(op: int) -> None:
     core = core_with(1)
@@ -251,6 +267,11 @@ def test_a_question_lost_with_its_worker_has_no_outcome(op: int) -> None:
     assert "outcome" not in answers.error.get("detail", {})
 
 
+@fault(
+    "link",
+    "a worker dies before a request was sent to it",
+    "the request is refused and never carried out later",
+)
 def test_what_was_not_sent_yet_is_never_sent_to_the_next_worker() -> None:
     core = core_with(1)
     lost = send(core), send(core, body=b"x" * wire.BODY_APART)
@@ -260,6 +281,7 @@ def test_what_was_not_sent_yet_is_never_sent_to_the_next_worker() -> None:
     assert [answers.only.status for answers in lost] == [503, 503]
 
 
+@fault("link", "a request for a shard whose worker is away", "refused at once with 503; other shards serve")
 def test_while_a_worker_is_down_its_requests_are_refused_at_once() -> None:
     core = core_with(2)
     core.worker_down(1)
@@ -270,6 +292,7 @@ def test_while_a_worker_is_down_its_requests_are_refused_at_once() -> None:
     assert [shard for shard, _ in sent(core)] == [0]
 
 
+@fault("link", "a reply of a dead worker comes after its successor started", "it is ignored")
 def test_a_late_reply_of_the_worker_before_is_ignored() -> None:
     """Ids go on over incarnations, but a reply of the old one would be wrong even for an id that lives."""
     core = core_with(1)
@@ -293,6 +316,9 @@ def test_ids_are_not_used_again() -> None:
     assert before.isdisjoint(request.id for _, request in sent(core))
 
 
+@fault(
+    "link", "a worker does not answer in time", "the client gets an answer; a change has an unknown outcome"
+)
 def test_what_waits_too_long_is_given_up() -> None:
     core = core_with(2)
     old, question, young = send(core, at=0), send(core, 1, op=wire.DIFF, at=0), send(core, at=10)

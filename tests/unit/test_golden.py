@@ -27,7 +27,7 @@ from topics.engine.commands import Records
 from topics.engine.config import TopicConfig
 from topics.engine.control import ConfigChanged, Deletion, TimeCeiling, TopicCreated
 from topics.engine.errors import UnsupportedFormat
-from topics.engine.files import read_file
+from topics.engine.files import read_file, xxh
 from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
 from topics.engine.intents import Patch, pending_intents, write_intent
 from topics.engine.sealing import meta_from_sum, read_sum, seal, verify
@@ -376,6 +376,9 @@ def with_version_2(directory: str, *names: str) -> SimDisk:
     for name in names:
         handle = disk.open(f"{directory}/{name}")
         disk.write(handle, 8, u32(2))
+        if name in (SNAPSHOT, INTENT) or name.endswith(".sum"):  # these end in a digest of all before it
+            content = disk.read(handle, 0, disk.size(handle))
+            disk.write(handle, len(content) - 8, xxh(content[:-8]))
         disk.close(handle)
     return disk
 

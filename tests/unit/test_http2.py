@@ -42,6 +42,7 @@ from router.http2 import (
     Http2Connection,
 )
 from router.http2_session import ENCODER_TABLE_BYTES_MAX, SETTINGS, STREAMS_MAX
+from tests.support.faults import fault
 
 BODY_BYTES_MAX = 300_000
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -373,6 +374,7 @@ def test_trailers_are_ignored(bench: Bench) -> None:
     assert bench.client.got[stream].body == b"body"
 
 
+@fault("request", "an HTTP/2 body of another length than declared", "refused, and never carried out")
 @pytest.mark.parametrize("body", [None, b"four", b"sixsix"])
 @pytest.mark.parametrize("trailers", [False, True])
 def test_a_body_of_another_length_than_declared(bench: Bench, body: bytes | None, trailers: bool) -> None:
@@ -613,6 +615,9 @@ def test_received_bytes_are_counted_until_the_gate_has_them(make: Callable[..., 
     assert bench.client.got[slow].body == b"s" * 90_000 + b"!"
 
 
+@fault(
+    "client", "an HTTP/2 client vanishes in the middle of a body", "the bytes received so far are given back"
+)
 def test_received_bytes_are_given_back_by_a_reset_and_by_a_lost_connection(bench: Bench) -> None:
     first = bench.client.request("/echo", b"x" * 1000, end=False)
     bench.client.request("/echo", b"x" * 1000, end=False)
@@ -752,6 +757,11 @@ def test_a_paused_transport_gets_no_more_than_one_write(bench: Bench) -> None:
     assert (bench.client.got[stream].body, bench.client.got[stream].ended) == (body, True)
 
 
+@fault(
+    "front",
+    "more HTTP/2 answers wait for their clients than a front may hold",
+    "the streams of further ones are reset",
+)
 def test_an_answer_that_the_budget_has_no_room_for(make: Callable[..., Bench]) -> None:
     bench = make(sending=300_000)
     bench.client.reading = False
@@ -894,6 +904,7 @@ def test_a_client_that_says_goodbye_gets_its_answers(bench: Bench) -> None:
     assert bench.transport.closed and stream == 1
 
 
+@fault("client", "an HTTP/2 request stalls half-way", "it is answered with 408")
 def test_sweep_answers_requests_that_stall(bench: Bench) -> None:
     stalled = bench.client.request("/echo", b"some", end=False)
     bench.run()
@@ -917,6 +928,9 @@ def test_sweep_answers_requests_that_stall(bench: Bench) -> None:
     assert bench.client.goaway is None
 
 
+@fault(
+    "client", "an HTTP/2 client does not take its answer", "the stream is reset, and its memory given back"
+)
 def test_sweep_resets_answers_that_do_not_move(bench: Bench) -> None:
     bench.client.reading = False
     stream = bench.client.request("/wait")
@@ -966,6 +980,7 @@ def _expect_calm(bench: Bench) -> None:
     bench.raw(b"anything after that is ignored")
 
 
+@fault("client", "an HTTP/2 client opens and resets streams in a row", "the connection is ended")
 def test_rapid_reset(bench: Bench) -> None:
     for _ in range(NOISE_MAX):  # and the client's settings are the first noise
         assert not bench.transport.closed
@@ -1013,6 +1028,7 @@ def test_resets_that_the_client_provokes_count_too(bench: Bench) -> None:
     _expect_calm(bench)
 
 
+@fault("client", "an HTTP/2 client sends empty frames without end", "the connection is ended")
 @pytest.mark.parametrize("padding", [0, 20])
 def test_empty_data_frames(bench: Bench, padding: int) -> None:
     stream = bench.client.request("/echo", b"x", end=False)
@@ -1033,6 +1049,7 @@ FLOODS = {
 }
 
 
+@fault("client", "an HTTP/2 client floods with pings, settings or other frames", "the connection is ended")
 @pytest.mark.parametrize("frame", FLOODS)
 def test_a_flood_of_frames_that_bring_nothing(bench: Bench, frame: str) -> None:
     bench.raw(FLOODS[frame] * (NOISE_MAX + 1))
@@ -1045,6 +1062,11 @@ def test_a_batch_is_not_read_to_its_end_when_it_is_noise(bench: Bench) -> None:
     _expect_calm(bench)
 
 
+@fault(
+    "client",
+    "an HTTP/2 client makes the server answer and never reads",
+    "the connection is ended before the answers cost memory",
+)
 @pytest.mark.parametrize("frame", ["ping", "settings"])
 def test_acknowledgements_that_nobody_reads(
     bench: Bench, frame: str, monkeypatch: pytest.MonkeyPatch
@@ -1069,6 +1091,7 @@ def test_a_protocol_error_on_a_paused_transport_does_not_wait(bench: Bench) -> N
     assert bench.transport.aborted
 
 
+@fault("request", "an HTTP/2 header block that unpacks to far more", "refused; the connection is ended")
 def test_a_header_bomb(bench: Bench) -> None:
     for _ in range(2):
         stream = bench.client.h2.get_next_available_stream_id()
@@ -1078,6 +1101,7 @@ def test_a_header_bomb(bench: Bench) -> None:
     _expect_calm(bench)
 
 
+@fault("request", "an HTTP/2 header block without end", "refused; the connection is ended")
 def test_a_header_block_without_end(bench: Bench) -> None:
     bench.raw(HeadersFrame(1, b"\x82" * 16384).serialize())
     for _ in range(3):
@@ -1145,6 +1169,7 @@ def test_malformed_heads_end_the_connection(bench: Bench, head: list[tuple[str, 
     assert not bench.gate.handled and other == 1
 
 
+@fault("request", "malformed HTTP/2 bytes", "the connection is ended; the front goes on")
 @pytest.mark.parametrize(
     "data",
     [
@@ -1217,6 +1242,7 @@ def test_any_split_of_the_bytes_gives_the_same_answers(cuts: list[int], byte_by_
         bench.check_and_end()
 
 
+@fault("request", "garbled HTTP/2 bytes", "an answer or the end of the connection; the front goes on")
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_garbled_bytes_never_raise(data: st.DataObject) -> None:

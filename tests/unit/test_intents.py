@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
-from topics.engine.files import TEMP_SUFFIX, read_file, write_whole
+from topics.engine.files import TEMP_SUFFIX, read_file, write_whole, xxh
 from topics.engine.intents import (
     Patch,
     apply_patches,
@@ -62,6 +63,11 @@ def test_round_trip(patches: list[Patch], number: int, seed: int) -> None:
     assert pending_intents(disk, DIR) == []
 
 
+@fault(
+    "disk",
+    "the power fails at any disk call of an overwrite in place",
+    "all old bytes, or all new ones after the next start",
+)
 @given(patch_lists, st.integers(1, 60), st.integers(0, 10**6), st.booleans())
 def test_a_crash_anywhere_leaves_all_old_or_leads_to_all_new(
     patches: list[Patch], call: int, seed: int, midway: bool
@@ -95,6 +101,7 @@ def test_several_come_in_the_order_of_their_numbers() -> None:
     assert [number for number, _ in pending_intents(disk, DIR)] == [3, 16, 255]
 
 
+@fault("data directory", "a half-written erase intent is left behind", "it is removed; everything is served")
 def test_a_half_written_one_is_ignored_and_removed() -> None:
     disk = SimDisk(1)
     write_intent(disk, DIR, 1, [("data/a", 0, b"new")])
@@ -122,11 +129,19 @@ def test_a_synced_one_that_rots_is_not_ignored() -> None:
 def test_another_version_is_refused_by_name() -> None:
     disk = SimDisk(1)
     write_intent(disk, DIR, 1, [])
-    disk.write(disk.open(intent_path(DIR, 1)), 8, b"\x02")
+    handle = disk.open(intent_path(DIR, 1))
+    disk.write(handle, 8, b"\x02")
+    content = disk.read(handle, 0, disk.size(handle))
+    disk.write(handle, len(content) - 8, xxh(content[:-8]))
     with pytest.raises(UnsupportedFormat, match="intent-0000000000000001 has format version 2"):
         pending_intents(disk, DIR)
 
 
+@fault(
+    "data directory",
+    "the file that a pending erase intent names is gone",
+    "the intent is done: there is nothing left to overwrite",
+)
 def test_bytes_that_are_gone_need_no_patch() -> None:
     disk = disk_with_files(1)
     disk.remove("data/b")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.faults import fault
 from workers.liveness import START_S, Backoff, Heartbeat, ping_interval_s
 
 
+@fault("supervisor", "a child dies again and again", "it is started ever later, up to a bound")
 def test_delays_double_to_a_bound() -> None:
     backoff = Backoff()
     delays = [backoff.delay_after(lived_s=1.0) for _ in range(9)]
@@ -31,6 +33,9 @@ def test_one_ping_is_open_at_a_time() -> None:
     assert heartbeat.tick()
 
 
+@fault(
+    "supervisor", "a child answers no ping for the timeout", "it counts as hung, and is killed and replaced"
+)
 @pytest.mark.parametrize("timeout_s", [0.1, 1, 2.5, 30])
 def test_silence_for_the_timeout_is_a_hang(timeout_s: float) -> None:
     heartbeat = Heartbeat(timeout_s)

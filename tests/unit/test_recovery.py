@@ -23,6 +23,7 @@ from tests.support.engine_harness import (
     numbered,
     overwrite,
 )
+from tests.support.faults import fault
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine import commands as c
 from topics.engine.config import TopicConfig
@@ -73,6 +74,11 @@ def flip_in_envelope_of(h: Harness, payload: bytes) -> None:
 # ---- the log's tail
 
 
+@fault(
+    "log file",
+    "the end of the log is torn: the last write is only partly there",
+    "it is cut and reported; everything acknowledged as synced is served",
+)
 def test_torn_tail_is_cut() -> None:
     h = filled(3, DISK)
     h.kill()
@@ -87,6 +93,11 @@ def test_torn_tail_is_cut() -> None:
     assert [payload for _, payload in h.rows("t")] == [numbered(1, 1)[0], numbered(2, 1)[0], b"next"]
 
 
+@fault(
+    "log file",
+    "the end of the log is torn: the last write is only partly there",
+    "it is cut and reported; everything acknowledged as synced is served",
+)
 @pytest.mark.parametrize("kept", range(0, 160, 13))
 def test_tail_torn_at_any_byte_is_cut(kept: int) -> None:
     h = filled(2, DISK)
@@ -126,6 +137,11 @@ def test_half_made_log_file_is_removed() -> None:
 # ---- rot
 
 
+@fault(
+    "log file",
+    "a payload rots in the log, with synced entries after it",
+    "the shard starts read-only and names the place; what lies before it is served",
+)
 def test_rot_in_front_of_synced_data_starts_read_only_and_says_why() -> None:
     h = filled(5)
     h.kill()
@@ -141,6 +157,11 @@ def test_rot_in_front_of_synced_data_starts_read_only_and_says_why() -> None:
     assert error.detail["read_only"] is True
 
 
+@fault(
+    "log file",
+    "a shard with a rotten log is started again and again",
+    "it stays read-only, and its log files are left as they are",
+)
 def test_rotten_log_is_left_as_it_is() -> None:
     h = filled(5)
     h.kill()
@@ -162,6 +183,7 @@ def test_rotten_header_of_a_used_log_file_is_refused() -> None:
         h.open()
 
 
+@fault("log file", "any byte of an entry that two snapshots contain rots", "everything is served")
 def test_rotten_entry_that_a_snapshot_contains_does_no_harm() -> None:
     h = filled(5)
     h.checkpoint()
@@ -172,6 +194,11 @@ def test_rotten_entry_that_a_snapshot_contains_does_no_harm() -> None:
     assert h.rows("t") == expected(1, 2, 3, 4, 5, 6)
 
 
+@fault(
+    "log file",
+    "a log file that a newer version wrote",
+    "refused by name as a file of another version; nothing is changed",
+)
 def test_unknown_log_version_is_refused_by_name() -> None:
     h = filled(3)
     h.kill()
@@ -190,6 +217,11 @@ def test_unknown_log_version_is_refused_by_name() -> None:
 # ---- the chain of log files
 
 
+@fault(
+    "log file",
+    "a log file in the middle of the log is missing",
+    "the shard starts read-only and names the place; what lies before it is served",
+)
 def test_lost_log_file_in_the_middle_is_found() -> None:
     h = filled(150)
     h.kill()
@@ -202,6 +234,11 @@ def test_lost_log_file_in_the_middle_is_found() -> None:
     h.refused(append("t", b"x"), ShardReadOnly)
 
 
+@fault(
+    "log file",
+    "the first log file is missing and no snapshot replaces it",
+    "the start is refused: entries of the log are missing; nothing is changed",
+)
 def test_lost_first_log_file_is_a_gap() -> None:
     h = filled(60)
     h.kill()
@@ -210,6 +247,11 @@ def test_lost_first_log_file_is_a_gap() -> None:
         h.open()
 
 
+@fault(
+    "log file",
+    "two log files have each other's names",
+    "the start is refused and names the file; nothing is changed",
+)
 def test_log_file_under_another_files_name_is_refused() -> None:
     h = filled(60)
     h.kill()
@@ -221,6 +263,11 @@ def test_log_file_under_another_files_name_is_refused() -> None:
         h.open()
 
 
+@fault(
+    "log file",
+    "a log file of another shard stands in place of one",
+    "the chain of files shows it: the shard starts read-only and says why",
+)
 def test_log_file_of_another_shard_with_the_same_numbers_is_found() -> None:
     """Whole, with the right number and the right entries: only the chain can tell."""
     h, other = filled(60), Harness(seed=2)
@@ -255,6 +302,11 @@ def test_flipped_bit_in_a_sealed_segment_is_an_announced_loss() -> None:
     assert h.engine.shard.read_only is None
 
 
+@fault(
+    "segment",
+    "a damaged record is met again after restarts",
+    "the same announced range each time; it is counted once",
+)
 def test_corrupt_range_is_found_once_and_kept_over_restarts() -> None:
     h = sealed(9)
     path = segment(h, 1, "data")
@@ -293,6 +345,11 @@ def test_damage_in_the_open_segment_is_announced_as_well() -> None:
     assert h.append("t", b"x").first_seq == 7
 
 
+@fault(
+    "segment",
+    "a read by tag meets a damaged record",
+    "the newest whole record of the tag is served, and the loss is announced",
+)
 def test_damage_met_by_a_tag_read() -> None:
     h = Harness()
     h.put("t", FSYNC)
@@ -307,6 +364,11 @@ def test_damage_met_by_a_tag_read() -> None:
     assert h.gaps("t") == [(4, 4, "corrupt")]
 
 
+@fault(
+    "segment",
+    "all files of a segment are missing",
+    "the segment's records are announced as lost (corrupt); all others are served",
+)
 @pytest.mark.parametrize("suffixes", [["data", "idx", "sum"], ["data"]], ids=["all", "data"])
 def test_missing_segment_is_an_announced_loss(suffixes: list[str]) -> None:
     h = sealed(9)
@@ -356,6 +418,11 @@ def test_damaged_sum_does_not_take_readable_records_away() -> None:
         assert all(any(first <= seq <= last for first, last, _ in gaps) for seq in lost), (damage, rows, gaps)
 
 
+@fault(
+    "segment",
+    "the .data of a segment vanishes while the shard serves",
+    "the read fails or announces the loss; never fewer records in silence",
+)
 def test_data_file_that_vanishes_while_the_shard_serves() -> None:
     h = sealed(9)
     h.open()
@@ -388,6 +455,7 @@ def picture(h: Harness) -> object:
     return listing, h.read("t"), h.read("d"), h.do(c.CountByTag("t", TagMatch("Glob", b"*"))).counts
 
 
+@fault("disk", "the process is killed again right after each start", "every start gives the same state")
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 def test_recovery_is_idempotent(how: str) -> None:
     h = Harness()
@@ -401,6 +469,11 @@ def test_recovery_is_idempotent(how: str) -> None:
         assert picture(h) == once
 
 
+@fault(
+    "disk",
+    "the process is killed at any disk call of a start",
+    "the next start gives the state that the first one would have given",
+)
 def test_recovery_that_crashes_anywhere_gives_the_same_in_the_end() -> None:
     first = Harness()
     workload(first)
@@ -426,6 +499,9 @@ def test_recovery_that_crashes_anywhere_gives_the_same_in_the_end() -> None:
     assert number > 20
 
 
+@fault(
+    "disk", "the power fails at any disk call of a start", "the next start serves all that was acknowledged"
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_power_cut_inside_recovery_loses_nothing_acked(seed: int) -> None:
     number = 0
@@ -486,6 +562,11 @@ def test_listing_shows_memory_topics_as_they_are() -> None:
     assert (row.head_seq, row.count) == (3, 3)
 
 
+@fault(
+    "disk",
+    "the process dies with records of an ephemeral topic",
+    "they are gone, as the class says; the seqs of the last checkpoint are not used again",
+)
 def test_ephemeral_records_are_gone_and_the_head_is_as_of_the_last_checkpoint() -> None:
     h = Harness()
     h.put("e", EPHEMERAL)
@@ -511,6 +592,11 @@ def fill_the_disk(h: Harness, topic: str = "t") -> Throttled:
     raise AssertionError("the disk is never full")
 
 
+@fault(
+    "disk",
+    "the disk is full",
+    "appends are refused with 429 and limit disk_full; nothing that was acknowledged is lost",
+)
 def test_full_disk_refuses_appends_and_says_so() -> None:
     h = filled(2)
     head = None
@@ -523,6 +609,7 @@ def test_full_disk_refuses_appends_and_says_so() -> None:
     assert h.engine.shard.read_only is None
 
 
+@fault("disk", "deletes and reads while the disk is full", "they go on: deletes have room of their own")
 def test_deletes_and_reads_go_on_while_the_disk_is_full() -> None:
     h = filled(5)
     fill_the_disk(h)
@@ -532,6 +619,7 @@ def test_deletes_and_reads_go_on_while_the_disk_is_full() -> None:
     assert h.do(c.DropTopic("t")).deleted
 
 
+@fault("disk", "a full disk whose records are all deleted", "the log is given back, and appends go on")
 def test_deleting_everything_ends_it_on_a_young_shard() -> None:
     """The first snapshot keeps the whole log beside it; only a second one, of nothing new, lets it go."""
     h = filled(2)
@@ -552,6 +640,7 @@ def test_deleting_everything_ends_it_on_a_young_shard() -> None:
     assert h.append("t", b"x").count == 1
 
 
+@fault("disk", "the shard starts on a full disk", "it starts; deletes work, and appends once there is space")
 def test_a_shard_starts_on_a_full_disk_and_lets_space_be_made() -> None:
     h = filled(5)
     h.kill_and_open()
@@ -567,6 +656,7 @@ def test_a_shard_starts_on_a_full_disk_and_lets_space_be_made() -> None:
     assert h.append("t", b"x").first_seq == 6
 
 
+@fault("disk", "space comes back after the disk was full", "appends go on by themselves within a second")
 def test_service_resumes_by_itself_when_there_is_space() -> None:
     h = filled(2)
     fill_the_disk(h)
@@ -591,6 +681,7 @@ def test_wake_up_is_asked_for_while_the_disk_is_full() -> None:
     assert h._wake_at <= h.clock.monotonic_ms() + 1000
 
 
+@fault("disk", "the disk is full during a checkpoint", "no client notices: it is tried again")
 def test_checkpoint_on_a_full_disk_fails_without_harm() -> None:
     h = filled(6)
     h.rest()
@@ -607,6 +698,9 @@ def test_checkpoint_on_a_full_disk_fails_without_harm() -> None:
     assert h.rows("t") == expected(1, 2, 3, 4, 5, 6)
 
 
+@fault(
+    "disk", "the process is killed while the disk is full", "the next start serves all that was acknowledged"
+)
 def test_restart_of_a_full_shard_keeps_everything() -> None:
     h = filled(5)
     fill_the_disk(h)
@@ -645,6 +739,11 @@ def test_progress_goes_from_nothing_to_all() -> None:
     assert (progress[0], progress[-1]) == (0.0, 1.0)
 
 
+@fault(
+    "data directory",
+    "a pending erase intent is not what was written",
+    "the start is refused and names the file; nothing is changed",
+)
 def test_damaged_intent_is_refused_by_name() -> None:
     h = filled(2)
     h.kill()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.engine_harness import SMALL, Harness, numbered
+from tests.support.faults import fault
 from topics.engine import commands as c
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, TopicsError
@@ -37,6 +38,11 @@ def test_segments_may_be_sealed_in_another_order_than_their_seqs() -> None:
     assert h.rows("t") == [(1, b"ram"), (2, b"precious")]
 
 
+@fault(
+    "disk",
+    "the first read of a topic fails half-way",
+    "that request fails; the next one loads the topic whole",
+)
 def test_an_error_while_loading_leaves_the_topic_as_it_was() -> None:
     """A topic that was put away counted as loaded, and empty, after one failed read."""
     h = Harness(config(index_rows_max=0))
@@ -70,6 +76,7 @@ def test_a_topic_that_left_class_memory_keeps_its_new_promise(seed: int) -> None
         assert any(first <= 2 <= last and reason == "crash" for first, last, reason in h.gaps("t"))
 
 
+@fault("disk", "disk and log file are both full", "reads go on")
 def test_reads_go_on_when_disk_and_log_file_are_full() -> None:
     """The time ceiling of a turn took room that was not there."""
     h = Harness(config(wal_file_bytes=4096, snapshot_interval_ms=1 << 40, snapshot_wal_bytes=1 << 40))
@@ -93,6 +100,7 @@ def test_an_erase_of_many_ranges_has_room_for_its_own_end() -> None:
     assert h.do(c.Delete("t", seqs=list(range(first, first + 1200, 2)), erase=True)).deleted == 600
 
 
+@fault("disk", "a long poll meets a read error", "it is answered with the error, and not left waiting")
 def test_a_poll_that_meets_a_read_error_is_answered() -> None:
     h = Harness(config(cache_bytes=0))
     h.put("t")
@@ -154,3 +162,61 @@ def test_a_closed_engine_takes_nothing() -> None:
     engine.close()
     with pytest.raises(RuntimeError, match="closed"):
         engine.turn([])
+
+
+@fault("disk", "a shard is read-only for a long time", "it waits for requests; it does not spin")
+def test_a_read_only_shard_has_nothing_to_wake_for() -> None:
+    """A checkpoint that was due stayed due for ever: the loop of a read-only shard never slept."""
+    h = Harness(config(snapshot_interval_ms=1000))
+    h.put("t")
+    h.append("t", b"1")
+    h.disk.fail_at(1, errno.EIO, of="write")
+    assert isinstance(h.send(c.Append("t", c.Records([b"2"]))), TopicsError)
+    h.clock.advance(60_000)
+    outcome = h.engine.turn([])
+    assert (outcome.jobs, outcome.wake_at_ms) == ([], None)
+
+
+@fault(
+    "index",
+    "the version in a sealed index file rots",
+    "the seal shows that it was of this version: the index is made again from the records",
+)
+@pytest.mark.parametrize("suffix", ["idx", "dict", "sum"])
+def test_rot_in_a_version_is_rot_and_not_another_version(suffix: str) -> None:
+    """One flipped bit there refused every request that had to load the topic, lists of all topics included."""
+    h = Harness()
+    h.put("t")
+    for payload in numbered(0, 12):
+        h.append("t", payload, tag=b"a")
+    h.checkpoint()
+    rows = h.rows("t")
+    for path in h.disk.paths():
+        if path.endswith(f".{suffix}"):
+            h.disk.flip_bit(path, 9, 3)
+    assert h.rows("t") == rows
+    h.restart()
+    assert (h.rows("t"), h.gaps("t")) == (rows, [])
+    assert h.engine.shard.read_only is None
+
+
+@fault(
+    "segment",
+    "a bit of a .sum flips under a running shard",
+    "records are checked one by one; none is lost",
+)
+def test_a_seal_that_rots_costs_no_record() -> None:
+    """Readers answered 500 until a restart, and the restart announced the whole segment as lost."""
+    h = Harness()
+    h.put("t")
+    for payload in numbered(0, 12):
+        h.append("t", payload)
+    h.checkpoint()
+    rows = h.rows("t")
+    h.restart()
+    for path in h.disk.paths():
+        if path.endswith(".sum"):
+            h.disk.flip_bit(path, 20, 1)
+    assert h.rows("t") == rows
+    h.restart()
+    assert (h.rows("t"), h.gaps("t")) == (rows, [])

@@ -23,6 +23,7 @@ from tests.support.engine_harness import (
     overwrite,
     rows_of,
 )
+from tests.support.faults import fault
 from topics.engine import commands as c
 from topics.engine import limits
 from topics.engine.config import EngineConfig, TopicConfig
@@ -277,6 +278,11 @@ def test_the_bytes_of_a_page_of_frames() -> None:
     assert h.do(c.Diff("t", 107, limit=0, frames=True)).count == 3
 
 
+@fault(
+    "segment",
+    "a page of raw frames meets a damaged record",
+    "it is announced as lost (corrupt), and the others are served",
+)
 @pytest.mark.parametrize("sealed", [True, False])
 def test_rotten_frames_become_an_announced_loss(sealed: bool) -> None:
     h = Harness()

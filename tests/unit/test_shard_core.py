@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.support.engine_harness import SMALL
+from tests.support.faults import fault
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics import wire
 from topics.engine.catalog import Grant
@@ -38,6 +39,11 @@ def body_of(reply: wire.Reply | None) -> Any:
 # ---- while it recovers
 
 
+@fault(
+    "worker",
+    "a request comes while the shard still replays its log",
+    "503 with the progress; never carried out later",
+)
 @pytest.mark.parametrize("op", [wire.WRITE, wire.DIFF, wire.DELETE, wire.PUT_TOPIC, wire.LIST_TOPICS])
 def test_until_it_has_recovered_a_shard_says_how_far_it_is(op: int) -> None:
     rig = Rig(recovered=False)
@@ -67,6 +73,11 @@ def test_questions_about_the_shard_are_answered_while_it_recovers() -> None:
 # ---- what is not executed
 
 
+@fault(
+    "worker",
+    "a request waited too long before the worker came to it",
+    "refused, and never carried out: its client was answered long ago",
+)
 def test_a_request_that_waited_too_long_is_refused_and_not_executed() -> None:
     rig = Rig()
     rig.clock.advance(60_000)
@@ -78,6 +89,7 @@ def test_a_request_that_waited_too_long_is_refused_and_not_executed() -> None:
     assert in_time is not None and in_time.status == 201
 
 
+@fault("link", "a message for the worker before this one", "it is not read")
 def test_a_message_for_another_incarnation_is_not_read() -> None:
     rig = Rig(incarnation=5)
     for other in (4, 6):
@@ -95,6 +107,7 @@ HOSTILE = {
 }
 
 
+@fault("request", "any body with any command", "an answer; the worker goes on")
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("op", [wire.WRITE, wire.WRITE_LINES, wire.DIFF, wire.DELETE, wire.PUT_TOPIC])
 def test_no_body_takes_the_shard_down(op: int, body: bytes) -> None:
@@ -105,6 +118,11 @@ def test_no_body_takes_the_shard_down(op: int, body: bytes) -> None:
     assert served is not None and served.status == 201
 
 
+@fault(
+    "link",
+    "arguments of a request cannot be read",
+    "that request fails; the others of its message are answered",
+)
 @pytest.mark.parametrize("op, args", [(0, b""), (wire.WRITE, b"\xc1"), (wire.LIST_TOPICS, b"\x93")])
 def test_what_cannot_be_read_at_all_is_a_fault_of_that_request_alone(op: int, args: bytes) -> None:
     rig = Rig()
@@ -115,6 +133,7 @@ def test_what_cannot_be_read_at_all_is_a_fault_of_that_request_alone(op: int, ar
     assert [rig.replies[key].status for key in (before, bad, after)] == [201, 500, 201]
 
 
+@fault("worker", "an answer cannot be made", "that request fails; the others are answered")
 def test_an_answer_that_cannot_be_made_is_a_fault_of_that_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -263,6 +282,11 @@ def test_a_final_word_for_one_that_gave_up_refuses_nobody_else() -> None:
     assert rig.replies[small].status == 201
 
 
+@fault(
+    "worker",
+    "the catalog does not answer a worker that needs more of a cap",
+    "the write is refused with 503 and may be sent again",
+)
 def test_a_parked_write_is_told_to_come_back_when_nobody_answers() -> None:
     rig = lone_shard()
     key = rig.receive(wire.WRITE, "a", write(1))
@@ -291,6 +315,7 @@ def test_being_asked_again_does_not_make_a_write_wait_longer() -> None:
     assert error_of(rig.replies[key])["code"] == "not_ready"
 
 
+@fault("worker", "many writes wait for the catalog", "beyond a bound they are refused with 503")
 def test_only_so_many_writes_are_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caps_module, "PARKED_MAX", 3)
     rig = lone_shard()

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
-from topics.engine.files import read_file, with_digest
+from topics.engine.files import read_file, with_digest, xxh
 from topics.engine.snapshot import (
     MAGIC,
     PIECE_BYTES,
@@ -57,6 +58,7 @@ def test_it_is_written_in_large_pieces() -> None:
     assert len(read_snapshot(disk, DIR, 1)[1]) == 1999
 
 
+@fault("snapshot", "any single bit of a snapshot flips, or its end is lost", "it is not used")
 def test_every_flipped_bit_and_every_lost_end_is_detected() -> None:
     disk = SimDisk(1)
     write(disk, 1, [{"shard": 0}, ["topic", 1, b"x"], ["topic", 2, b"y"]])
@@ -80,10 +82,13 @@ def test_another_version_is_refused_by_name() -> None:
     write(disk, 5, [1, 2])
     handle = disk.open(snapshot_path(DIR, 5))
     disk.write(handle, 8, b"\x07")
+    content = disk.read(handle, 0, disk.size(handle))
+    disk.write(handle, len(content) - 8, xxh(content[:-8]))
     with pytest.raises(UnsupportedFormat, match="snap-0000000000000005 has format version 7"):
         read_snapshot(disk, DIR, 5)
 
 
+@fault("snapshot", "rows of a snapshot do not add up though the digest fits", "it is not used")
 @pytest.mark.parametrize(
     "payload",
     [
@@ -130,6 +135,11 @@ def test_order_of_use_is_enforced() -> None:
         writer.finish()
 
 
+@fault(
+    "snapshot",
+    "the power fails at any disk call while a snapshot is written",
+    "the old one or the whole new one is there",
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_crash_anywhere_leaves_the_old_or_the_whole_new_one(seed: int) -> None:
     rows: list[object] = ["shard", *([b"t" * 1000] * 600)]

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
 from topics.engine import frames
 from topics.engine.errors import Corrupt, UnsupportedFormat
@@ -252,6 +253,7 @@ def test_the_magic_inside_a_body_is_not_taken_for_an_envelope() -> None:
     assert bodies(found) == [b"a", b"z"]
 
 
+@fault("log file", "a payload holds bytes that look like an entry of the log", "it is never taken for one")
 def test_an_envelope_of_another_file_inside_a_body_is_not_taken_for_ours() -> None:
     """Whoever writes a record chooses its bytes, but does not know the salt."""
     forged = bytes(8) + encode_envelope(SALT ^ 1, 99, 98, 98, b"forged")
@@ -324,6 +326,11 @@ def header_with(*, magic: bytes = b"TPCSWAL\0", version: int = 1) -> bytes:
     return head + xxh3_64_digest(head)
 
 
+@fault(
+    "log file",
+    "a log file that a newer version wrote",
+    "refused by name as a file of another version; nothing is changed",
+)
 @pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
 def test_an_unknown_version_is_refused_by_name(version: int) -> None:
     with pytest.raises(UnsupportedFormat, match=f"dir/{file_name(1)} has format version {version}") as error:
@@ -509,6 +516,11 @@ def test_making_a_file_over_an_old_one_leaves_nothing_of_it() -> None:
     assert read_file(disk, file.path)[FILE_HEADER_BYTES:] == bytes(CAPACITY - FILE_HEADER_BYTES)
 
 
+@fault(
+    "disk",
+    "the disk becomes full while a log file is made",
+    "the half-made file is removed and its space given back",
+)
 @pytest.mark.parametrize("capacity_bytes", [0, 10, 64, CAPACITY - 1])
 def test_a_full_disk_gets_back_what_a_half_made_file_took(capacity_bytes: int) -> None:
     disk = SimDisk(1)
@@ -524,6 +536,7 @@ def test_a_full_disk_gets_back_what_a_half_made_file_took(capacity_bytes: int) -
     assert disk.paths() == [f"{DIR}/{file_name(1)}"]
 
 
+@fault("disk", "any call fails while a log file is made", "no half-made file is left")
 @pytest.mark.parametrize("call", ["truncate", "allocate", "write", "sync", "sync_dir"])
 def test_whichever_call_fails_no_half_made_file_is_left(call: str) -> None:
     disk = SimDisk(1)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.faults import fault
 from topics import wire
 
 U64 = st.integers(0, 2**64 - 1)
@@ -91,18 +92,25 @@ def test_a_body_apart_is_passed_on_without_a_copy(item: Any, pack: Any, read: An
     assert second.body is body
 
 
+@fault(
+    "link", "a message between processes is shorter than its head", "it is refused, and the process goes on"
+)
 @pytest.mark.parametrize("size", range(wire.MESSAGE_BYTES))
 def test_a_message_shorter_than_its_head_is_refused(size: int) -> None:
     with pytest.raises(wire.BadMessage):
         wire.read_message_head(bytes(size))
 
 
+@fault("link", "a message between processes of another version", "it is refused, and the process goes on")
 def test_another_version_is_refused() -> None:
     head = (wire.VERSION + 1).to_bytes(2, "little") + wire.message_head(1)[2:]
     with pytest.raises(wire.BadMessage, match="version"):
         wire.read_message_head(head)
 
 
+@fault(
+    "link", "a message between processes is cut anywhere", "the cut item is refused; those before it are used"
+)
 @BOTH
 def test_an_item_cut_anywhere_is_refused(item: Any, pack: Any, read: Any) -> None:
     head = wire.message_head(1)
@@ -128,6 +136,7 @@ def test_a_body_that_should_follow_and_does_not_is_refused(item: Any, pack: Any,
         list(read(wire.message_head(1) + pack(item, wire.FOLLOWS)))
 
 
+@fault("link", "noise instead of a message between processes", "it is refused, and the process goes on")
 @given(st.binary(max_size=200))
 def test_noise_is_refused_or_read_but_never_anything_else(noise: bytes) -> None:
     for read in (wire.read_requests, wire.read_replies):

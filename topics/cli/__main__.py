@@ -1,4 +1,4 @@
-"""The `topics` command: starts the server. `python -m topics.cli` is the same."""
+"""The `topics` command: starts the server, or checks its data. `python -m topics.cli` is the same."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ usage: topics <command> [arguments]
 
 commands:
   serve       run the server; it is configured by TOPICS_* variables, `topics serve --help` lists them
+  verify      check a data directory that no server uses, and with --repair make it whole again
 
 options:
   --version   print the version
@@ -23,7 +24,9 @@ options:
 def main(argv: Sequence[str] | None = None) -> int:
     match list(sys.argv[1:] if argv is None else argv):
         case ["serve", *rest]:
-            serve(rest)
+            become("workers", rest)
+        case ["verify", *rest]:
+            become("workers.verify", rest)
         case ["--version"]:
             print(f"topics {topics.__version__}")
         case ["--help" | "-h" | "help"]:
@@ -37,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def serve(arguments: Sequence[str]) -> None:
-    """Become the server's supervisor. A new program rather than an import: the server sits above this package."""
+def become(module: str, arguments: Sequence[str]) -> None:
+    """Become the server or one of its tools. A new program rather than an import: they sit above this package."""
     # Without -P a folder named `workers` where the user happens to be would be run instead.
     here = os.getcwd()
     safe = [] if "" in sys.path or here in sys.path else ["-P"]
-    os.execv(sys.executable, [sys.executable, *safe, "-m", "workers", *arguments])
+    os.execv(sys.executable, [sys.executable, *safe, "-m", module, *arguments])
 
 
 if __name__ == "__main__":

@@ -262,19 +262,8 @@ class TagCounts:
     more: bool = False
 
 
-Command: TypeAlias = (
-    Append
-    | Skip
-    | Diff
-    | Delete
-    | PutTopic
-    | DropTopic
-    | State
-    | ListTopics
-    | LastByTag
-    | NextByTag
-    | CountByTag
-)
+Change: TypeAlias = Append | Skip | Delete | PutTopic | DropTopic
+Command: TypeAlias = Change | Diff | State | ListTopics | LastByTag | NextByTag | CountByTag
 Result: TypeAlias = (
     Appended
     | Page

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from topics.engine import limits
 from topics.engine.checkpoint import Checkpointer
-from topics.engine.commands import Command
+from topics.engine.commands import Change, Command
 from topics.engine.config import EngineConfig
 from topics.engine.engine_clock import EngineClock
 from topics.engine.erase import erase_steps
@@ -92,6 +92,7 @@ class Engine:
         self._task: Steps | None = None
         self._task_blocked = False
         self._task_wait_lsn = 0
+        self._task_kind = ""  # of the task at hand, or of the last one while others wait
         self._checkpoint_wanted = False
         self._look_at_ms = 0
         self.closed = False
@@ -142,13 +143,12 @@ class Engine:
 
     def _finish_turn(self) -> Outcome:
         shard = self.shard
+        if self.clock.mono_ms >= self._look_at_ms:
+            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+            if self._task_kind != "checkpoint" and self.checkpointer.is_due(self.clock.mono_ms):
+                self._checkpoint_wanted = True
         if self._has_background_work():
             self._run_background()
-        elif self.clock.mono_ms >= self._look_at_ms:
-            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
-            if self.checkpointer.is_due(self.clock.mono_ms):
-                self._checkpoint_wanted = True
-                self._run_background()
         if shard.dirty or shard.waiter_heap:
             shard.wake_waiters()
         if shard.ops or shard.frames:
@@ -169,12 +169,14 @@ class Engine:
     def _wake_at_ms(self) -> int | None:
         """The earliest moment at which something is due without a request."""
         times: list[int] = []
-        if self._unsynced_since_ms is not None and not self._sync_running and self.shard.read_only is None:
-            times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
         if self.shard.waiter_heap:
             times.append(self.shard.waiter_heap[0][0])
         if self.shard.dirty:
             times.append(self.clock.mono_ms)  # long polls that the last turn had no room for
+        if self.shard.read_only is not None:
+            return min(times, default=None)  # nothing is synced, written or tried again any more
+        if self._unsynced_since_ms is not None and not self._sync_running:
+            times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
         if self._full_retry_ms is not None:
             times.append(self._full_retry_ms)
         if self._task is not None and not self._task_blocked and not self._task_wait_lsn:
@@ -222,10 +224,15 @@ class Engine:
         ops = shard.ops
         lsn = 0
         if shard.frames:
+            in_reach = False
             try:
+                if shard.frame_bytes + ENVELOPE_BYTES > self.wal.active.remaining:
+                    self._rotate()
+                in_reach = True
                 lsn = self._write_group()
             except OSError as error:
-                self._latch(f"the log could not be written: {error}", log_failed=True)
+                reason = f"the log could not be written: {error}"
+                self._latch(reason, log_failed=True, group_in_reach=in_reach)
                 return
         shard.committed(lsn)
         for op in ops:
@@ -242,11 +249,9 @@ class Engine:
         self._begin_group()
 
     def _write_group(self) -> int:
-        wal, shard = self.wal, self.shard
-        if shard.frame_bytes + ENVELOPE_BYTES > wal.active.remaining:
-            self._rotate()
+        shard = self.shard
         body = b"".join(shard.frames)
-        lsn = wal.append(body)
+        lsn = self.wal.append(body)
         self.reader.cache.add(shard.file_number, shard.frame_offset, body)
         counters = self.counters
         counters["batches"] += 1
@@ -345,32 +350,45 @@ class Engine:
 
     # -- failure -------------------------------------------------------------------------------------------
 
-    def _latch(self, reason: str, *, log_failed: bool = False) -> None:
-        """A failed write or sync is final: discard what was staged, answer those who waited, serve reads."""
+    def _latch(self, reason: str, *, log_failed: bool = False, group_in_reach: bool = False) -> None:
+        """A failed write or sync is final: discard what was staged, answer those who waited, serve reads.
+
+        What is in the log, or was on its way there (`group_in_reach`), may be back after a restart: its outcome is
+        unknown. What was only staged is refused, and certainly not there.
+        """
         shard = self.shard
         if shard.read_only is not None:
             return
         shard.read_only = reason
-        error = ShardReadOnly(reason)
-        waiting = [op for ops in self._parked.values() for op in ops] + shard.ops
+        logged = [op for ops in self._parked.values() for op in ops]
+        staged = shard.ops
+        if group_in_reach:
+            logged, staged = logged + staged, []
         self._parked = {}
-        for op in waiting:
-            if op.erase is not None:
-                shard.ready.append((op.erase.token, error))
-            elif op.token is not None and op.command is None:
-                shard.ready.append((op.token, error))
+        self._give_up(logged, ShardReadOnly(reason, unknown=True))
+        self._give_up(staged, ShardReadOnly(reason))
         for request in shard.erase_requests:
             if request.token is not None:
-                shard.ready.append((request.token, error))
+                shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         shard.erase_requests = []
         if not self._task_blocked:
             self._close_task()  # else when its job has come back: another thread is in the middle of it
         shard.discard_staged()
         if log_failed:
             self.checkpointer.note_latch()
-        for op in waiting:
-            if op.command is not None:
+        for op in logged + staged:
+            if op.command is not None and not isinstance(op.command, Change):
                 shard.handle(op.token, op.command)  # a read: answered from what is published
+
+    def _give_up(self, ops: list[Op], error: ShardReadOnly) -> None:
+        for op in ops:
+            if op.erase is not None:
+                self.shard.ready.append((op.erase.token, error))
+            elif isinstance(op.command, Change):
+                # It has changed nothing, but its answer rested on a change that may or may not be there later.
+                self.shard.ready.append((op.token, ShardReadOnly(error.reason, unknown=True)))
+            elif op.token is not None and op.command is None:
+                self.shard.ready.append((op.token, error))
 
     # -- background ----------------------------------------------------------------------------------------
 
@@ -383,15 +401,23 @@ class Engine:
         if shard.read_only is not None:
             return None
         if shard.gone:
+            self._task_kind = "removal"
             gone, shard.gone = shard.gone, []
             return self.checkpointer.remove_topics(gone)
         ready = self._ready_erases()
-        if ready:
+        # A checkpoint waits for one erase at most, or clients that erase all the time would let the log grow for ever.
+        # The last one of all comes after every erase.
+        if ready and not (
+            self._checkpoint_wanted and self._task_kind == "erase" and not self.checkpointer.closing
+        ):
+            self._task_kind = "erase"
             shard.erase_requests.remove(ready[0])
             return erase_steps(self._disk, shard, self.wal, self.reader, self.config, ready[0])
         if self._checkpoint_wanted:
+            self._task_kind = "checkpoint"
             self._checkpoint_wanted = False
             return self.checkpointer.steps()
+        self._task_kind = ""
         return None
 
     def _ready_erases(self) -> list[EraseRequest]:
@@ -417,23 +443,24 @@ class Engine:
                 return
 
     def _step(self, value: object, error: BaseException | None) -> None:
-        task = self._task
+        task, self._task = self._task, None  # while it runs nobody can close it
         assert task is not None
         try:
             wanted = task.throw(error) if error is not None else task.send(value)
         except StopIteration:
-            self._task = None
             return
         except OSError as failure:
-            self._task = None
             if failure.errno == errno.ENOSPC:
                 self._note_full()
             else:
                 self._latch(f"a checkpoint could not be written: {failure}")
             return
         except TopicsError as failure:
-            self._task = None
             self._latch(f"a checkpoint met damage: {failure}")
+            return
+        self._task = task
+        if self.shard.read_only is not None:  # since it ran
+            self._close_task()
             return
         if isinstance(wanted, Blocking):
             self._task_blocked = True

@@ -45,13 +45,14 @@ def erase_steps(
         if request.token is not None:
             deleted = request.result.deleted if request.result is not None else 0
             put_off = error.errno == ENOSPC
-            shard.ready.append(
-                (request.token, ErasePutOff(deleted) if put_off else ShardReadOnly(str(error)))
-            )
+            answer = ErasePutOff(deleted) if put_off else ShardReadOnly(str(error), unknown=True)
+            shard.ready.append((request.token, answer))
         raise
-    except GeneratorExit:
+    except (GeneratorExit, ShardReadOnly):
+        # The records are deleted; whether their bytes are gone is not known.
         if request.token is not None:
-            shard.ready.append((request.token, ShardReadOnly(shard.read_only or "the engine was closed")))
+            reason = shard.read_only or "the engine was closed"
+            shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         raise
 
 

@@ -125,14 +125,22 @@ class ErasePutOff(TopicsError):
 
 
 class ShardReadOnly(TopicsError):
-    """The log can no longer be trusted to keep a promise. Reads go on; writes wait for a restart."""
+    """The log can no longer be trusted to keep a promise. Reads go on; writes wait for a restart.
+
+    A write that was in the log's reach when it failed may be back after a restart: `unknown`. Any other was not
+    carried out and never will be.
+    """
 
     code = "internal"
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"the shard is read-only: {reason}; restart the server", read_only=True, reason=reason
-        )
+    def __init__(self, reason: str, *, unknown: bool = False) -> None:
+        detail: dict[str, object] = {"read_only": True, "reason": reason}
+        fate = "restart the server"
+        if unknown:
+            detail["outcome"] = "unknown"
+            fate = "it may or may not have been carried out, which a restart of the server will show"
+        super().__init__(f"the shard is read-only: {reason}; {fate}", **detail)
+        self.reason = reason
 
 
 class Corrupt(TopicsError):

@@ -128,9 +128,13 @@ def with_digest(magic: bytes, payload: bytes) -> bytes:
 
 def without_digest(path: str, data: bytes, magic: bytes) -> bytes:
     """The payload of what `with_digest` made, once it has proved whole."""
-    # The version first: a later one may keep its digest elsewhere.
-    check_header(path, data, magic)
     end = len(data) - DIGEST_BYTES
+    try:  # the version first: a later one may keep its digest elsewhere
+        check_header(path, data, magic)
+    except UnsupportedFormat:
+        if xxh(header(magic) + data[HEADER_BYTES:end]) == data[end:]:
+            raise Corrupt(path, 0, "the header has rotted") from None  # it was of this version
+        raise
     if end < HEADER_BYTES:
         raise Corrupt(path, len(data), "ends before its digest")
     if xxh(data[:end]) != data[end:]:

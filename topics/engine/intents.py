@@ -81,7 +81,7 @@ def _read_intent(disk: Disk, path: str) -> list[Patch]:
     payload = read_digest_file(disk, path, MAGIC)
     try:
         return _DECODER.decode(payload)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # msgspec's own, or that of a path that is not UTF-8
         raise Corrupt(path, 0, f"cannot be decoded: {error}") from error
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from topics.engine import frames
 from topics.engine.checkpoint import Checkpointer, TopicRow
 from topics.engine.config import EngineConfig
-from topics.engine.errors import Corrupt
+from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, header, read_range, xxh
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
@@ -42,7 +42,7 @@ from topics.engine.topic_log import Op, TopicLog
 
 
 @dataclass(slots=True)
-class _Content:
+class Content:
     """The index of one segment, with ids as in its files."""
 
     rows: Rows
@@ -98,13 +98,13 @@ class Loader:
 
     def _read_all(
         self, log: TopicLog, metas: list[SegmentMeta]
-    ) -> tuple[list[tuple[SegmentMeta, _Content]], list[tuple[SegmentMeta, str]]]:
+    ) -> tuple[list[tuple[SegmentMeta, Content]], list[tuple[SegmentMeta, str]]]:
         """The contents of the segments that can be read, and why the others cannot."""
         if log.inline is not None:
             first_seq, count, data = log.inline
             meta = SegmentMeta(first_seq, rows=count, data_bytes=len(data))
-            return [(meta, _from_records("a snapshot row", data, 0, meta, None))], []
-        contents: list[tuple[SegmentMeta, _Content]] = []
+            return [(meta, index_of_records("a snapshot row", data, 0, meta, None))], []
+        contents: list[tuple[SegmentMeta, Content]] = []
         lost: list[tuple[SegmentMeta, str]] = []
         for meta in metas:
             try:
@@ -122,7 +122,7 @@ class Loader:
     def _adopt(
         self,
         log: TopicLog,
-        contents: list[tuple[SegmentMeta, _Content]],
+        contents: list[tuple[SegmentMeta, Content]],
         lost: list[tuple[SegmentMeta, str]],
         inline: tuple[int, int, bytes] | None,
     ) -> None:
@@ -161,7 +161,7 @@ class Loader:
         for first, last in as_ranges(sorted(seq for seq in gone if seq >= first_seq)):
             self.announce(log, first, last, "corrupt")
 
-    def _make_chunk(self, log: TopicLog, meta: SegmentMeta, content: _Content) -> tuple[Chunk, Mask]:
+    def _make_chunk(self, log: TopicLog, meta: SegmentMeta, content: Content) -> tuple[Chunk, Mask]:
         live: Mask = content.rows["length"] != 0
         if content.deleted is not None:
             content.rows["flags"][content.deleted] |= frames.DEAD
@@ -180,31 +180,41 @@ class Loader:
                 heapq.heappush(log.expiries, (time, meta.first_seq + row))
         return chunk, live
 
-    def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> _Content:
+    def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> Content:
         """The index of one segment; rebuilt from its records when it is damaged and they are not."""
         disk, directory = self._disk, self._reader.topic_dir(log.id)
         cut_to_meta(disk, directory, meta)
-        summary = self._check_seal(directory, meta) if meta.sealed else None
+        summary: Sum | None = None
+        if meta.sealed:
+            try:
+                summary, digest = read_sum(disk, directory, meta.first_seq, meta.generation)
+            except Corrupt as error:
+                # The records have digests of their own.
+                self._report.rebuilt.append(str(error))
+                return self._rebuild(directory, meta)
+            self._check_seal(directory, meta, summary, digest)
         try:
             rows = read_rows(disk, directory, meta)
             tags, nodes, expiries = read_dict(disk, directory, meta)
-            content = _Content(rows, tags, nodes, expiries, read_deleted(disk, directory, meta))
+            content = Content(rows, tags, nodes, expiries, read_deleted(disk, directory, meta))
             self._check_index(directory, meta, content, summary)
             return content
-        except Corrupt as error:
+        except (Corrupt, UnsupportedFormat) as error:
+            if summary is None and isinstance(error, UnsupportedFormat):
+                raise
+            # A seal of this version vouches for the rest: another version there is rot.
             self._report.rebuilt.append(str(error))
             return self._rebuild(directory, meta)
 
-    def _check_seal(self, directory: str, meta: SegmentMeta) -> Sum:
+    @staticmethod
+    def _check_seal(directory: str, meta: SegmentMeta, summary: Sum, digest: bytes) -> None:
         """A sealed segment must be the one that the snapshot knows: `link` ends its first seal."""
-        summary, digest = read_sum(self._disk, directory, meta.first_seq, meta.generation)
         path = segment_path(directory, meta, "sum")
         link = summary.origin if any(summary.origin) else digest
         if (summary.rows, summary.data_bytes) != (meta.rows, meta.data_bytes) or link != meta.link:
             raise Corrupt(path, 0, "this is another segment than the one that was sealed")
-        return summary
 
-    def _check_index(self, directory: str, meta: SegmentMeta, content: _Content, summary: Sum | None) -> None:
+    def _check_index(self, directory: str, meta: SegmentMeta, content: Content, summary: Sum | None) -> None:
         """Digests for a sealed index; for an open one at least that nothing points outside."""
         path, rows = segment_path(directory, meta, "idx"), content.rows
         if summary is not None:
@@ -215,6 +225,8 @@ class Loader:
                 dict_path = segment_path(directory, meta, "dict")
                 if xxh(read_range(self._disk, dict_path, 0, meta.dict_bytes)) != summary.dict_digest:
                     raise Corrupt(dict_path, 0, "the dictionary does not agree with its digest")
+        elif not _grew_in_order(rows, meta):
+            raise Corrupt(path, 0, "the index is not that of records added one after the other")
         ends = rows["offset"].astype(np.int64) + rows["length"]
         if len(rows) and (
             int(ends.max()) > meta.data_bytes
@@ -225,11 +237,11 @@ class Loader:
         ):
             raise Corrupt(path, 0, "the index points outside its segment")
 
-    def _rebuild(self, directory: str, meta: SegmentMeta) -> _Content:
+    def _rebuild(self, directory: str, meta: SegmentMeta) -> Content:
         """Rows, names and expiries again from the records themselves."""
         path = segment_path(directory, meta, "data")
         data = read_range(self._disk, path, 0, meta.data_bytes)
-        return _from_records(path, data, HEADER_BYTES, meta, read_deleted(self._disk, directory, meta))
+        return index_of_records(path, data, HEADER_BYTES, meta, read_deleted(self._disk, directory, meta))
 
     @staticmethod
     def _recount(log: TopicLog) -> None:
@@ -326,14 +338,29 @@ class Loader:
         return self._named.get((topic_id, parsed[0], parsed[1])) if parsed is not None else None
 
 
-def _from_records(path: str, data: bytes, start_at: int, meta: SegmentMeta, deleted: Mask | None) -> _Content:
+def _grew_in_order(rows: Rows, meta: SegmentMeta) -> bool:
+    """Whether frames lie back to back and times never decrease: all that shows rot where there is no digest."""
+    lengths = rows["length"].astype(np.int64)
+    starts = HEADER_BYTES + np.cumsum(lengths) - lengths
+    times = rows["ts"][rows["ts"] > 0].astype(np.int64)
+    return bool(
+        HEADER_BYTES + int(lengths.sum()) == meta.data_bytes
+        and (rows["offset"][lengths > 0] == starts[lengths > 0]).all()
+        and (np.diff(times) >= 0).all()
+        and (not len(times) or (int(times[0]), int(times[-1])) == (meta.ts_min, meta.ts_max))
+    )
+
+
+def index_of_records(
+    path: str, data: bytes, start_at: int, meta: SegmentMeta, deleted: Mask | None
+) -> Content:
     """An index made from frames that lie back to back from `start_at` on."""
     starts: list[int] = []
     try:
         frames.frame_starts(data, start_at, len(data), starts)
-    except (ValueError, struct.error):
+        columns = frames.decode_columns(data, starts)
+    except (ValueError, IndexError, struct.error):  # lengths that lead nowhere, or to a head that is cut off
         raise Corrupt(path, 0, "neither the index nor the records can be read") from None
-    columns = frames.decode_columns(data, starts)
     tags = StringTable()
     nodes = StringTable()
     rows = np.zeros(meta.rows, dtype=ROW)
@@ -360,7 +387,7 @@ def _from_records(path: str, data: bytes, start_at: int, meta: SegmentMeta, dele
     rows["ts"] = np.maximum.accumulate(rows["ts"])  # time never decreases, also over the dead
     # With a bad record among them nobody knows which absent rows were dead before: all are announced.
     absent = rows["length"] == 0 if deleted is None else (rows["length"] == 0) & ~deleted
-    return _Content(
+    return Content(
         rows,
         [name or b"" for name in tags.names[1:]],
         [name or b"" for name in nodes.names[1:]],

@@ -21,7 +21,7 @@ from topics.engine.frames import DEAD, DELETED, HAS_NODE, HAS_TAG, frame_is_vali
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.sealing import read_sum
-from topics.engine.segments import BLOCK_BYTES, segment_path
+from topics.engine.segments import BLOCK_BYTES, SegmentMeta, segment_path
 from topics.engine.subjects import TagMatch
 from topics.engine.topic_log import Run, TopicLog, find_run
 
@@ -195,13 +195,14 @@ class _CheckedRows:
 
 
 class _OpenSegment:
-    __slots__ = ("blocks", "checked", "handle", "path", "verified")
+    __slots__ = ("blocks", "checked", "handle", "path", "sealed", "verified")
 
-    def __init__(self, handle: int, path: str, blocks: list[bytes] | None) -> None:
+    def __init__(self, handle: int, path: str, blocks: list[bytes] | None, *, sealed: bool) -> None:
         self.handle = handle
         self.path = path
-        self.blocks = blocks  # digests of a sealed segment
-        self.checked = _CheckedRows()  # of one that is not sealed
+        self.sealed = sealed
+        self.blocks = blocks  # digests of a sealed segment whose .sum can be read
+        self.checked = _CheckedRows()  # of any other: its records are checked one by one
         self.verified: set[int] = set()
 
 
@@ -528,22 +529,26 @@ class Reader:
         assert meta is not None
         key = (log.id, meta.first_seq, meta.generation)
         segment = self._open.get(key)
-        if segment is not None and (segment.blocks is not None) == meta.sealed:
+        if segment is not None and segment.sealed == meta.sealed:
             self._open.move_to_end(key)
             return segment
         if segment is not None:
             self._disk.close(self._open.pop(key).handle)
         directory = self.topic_dir(log.id)
-        blocks = None
-        if meta.sealed:
-            blocks = read_sum(self._disk, directory, meta.first_seq, meta.generation)[0].blocks
+        blocks = self._block_digests(directory, meta) if meta.sealed else None
         path = segment_path(directory, meta, "data")
-        segment = _OpenSegment(self._disk.open(path), path, blocks)
+        segment = _OpenSegment(self._disk.open(path), path, blocks, sealed=meta.sealed)
         self._open[key] = segment
         if len(self._open) > OPEN_SEGMENTS_MAX:
             _, oldest = self._open.popitem(last=False)
             self._disk.close(oldest.handle)
         return segment
+
+    def _block_digests(self, directory: str, meta: SegmentMeta) -> list[bytes] | None:
+        try:
+            return read_sum(self._disk, directory, meta.first_seq, meta.generation)[0].blocks
+        except (Corrupt, FileNotFoundError):
+            return None  # the records have digests of their own
 
     def _verify_blocks(self, segment: _OpenSegment, start: int, end: int) -> None:
         assert segment.blocks is not None

@@ -191,7 +191,7 @@ class Recovery:
         if self.report.snapshot and not files:
             # The active file outlives every checkpoint: it was there, and so may have been acked writes in it.
             raise LogGap(self._base_lsn, self._base_lsn + 2)
-        starts = [self._start_of(file) for file in files]
+        starts = [start_of(file) for file in files]
         boot_id = next((start.boot_id for start in reversed(starts) if start is not None), "")
         good, gap = self._walk(files, starts)
         last_lsn = max([self._base_lsn, *(envelope.lsn for _, kept in good for envelope in kept)])
@@ -212,7 +212,7 @@ class Recovery:
         self, files: list[ScannedFile], starts: list[WalStart | None]
     ) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str | None]:
         """Follow the numbering from the snapshot on, over files; the second value is where it breaks, if it does."""
-        void_after = _void_bounds(starts)
+        void_after = void_bounds(starts)
         good: list[tuple[ScannedFile, list[Envelope]]] = []
         digests: dict[tuple[int, int], bytes] = {}
         last_lsn, gap = self._base_lsn, None
@@ -245,15 +245,6 @@ class Recovery:
             found = digests.get((start.previous_file, start.previous_lsn), start.previous_digest)
             if found != start.previous_digest:
                 self._rotten(f"{file.path}: the file before it was swapped or changed")
-
-    def _start_of(self, file: ScannedFile) -> WalStart | None:
-        envelope = file.envelopes[0]
-        starts: list[int] = []
-        frames.frame_starts(file.data, envelope.start, envelope.end, starts)
-        columns = frames.decode_columns(file.data, starts[:1])
-        if int(columns.headers["type"][0]) != frames.WAL_START:
-            return None
-        return msgspec.msgpack.decode(columns.payload(0), type=WalStart)
 
     def _rotten(self, problem: str) -> None:
         self.report.rotten.append(problem)
@@ -402,7 +393,7 @@ class Recovery:
             yield None
 
 
-def _void_bounds(starts: list[WalStart | None]) -> list[int]:
+def void_bounds(starts: list[WalStart | None]) -> list[int]:
     """For each file the last lsn that counts: a later file's start makes what lies past its previous_lsn void."""
     bound = 1 << 64
     bounds: list[int] = []
@@ -411,3 +402,14 @@ def _void_bounds(starts: list[WalStart | None]) -> list[int]:
         if start is not None:
             bound = min(bound, start.previous_lsn)
     return bounds[::-1]
+
+
+def start_of(file: ScannedFile) -> WalStart | None:
+    """What the first frame of the file says about the file before, if that frame is there."""
+    envelope = file.envelopes[0]
+    starts: list[int] = []
+    frames.frame_starts(file.data, envelope.start, envelope.end, starts)
+    columns = frames.decode_columns(file.data, starts[:1])
+    if not starts or int(columns.headers["type"][0]) != frames.WAL_START:
+        return None
+    return msgspec.msgpack.decode(columns.payload(0), type=WalStart)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from struct import Struct
 
 import msgspec
@@ -97,7 +98,7 @@ class SnapshotWriter:
 def read_snapshot(disk: Disk, meta_dir: str, number: int) -> tuple[bytes, list[bytes]]:
     """The encoded shard row and topic rows; nothing is returned before everything is verified."""
     path = snapshot_path(meta_dir, number)
-    rows = _split_rows(path, read_digest_file(disk, path, MAGIC))
+    rows = list(split_rows(path, read_digest_file(disk, path, MAGIC)))
     if len(rows) < 2:
         raise Corrupt(path, 0, "has no shard row or no closing row")
     closing = rows.pop()
@@ -106,8 +107,7 @@ def read_snapshot(disk: Disk, meta_dir: str, number: int) -> tuple[bytes, list[b
     return rows[0], rows[1:]
 
 
-def _split_rows(path: str, payload: bytes) -> list[bytes]:
-    rows: list[bytes] = []
+def split_rows(path: str, payload: bytes) -> Iterator[bytes]:
     at, end = 0, len(payload)
     while at < end:
         if end - at < _LENGTH.size:
@@ -116,9 +116,8 @@ def _split_rows(path: str, payload: bytes) -> list[bytes]:
         at += _LENGTH.size
         if length > end - at:
             raise Corrupt(path, at, "a row runs past the end")
-        rows.append(payload[at : at + length])
+        yield payload[at : at + length]
         at += length
-    return rows
 
 
 def list_snapshots(disk: Disk, meta_dir: str) -> list[int]:

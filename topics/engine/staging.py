@@ -114,8 +114,14 @@ class Staging:
     def begin_turn(self, now_ms: int, *, busy: bool) -> None:
         self.now_ms = now_ms
         late = now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms
-        if busy and late and not self.read_only and self.has_room(CONTROL_BYTES):
+        if busy and late and not self.read_only and self._has_room_at_all():
             self.stage_time_ceiling(now_ms + limits.TIME_CEILING_STEP_MS)
+
+    def _has_room_at_all(self) -> bool:
+        try:
+            return self.has_room(CONTROL_BYTES)
+        except ShardReadOnly:  # since now: each request of the turn will hear of it
+            return False
 
     def stage_time_ceiling(self, ceiling_ms: int) -> None:
         value = TimeCeiling(ceiling_ms, self.now_ms, self.clock.mono_ms, self._boot_id)

@@ -135,6 +135,10 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
         if following is None:
             break
         at = following
+    else:
+        # Too little for an envelope, and not the zeros that end a full file: it was cut short inside one.
+        if any(data[at:]):
+            found.bad_at.append(at)
     return found
 
 
@@ -143,7 +147,7 @@ def _aligned(position: int) -> int:
 
 
 def _envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
-    if data[at : at + 4] != ENVELOPE_MAGIC:
+    if data[at : at + 4] != ENVELOPE_MAGIC or at + ENVELOPE_BYTES > len(data):
         return None
     _, length, envelope_salt, lsn, prev_lsn, synced_lsn = ENVELOPE.unpack_from(data, at)
     start = at + ENVELOPE_BYTES

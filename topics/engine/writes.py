@@ -503,7 +503,12 @@ class Writes(Staging):
         self.reserve(CONTROL_BYTES)
         log = self._for_write(command.topic)
         if log is None:
-            self.ready.append((token, cmd.TopicDropped(command.topic, False)))
+            absent = cmd.TopicDropped(command.topic, False)
+            going = self.published.get(command.topic)  # by another drop, which a crash could still undo
+            if going is None:
+                self.ready.append((token, absent))
+            else:
+                self._answer(token, absent, going, held=True)
             return
         if command.if_empty and log.count:
             raise TopicNotEmpty(command.topic, log.count)

@@ -1,0 +1,107 @@
+"""Fuzzing by hand; scripts/fuzz calls this.
+
+--replay FILE    one input, with the whole traceback
+--seeded         the seeded mutator, which needs nothing but the tests
+(default)        guided by coverage, with atheris; interesting inputs go to --work, crashing ones beside it
+--distil         the inputs of --work that reach something the corpus does not go into the corpus
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import sys
+from pathlib import Path
+
+from tests.fuzz.runner import CORPUS, DEADLINE_S, Target, mutations, run_all, run_one, starting_points
+
+INPUT_BYTES_MAX = 4096
+RSS_MB_MAX = 1500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/fuzz")
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--replay", type=Path)
+    parser.add_argument("--seeded", action="store_true")
+    parser.add_argument("--distil", action="store_true")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--work", type=Path)
+    parser.add_argument(
+        "--inner", action="store_true", help="for libFuzzer, which starts itself again to merge"
+    )
+    options, more = parser.parse_known_args()
+    if more and not options.inner:
+        parser.error(f"unknown: {' '.join(more)}")
+    logging.lastResort = None  # what is logged is the target's to judge
+    if options.replay is not None:
+        _target(options.target).run(options.replay.read_bytes())
+        print(f"{options.target}: nothing wrong with this input")
+    elif options.seeded:
+        _mutate(_target(options.target), options.minutes, options.seed)
+    else:
+        _guide(options, more)
+
+
+def _target(name: str) -> Target:
+    from tests.fuzz.targets import TARGETS
+
+    if name not in TARGETS:
+        sys.exit(f"no target {name}; there are {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def _mutate(target: Target, minutes: float, seed: int | None) -> None:
+    seed = secrets.randbits(32) if seed is None else seed
+    print(f"{target.name}: mutating from seed {seed} for {minutes} min", flush=True)
+    count = run_all(target, mutations(target, seed, seconds=minutes * 60))
+    print(f"{target.name}: {count} inputs, nothing found")
+
+
+def _guide(options: argparse.Namespace, inner_flags: list[str]) -> None:
+    import atheris
+
+    # Instrumented as they are imported, so nothing of ours may be imported before.
+    with atheris.instrument_imports(include=["topics", "workers", "router"]):
+        target = _target(options.target)
+    # libFuzzer makes a shell command of its first argument when it merges.
+    command = f"{sys.executable} -m tests.fuzz --target {target.name} --inner"
+    flags = inner_flags or _flags(target, options)
+    bounds = [
+        f"-max_len={INPUT_BYTES_MAX}",
+        f"-timeout={round(4 * DEADLINE_S)}",
+        f"-rss_limit_mb={RSS_MB_MAX}",
+    ]
+    atheris.Setup([command, *bounds, *flags], lambda data: run_one(target, data))
+    atheris.Fuzz()
+
+
+def _flags(target: Target, options: argparse.Namespace) -> list[str]:
+    work: Path = options.work
+    if options.distil:
+        kept = CORPUS / target.name
+        kept.mkdir(parents=True, exist_ok=True)
+        return ["-merge=1", str(kept), str(work)]
+    work.mkdir(parents=True, exist_ok=True)
+    for i, data in enumerate(starting_points(target)):
+        (work / f"start-{i:04}").write_bytes(data)
+    flags = [f"-max_total_time={round(options.minutes * 60)}", *_dictionary(target, work)]
+    return [*flags, f"-artifact_prefix={work}-failed-", "-print_final_stats=1", str(work)]
+
+
+def _dictionary(target: Target, work: Path) -> list[str]:
+    """The target's words in a file for libFuzzer, which takes no empty one."""
+    words = [token for token in target.tokens if len(token) < 64]
+    path = work.with_suffix(".dict")
+    path.write_text("".join(f'"{_escaped(token)}"\n' for token in words))
+    return [f"-dict={path}"] if words else []
+
+
+def _escaped(token: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in token)
+
+
+if __name__ == "__main__":
+    main()

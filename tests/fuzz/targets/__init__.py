@@ -1,0 +1,9 @@
+"""All targets by name. Each module says in its opening what is fed, and what must hold."""
+
+from __future__ import annotations
+
+from tests.fuzz.runner import Target
+from tests.fuzz.targets import bodies, directory, files, frames, http1, http2, messages, texts, wal
+
+MODULES = (http1, http2, frames, wal, files, directory, messages, bodies, texts)
+TARGETS: dict[str, Target] = {module.TARGET.name: module.TARGET for module in MODULES}

@@ -1,0 +1,204 @@
+"""Messages between processes: does a message that is not one leave everybody serving?
+
+The first byte of an input says who gets the rest: a shard (as a message of its front, of another shard, of the catalog),
+a front, or the control channel. Afterwards a good request must still work.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.front_core import FrontCore
+from tests.fuzz.runner import Target, logged_errors
+from tests.support.engine_harness import SMALL
+from tests.support.shard_rig import FRONT, WORKER, Rig
+from topics import wire
+from topics.control_channel import LineBuffer, Peer, Peers, Ping, encode
+from topics.engine.catalog import Grant, Recall, Report
+from topics.http_errors import STATUS
+
+_GOOD = {"records": [{"data": 1}]}
+_STATUSES = {200, 201, 204} | set(STATUS.values())
+
+
+def run(data: bytes) -> None:
+    who, data = (data[0], data[1:]) if data else (0, b"")
+    with logged_errors():  # the other side is ours and has a bug, which is worth a line in the log
+        _RUNS[who % len(_RUNS)](data)
+
+
+def _codec(data: bytes) -> None:
+    """Both readers take the message apart, or refuse it."""
+    for read in (wire.read_requests, wire.read_replies):
+        try:
+            wire.read_message_head(data)
+            items = list(read(data))  # type: ignore[operator]
+        except wire.BadMessage:
+            continue
+        again = b"".join(map(_encoded, items))
+        assert wire.message_head(wire.read_message_head(data)) + again == _without_padding(read, data)
+
+
+def _encoded(item: wire.Request | wire.Reply) -> bytes:
+    body = bytes(item.body)
+    if isinstance(item, wire.Reply):
+        return wire.reply_head(item.id, item.status, item.kind, item.head, len(body)) + body
+    number, received_us, budget_ms = item.id, item.received_us, item.budget_ms
+    head = wire.request_head(
+        number, received_us, budget_ms, item.op, item.flags, item.topic, item.args, len(body)
+    )
+    return head + body
+
+
+def _without_padding(read: object, data: bytes) -> bytes:
+    """A reply has a byte that nobody reads."""
+    if read is wire.read_requests:
+        return data
+    made, at = bytearray(data), wire.MESSAGE_BYTES
+    while at < len(made):
+        made[at + 11] = 0
+        sizes = made[at + 12 : at + 20]
+        at += wire.REPLY_BYTES + int.from_bytes(sizes[:4], "little") + int.from_bytes(sizes[4:], "little")
+    return bytes(made)
+
+
+def _to_shard(data: bytes) -> None:
+    rig = _rig()
+    try:
+        rig.core.receive(FRONT, wire.message_head(rig.incarnation) + data)
+    except wire.BadMessage:
+        pass
+    _still_serves(rig)
+
+
+def _to_catalog(data: bytes) -> None:
+    """A report of another shard, whose head is good."""
+    rig = _rig(shards=3)
+    head = wire.request_head(0, 0, 0, wire.CATALOG, 0, b"", b"", len(data))
+    rig.core.receive(WORKER + b"1", wire.message_head(rig.incarnation) + head + data)
+    for shard in (1, 2):
+        rig.caps.receive_report(
+            WORKER + b"%d" % shard, msgspec.msgpack.encode(Report(shard, 1 << 62, 0, 0, begins=True))
+        )
+    _still_serves(rig)
+
+
+def _to_other_shard(data: bytes) -> None:
+    """What should be a word of the catalog, at a shard that does not host one."""
+    rig = _rig(shard=1, shards=2)
+    try:
+        rig.core.receive_push(
+            wire.message_head(1) + wire.reply_head(0, 200, wire.PUSH, b"", len(data)) + data
+        )
+    except wire.BadMessage:
+        pass
+    try:
+        rig.core.receive_push(data)
+    except wire.BadMessage:
+        pass
+    rig.rest()
+    assert rig.ask(wire.READY) is not None
+    # A report that went to the wrong shard does not end it either.
+    head = wire.request_head(0, 0, 0, wire.CATALOG, 0, b"", b"", len(data))
+    rig.core.receive(WORKER + b"1", wire.message_head(rig.incarnation) + head + data)
+    assert rig.ask(wire.READY) is not None
+
+
+def _to_front(data: bytes) -> None:
+    core = FrontCore(2)
+    core.worker_up(0, 1)
+    answers: dict[int, list[wire.Reply]] = {}
+    for number in range(1, 5):
+        op = wire.DIFF if number % 2 else wire.WRITE
+        core.send(0, op, 0, b"t", b"", b"{}", 0, answers.setdefault(number, []).append)
+    core.take_messages()
+    try:
+        core.receive(0, wire.message_head(1) + data)
+        core.receive(0, data)
+    except wire.BadMessage:
+        pass
+    core.worker_down(0)
+    assert all(len(found) == 1 for found in answers.values()), "each request is answered once"
+    assert not core.in_flight and not core.links[0].cost
+
+
+def _to_control(data: bytes) -> None:
+    whole, bytewise = LineBuffer(), LineBuffer()
+    try:
+        expected = whole.feed(data)
+    except ValueError:
+        return
+    found = [message for i in range(len(data)) for message in bytewise.feed(data[i : i + 1])]
+    assert found == expected
+
+
+class OpenRig(Rig):
+    """A shard whose answers are only looked at: an input may use one number for two requests."""
+
+    def _keep(self, peer: bytes, parts: list[wire.Buffer]) -> None:
+        for reply in wire.read_replies(bytes(parts[0]), *parts[1:]):
+            assert reply.status in _STATUSES, reply
+            self.replies[peer, reply.id] = reply
+
+
+def _rig(shard: int = 0, shards: int = 1) -> Rig:
+    config = msgspec.structs.replace(SMALL, shard=shard, max_topics=100, max_total_bytes=1 << 20)
+    return OpenRig(config, shards=shards)
+
+
+def _still_serves(rig: Rig) -> None:
+    rig.rest()
+    reply = rig.ask(wire.WRITE, "good", _GOOD)
+    assert reply is not None and reply.status == 201, reply
+    rig.clock.advance(60_000)
+    rig.rest()
+
+
+_RUNS = (_codec, _to_shard, _to_catalog, _to_other_shard, _to_front, _to_control)
+
+
+def _request(op: int, body: bytes = b"", args: wire.Args | None = None, flags: int = 0) -> bytes:
+    encoded = wire.encode_args(args) if args is not None else b""
+    return wire.request_head(1, 0, 30_000, op, flags, b"t", encoded, len(body)) + body
+
+
+def seeds() -> list[bytes]:
+    ops = [_request(op, b'{"records":[{"data":1}]}') for op in range(1, 16)]
+    args = wire.Args("key", ["a"], "p", "a", 10, "tag", "a.*", True, "n", True, True, True)
+    ops += [
+        _request(op, b"{}", args)
+        for op in (wire.LIST_TOPICS, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.WRITE_LINES)
+    ]
+    replies = [wire.reply_head(number, 200, 0, b"X: y\r\n", 2) + b"{}" for number in range(1, 5)]
+    reports = [
+        Report(1, 5, 3, 100, begins=True),
+        Report(2, 1, 0, 0, 5, 500, 2, 1),
+        Report(0, 9, 0, 0, begins=True),
+    ]
+    words = [Grant(5, 100, True, 1, 1), Recall(1, 1), Grant(1 << 62, 0, False)]
+    lines = encode(Ping()) + encode(Peers([Peer(0, 1, "/x"), Peer(1, 2, "/y")]))
+    head = wire.message_head(1)
+    return (
+        [b"\0" + head + op for op in ops[:3]]
+        + [b"\0" + head + b"".join(replies)]
+        + [b"\x01" + op for op in ops]
+        + [b"\x01" + b"".join(ops[:6])]
+        + [b"\x02" + msgspec.msgpack.encode(report) for report in reports]
+        + [b"\x03" + msgspec.msgpack.encode(word) for word in words]
+        + [b"\x04" + b"".join(replies), b"\x04" + head + replies[0], b"\x05" + lines]
+    )
+
+
+TOKENS = (
+    b"\xff\xff\xff\xff",
+    b"\xcf\xff\xff\xff\xff\xff\xff\xff\xff",
+    b"\xd3\x80\0\0\0\0\0\0\0",
+    b"\xc0",
+    b"\xc3",
+    b"\x99",
+    b"\xa6report",
+    b'{"op":"peers","workers":[]}\n',
+    b"[" * 2000,
+    b"\n",
+)
+TARGET = Target("messages", run, seeds, TOKENS, rounds=2000)

@@ -1,0 +1,125 @@
+"""Goal: no bytes, wherever they come from, bring down a process, change a record, or get an answer outside the contract.
+
+Method: each target is fed with its kept inputs, with mutations of good inputs from fixed seeds, and for a moment with
+mutations from a seed that nobody has tried. What each must hold is in its module. A failure writes its input to a file
+and prints the command that shows it again.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from tests.fuzz.runner import corpus_of, mutations, run_all, starting_points
+from tests.fuzz.targets import TARGETS
+from tests.support.faults import fault
+
+FRESH_S = 0.7
+SEED = 20_24
+
+_FAULTS = {
+    "http1": [
+        fault(
+            "client",
+            "arbitrary bytes on a connection",
+            "a contract error, a proper answer or a clean close; never a 500",
+        ),
+        fault(
+            "client",
+            "a request cut at any byte, or sent byte by byte",
+            "the same answers as if it came at once",
+        ),
+    ],
+    "http2": [
+        fault(
+            "client",
+            "arbitrary HTTP/2 frames after the preface",
+            "each stream is answered at most once; budgets are given back",
+        ),
+    ],
+    "frames": [
+        fault(
+            "log file",
+            "arbitrary bytes in place of frames",
+            "refused, or a frame that encodes to the same bytes",
+        )
+    ],
+    "wal": [
+        fault(
+            "log file",
+            "arbitrary contents of a log file",
+            "torn, rotten or refused by name; every envelope found is whole",
+        ),
+    ],
+    "files": [
+        fault(
+            "index",
+            "arbitrary bytes in .idx, .dict, .del or .sum",
+            "refused as corrupt or unsupported, or read",
+        ),
+        fault(
+            "snapshot",
+            "arbitrary bytes in a snapshot or an erase intent",
+            "refused as corrupt or unsupported, or read",
+        ),
+    ],
+    "directory": [
+        fault(
+            "data directory",
+            "bytes of any files changed, cut off or gone",
+            "the records written, losses announced, read-only, or refused",
+        ),
+    ],
+    "messages": [
+        fault(
+            "link",
+            "an arbitrary message between front and worker",
+            "dropped with a line in the log, or answered; the shard serves on",
+        ),
+        fault(
+            "link",
+            "an arbitrary line on the control channel",
+            "the channel is closed, with the reason in the log",
+        ),
+    ],
+    "bodies": [
+        fault(
+            "request",
+            "an arbitrary body for any operation",
+            "a status of the contract; a refused request changes nothing",
+        ),
+    ],
+    "texts": [
+        fault(
+            "request",
+            "arbitrary query strings, cursors and encoded names",
+            "read as absent, or refused as invalid_request",
+        ),
+        fault(
+            "supervisor",
+            "arbitrary settings and API keys",
+            "defaults or a refusal to start that shows no secret",
+        ),
+    ],
+}
+
+
+def _every_target() -> list[object]:
+    assert set(_FAULTS) == set(TARGETS), "every target says which faults it shows"
+    return [pytest.param(name, id=name, marks=marks) for name, marks in _FAULTS.items()]
+
+
+@pytest.mark.parametrize("name", _every_target())
+def test_kept_inputs_and_mutations_of_them(name: str) -> None:
+    target = TARGETS[name]
+    assert run_all(target, starting_points(target)) >= len(corpus_of(target)) + 4
+    assert run_all(target, mutations(target, SEED, count=target.rounds)) == target.rounds
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutations_that_nobody_has_tried(name: str) -> None:
+    target = TARGETS[name]
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    assert run_all(target, mutations(target, seed, seconds=FRESH_S)) > 0

@@ -1,0 +1,308 @@
+"""Goal: what the machine does to a whole server is answered as the catalogue says: refused by name, 429, 503, or nothing.
+
+Method: a real server with one thing wrong around it: its directory, its file limits, its disk, its locks, its port, or
+clients that vanish. Faults that need the rights of root are skipped loudly without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import fault
+from tests.support.server import ROOT, Server, is_alive, until
+from topics.engine.placement import shard_of
+
+NOBODY = 65534
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: an end by RST instead of by FIN
+Start = Callable[..., Server]
+
+
+def needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: this needs the rights of root")
+
+
+def mounted(*command: str) -> None:
+    """Run a mount command; a container may not allow it even to root."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: {' '.join(command[:3])}: {done.stderr.strip()}")
+
+
+def run_server(data_dir: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """A server that is expected to refuse."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+    environment = {
+        **clean,
+        "TOPICS_PORT": "0",
+        "TOPICS_DATA_DIR": str(data_dir),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "workers"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )  # type: ignore[call-overload]
+
+
+def topic_on(shard: int, shards: int = 2) -> str:
+    return next(name for i in range(100) if shard_of(name := f"topic{i}", shards) == shard)
+
+
+# ---- directories
+
+
+@fault(
+    "data directory",
+    "the server may not write to its data directory",
+    "refused with exit code 2 and the directory's name",
+)
+def test_directory_without_permission(tmp_path: Path) -> None:
+    """As root the rights are dropped once the program is loaded: its files may be for root only, too."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    program = f"""
+import os, sys
+from workers.data_directory import DataDirectory
+from workers.exit_codes import Refusal
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
+try:
+    DataDirectory({str(closed / "data")!r})
+except Refusal as refusal:
+    print(refusal)
+    sys.exit(refusal.exit_code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout.strip() == f"cannot use the data directory {closed}/data: Permission denied"
+    assert list(closed.iterdir()) == []
+
+
+@fault(
+    "data directory",
+    "the data directory lies on a read-only mount",
+    "refused with exit code 2 and the directory's name",
+)
+def test_directory_on_a_read_only_mount(tmp_path: Path) -> None:
+    needs_root()
+    data = tmp_path / "data"
+    data.mkdir()
+    mounted("mount", "-t", "tmpfs", "-o", "ro,size=1m", "topics-test", str(data))
+    try:
+        done = run_server(data)
+    finally:
+        subprocess.run(["umount", str(data)], check=True, timeout=30)
+    assert done.returncode == 2, done.stderr
+    assert f"cannot use the data directory {data}: Read-only file system" in done.stderr
+
+
+# ---- locks
+
+
+@fault(
+    "worker",
+    "zombie lock: a worker of an earlier server still holds its shard",
+    "its topics get 503, other shards serve what exists; with the lock's end the shard serves too",
+)
+def test_lock_of_a_shard_that_somebody_holds(start_server: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "held"
+    lock = folder / "data" / "layout-1" / "shard-01" / "LOCK"
+    first = start_server(folder=folder)
+    for shard in (0, 1):
+        assert first.write(topic_on(shard), "kept").status == 201
+    first.stop()
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = start_server(folder=folder, wait_ready=False)
+        until(lambda: "waiting for the worker before" in second.log)
+        until(lambda: second.write(topic_on(0), "free").status == 200)
+        refused = second.diff(topic_on(1))
+        assert (refused.status, refused.error["code"]) == (503, "not_ready")
+        assert second.get("/readyz").status == 503
+        assert second.get("/healthz").status == 200
+    second.wait_ready()
+    assert [row["data"] for row in second.diff(topic_on(1)).json["records"]] == ["kept"]
+
+
+@fault(
+    "supervisor",
+    "the fronts of a server that was just killed still hold the port",
+    "the new server waits for it up to 1.5 s, and then serves",
+)
+def test_same_port_right_after_kill_9(start_server: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "port"
+    first = start_server(folder=folder)
+    first.write("a", "kept")
+    assert first.process is not None
+    children = list(first.children().values())
+    os.kill(first.process.pid, signal.SIGKILL)  # its children end a moment later
+    first.process.wait(30)
+    second = start_server(folder=folder, environment={"TOPICS_PORT": str(first.port)})
+    assert second.port == first.port
+    assert [row["data"] for row in second.diff("a").json["records"]] == ["kept"]
+    assert not any(is_alive(pid) for pid in children)
+
+
+# ---- open files
+
+
+def files_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@contextlib.contextmanager
+def file_limit(pid: int, count: int) -> Iterator[None]:
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@fault(
+    "front",
+    "no open files left: EMFILE when a connection comes",
+    "open connections are served; new ones are closed at once until others end",
+)
+def test_front_without_open_files(start_server: Start) -> None:
+    server = start_server()
+    front = server.pid("front 0")
+    request = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    with contextlib.ExitStack() as stack, file_limit(front, files_of(front) + 8):
+        connections = [stack.enter_context(server.connect()) for _ in range(30)]
+        served = [connection for connection in connections if is_served(connection, request)]
+        assert 1 <= len(served) < len(connections)
+        assert all(is_served(connection, request) for connection in served), "as long as they are open"
+        for connection in served:
+            connection.close()
+        until(lambda: is_served(stack.enter_context(server.connect()), request))
+    assert server.pid("front 0") == front
+    assert server.get("/healthz").status == 200
+
+
+def is_served(connection: socket.socket, request: bytes) -> bool:
+    try:
+        connection.sendall(request)
+        return connection.recv(65536).startswith(b"HTTP/1.1 200")
+    except ConnectionError:
+        return False
+
+
+@fault(
+    "worker",
+    "no open files left: EMFILE when a segment is opened for a read",
+    "that read fails with 500; with files to open it is served whole, and nothing is announced as lost",
+)
+def test_worker_without_open_files(start_server: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    options = {"folder": folder, "shards": 1, "environment": {"TOPICS_SEGMENT_MAX_EVENTS": "1000"}}
+    first = start_server(**options)
+    for _ in range(4):
+        assert first.write("a", *["x" * 500] * 900).status in (200, 201)
+    first.stop()
+    server = start_server(**options)
+    worker = server.pid("shard 0")
+    with file_limit(worker, files_of(worker)):
+        refused = server.diff("a", limit=1000)
+        assert refused.status == 500, refused
+        assert server.get("/healthz").status == 200
+    page = server.diff("a", limit=1000)
+    assert page.status == 200
+    assert (len(page.json["records"]), page.json.get("tombstone")) == (1000, None)
+    assert server.pid("shard 0") == worker
+
+
+# ---- a full disk
+
+
+@fault(
+    "disk",
+    "a real file system runs full under the server",
+    "writes get 429 with limit disk_full, reads and deletes go on, and writes resume by themselves",
+)
+def test_full_file_system(start_server: Start, tmp_path: Path) -> None:
+    needs_root()
+    folder = tmp_path / "full"
+    (folder / "data").mkdir(parents=True)
+    mounted("mount", "-t", "tmpfs", "-o", "size=12m", "topics-test", str(folder / "data"))
+    try:
+        server = start_server(
+            folder=folder,
+            shards=1,
+            environment={"TOPICS_WAL_FILE_BYTES": str(1 << 20), "TOPICS_SEGMENT_MAX_EVENTS": "1000"},
+        )
+        seqs = fill(server)
+        assert server.get("/healthz").status == 200
+        page = server.diff("a", limit=10)
+        assert [row["$seq"] for row in page.json["records"]] == seqs[:10]
+        deleted = server.post("/v0/topics/a/delete", {"before_seq": seqs[-1]})
+        assert (deleted.status, deleted.json["deleted"]) == (200, len(seqs) - 1)
+        until(lambda: server.write("a", "again").status == 200, 60)
+        assert server.diff("a", limit=2).json["records"][0]["$seq"] == seqs[-1]
+        server.stop()
+    finally:
+        # Lazily: after a failure the server still has files open there, and is ended later.
+        subprocess.run(["umount", "-l", str(folder / "data")], check=True, timeout=30)
+
+
+def fill(server: Server) -> list[int]:
+    """Write until the disk is full; the seqs that were acknowledged."""
+    seqs: list[int] = []
+    for _ in range(1000):
+        reply = server.write("a", *["x" * 50_000] * 4, return_seqs=True)
+        if reply.status == 429:
+            assert reply.error["detail"]["limit"] == "disk_full"
+            assert "retry-after" in reply.headers
+            return seqs
+        assert reply.status in (200, 201), reply
+        seqs += range(reply.json["first_seq"], reply.json["head_seq"] + 1)
+    raise AssertionError("the disk is never full")
+
+
+# ---- clients that vanish
+
+
+@fault(
+    "client",
+    "clients vanish in the middle of a large answer",
+    "the rest of the answer is given up; others are served, and nothing is logged as an error",
+)
+def test_clients_that_vanish_in_an_answer(start_server: Start) -> None:
+    server = start_server(shards=1)
+    for _ in range(4):
+        assert server.write("big", "x" * 900_000).status in (200, 201)
+    body = json.dumps({"limit": 1000, "max_batch_bytes": 8 << 20}).encode()
+    head = f"POST /v0/topics/big/diff HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    for _ in range(20):
+        with server.connect() as connection:
+            connection.sendall(head.encode() + body)
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    front = server.pid("front 0")
+    base = files_of(front)
+    until(lambda: files_of(front) <= base)
+    assert len(server.diff("big", limit=1000, max_batch_bytes=8 << 20).json["records"]) == 4
+    errors = [line for line in server.log.splitlines() if '"level":"error"' in line.lower().replace(" ", "")]
+    assert errors == []

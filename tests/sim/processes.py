@@ -1,0 +1,533 @@
+"""The processes of a simulated server: the shipped cores of shard and front, with simulated sockets, threads and disk.
+
+    client ──▶ SimFront (Gate, endpoints, FrontCore) ──links──▶ SimShard (ShardCore, Engine, Caps) ──▶ SimDisk
+                                                       ◀──────
+
+What stands in for the shipped shells: `SimShard._step` for workers.shard_loop, `SimFront._flush` for
+router.shard_client, `SimServer` for the supervisor (it hears of a death only after it, starts a successor with a new
+incarnation, and tells everybody who lives).
+
+A message that was sent to a worker that died reaches its successor, and the answer of a dead worker reaches a front that
+has heard of its death already: real sockets do less, but nothing of the sort may do harm.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from router.call import Services
+from router.exchange import Request, Respond
+from router.front_core import FrontCore
+from router.gate import Gate
+from tests.sim.world import MS, DiskLine, Links, MachineClock, S, World
+from tests.support.sim_disk import SimDisk, SimulatedCrash
+from topics import wire
+from topics.engine.config import EngineConfig
+from topics.engine.engine import Engine, Job
+from topics.engine.errors import TopicsError
+from topics.settings import Settings
+from workers.caps import Caps
+from workers.metrics import ShardMetrics
+from workers.shard_core import Actions, ShardCore
+from workers.shard_loop import DRAIN_REQUESTS
+
+Message = tuple[bytes, list[wire.Buffer]]  # peer, parts
+
+
+class Machine:
+    """What survives its processes: the disks, one for each shard, and the clocks."""
+
+    def __init__(self, world: World, seed: int, shards: int) -> None:
+        self.world = world
+        self.clock = MachineClock(world)
+        self.disks = [SimDisk(seed * 1000 + shard) for shard in range(shards)]
+        self.job_us = [200] * shards  # how long a sync takes about
+
+    def calm(self) -> None:
+        """No planned fault is left."""
+        for shard, disk in enumerate(self.disks):
+            calm(disk)
+            disk.full = False
+            self.job_us[shard] = 200
+
+
+def calm(disk: SimDisk) -> None:
+    disk._plans.clear()
+    disk._armed = False
+
+
+class SimShard:
+    """One worker: a step drains the inbox, reports finished jobs and has one turn, as the shipped loop does."""
+
+    def __init__(self, server: SimServer, shard: int, incarnation: int) -> None:
+        self.server = server
+        self.world = server.world
+        self.machine = server.machine
+        self.shard = shard
+        self.incarnation = incarnation
+        self.name = b"worker-%d-%d" % (shard, incarnation)
+        self.alive = True
+        self.stopping = False
+        self.stalled_until_us = 0
+        self.disk = DiskLine(self.machine.disks[shard])
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._finished: deque[tuple[Job, BaseException | None]] = deque()
+        self._threads: dict[str, deque[Job]] = {"sync": deque(), "work": deque()}
+        self._busy = {"sync": False, "work": False}
+        self._jobs_out = 0
+        self._wake_at_ms: int | None = None
+        self._step_at_us: int | None = None
+        self._recovery: Any = None
+        self.core: ShardCore | None = None
+        self.world.after(server.rng.choice((500, 2 * MS, 10 * MS)), self._begin)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Run something of this process; a planned crash ends it, and a fault of the disk may."""
+        try:
+            action()
+        except SimulatedCrash:
+            self.server.crashed(self)
+        except (TopicsError, OSError) as error:
+            # As workers.shard does: it says why, and ends. Only a broken disk may be a reason.
+            self.server.failed(self, error)
+
+    def _begin(self) -> None:
+        if self.alive:
+            self._guarded(self._open)
+
+    def _open(self) -> None:
+        config = msgspec.structs.replace(
+            self.server.config, shard=self.shard, shard_dir=f"layout-1/shard-{self.shard:02}"
+        )
+        engine = Engine(self.disk, self.machine.clock, config)  # type: ignore[arg-type]
+        now_us = self.machine.clock.monotonic_us
+        caps = Caps(
+            engine,
+            shard=self.shard,
+            shards=self.server.shards,
+            incarnation=self.incarnation,
+            now_us=now_us,
+        )
+        metrics = ShardMetrics(engine, lambda: 0)
+        self.core = ShardCore(engine, caps, metrics, incarnation=self.incarnation, now_us=now_us)
+        self._recovery = engine.recover_steps()
+        self.server.listening(self)
+        self._recover()
+
+    def _recover(self) -> None:
+        """A slice of the replay; what arrives meanwhile is answered."""
+        if not self.alive:
+            return
+        self._guarded(self._recover_slice)
+
+    def _recover_slice(self) -> None:
+        core = self.core
+        assert core is not None
+        for _ in range(self.server.rng.choice((1, 5, 50))):
+            progress = next(self._recovery, None)
+            if progress is None:
+                core.progress = 1.0
+                core.caps.start()
+                self._do(core.turn())
+                self.server.ready(self)
+                self._plan_step()
+                return
+            core.progress = min(progress, 0.9999)
+        self._drain()
+        self._send(core.idle())
+        if self.stopping:
+            self.server.ended(self)
+            return
+        self.world.after(self.server.rng.choice((20, 200, 2 * MS)), self._recover)
+
+    def die(self) -> None:
+        """Nothing of it happens any more, and nothing that its remains do reaches the disk."""
+        self.alive = False
+        self.disk.cut()
+
+    def stop(self) -> None:
+        """SIGTERM: finish the jobs that are out, have a last turn, answer."""
+        self.stopping = True
+        self._plan_step()
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def _plan_step(self, at_us: int | None = None) -> None:
+        when_us = max(
+            at_us if at_us is not None else self.world.now_us + self.server.rng.choice((0, 5, 20, 300)),
+            self.stalled_until_us,
+        )
+        if self._step_at_us is None or when_us < self._step_at_us:
+            self._step_at_us = when_us
+            self.world.at(when_us, self._wake)
+
+    def _wake(self) -> None:
+        if not self.alive or self.world.now_us != self._step_at_us:
+            return
+        self._step_at_us = None
+        if self.world.now_us < self.stalled_until_us:
+            self._plan_step(self.stalled_until_us)
+        elif self.core is not None and self.core.is_ready:
+            self._guarded(self._step)
+
+    def _step(self) -> None:
+        core = self.core
+        assert core is not None
+        if self.stopping:
+            self._finish_jobs()
+            if not self._jobs_out:
+                self._send(core.close())
+                self.server.ended(self)
+            return
+        self._drain()
+        self._finish_jobs()
+        if core.has_requests or self._is_due():
+            self._do(core.turn())
+        else:
+            self._send(core.idle())
+        if self._inbox or self._finished or core.has_requests:
+            self._plan_step()
+        elif self._wake_at_ms is not None:
+            self._plan_step(self.machine.clock.time_of(self._wake_at_ms))
+
+    def _is_due(self) -> bool:
+        return self._wake_at_ms is not None and self._wake_at_ms <= self.machine.clock.monotonic_ms()
+
+    def _drain(self) -> None:
+        assert self.core is not None
+        while self._inbox and self.core.waiting < DRAIN_REQUESTS:
+            self._inbox.popleft()()
+
+    def _finish_jobs(self) -> None:
+        assert self.core is not None
+        while self._finished:
+            job, error = self._finished.popleft()
+            self._jobs_out -= 1
+            self._do(self.core.finish(job, error, 0.1))
+
+    def _do(self, actions: Actions) -> None:
+        for job in actions.jobs:
+            self._jobs_out += 1
+            thread = "sync" if job.kind == "sync" else "work"
+            self._threads[thread].append(job)
+            self._start_job(thread)
+        self._wake_at_ms = actions.wake_at_ms
+        self._send(actions)
+
+    # -- jobs ----------------------------------------------------------------------------------------------
+
+    def _start_job(self, thread: str) -> None:
+        if self._busy[thread] or not self._threads[thread]:
+            return
+        self._busy[thread] = True
+        job = self._threads[thread].popleft()
+        begin_us = self.machine.job_us[self.shard] * self.server.rng.choice((1, 1, 2, 8)) // 2
+        self.world.after(begin_us, lambda: self.alive and self._guarded(lambda: self._run_job(thread, job)))
+
+    def _run_job(self, thread: str, job: Job) -> None:
+        error: BaseException | None = None
+        try:
+            job.run()
+        except SimulatedCrash:
+            raise
+        except Exception as failure:
+            error = failure
+        self.world.after(
+            self.machine.job_us[self.shard] // 2, lambda: self.alive and self._job_ended(thread, job, error)
+        )
+
+    def _job_ended(self, thread: str, job: Job, error: BaseException | None) -> None:
+        self._busy[thread] = False
+        self._finished.append((job, error))
+        self._start_job(thread)
+        self._plan_step()
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def hear(self, peer: bytes, parts: list[wire.Buffer]) -> None:
+        self._take(lambda: self._core().receive(peer, bytes(parts[0]), *parts[1:]))
+
+    def hear_push(self, message: bytes) -> None:
+        self._take(lambda: self._core().receive_push(message))
+
+    def hear_peers(self, living: dict[int, int]) -> None:
+        self._take(lambda: self._core().set_peers(living))
+
+    def _core(self) -> ShardCore:
+        assert self.core is not None
+        return self.core
+
+    def _take(self, message: Callable[[], None]) -> None:
+        self._inbox.append(message)
+        self._plan_step()
+
+    def _send(self, actions: Actions) -> None:
+        for peer, parts in actions.sends:
+            self.server.carry_reply(self, peer, parts)
+        for report in self._core().reports():
+            self.server.carry_request(self.name, 0, [report])
+
+
+class SimFront:
+    """One front: requests go through the shipped gate and endpoints; only sockets and the loop are missing."""
+
+    def __init__(self, server: SimServer, number: int, life: int) -> None:
+        self.server = server
+        self.world = server.world
+        self.number = number
+        self.name = b"front-%d-%d" % (number, life)
+        self.alive = True
+        self.core = FrontCore(server.shards, self._schedule)
+        now_us = server.machine.clock.monotonic_us
+        self.services = Services(self.core, server.settings, now_us, "sim", now_us())
+        self.gate = Gate(self.services, [], lambda: 0, self._offload)
+        self._scheduled = False
+        self.world.after(1 * S, self._expire)
+
+    def handle(self, request: Request, respond: Respond) -> None:
+        request.received_us = self.server.machine.clock.monotonic_us()
+        self.gate.handle(request, respond)
+
+    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+        self.world.after(300, lambda: self.alive and done(work()))
+        return True
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self.world.after(self.server.rng.choice((0, 10, 100)), self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self.alive:
+            for shard, parts in self.core.take_messages():
+                self.server.carry_request(self.name, shard, parts)
+
+    def hear(self, shard: int, parts: list[wire.Buffer]) -> None:
+        self.core.receive(shard, bytes(parts[0]), *parts[1:])
+
+    def hear_peers(self, living: dict[int, int]) -> None:
+        self.core.set_peers(living)
+
+    def _expire(self) -> None:
+        if self.alive:
+            self.core.expire(self.services.now_us())
+            self.world.after(1 * S, self._expire)
+
+    def drain(self) -> None:
+        """The server stops: no long poll is waited for, everything else is."""
+        self.services.draining = True
+        self.core.end_reads(self.services.now_us())
+
+    def die(self) -> None:
+        self.alive = False
+
+
+class SimServer:
+    """All processes, and the supervisor's part: who lives, who is started again, who hears of it."""
+
+    def __init__(
+        self,
+        world: World,
+        machine: Machine,
+        *,
+        shards: int,
+        fronts: int,
+        config: EngineConfig,
+        settings: Settings,
+    ) -> None:
+        self.world, self.machine, self.rng = world, machine, world.rng
+        self.shards, self.config, self.settings = shards, config, settings
+        self.links = Links(world)
+        self.workers: list[SimShard | None] = [None] * shards
+        self.fronts: list[SimFront | None] = [None] * fronts
+        self.counts: Counter[str] = Counter()
+        self.on_front_death: Callable[[SimFront], None] = lambda front: None
+        self.on_crash: Callable[[SimShard], None] = self.kill_worker
+        self.may_fail: Callable[[int], bool] = lambda shard: False
+        self._listening: dict[int, int] = {}
+        self._lives = 0
+        self._running = False
+
+    # -- start and end -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._running = True
+        self.counts["starts"] += 1
+        for shard in range(self.shards):
+            self._start_worker(shard)
+        for number in range(len(self.fronts)):
+            self._start_front(number)
+
+    def _start_worker(self, shard: int) -> None:
+        if self._running and self.workers[shard] is None:
+            self._lives += 1
+            self.workers[shard] = SimShard(self, shard, self._lives)
+
+    def _start_front(self, number: int) -> None:
+        if self._running and self.fronts[number] is None:
+            self._lives += 1
+            self.fronts[number] = front = SimFront(self, number, self._lives)
+            front.hear_peers(dict(self._listening))
+
+    def kill_worker(self, worker: SimShard) -> None:
+        self.counts["kills"] += 1
+        self.machine.disks[worker.shard].kill()
+        self.ended(worker)
+
+    def ended(self, worker: SimShard) -> None:
+        """Its process is gone. The supervisor notices a moment later, tells everybody, and starts a successor."""
+        worker.die()
+
+        def noticed() -> None:
+            if self.workers[worker.shard] is not worker:
+                return
+            self.workers[worker.shard] = None
+            if self._listening.pop(worker.shard, None) is not None:
+                self._tell_peers()
+            self.world.after(self.rng.choice((1, 5, 50)) * MS, lambda: self._start_worker(worker.shard))
+
+        self.world.after(self.rng.choice((10, 200, 5 * MS)), noticed)
+
+    def kill_front(self, front: SimFront) -> None:
+        self.counts["front kills"] += 1
+        front.die()
+        self.on_front_death(front)
+
+        def noticed() -> None:
+            if self.fronts[front.number] is front:
+                self.fronts[front.number] = None
+                self.world.after(self.rng.choice((1, 5, 50)) * MS, lambda: self._start_front(front.number))
+
+        self.world.after(200, noticed)
+
+    def kill_all(self) -> None:
+        """The supervisor dies, and with it everything."""
+        self._running = False
+        for worker in self._living_workers():
+            self.kill_worker(worker)
+        for front in list(filter(None, self.fronts)):
+            self.kill_front(front)
+        self.workers = [None] * self.shards
+        self.fronts = [None] * len(self.fronts)
+        self._listening = {}
+
+    def cut_power(self) -> None:
+        self.counts["power cuts"] += 1
+        self.kill_all()
+        for disk in self.machine.disks:
+            disk.crash()
+        self.machine.clock.boot()
+
+    def stop(self, within_us: int) -> None:
+        """A clean stop of everything, fronts first, as the supervisor does it."""
+        self.counts["stops"] += 1
+        self._running = False
+        fronts = [front for front in self.fronts if front is not None and front.alive]
+        for front in fronts:
+            front.drain()
+        end_us = self.world.now_us + within_us
+        while any(front.gate.open for front in fronts) and self.world.now_us < end_us:
+            self.world.run_for(5 * MS)
+        for front in fronts:
+            front.die()
+            self.on_front_death(front)
+        self.fronts = [None] * len(self.fronts)
+        for worker in self._living_workers():
+            worker.stop()
+        self.world.run_until(
+            lambda: not self._living_workers(),
+            within_us=60 * S,
+            what="the workers stop when they are told to",
+        )
+        for disk in self.machine.disks:
+            disk.kill()
+        self.workers = [None] * self.shards
+        self._listening = {}
+
+    def _living_workers(self) -> list[SimShard]:
+        return [worker for worker in self.workers if worker is not None and worker.alive]
+
+    # -- what workers say ----------------------------------------------------------------------------------
+
+    def crashed(self, worker: SimShard) -> None:
+        self.counts["crashes at a call"] += 1
+        self.on_crash(worker)
+
+    def failed(self, worker: SimShard, error: Exception) -> None:
+        """It ended by itself, as a shard does that cannot run."""
+        if not self.may_fail(worker.shard):
+            raise AssertionError(f"shard {worker.shard} fails on a sound disk: {error!r}") from error
+        self.counts["failed starts"] += 1
+        self.machine.disks[worker.shard].kill()
+        self.ended(worker)
+
+    def listening(self, worker: SimShard) -> None:
+        if self.workers[worker.shard] is worker:
+            self._listening[worker.shard] = worker.incarnation
+            self._tell_peers()
+
+    def ready(self, worker: SimShard) -> None:
+        self.counts["recoveries"] += 1
+
+    def _tell_peers(self) -> None:
+        living = dict(self._listening)
+        processes: list[SimShard | SimFront | None] = [*self.workers, *self.fronts]
+        for process in processes:
+            if process is not None and process.alive:
+                self._tell(process, living)
+
+    def _tell(self, process: SimShard | SimFront, living: dict[int, int]) -> None:
+        def deliver() -> None:
+            if process.alive and (isinstance(process, SimFront) or process.core is not None):
+                process.hear_peers(living)
+
+        self.links.send(b"supervisor", process.name, deliver)
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def carry_request(self, sender: bytes, shard: int, parts: list[wire.Buffer]) -> None:
+        """To whoever is the shard's worker when it arrives: that may be the successor of the one it was meant for."""
+
+        def deliver() -> None:
+            worker = self.workers[shard]
+            if worker is not None and worker.alive and worker.core is not None:
+                worker.hear(sender, parts)
+
+        self.links.send(sender, b"shard-%d" % shard, deliver)
+
+    def carry_reply(self, worker: SimShard, peer: bytes, parts: list[wire.Buffer]) -> None:
+        def deliver() -> None:
+            for front in self.fronts:
+                if front is not None and front.alive and front.name == peer:
+                    front.hear(worker.shard, parts)
+            for other in self.workers:
+                if other is not None and other.alive and other.core is not None and other.name == peer:
+                    other.hear_push(bytes(parts[0]))
+
+        self.links.send(worker.name, peer, deliver)
+
+    # -- what the story asks -------------------------------------------------------------------------------
+
+    def is_up(self) -> bool:
+        """Every process runs and knows of the others, and every shard serves and takes writes."""
+        living = {worker.shard: worker.incarnation for worker in self._living_workers()}
+        return all(
+            front is not None
+            and front.alive
+            and {shard: link.incarnation for shard, link in enumerate(front.core.links)} == living
+            for front in self.fronts
+        ) and all(
+            worker is not None
+            and worker.alive
+            and worker.core is not None
+            and worker.core.is_ready
+            and worker.core.engine.shard.read_only is None
+            for worker in self.workers
+        )

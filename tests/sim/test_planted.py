@@ -1,0 +1,71 @@
+"""Goal: the simulation sees. Every bug that was planted on purpose is found, so a green run means something.
+
+Method: each tests/planted/*.patch is one realistic bug (an ack before its sync, a directory that is not synced, a reply of a
+dead worker, …). It is applied to a copy of the tree, and a simulation (of the whole server, but for a few) runs there from
+the seed on that is known to find it, for a few seeds. `scripts/planted NAME` searches from seed 0 and writes the seed down.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.planted.runner import Bug, DoesNotApply, all_bugs, planted, read_bug, simulate, write_seed
+
+pytestmark = pytest.mark.sim
+
+BUGS = all_bugs()
+FEW_SEEDS = 3  # from the known one on: a change elsewhere may have told that story anew
+FEWEST_BUGS = 30
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    assert bug.seed is not None, f"no seed is known to find it; run scripts/planted {bug.name}"
+    with planted(bug) as tree:
+        found = simulate(tree, bug.sim, bug.seed, bug.seed + FEW_SEEDS - 1)
+    assert found is not None, (
+        f"{bug.breaks} Seeds {bug.seed} to {bug.seed + FEW_SEEDS - 1} do not see it any more; "
+        f"run scripts/planted {bug.name}"
+    )
+
+
+def test_there_are_enough_bugs() -> None:
+    assert len(BUGS) >= FEWEST_BUGS
+    assert len({bug.breaks for bug in BUGS}) == len(BUGS), "two patches say that they break the same"
+
+
+def test_a_patch_that_does_not_apply_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "stale.patch"
+    path.write_text(
+        "Breaks: nothing.\n\n--- a/topics/process.py\n+++ b/topics/process.py\n@@ -1,1 +1,1 @@\n-no such line\n+x\n"
+    )
+    with (
+        pytest.raises(DoesNotApply, match=r"stale\.patch no longer applies; refresh it"),
+        planted(read_bug(path)),
+    ):
+        pass
+
+
+def test_a_seed_is_written_into_the_patch_and_the_patch_still_applies(tmp_path: Path) -> None:
+    path = tmp_path / BUGS[0].path.name
+    shutil.copy2(BUGS[0].path, path)
+    for seed in (3, 41):
+        write_seed(read_bug(path), "server", seed)
+        assert read_bug(path).seed == seed
+        assert path.read_text().count("seed:") == 1
+    with planted(read_bug(path)):
+        pass
+
+
+def test_the_tree_without_a_bug_is_not_accused(tmp_path: Path) -> None:
+    """A simulation that always fails would find every bug."""
+    path = tmp_path / "harmless.patch"
+    first = "A blank line is all that it adds."
+    path.write_text(
+        f"Breaks: nothing. {first}\n\n--- a/topics/engine/units.py\n+++ b/topics/engine/units.py\n@@ -0,0 +1 @@\n+\n"
+    )
+    with planted(read_bug(path)) as tree:
+        assert simulate(tree, "server", 0, 4) is None

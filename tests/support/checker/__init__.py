@@ -1,0 +1,55 @@
+"""Judges a history: was everything that clients were told compatible with the contract?
+
+It knows docs/http.md and the guarantees of the four classes, and nothing of the code. It never blames a legal history: where
+the order of two things cannot be known, both are allowed. Everything else must fit. How it goes about it:
+
+1. `shapes`: every request and answer has the fields that the contract names; others raise `Unknown`.
+2. `timeline`: a topic's life is cut into *segments* by drops and by crashes that its class feels. Several segments may be one
+   *era*, in which a seq means one record, and several eras one *instance*, the time between two drops. What was on its way
+   during a cut may belong to either side.
+3. `ledger`: every record that was acknowledged or shown gets its place, which is a seq of an era.
+4. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
+"""
+
+from __future__ import annotations
+
+from tests.support.checker.existence import check_existence
+from tests.support.checker.problem import Problem
+from tests.support.checker.shapes import Unknown, check_shapes
+from tests.support.checker.timeline import Timeline, make_timeline
+from tests.support.checker.topic import check_topic
+from tests.support.history import History
+
+__all__ = ["Problem", "Unknown", "assert_ok", "check"]
+
+SHOWN_MAX = 20
+
+
+def check(history: History) -> list[Problem]:
+    """Everything in the history that the contract does not allow."""
+    problems = check_shapes(history)
+    if problems:
+        return problems  # what follows relies on whole answers
+    topics: dict[str, list[int]] = {}
+    for number, op in enumerate(history.ops):
+        if op.kind == "list":
+            if op.ok:
+                for row in op.answer["topics"]:
+                    topics.setdefault(row["topic"], []).append(number)
+        else:
+            topics.setdefault(op.topic, []).append(number)
+    lines: dict[str, Timeline] = {}
+    for name, numbers in topics.items():
+        ops = [history.ops[number] for number in numbers]
+        lines[name] = make_timeline(history, name, ops)
+        check_topic(lines[name], ops, problems)
+    check_existence(history, lines, problems)
+    return problems
+
+
+def assert_ok(history: History) -> None:
+    problems = check(history)
+    if problems:
+        shown = "\n".join(f"- {problem}" for problem in problems[:SHOWN_MAX])
+        more = f"\n… and {len(problems) - SHOWN_MAX} more" if len(problems) > SHOWN_MAX else ""
+        raise AssertionError(f"{len(problems)} things that cannot be:\n{shown}{more}")

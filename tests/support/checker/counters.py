@@ -1,0 +1,297 @@
+"""Heads, floors and counts: what must never go back, and what must fit the records that are known."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from tests.support.checker.acks import is_wrong_last_seq
+from tests.support.checker.ledger import Era, Ledger
+from tests.support.checker.pages import Missing, Read
+from tests.support.checker.problem import name_of
+from tests.support.checker.timeline import FOREVER
+from tests.support.history import Op
+
+CHANGES = ("write", "delete", "put", "drop")
+
+
+@dataclass(slots=True)
+class Sight:
+    """Numbers that an answer told about a topic."""
+
+    op: Op
+    sent: int
+    answered: int
+    first: int
+    last: int
+    head: int | None = None
+    earliest: int | None = None
+    count: int | None = None
+    recorded: bool = False  # of a first write, told again: true when it was written, not now
+    staged: bool = False  # with writes that nobody may see yet, and that may still fail
+
+
+@dataclass(slots=True)
+class Rising:
+    """The highest value that was known before a moment."""
+
+    moments: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+    whys: list[Op] = field(default_factory=list)
+
+    def fill(self, rows: list[tuple[int, int, Op]]) -> Rising:
+        best = -1
+        for moment, value, why in sorted(rows, key=lambda row: row[0]):
+            if value > best:
+                best = value
+                self.moments.append(moment)
+                self.values.append(value)
+                self.whys.append(why)
+        return self
+
+    def before(self, moment: int) -> int:
+        at = bisect_left(self.moments, moment)
+        return self.values[at - 1] if at else -1
+
+    def why(self, moment: int) -> str:
+        """Who was told the highest value before a moment."""
+        return name_of(self.whys[bisect_left(self.moments, moment) - 1])
+
+
+def sights_of(ledger: Ledger, op: Op) -> list[Sight]:
+    if op.answered_at is None:
+        return []
+    first, last = ledger.line.span(op.sent_at, op.answered_at)
+    sight = Sight(op, op.sent_at, op.answered_at, first, last)
+    answer = op.answer
+    if not op.ok:
+        if op.request.get("if_last_seq") is None or not is_wrong_last_seq(op):
+            return []
+        sight.head, sight.staged = answer["error"]["detail"]["actual"], True
+        return [sight]
+    if op.kind == "list":
+        answer = next(row for row in op.answer["topics"] if row["topic"] == ledger.topic)
+    if op.kind == "write":
+        sight.head, sight.recorded = answer["head_seq"], answer["deduped"]
+    elif op.kind in ("diff", "state", "delete", "list", "last"):
+        sight.head = answer["head_seq"]
+        sight.earliest = answer.get("earliest_seq")
+        sight.count = answer.get("count")
+    else:
+        return []
+    return [sight]
+
+
+class Counters:
+    def __init__(self, ledger: Ledger, missing: Missing, sights: list[Sight]) -> None:
+        self.ledger, self.missing, self.sights = ledger, missing, sights
+        self.line, self.blame = ledger.line, ledger.blame
+        self._counts: dict[int, tuple[list[int], list[int], list[int], list[int]]] = {}
+
+    def check(self) -> None:
+        by_era: dict[int, list[Sight]] = {}
+        by_segment: dict[int, list[Sight]] = {}
+        for sight in self.sights:
+            if self.line.era[sight.first] == self.line.era[sight.last]:
+                by_era.setdefault(self.line.era[sight.first], []).append(sight)
+            if sight.first == sight.last:
+                by_segment.setdefault(sight.first, []).append(sight)
+        for era in self.ledger.eras:
+            self._heads(era, by_era.get(era.number, []))
+        for segment, sights in by_segment.items():
+            self._floors(segment, sights)
+            for sight in sights:
+                if sight.count is not None:
+                    self._count(segment, sight)
+
+    # -- heads ---------------------------------------------------------------------------------------------
+
+    def _heads(self, era: Era, sights: list[Sight]) -> None:
+        rows = [
+            (sight.answered, sight.head, sight.op)
+            for sight in sights
+            if sight.head is not None and not sight.staged
+        ]
+        for place in era.places:
+            known = min(place.known_at, place.write.settled)
+            if known < FOREVER:
+                rows.append((known, place.end, place.write.ops[0]))
+        known_heads = Rising().fill(rows)
+        highest = self._highest(era)
+        for sight in sights:
+            if sight.head is None:
+                continue
+            low = known_heads.before(sight.sent)
+            if sight.head < low and not sight.recorded:
+                why = known_heads.why(sight.sent)
+                rule = "condition" if sight.staged else "head"
+                self.blame(rule, f"head {sight.head} of {name_of(sight.op)} is behind {low} of {why}")
+            if highest is not None and sight.answered < self.line.skipped:
+                top = max(0, highest.before(sight.answered))
+                top += self.ledger.ghosts[era.number].before(sight.answered)
+                if sight.head > top:
+                    rule = "condition" if sight.staged else "head"
+                    self.blame(
+                        rule, f"head {sight.head} of {name_of(sight.op)} is past anything written: {top}"
+                    )
+            torn = era.batch_at(sight.head)
+            if torn is not None and torn.end > sight.head:
+                self.blame(
+                    "batch",
+                    f"head {sight.head} of {name_of(sight.op)} is inside of {torn.base} to {torn.end}",
+                )
+        self._orders(era, known_heads)
+
+    def _highest(self, era: Era) -> Rising | None:
+        """The highest seq that can have been given out; None when a crash may have skipped some."""
+        line = self.line
+        if line.back[era.instance] != era.instance or line.rotten < FOREVER:
+            return None
+        places = [p for other in self.ledger.eras if other.instance == era.instance for p in other.places]
+        return Rising().fill([(place.write.sent, place.end, place.write.ops[0]) for place in places])
+
+    def _orders(self, era: Era, known_heads: Rising) -> None:
+        """A write comes behind everything that was known when it was sent."""
+        for place in era.places:
+            if place.write.last < era.segments.start:
+                continue  # carried over
+            low = known_heads.before(place.write.sent)
+            if place.base <= low:
+                what, why = name_of(place.write.ops[0]), known_heads.why(place.write.sent)
+                self.blame("order", f"{what} got {place.base}, although the head was {low} before: {why}")
+
+    # -- floors --------------------------------------------------------------------------------------------
+
+    def _floors(self, segment: int, sights: list[Sight]) -> None:
+        rows = [(s.answered, s.earliest, s.op) for s in sights if s.earliest is not None]
+        known = Rising().fill(rows)
+        era = self.ledger.eras[self.line.era[segment]]
+        lasting = self._lasting(era, segment)
+        for sight in sights:
+            if sight.earliest is None or sight.head is None:
+                continue
+            low = known.before(sight.sent)
+            if sight.earliest < low:
+                why = known.why(sight.sent)
+                self.blame(
+                    "earliest",
+                    f"earliest_seq {sight.earliest} of {name_of(sight.op)} is behind {low} of {why}",
+                )
+            if not 1 <= sight.earliest <= sight.head + 1:
+                self.blame(
+                    "earliest", f"earliest_seq {sight.earliest} of {name_of(sight.op)}, head {sight.head}"
+                )
+            for seq, since in lasting:
+                if seq >= sight.earliest:
+                    break
+                if since < sight.sent:
+                    self.blame(
+                        "earliest",
+                        f"earliest_seq {sight.earliest} of {name_of(sight.op)}: where is seq {seq}?",
+                    )
+                    break
+
+    def _lasting(self, era: Era, segment: int) -> list[tuple[int, int]]:
+        """Records that nothing can have removed, and since when they are known."""
+        if self._retains_less(era, FOREVER) or self.line.rotten < FOREVER:
+            return []
+        found = []
+        for seq in sorted(era.records):
+            placed = era.records[seq]
+            since = self.ledger.solid_since(placed, segment)
+            if since < FOREVER and not self.missing.may_be_gone(era, placed, FOREVER):
+                found.append((seq, since))
+        return found
+
+    def _retains_less(self, era: Era, by: int) -> bool:
+        return any(
+            config["ttl_ms"]
+            or ((config["cap_records"] or config["cap_bytes"]) and config["discard"] == "old")
+            for config in self.line.ever(by, era.instance)
+        )
+
+    def _caps_tags(self, era: Era) -> bool:
+        return any(config["cap_per_tag"] for config in self.line.ever(FOREVER, era.instance))
+
+    # -- numbers and a page, with nothing in between --------------------------------------------------------
+
+    def check_quiet(self, pages: list[Read], ops: list[Op]) -> None:
+        """When nothing changed between them, a state tells what the page after it shows."""
+        changes = sorted(
+            (op.sent_at, self.line.settled(op)) for op in ops if op.kind in CHANGES and not op.refused
+        )
+        starts = [start for start, _ in changes]
+        ends = list(itertools.accumulate((end for _, end in changes), max))
+        states = sorted((s for s in self.sights if s.op.kind in ("state", "list")), key=lambda s: s.answered)
+        answered = [sight.answered for sight in states]
+        for page in pages:
+            at = bisect_left(answered, page.sent)
+            if not at or page.segment is None or not _is_whole(page) or self._expires(page):
+                continue
+            state = states[at - 1]
+            before = bisect_left(starts, page.answered)
+            if state.first != page.segment or (before and ends[before - 1] > state.sent):
+                continue
+            answer = page.op.answer
+            shown = (answer["head_seq"], answer["earliest_seq"], len(page.seqs))
+            if (state.head, state.earliest, state.count) != shown:
+                told = f"head {state.head}, earliest {state.earliest}, count {state.count}"
+                self.blame("count", f"{told} of {name_of(state.op)}, and then {shown} of {name_of(page.op)}")
+
+    def _expires(self, page: Read) -> bool:
+        assert page.era is not None
+        line = self.line
+        if line.rotten < page.answered or any(
+            c["ttl_ms"] for c in line.ever(page.answered, page.era.instance)
+        ):
+            return True
+        ghosts = self.ledger.ghosts[page.era.number].some_before(page.answered)
+        records = itertools.chain(
+            (placed.sent for placed in page.era.records.values()),
+            (record for write in ghosts for record in write.records),
+        )
+        return any(record.ttl_ms for record in records)
+
+    # -- counts --------------------------------------------------------------------------------------------
+
+    def _count(self, segment: int, sight: Sight) -> None:
+        assert sight.count is not None
+        era = self.ledger.eras[self.line.era[segment]]
+        solid, going, sent, gone = self._moments(era, segment)
+        least = bisect_left(solid, sight.sent) - bisect_left(going, sight.answered)
+        if self._retains_less(era, sight.answered) or self.line.rotten < sight.answered:
+            least = 0
+        if sight.count < least:
+            self.blame("count", f"{sight.count} records of {name_of(sight.op)}: there are at least {least}")
+        if self.line.back[era.instance] != era.instance or self.line.rotten < sight.answered:
+            return
+        most = bisect_left(sent, sight.answered) - bisect_left(gone, sight.sent)
+        most += self.ledger.ghosts[era.number].before(sight.answered)
+        if sight.count > most:
+            self.blame("count", f"{sight.count} records of {name_of(sight.op)}: there are at most {most}")
+
+    def _moments(self, era: Era, segment: int) -> tuple[list[int], list[int], list[int], list[int]]:
+        """When records were known, could be removed, were sent, and were removed."""
+        found = self._counts.get(segment)
+        if found is None:
+            solid, going, sent, gone = [], [], [], []
+            for placed in era.records.values():
+                since = self.ledger.solid_since(placed, segment)
+                if since < FOREVER:
+                    solid.append(since)
+                    if self.missing.may_be_gone(era, placed, FOREVER):
+                        capped = placed.sent.ttl_ms or placed.may_go == FOREVER or self._caps_tags(era)
+                        going.append(-1 if capped else placed.may_go)
+                sent.append(placed.sent.write.sent)
+                if segment in placed.gone:
+                    gone.append(placed.gone[segment])
+            found = self._counts[segment] = (sorted(solid), sorted(going), sorted(sent), sorted(gone))
+        return found
+
+
+def _is_whole(page: Read) -> bool:
+    """From the beginning to the head, without a filter."""
+    request, answer = page.op.request, page.op.answer
+    filtered = page.nodes or page.match or request.get("from_ts") or request.get("from_seq")
+    return not filtered and bool(answer["caught_up"])

@@ -1,0 +1,115 @@
+"""Which topics there are: a topic that was made stays until it is dropped, and one that was dropped stays away."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from tests.support.checker.problem import Problem, name_of
+from tests.support.checker.timeline import Timeline, may_create
+from tests.support.history import History, Op
+
+EXISTING = ("diff", "state", "delete", "last", "tags")
+
+
+@dataclass(slots=True)
+class Life:
+    """Answers that say that a topic is there, or that it is not; and what can have changed that."""
+
+    there: list[tuple[Op, int, int]] = field(default_factory=list)  # op, sent, answered
+    absent: list[tuple[Op, int, int]] = field(default_factory=list)
+    makers: list[tuple[int, int]] = field(default_factory=list)  # sent, settled
+    drops: list[tuple[int, int]] = field(default_factory=list)
+
+
+def check_existence(history: History, lines: dict[str, Timeline], problems: list[Problem]) -> None:
+    lives: dict[str, Life] = {}
+    for op in history.ops:
+        if op.kind != "list":
+            _note(lives.setdefault(op.topic, Life()), lines[op.topic], op)
+    for op in history.ops:
+        if op.kind == "list" and op.ok:
+            _note_list(lives, op)
+    for topic, life in lives.items():
+        _check(topic, life, problems)
+
+
+def _note(life: Life, line: Timeline, op: Op) -> None:
+    answered = op.answered_at
+    if op.ok and answered is not None:
+        made = op.kind in ("put", "write") and op.answer["created"]
+        if (
+            op.kind in EXISTING
+            or (op.kind in ("put", "write") and not made)
+            or (op.kind == "drop" and op.answer["deleted"])
+        ):
+            life.there.append((op, op.sent_at, answered))
+        if made or (op.kind == "drop" and not op.answer["deleted"]):
+            life.absent.append((op, op.sent_at, answered))
+    elif op.status == 404 and answered is not None and op.answer["error"]["code"] == "topic_not_found":
+        life.absent.append((op, op.sent_at, answered))
+    if op.refused:
+        return
+    if op.kind == "drop" and not (op.ok and not op.answer["deleted"]):
+        life.drops.append((op.sent_at, line.settled(op)))
+    if (op.kind == "put" and not (op.ok and not op.answer["created"])) or (
+        op.kind == "write" and may_create(op)
+    ):
+        life.makers.append((op.sent_at, line.settled(op)))
+
+
+def _note_list(lives: dict[str, Life], op: Op) -> None:
+    """A list that begins at the beginning and does not go on has all names with its prefix."""
+    assert op.answered_at is not None
+    names = {row["topic"] for row in op.answer["topics"]}
+    for name in names:
+        lives.setdefault(name, Life()).there.append((op, op.sent_at, op.answered_at))
+    if op.request.get("cursor"):
+        return
+    until = max(names, default="") if op.answer.get("next_cursor") else None
+    prefix = op.request.get("prefix") or ""
+    for name, life in lives.items():
+        if name.startswith(prefix) and name not in names and (until is None or name < until):
+            life.absent.append((op, op.sent_at, op.answered_at))
+
+
+def _check(topic: str, life: Life, problems: list[Problem]) -> None:
+    """Between an answer that says one thing and a later one that says the other there must be a reason."""
+    # An op that made the topic says both: it was not there before, and is there now.
+    made = [(op, s, a) for op, s, a in life.absent if op.ok and op.kind in ("put", "write")]
+    dropped = [(op, s, a) for op, s, a in life.there if op.kind == "drop"]
+    _contradictions(
+        topic, [*life.there, *made], life.absent, life.drops, "is not there", problems, skip=dropped
+    )
+    if life.there and not life.makers:
+        problems.append(Problem("existence", topic, f"nobody made it: {name_of(life.there[0][0])}"))
+        return
+    _contradictions(topic, [*life.absent, *dropped], life.there, life.makers, "is there", problems, skip=made)
+
+
+def _contradictions(
+    topic: str,
+    before: list[tuple[Op, int, int]],
+    after: list[tuple[Op, int, int]],
+    reasons: list[tuple[int, int]],
+    text: str,
+    problems: list[Problem],
+    skip: list[tuple[Op, int, int]],
+) -> None:
+    """`before` says the opposite of `after`; something between the two must have changed it."""
+    skipped = {id(op) for op, _, _ in skip}
+    told = sorted((row for row in before if id(row[0]) not in skipped), key=lambda row: row[2])
+    answers = [row[2] for row in told]
+    # The latest `sent` of all that were answered by then: what changed it must have settled after that.
+    latest: list[tuple[int, Op]] = []
+    for op, sent, _ in told:
+        latest.append(max(latest[-1], (sent, op), key=lambda row: row[0]) if latest else (sent, op))
+    for op, sent, answered in after:
+        at = bisect_left(answers, sent)
+        if not at:
+            continue
+        since, other = latest[at - 1]
+        if not any(start < answered and end > since for start, end in reasons):
+            problems.append(
+                Problem("existence", topic, f"it {text} for {name_of(op)}, unlike for {name_of(other)}")
+            )

@@ -1,0 +1,115 @@
+"""One topic's part of a history, from requests to verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.checker.acks import Acks, is_wrong_last_seq
+from tests.support.checker.counters import Counters, sights_of
+from tests.support.checker.deletes import Deletes
+from tests.support.checker.ledger import Ledger
+from tests.support.checker.lookups import Lookups
+from tests.support.checker.pages import Missing, Read, Returned, Shown, make_read
+from tests.support.checker.problem import Problem, name_of
+from tests.support.checker.timeline import Timeline, full_config
+from tests.support.history import Op
+
+
+def check_topic(line: Timeline, ops: list[Op], problems: list[Problem]) -> None:
+    ledger = Ledger(line.topic, line, problems)
+    acks = Acks(ledger)
+    writes = [op for op in ops if op.kind == "write"]
+    for op in writes:
+        ledger.add_write(op)
+    answered = sorted((op for op in ops if op.ok), key=lambda op: op.answered_at or 0)
+    for op in answered:
+        if op.kind == "write":
+            acks.take(op)
+
+    reads = [make_read(ledger, op) for op in answered if op.kind in ("diff", "last")]
+    shown = Shown(ledger)
+    for read in reads:
+        shown.take(read)
+    for op in answered:
+        if op.kind == "write" and op.answer["deduped"]:
+            acks.take_retry(op)
+    ledger.carry_over()
+    ledger.count_ghosts()
+    acks.check_twice()
+    _check_times(ledger)
+
+    deletes = Deletes(ledger, (op for op in ops if op.kind == "delete"))
+    deletes.settle()
+    missing = Missing(ledger, deletes)
+    pages = [read for read in reads if read.op.kind == "diff"]
+    for read in pages:
+        missing.check(read)
+    _check_returned(ledger, reads, pages)
+
+    counters = Counters(ledger, missing, [sight for op in ops for sight in sights_of(ledger, op)])
+    counters.check()
+    counters.check_quiet(pages, ops)
+    lookups = Lookups(ledger, missing)
+    for read in reads:
+        if read.op.kind == "last":
+            lookups.check_last(read)
+    for op in answered:
+        if op.kind == "tags":
+            lookups.check_tags(op)
+        elif op.kind in ("state", "put"):
+            _check_config(ledger, op)
+    for op in writes:
+        acks.check_condition(op, missing)
+        if is_wrong_last_seq(op):
+            _check_refusal(ledger, op)
+
+
+def _check_times(ledger: Ledger) -> None:
+    """$ts never decreases with seq."""
+    for era in ledger.eras:
+        before, of = 0, 0
+        for seq in sorted(era.records):
+            ts = era.records[seq].ts
+            if ts is None:
+                continue
+            if ts < before:
+                ledger.blame("ts", f"seq {seq} has $ts {ts}, and seq {of} before it has {before}")
+            before, of = ts, seq
+
+
+def _check_returned(ledger: Ledger, reads: list[Read], pages: list[Read]) -> None:
+    returned = Returned(ledger)
+    returned.learn(pages)
+    suspects: dict[int, dict[int, tuple[int, str]]] = {}
+    for read in reads:
+        if read.segment is not None:
+            if read.segment not in suspects:
+                suspects[read.segment] = returned.suspects(read.segment)
+            returned.check(read, suspects[read.segment])
+
+
+def _check_config(ledger: Ledger, op: Op) -> None:
+    """The config that is told is one that can be in force."""
+    assert op.answered_at is not None
+    line = ledger.line
+    first, last = line.span(op.sent_at, op.answered_at)
+    told = full_config(op.answer["config"])
+    if op.kind == "put":
+        configs: list[dict[str, Any]] = [full_config(op.request)]
+    else:
+        configs = line.configs(
+            op.sent_at, op.answered_at, line.back[line.instance[first]], line.instance[last]
+        )
+    if told not in configs:
+        ledger.blame("config", f"{told} was told by {name_of(op)}, and should be one of {configs}")
+    if op.kind == "put" and op.answer["created"] != (op.status == 201):
+        ledger.blame("config", f"created does not fit the status: {name_of(op)}")
+
+
+def _check_refusal(ledger: Ledger, op: Op) -> None:
+    detail = op.answer["error"]["detail"]
+    wanted = op.request.get("if_last_seq")
+    if wanted is None:
+        wanted = (op.request.get("if_tag_last_seq") or {}).get("seq")
+    if detail.get("expected") != wanted or detail.get("actual") == wanted:
+        ledger.blame("condition", f"{detail} is no reason to refuse {name_of(op)}")

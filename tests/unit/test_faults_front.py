@@ -1,0 +1,227 @@
+"""Goal: what a front holds for clients is bounded, and whoever comes beyond a bound is refused and told which.
+
+Method: the gate and the budgets of a front with their bounds reached; the listening socket of a server that was just
+killed. No process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from router.budget import ByteBudget
+from router.call import Services
+from router.exchange import Request, Response
+from router.front_core import FrontCore
+from router.gate import LARGE_ANSWER, SLOW_READERS_BYTES_MAX, Gate
+from tests.support.faults import fault
+from topics import wire
+from topics.settings import Settings
+from workers import listeners
+from workers.exit_codes import CannotBind
+
+JSON = b"application/json"
+BODY = b'{"records":[{"data":1}]}'
+
+
+class Bench:
+    """A gate over one shard; what is given to another thread runs at once unless its queue is full."""
+
+    def __init__(self) -> None:
+        self.core = FrontCore(1)
+        self.core.worker_up(0, 1)
+        self.buffered = 0
+        self.queue_is_full = False
+        services = Services(self.core, Settings(), lambda: 0, "0", 0)
+        self.gate = Gate(services, [], lambda: self.buffered, self._offload)
+        self.answers: list[Response] = []
+
+    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+        if not self.queue_is_full:
+            done(work())
+        return not self.queue_is_full
+
+    def ask(self, method: bytes, path: bytes, body: bytes = b"", **headers: bytes) -> None:
+        request = Request(method, path, b"", 0, body, content_type=JSON, **headers)
+        self.gate.handle(request, self.answers.append)
+
+    def answer(self, body: bytes) -> None:
+        """The worker's answer to the one request that it was sent."""
+        ((_, parts),) = self.core.take_messages()
+        (request,) = wire.read_requests(bytes(parts[0]), *parts[1:])
+        head = wire.reply_head(request.id, 200, wire.JSON, b"", len(body))
+        self.core.receive(0, wire.message_head(1) + head + body)
+
+    @property
+    def only(self) -> Response:
+        (response,) = self.answers
+        return response
+
+    def refused(self, limit: str) -> None:
+        response = self.only
+        error = json.loads(bytes(response.body))["error"]
+        assert (response.status, error["code"], error["detail"]) == (429, "throttled", {"limit": limit})
+        assert b"Retry-After" in response.head
+        assert self.gate.open == 0
+
+
+# ---- bodies that are being received
+
+
+@fault(
+    "front",
+    "more bodies are being received than a front may hold",
+    "further ones are refused with 429 and limit bodies; those that are whole are served",
+)
+def test_budget_is_never_passed_but_for_one_alone() -> None:
+    budget = ByteBudget(100)
+    assert budget.take(60)
+    assert not budget.take(41), "it would be too much"
+    assert budget.held == 60, "a refusal takes nothing"
+    assert budget.take(40)
+    assert not budget.take(1)
+    budget.give(100)
+    assert budget.take(1000), "one alone may be larger than the whole budget"
+    assert not budget.take(1)
+    budget.give(1000)
+    assert budget.held == 0
+
+
+def test_giving_back_too_much_is_a_bug() -> None:
+    budget = ByteBudget(100)
+    budget.take(5)
+    with pytest.raises(AssertionError):
+        budget.give(6)
+
+
+# ---- packing and unpacking
+
+
+@fault(
+    "front",
+    "more compressed bodies wait to be unpacked than a front may hold",
+    "further ones are refused with 429 and limit gzip, and not carried out",
+)
+def test_queue_of_bodies_to_unpack() -> None:
+    bench = Bench()
+    bench.queue_is_full = True
+    bench.ask(b"POST", b"/v0/topics/a", gzip.compress(BODY), content_encoding=b"gzip")
+    bench.refused("gzip")
+    assert bench.core.take_messages() == [], "nothing reached the shard"
+    bench.answers.clear()
+    bench.queue_is_full = False
+    bench.ask(b"POST", b"/v0/topics/a", gzip.compress(BODY), content_encoding=b"gzip")
+    bench.answer(b"{}")
+    assert bench.only.status == 200
+
+
+@fault(
+    "front",
+    "more answers wait to be compressed than a front may hold",
+    "further ones are sent plain",
+)
+def test_queue_of_answers_to_pack() -> None:
+    bench = Bench()
+    bench.queue_is_full = True
+    bench.ask(b"POST", b"/v0/topics/a/diff", b"{}", accept_encoding=b"gzip")
+    bench.answer(b"x" * 20_000)
+    assert (bench.only.status, bytes(bench.only.body)) == (200, b"x" * 20_000)
+    assert b"Content-Encoding" not in bench.only.head
+
+
+# ---- answers that nobody takes
+
+BUFFERED = "reads are refused with 429 and limit buffered; writes are served"
+
+
+@fault("front", "more answers wait for slow readers than a front may hold", BUFFERED)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        (b"POST", b"/v0/topics/a/diff"),
+        (b"GET", b"/v0/topics"),
+        (b"GET", b"/v0/topics/a/tags"),
+        (b"GET", b"/v0/topics/a/last"),
+    ],
+)
+def test_reads_while_too_much_is_buffered(method: bytes, path: bytes) -> None:
+    bench = Bench()
+    bench.buffered = SLOW_READERS_BYTES_MAX + 1
+    bench.ask(method, path)
+    bench.refused("buffered")
+    bench.answers.clear()
+    bench.ask(b"POST", b"/v0/topics/a", BODY)
+    bench.answer(b"{}")
+    assert bench.only.status == 200
+
+
+@fault("front", "too much is buffered when the answer to an earlier read comes", BUFFERED)
+def test_large_answer_that_comes_when_too_much_is_buffered() -> None:
+    bench = Bench()
+    bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
+    bench.buffered = SLOW_READERS_BYTES_MAX + 1
+    bench.answer(b"x" * LARGE_ANSWER)
+    bench.refused("buffered")
+
+
+def test_small_answer_is_sent_all_the_same() -> None:
+    bench = Bench()
+    bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
+    bench.buffered = SLOW_READERS_BYTES_MAX + 1
+    bench.answer(b"x" * (LARGE_ANSWER - 1))
+    assert bench.only.status == 200
+
+
+# ---- the port
+
+
+def taken_port() -> socket.socket:
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    return taken
+
+
+@fault(
+    "supervisor",
+    "the fronts of a server that was just killed still hold the port",
+    "the new server waits for it up to 1.5 s, and then serves",
+)
+def test_port_that_is_given_up_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = taken_port()
+    port = taken.getsockname()[1]
+    refused = threading.Event()
+    bind_once = listeners._bind
+
+    def counted(*arguments: Any) -> list[socket.socket]:
+        try:
+            return bind_once(*arguments)
+        except CannotBind:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(listeners, "_bind", counted)
+    monkeypatch.setattr(listeners, "BIND_PATIENCE_S", 30.0)
+
+    def give_up_the_port() -> None:
+        assert refused.wait(30)
+        taken.close()
+
+    owner = threading.Thread(target=give_up_the_port)
+    owner.start()
+    made = listeners.bind("127.0.0.1", port, 1)
+    owner.join()
+    assert made[0].getsockname()[1] == port
+    made[0].close()
+
+
+def test_port_that_stays_in_use_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "BIND_PATIENCE_S", 0.0)
+    with taken_port() as taken, pytest.raises(CannotBind):
+        listeners.bind("127.0.0.1", cast(int, taken.getsockname()[1]), 1)

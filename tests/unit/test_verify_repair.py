@@ -1,0 +1,420 @@
+"""`verify --repair`: a damaged shard opens again, nothing is made up, and every loss is announced.
+
+Goal: whatever one fault does to any file, a repair leaves a directory that opens and serves, in which each record is
+as it was or announced as lost, and no byte of the old files is deleted; a crash inside it changes nothing about that.
+Method: a shard with one of everything on a SimDisk is damaged by seeded flips, cuts, zeros and missing files, then
+repaired, opened, read in full and verified again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container
+from functools import cache
+
+import pytest
+
+from tests.support.damaged_shard import CONFIG, Damaged, judge, rich
+from tests.support.engine_harness import FSYNC, META_DIR, WAL_DIR, Harness, append, lose, numbered, overwrite
+from tests.support.faults import fault
+from tests.support.sim_disk import SimulatedCrash
+from topics.engine.errors import ShardReadOnly
+from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER, file_header
+
+
+@cache
+def made(clean: bool) -> Damaged:
+    return rich(clean=clean)
+
+
+def shard(*, clean: bool = False) -> Damaged:
+    return made(clean).copy()
+
+
+def is_last_entry(d: Damaged, path: str, offset: int) -> bool:
+    """Nothing vouches for the end of the log: damage there looks like a write that the power cut stopped."""
+    last_path, last = list(d.envelopes())[-1]
+    return path == last_path and offset >= last.start - ENVELOPE_BYTES
+
+
+def deleted_may_return(path: str) -> set[int]:
+    return {2} if path.endswith(".del") else set()
+
+
+def assert_repaired(d: Damaged, *, may_return: Container[int] = ()) -> dict[str, list[int]]:
+    d.repair()
+    h = d.open()
+    assert h.engine.shard.read_only is None
+    gone = judge(h, d.rows, may_return=may_return)
+    heads = {topic: h.state(topic).head_seq for topic in d.rows}
+    for topic, rows in d.rows.items():
+        assert heads[topic] >= rows[-1][0], "no seq is given a second time"
+        assert h.append(topic, b"new").first_seq == heads[topic] + 1
+    h.close()
+    assert d.damage() == []
+    return gone
+
+
+# ---- anything, anywhere
+
+
+@fault(
+    "verify",
+    "any single flipped bit of any file, then --repair",
+    "it opens; what is gone is announced, the rest unchanged",
+)
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_flipped_bit(seed: int, clean: bool) -> None:
+    rng = random.Random(seed)
+    whole = shard(clean=clean)
+    ends = {path: envelope.end for path, envelope in whole.envelopes()}
+    for _ in range(5):
+        d = whole.copy()
+        path = rng.choice(d.disk.paths())
+        offset = rng.randrange(ends.get(path, len(d.bytes(path))))
+        if is_last_entry(d, path, offset):
+            continue
+        bit = rng.randrange(8)
+        d.flip(path, offset, bit)
+        try:
+            assert_repaired(d, may_return=deleted_may_return(path))
+        except BaseException as error:
+            error.add_note(f"bit {bit} of byte {offset} of {path}")
+            raise
+
+
+@fault(
+    "verify",
+    "a file cut short, zeroed in part or in whole, or full of noise, then --repair",
+    "it opens; what is gone is announced",
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_cut_or_overwritten_file(seed: int) -> None:
+    rng = random.Random(100 + seed)
+    whole = shard()
+    for _ in range(5):
+        d = whole.copy()
+        path = rng.choice(d.disk.paths())
+        data = d.bytes(path)
+        at, size = rng.randrange(len(data)), rng.randrange(8, 128)
+        end = max((e.end for p, e in d.envelopes() if p == path), default=0)
+        what = rng.choice(["cut", "zeros", "noise", "all zeros"])
+        if path.startswith(WAL_DIR) and (what == "cut" or (what != "all zeros" and at + size > end - 200)):
+            continue  # the end of the log: see the tests of it
+        if what == "cut":
+            data = data[:at]
+        elif what == "all zeros":
+            data = bytes(len(data))
+        else:
+            patch = bytes(size) if what == "zeros" else rng.randbytes(size)
+            data = (data[:at] + patch + data[at + size :])[: len(data)]
+        overwrite(d.disk, path, data)
+        try:
+            assert_repaired(d, may_return=deleted_may_return(path))
+        except BaseException as error:
+            error.add_note(f"{what} at {at}, {size} bytes, of {path}")
+            raise
+
+
+@fault("verify", "any single missing file, then --repair", "it opens; what is gone is announced")
+def test_any_missing_file() -> None:
+    whole = shard()
+    for path in whole.disk.paths():
+        if path.startswith("topics/") and "0400/" not in path:
+            continue  # the same files again
+        d = whole.copy()
+        lose(d.disk, path)
+        try:
+            assert_repaired(d, may_return=deleted_may_return(path))
+        except BaseException as error:
+            error.add_note(f"without {path}")
+            raise
+
+
+# ---- the log
+
+
+def rotate(h: Harness, topic: str, first: int, count: int) -> None:
+    """One entry a record, over several log files."""
+    for i in range(first, first + count):
+        h.append(topic, *numbered(i, 1, pad=200))
+
+
+@fault(
+    "log file",
+    "an entry rots in front of synced ones, then --repair",
+    "what follows is kept; exactly the missing seqs are announced",
+)
+def test_what_follows_a_rotten_entry_is_kept() -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    h.put("other", FSYNC)
+    for i in range(1, 7):
+        h.append("t", *numbered(i, 1))
+    h.append("other", *numbered(1, 1))
+    h.kill()
+    d = Damaged(h.disk, {"t": [(i, numbered(i, 1)[0]) for i in range(1, 7)]}, h.clock.wall_ms())
+    path, envelope = next(
+        (p, e) for p, e in d.envelopes() if numbered(3, 1)[0] in d.bytes(p)[e.start : e.end]
+    )
+    d.flip(path, envelope.start + 50)
+    with_damage = d.copy().open()
+    assert isinstance(with_damage.send(append("t", b"x")), ShardReadOnly)
+    repaired = d.repair()
+    assert repaired.losses == [("t", 3, 3)], "the other topic shows by its next record that it lost nothing"
+    h = d.open()
+    assert h.seqs("t") == [1, 2, 4, 5, 6]
+    assert h.gaps("t") == [(3, 3, "corrupt")]
+    assert h.read("other") == ([(1, numbered(1, 1)[0])], [])
+
+
+@fault(
+    "log file",
+    "a log file in the middle is missing, then --repair",
+    "the files after it are kept; the missing seqs are announced",
+)
+def test_a_missing_log_file_in_the_middle() -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    h.put("quiet", FSYNC)
+    rotate(h, "t", 1, 40)
+    h.kill()
+    d = Damaged(h.disk, {}, h.clock.wall_ms())
+    used = sorted({path for path, _ in d.envelopes()})
+    assert len(used) >= 3
+    inside = [e for p, e in d.envelopes() if p == used[1]]
+    lose(d.disk, used[1])
+    assert any(f"{inside[0].lsn} to {inside[-1].lsn} are missing" in finding.what for finding in d.damage())
+    repaired = d.repair()
+    h = d.open()
+    rows, gaps = h.read("t")
+    ((first, last, reason),) = gaps
+    assert reason == "corrupt"
+    assert sorted([seq for seq, _ in rows] + list(range(first, last + 1))) == list(range(1, 41))
+    assert all(payload == numbered(seq, 1, pad=200)[0] for seq, payload in rows)
+    quiet = [loss for loss in repaired.losses if loss[0] == "quiet"]
+    assert quiet and quiet[0][1] == 1, "nothing shows how many of its records were in the file"
+    assert h.append("quiet", b"new").first_seq == quiet[0][2] + 1, "and none of their seqs is given again"
+
+
+@fault(
+    "log file",
+    "all log files are missing, then --repair",
+    "the snapshot is served; seqs past it are announced and never used again",
+)
+def test_all_log_files_are_missing() -> None:
+    d = shard()
+    for path in d.disk.paths():
+        if path.startswith(WAL_DIR):
+            lose(d.disk, path)
+    gone = assert_repaired(d)
+    assert gone["tail"] == list(range(1, 9))
+    assert gone["sealed"] == [11, 12]
+
+
+@fault(
+    "log file",
+    "the entry that made a topic rots, then --repair",
+    "its records are kept under a name that says so",
+)
+def test_a_topic_whose_making_is_lost_gets_a_name() -> None:
+    h = Harness(CONFIG)
+    h.put("first", FSYNC)
+    h.put("t", FSYNC)
+    h.append("t", *numbered(1, 3))
+    h.append("t", *numbered(4, 1))
+    h.kill()
+    d = Damaged(h.disk, {}, h.clock.wall_ms())
+    path, envelope = next((p, e) for p, e in d.envelopes() if b"\xa1t" in d.bytes(p)[e.start : e.end])
+    d.flip(path, envelope.start + 10)
+    repaired = d.repair()
+    assert any("its real name was in the part of the log that is lost" in note for note in repaired.notes)
+    h = d.open()
+    (name,) = [topic for topic in h.engine.shard.published if topic.startswith("recovered-")]
+    assert h.rows(name) == [(i, numbered(i, 1)[0]) for i in range(1, 5)]
+
+
+@fault(
+    "log file",
+    "the copy that a recovery made of the log's tail rots, then --repair",
+    "the tail itself is still there and is used",
+)
+def test_the_copy_of_the_tail_rots() -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    h.append("t", *numbered(1, 2))
+    h.append("t", *numbered(3, 1))
+    h.kill_and_open()
+    h.append("t", *numbered(4, 1))
+    h.append("t", *numbered(5, 1))
+    h.kill()
+    d = Damaged(h.disk, {"t": [(i, numbered(i, 1)[0]) for i in range(1, 6)]}, h.clock.wall_ms())
+    newest = max(path for path, _ in d.envelopes())
+    first = next(e for p, e in d.envelopes() if p == newest)
+    d.flip(newest, first.start + 5)
+    assert [finding.path for finding in d.damage()] == [newest, newest]
+    assert assert_repaired(d) == {}
+
+
+def test_a_second_repair_finds_nothing_to_do() -> None:
+    d = shard()
+    d.flip(next(path for path in d.disk.paths() if path.endswith(".sum")), 50)
+    assert d.repair().quarantined
+    before = d.everything()
+    again = d.repair(run=2)
+    assert (again.quarantined, again.losses, again.notes) == ([], [], [])
+    assert d.everything() == before
+
+
+def test_a_log_file_of_another_shard_is_put_aside() -> None:
+    d = shard()
+    path = next(path for path, _ in d.envelopes())
+    data = d.bytes(path)
+    _, _, _, number, salt = FILE_HEADER.unpack_from(data)
+    overwrite(d.disk, path, file_header(shard=7, number=number, salt=salt) + data[64:])
+    assert any("another shard" in finding.what for finding in d.damage())
+    d.repair()
+    assert d.bytes(f"quarantine/1/{path}")[12] == 7
+    h = d.open()
+    judge(h, d.rows)
+
+
+# ---- snapshots
+
+
+@fault(
+    "snapshot",
+    "both snapshots rot, then --repair",
+    "topics are made again from segments and log; what is gone is announced",
+)
+def test_both_snapshots_rot() -> None:
+    d = shard()
+    for path in d.disk.paths():
+        if path.startswith(f"{META_DIR}/snap-"):
+            d.flip(path, 40)
+    gone = assert_repaired(d, may_return={2})
+    assert gone == {}, "names and small topics can still be read, and records have digests of their own"
+
+
+@fault("snapshot", "both snapshots are missing, then --repair", "records are kept under names that say so")
+def test_both_snapshots_are_missing() -> None:
+    d = shard()
+    for path in d.disk.paths():
+        if path.startswith(f"{META_DIR}/snap-"):
+            lose(d.disk, path)
+    repaired = d.repair()
+    assert any("its real name was in the snapshots" in note for note in repaired.notes)
+    h = d.open()
+    found = {name: dict(h.rows(name)) for name in h.engine.shard.published}
+    for topic in ("sealed", "plain", "tail"):
+        wanted = dict(d.rows[topic])
+        assert any(wanted.items() <= rows.items() for rows in found.values()), topic
+    h.close()
+    assert d.damage() == []
+
+
+def test_no_snapshot_and_the_whole_log_is_an_ordinary_start() -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    h.append("t", *numbered(1, 6))
+    h.checkpoint()
+    h.append("t", *numbered(7, 1))
+    h.kill()
+    d = Damaged(h.disk, {"t": [(i, numbered(i, 1)[0]) for i in range(1, 8)]}, h.clock.wall_ms())
+    d.flip(h.snapshots()[0], 50)
+    assert assert_repaired(d) == {}
+
+
+# ---- segments
+
+
+@fault(
+    "segment",
+    "the deletion marks are missing, then --repair",
+    "it opens; the report says which deletes are undone",
+)
+def test_missing_marks_are_reported() -> None:
+    d = shard()
+    path = next(path for path in d.disk.paths() if path.endswith(".del"))
+    lose(d.disk, path)
+    repaired = d.repair()
+    assert any("are back" in note and "sealed" in note for note in repaired.notes)
+    assert d.open().seqs("sealed")[:3] == [1, 2, 3]
+
+
+@fault(
+    "segment",
+    "several records of one segment rot, then --repair",
+    "each is announced, the others are kept with tags and nodes",
+)
+def test_several_rotten_records() -> None:
+    d = shard()
+    path = next(path for path in d.disk.paths() if path.endswith("400/seg-0000000000000005-0.data"))
+    data = d.bytes(path)
+    for seq in (5, 7):
+        d.flip(path, data.find(numbered(seq, 1)[0]))
+    assert assert_repaired(d) == {"sealed": [5, 7]}
+    h = d.open()
+    page = h.diff("sealed", 5, limit=3)
+    assert page.tags is not None and page.tags[0] == b"us"
+
+
+# ---- an intent
+
+
+@fault(
+    "segment", "an erase intent rots, then --repair", "it is put aside, and the report says what that means"
+)
+def test_a_rotten_intent() -> None:
+    d = shard()
+    overwrite(d.disk, f"{META_DIR}/intent-0000000000000001", b"not an intent at all")
+    assert [finding.path for finding in d.damage()] == [f"{META_DIR}/intent-0000000000000001"]
+    assert assert_repaired(d) == {}
+
+
+# ---- crashes
+
+
+@fault(
+    "verify",
+    "the power goes inside a repair",
+    "the next run finishes it or starts over; nothing is lost by it",
+)
+@pytest.mark.parametrize("share", [i / 12 for i in range(13)])
+def test_a_crash_inside_a_repair(share: float) -> None:
+    d = shard()
+    d.flip(next(path for path in d.disk.paths() if path.endswith("400/seg-0000000000000001-0.data")), 60)
+    path, envelope = [(p, e) for p, e in d.envelopes() if e.lsn > d.verify().base_lsn][3]
+    d.flip(path, envelope.start + 4)
+    originals = d.everything()
+    trial = d.copy()
+    writes = _first_write(trial)
+    total = trial.disk.calls
+    d.disk.calls = 0
+    d.disk.crash_at(writes + int((total - writes - 1) * share) + 1, midway=True)
+    with pytest.raises(SimulatedCrash):
+        d.repair()
+    d.disk.crash()
+    gone = assert_repaired_after_crash(d)
+    assert gone == {"sealed": [1], "tail": [4]}
+    kept = d.everything().values()
+    assert all(data in kept for data in originals.values()), "no byte of the old files is deleted"
+
+
+def _first_write(trial: Damaged) -> int:
+    """How many calls a repair makes before its first change, and (in `calls`) in all."""
+    trial.disk.calls = 0
+    trial.disk.trace = []
+    trial.repair()
+    return next(i for i, line in enumerate(trial.disk.trace) if line.startswith(("write", "make_dir")))
+
+
+def assert_repaired_after_crash(d: Damaged) -> dict[str, list[int]]:
+    d.repair(run=2)
+    h = d.open()
+    assert h.engine.shard.read_only is None
+    gone = judge(h, d.rows)
+    h.kill()
+    assert d.damage() == []
+    return gone

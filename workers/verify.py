@@ -1,0 +1,300 @@
+"""`python -m workers.verify`: checks a data directory that no server uses, and repairs it when asked to.
+
+It holds the locks that a server would hold, so a directory in use is refused, and a server that starts meanwhile is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from topics.engine.config import EngineConfig
+from topics.engine.errors import TopicsError
+from topics.engine.repair import QUARANTINE, CannotRepair, Repaired, finish_repairs, repair_shard
+from topics.engine.staging import ID_STEP
+from topics.engine.verify import Finding, Found, verify_shard
+from workers.data_directory import (
+    LAYOUT_FORMAT,
+    DataDirectory,
+    Layout,
+    read_layout,
+    write_atomically,
+)
+from workers.exit_codes import DirectoryLocked, Refusal
+from workers.posix_disk import PosixDisk, make_durable_dir
+from workers.system_clock import SystemClock
+
+SOUND, DAMAGED, USAGE, CANNOT = 0, 1, 2, 3
+MEANINGS = {
+    SOUND: "everything is sound, or was made sound by --repair",
+    DAMAGED: "there is damage, or the repair could not be made",
+    USAGE: "the arguments make no sense",
+    CANNOT: "the directory is in use, absent, not readable, or of a later version",
+}
+OURS = {"LOCK", "RUN", "layout.json", "layout-1", "topics", "lost+found", QUARANTINE}
+
+_TOPIC = re.compile(r"[0-9a-f]{16}")
+
+T = TypeVar("T")
+
+
+class CannotVerify(Exception):
+    """The directory cannot be looked at; the text says why."""
+
+
+class ShardReport(msgspec.Struct, frozen=True):
+    shard: int
+    opens: str  # how a start would go; empty: as it should
+    topics: int
+    records: int
+    findings: list[Finding]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What --json prints."""
+
+    data_dir: str
+    sound: bool
+    repaired: bool
+    findings: list[Finding]  # of the directory itself
+    shards: list[ShardReport]
+    losses: list[tuple[str, int, int]]  # announced by the repair: topic, first seq, last seq
+    notes: list[str]  # what cannot be known or undone
+    quarantined: list[str]
+    problem: str = ""  # why the repair could not be made
+
+
+@dataclass
+class _Run:
+    path: Path
+    repair: bool
+    quiet: bool
+    findings: list[Finding] = field(default_factory=list)
+    shards: list[ShardReport] = field(default_factory=list)
+    done: list[Repaired] = field(default_factory=list)
+    problem: str = ""
+    layout_made: bool = False
+
+    def report(self) -> Report:
+        damage = [
+            f for f in [*self.findings, *(f for s in self.shards for f in s.findings)] if f.kind == "damage"
+        ]
+        changed = self.layout_made or any(done.quarantined for done in self.done)
+        return Report(
+            str(self.path),
+            sound=not self.problem and (self.repair or not damage),
+            repaired=changed,
+            findings=self.findings,
+            shards=self.shards,
+            losses=[loss for done in self.done for loss in done.losses],
+            notes=[note for done in self.done for note in done.notes],
+            quarantined=[path for done in self.done for path in done.quarantined],
+            problem=self.problem,
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="topics verify",
+        description="Checks every file of a data directory that no server uses. Nothing is changed without --repair.",
+        epilog="exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()),
+    )
+    parser.add_argument("data_dir", metavar="data-dir")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="make it open and serve again; what is replaced is kept in <data-dir>/quarantine, every loss is announced",
+    )
+    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    arguments = parser.parse_args(argv)
+    try:
+        report = run(Path(arguments.data_dir).absolute(), repair=arguments.repair, quiet=arguments.json)
+    except (CannotVerify, Refusal) as error:
+        print(f"topics verify: {error}", file=sys.stderr)
+        return CANNOT
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        print_report(report)
+    return SOUND if report.sound else DAMAGED
+
+
+def run(path: Path, *, repair: bool, quiet: bool) -> Report:
+    if not path.is_dir():
+        raise CannotVerify(f"there is no directory {path}")
+    if not any((path / name).exists() for name in ("layout.json", "layout-1", "topics")):
+        raise CannotVerify(f"{path} is not a data directory of topics")
+    state = _Run(path, repair, quiet)
+    with ExitStack() as held:
+        held.callback(DataDirectory(str(path)).close)
+        numbers = _shard_numbers(path)
+        for number in numbers:
+            _lock_shard(held, path / f"layout-1/shard-{number:02d}")
+        disk = PosixDisk(str(path))
+        layout = _layout(state, numbers)
+        for name in sorted(os.listdir(path)):
+            if name not in OURS:
+                state.findings.append(Finding("extra", name, 0, "nothing of topics has this name"))
+        for number in range(layout.shards):
+            _check_shard(state, disk, number, layout.shards)
+        if state.repair and any(
+            finding.path == "layout.json" and finding.kind == "damage" for finding in state.findings
+        ):
+            _write_layout(state, layout)
+    return state.report()
+
+
+def _names(path: Path) -> list[str]:
+    return os.listdir(path) if path.is_dir() else []
+
+
+def _shard_numbers(path: Path) -> list[int]:
+    names = _names(path / "layout-1")
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"shard-(\d+)", name)))
+
+
+def _lock_shard(held: ExitStack, path: Path) -> None:
+    """The lock that a worker holds: one may still be in its last sync after its supervisor was killed."""
+    fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    held.callback(os.close, fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DirectoryLocked(f"{path} is in use by a worker that still runs") from None
+
+
+def _layout(state: _Run, numbers: list[int]) -> Layout:
+    """The stored layout, or the one that the shards' directories show."""
+    path = state.path / "layout.json"
+    try:
+        return read_layout(path)
+    except Refusal as error:
+        if "has format" in str(error):
+            raise
+        problem = str(error) if path.exists() else "is missing"
+    state.findings.append(Finding("damage", "layout.json", 0, problem))
+    owners = {int(name, 16) % ID_STEP for name in _names(state.path / "topics") if _TOPIC.fullmatch(name)}
+    if not numbers or numbers != list(range(len(numbers))) or not owners <= set(numbers):
+        raise CannotVerify(
+            f"{path} cannot be read and the shards' directories do not show how many there were; restore it from a backup"
+        )
+    return Layout(format=LAYOUT_FORMAT, generation=1, shards=len(numbers))
+
+
+def _write_layout(state: _Run, layout: Layout) -> None:
+    """Only now that every topic was found in the shard that this layout expects it in."""
+    path = state.path / "layout.json"
+    misplaced = [f for shard in state.shards for f in shard.findings if "another shard" in f.what]
+    if misplaced or state.problem:
+        state.problem = (
+            state.problem
+            or f"{layout.shards} shards do not fit the topics; restore layout.json from a backup"
+        )
+        return
+    if path.exists():
+        aside = state.path / QUARANTINE / str(_next_run(state.path))
+        make_durable_dir(str(aside))
+        os.rename(path, aside / "layout.json")
+    write_atomically(path, msgspec.json.encode(layout) + b"\n")
+    state.layout_made = True
+
+
+def _next_run(path: Path) -> int:
+    return max((int(name) for name in _names(path / QUARANTINE) if name.isdigit()), default=0) + 1
+
+
+def _check_shard(state: _Run, disk: PosixDisk, shard: int, shards: int) -> None:
+    config = EngineConfig(shard=shard, shard_dir=f"layout-1/shard-{shard:02d}")
+    progress = _Progress(f"shard {shard}", state.quiet)
+    if not (state.path / config.shard_dir).is_dir():
+        if (state.path / "layout-1").is_dir():
+            state.findings.append(Finding("damage", config.shard_dir, 0, "the shard's directory is missing"))
+            state.problem = f"{config.shard_dir} is missing; restore it from a backup"
+        return
+    try:
+        if state.repair:
+            finish_repairs(disk, shard)
+            steps = repair_shard(disk, SystemClock(), config, shards, _next_run(state.path))
+            done = progress.follow(steps)
+            found = done.found or Found()
+            state.done.append(done)
+        else:
+            found = progress.follow(verify_shard(disk, SystemClock(), config, shards))
+    except CannotRepair as error:
+        if "which this version cannot read" in str(error):
+            raise CannotVerify(str(error)) from error
+        state.problem = str(error)
+        return
+    except (TopicsError, OSError) as error:
+        raise CannotVerify(f"shard {shard} cannot be read: {error}") from error
+    finally:
+        progress.end()
+    later = [finding for finding in found.findings if finding.kind == "unsupported"]
+    if later:
+        raise CannotVerify(later[0].what)
+    state.shards.append(ShardReport(shard, found.opens, found.topics, found.records, found.findings))
+
+
+class _Progress:
+    """One line that is written over on a terminal; one line a shard elsewhere."""
+
+    def __init__(self, title: str, quiet: bool) -> None:
+        self._title = title
+        self._terminal = sys.stderr.isatty() and not quiet
+        self._count = 0
+        if not quiet and not self._terminal:
+            print(f"checking {title}", file=sys.stderr, flush=True)
+
+    def follow(self, steps: Generator[str, None, T]) -> T:
+        while True:
+            try:
+                what = next(steps)
+            except StopIteration as ended:
+                result: T = ended.value
+                return result
+            self._count += 1
+            if self._terminal:
+                wheel = "|/-\\"[self._count % 4]
+                line = f"{wheel} {self._title}: {what}"[:100]
+                print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def print_report(report: Report) -> None:
+    for finding in [*report.findings, *(f for shard in report.shards for f in shard.findings)]:
+        where = f"{finding.path} at byte {finding.offset}" if finding.offset else finding.path
+        about = f" [topic {finding.topic}]" if finding.topic else ""
+        lost = f" (seqs {finding.first_seq} to {finding.last_seq})" if finding.first_seq else ""
+        print(f"{finding.kind}: {where}{about}: {finding.what}{lost}")
+    for shard in report.shards:
+        if shard.opens:
+            print(f"shard {shard.shard}: a server would start it {shard.opens}")
+    for topic, first, last in report.losses:
+        print(f"announced as lost: topic {topic}, seqs {first} to {last}")
+    for note in report.notes:
+        print(f"note: {note}")
+    if report.quarantined:
+        print(f"{len(report.quarantined)} files are kept in {report.data_dir}/{QUARANTINE}")
+    if report.problem:
+        print(f"not repaired: {report.problem}")
+    topics = sum(shard.topics for shard in report.shards)
+    records = sum(shard.records for shard in report.shards)
+    state = "repaired" if report.repaired and report.sound else "sound" if report.sound else "damaged"
+    print(f"{state}: {len(report.shards)} shards, {topics} topics, {records} records")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
