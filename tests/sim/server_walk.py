@@ -296,7 +296,7 @@ class Story:
         self.world.after(self.rng.choice((20, 300)) * MS, fast)
 
     def rot(self) -> None:
-        """A bit flips in a file that is not written any more."""
+        """A bit flips in a file that is not written any more, while nobody holds it in memory."""
         shard = self.rng.randrange(self.server.shards)
         disk = self.machine.disks[shard]
         sealed = [path[: -len(".sum")] for path in disk.paths() if path.endswith(".sum")]
@@ -310,6 +310,10 @@ class Story:
         disk.flip_bit(path, offset, self.rng.randrange(8))
         self.say("  rot", path, offset)
         self.history.happened("rot", note=f"{path} at {offset}")
+        worker = self.server.workers[shard]
+        if worker is not None and worker.alive:
+            self._note("kill", worker)
+            self.server.kill_worker(worker)
 
     # -- time ----------------------------------------------------------------------------------------------
 

@@ -220,3 +220,24 @@ def test_a_seal_that_rots_costs_no_record() -> None:
     assert h.rows("t") == rows
     h.restart()
     assert (h.rows("t"), h.gaps("t")) == (rows, [])
+
+
+@fault(
+    "segment",
+    "a record rots under a running shard after it was read",
+    "at the latest a minute later a read announces it as `corrupt`",
+)
+def test_what_was_right_once_is_checked_again() -> None:
+    """A block that had been found right was believed for as long as its file stayed open."""
+    h = Harness()
+    h.put("t")
+    for payload in numbered(0, 12):
+        h.append("t", payload)
+    h.checkpoint()
+    assert len(h.rows("t")) == 12
+    path = min(path for path in h.disk.paths() if path.endswith(".data"))
+    h.disk.flip_bit(path, 60, 1)
+    h.pass_time(61_000)
+    rows, gaps = h.read("t")
+    assert [seq for seq, _ in rows] == list(range(2, 13))
+    assert gaps == [(1, 1, "corrupt")]

@@ -37,6 +37,7 @@ SLICES_PER_TURN = 64
 SLICE_MS = 1  # by a clock of whole milliseconds: a slice takes between one and two
 FULL_RETRY_MS = 1000
 CHECKPOINT_LOOK_MS = 5000
+TRUST_MS = 60_000  # what was read and proved right is believed for so long: disks rot while they run
 
 COUNTERS = (
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "recoveries", "syncs",
@@ -95,6 +96,7 @@ class Engine:
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
         self._checkpoint_wanted = False
         self._look_at_ms = 0
+        self._trust_until_ms = 0
         self.closed = False
 
     @classmethod
@@ -124,6 +126,9 @@ class Engine:
         shard = self.shard
         self._begin_group()
         shard.begin_turn(self.clock.read(), busy=bool(requests))
+        if self.clock.mono_ms >= self._trust_until_ms:
+            self._trust_until_ms = self.clock.mono_ms + TRUST_MS
+            self.reader.distrust()
         handle = shard.handle
         for token, command in requests:
             if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:

@@ -560,6 +560,12 @@ class Reader:
                 raise Corrupt(segment.path, block * BLOCK_BYTES, "a block does not agree with its digest")
             segment.verified.add(block)
 
+    def distrust(self) -> None:
+        """Check everything anew when it is read next."""
+        for segment in self._open.values():
+            segment.verified.clear()
+            segment.checked = _CheckedRows()
+
     def close_segment(self, topic_id: int, first_seq: int, generation: int) -> None:
         segment = self._open.pop((topic_id, first_seq, generation), None)
         if segment is not None:
