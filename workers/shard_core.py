@@ -178,7 +178,8 @@ class ShardCore:
                 logger.error("a report could not be read", extra={"fields": {"error": str(error)}})
             return
         else:
-            body = b""
+            self._refuse(peer, request, InvalidRequest(f"there is no operation {request.op}"))
+            return
         self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
 
     # -- the turn ------------------------------------------------------------------------------------------
@@ -263,7 +264,10 @@ class ShardCore:
                 status, kind, head, body = self._render(request, result, options, total_ms)
             except Exception as error:  # one odd record must not take the shard down with every read of it
                 logger.exception("an answer could not be made")
-                self._refuse(peer, request, TopicsError(f"the answer could not be made: {error!r}"))
+                unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}
+                self._refuse(
+                    peer, request, TopicsError(f"the answer could not be made: {error!r}", **unknown)
+                )
                 return
         self._send(peer, request.id, status, kind, head, body)
 

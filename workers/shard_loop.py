@@ -228,8 +228,9 @@ class ShardLoop:
             except zmq.Again:
                 return
             try:
-                core.receive(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
-            except wire.BadMessage as error:
+                peer, message, *apart = parts
+                core.receive(peer, message, apart[0] if apart else None)
+            except (wire.BadMessage, ValueError) as error:
                 logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
             size += sum(map(len, parts))
             if size > DRAIN_BYTES or core.waiting >= DRAIN_REQUESTS:

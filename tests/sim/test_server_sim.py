@@ -115,3 +115,17 @@ def test_a_seed_is_the_whole_story() -> None:
     again = Story(3)
     again.run()
     assert told.pop().splitlines()[0] == f"3 {digest(again)}"
+
+
+def test_the_simulation_runs_the_shipped_code() -> None:
+    """In a process of its own: a tracer slows everything down, and definitions count only where nothing is imported yet."""
+    program = "from tests.sim import coverage_figure as c; f = c.measure(range(4)); print(len(f), c.share(f))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    modules, covered = done.stdout.split()
+    assert int(modules) > 40
+    assert float(covered) > 0.7, (
+        f"only {float(covered):.0%} of the lines between a request's head and the disk"
+    )

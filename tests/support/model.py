@@ -215,18 +215,18 @@ class Topic:
             limit, max_bytes = min(limit or 1_000_000, 1_000_000), 1 << 60
         else:
             limit, max_bytes = min(limit or 256, 1000), min(max_bytes or 1 << 20, 8 << 20)
-        from_seq = self._not_before(from_seq, from_ts)
         gap: Gap | None = None
         cursor = from_seq
         if from_seq > self.head:
             gap = Gap(1, self.head, "recreated")
-            cursor = self.earliest - 1
-        elif from_seq + 1 < self.floor:
-            gap = Gap(from_seq + 1, self.floor - 1, self.reason_from(from_seq + 1))
-            cursor = self.floor - 1
+            cursor = self._not_before(self.earliest - 1, from_ts)
         else:
+            cursor = from_seq = self._not_before(from_seq, from_ts)
+            if from_seq + 1 < self.floor:
+                gap = Gap(from_seq + 1, self.floor - 1, self.reason_from(from_seq + 1))
+                cursor = self.floor - 1
             for loss in self.losses:
-                if loss.first <= from_seq + 1 <= loss.last:
+                if gap is None and loss.first <= from_seq + 1 <= loss.last:
                     gap = Gap(from_seq + 1, loss.last, loss.reason)
                     cursor = loss.last
         end = min([loss.first - 1 for loss in self.losses if loss.first > cursor], default=self.head)
@@ -256,11 +256,17 @@ class Topic:
         return PageView([rec.row() for rec in rows], low, high, self.head, self.earliest, gap)
 
     def _not_before(self, from_seq: int, from_ts: int) -> int:
-        """Where a read by time begins. It stays when all that lives is young enough, so that gaps are still told."""
+        """Where a read by time begins. It stays when all that lives is young enough, so that gaps are still told.
+
+        A loss behind the last record that is too old may have been young enough.
+        """
         if not self.live or self.live[self.earliest].ts >= from_ts:
             return from_seq
         young = [rec.seq for rec in self.live.values() if rec.ts >= from_ts]
-        return max(from_seq, min(young, default=self.head + 1) - 1)
+        start = min(young, default=self.head + 1)
+        old = max(rec.seq for rec in self.live.values() if rec.ts < from_ts)
+        start = min([start, *(loss.first for loss in self.losses if old < loss.first < start)])
+        return max(from_seq, start - 1)
 
     def reason_from(self, gap_from: int) -> str:
         by_cap, by_ttl = self.cap_high >= gap_from, self.ttl_high >= gap_from

@@ -227,14 +227,14 @@ class Reader:
         head = view.head
         earliest = min(view.first_seq, head + 1)
         cursor = command.from_seq
-        if command.from_ts:
-            cursor = self._not_before(log, cursor, command.from_ts)
         tombstone: Tombstone | None = None
         floor = view.evict_floor
         if cursor > head:
             tombstone = Tombstone(1, head, "recreated", head, earliest, head)
             cursor = earliest - 1
-        elif cursor + 1 < floor:
+        if command.from_ts:
+            cursor = self._not_before(log, cursor, command.from_ts)
+        if cursor + 1 < floor and tombstone is None:
             reason = self._reason(view.cap_lost, view.ttl_lost, cursor + 1)
             tombstone = Tombstone(cursor + 1, floor - 1, reason, floor - 1 - cursor, floor, head)
             cursor = floor - 1
@@ -264,13 +264,20 @@ class Reader:
     def _not_before(log: TopicLog, cursor: int, from_ts: int) -> int:
         """The cursor moved up to the first record that is not older than `from_ts`.
 
-        It stays when everything live is young enough: what was lost before it may have been so too.
+        It stays when everything live is young enough, and stops before a loss that no older live record follows:
+        what was lost there may have been young enough too.
         """
         view = log.view
         found = log.find(view.first_seq) if view.first_seq <= view.head else None
         if found is None or found[0].ts_at(found[1]) >= from_ts:
             return cursor
-        return max(cursor, log.first_since(from_ts) - 1)
+        start = log.first_since(from_ts)
+        for first, last, _ in reversed(view.losses):
+            if last < start:
+                if any(chunk.live(low, high).any() for chunk, low, high in log.spans(last + 1, start)):
+                    break
+                start = first
+        return max(cursor, start - 1)
 
     def _frame_page(
         self,

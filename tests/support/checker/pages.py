@@ -346,6 +346,10 @@ class Missing:
     def _holes(self, read: Read, era: Era, start: int) -> None:
         blamed = unknown = 0
         expected = start + 1
+        from_ts = read.op.request.get("from_ts")
+        if from_ts:  # all that lies before a record that is too old is too old as well
+            old = max((p.seq for p in era.records.values() if p.ts is not None and p.ts < from_ts), default=0)
+            expected = max(expected, old + 1)
         for seq in [*read.seqs, read.op.answer["next_from_seq"] + 1]:
             if seq - expected > 1_000_000:
                 self.blame("hole", f"seqs {expected} to {seq - 1} are missing: {self._brief(read)}")
