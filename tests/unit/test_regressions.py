@@ -257,7 +257,7 @@ def test_a_read_by_time_stops_before_a_loss_that_may_be_young_enough() -> None:
         h.open()
         h.append("t", b"new")
         head = h.state("t").head_seq
-        if head > 3:
+        if 2 not in h.seqs("t"):
             break
     page = h.diff("t", from_ts=young)
     assert page.tombstone is not None
