@@ -13,6 +13,7 @@ import pytest
 from tests.support.engine_harness import SMALL, Harness, numbered
 from tests.support.faults import fault
 from topics.engine import commands as c
+from topics.engine import limits
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, TopicsError
 
@@ -276,3 +277,17 @@ def test_a_read_by_time_with_a_cursor_of_another_topic_begins_at_that_time() -> 
     page = h.diff("t", 99, from_ts=young)
     assert page.tombstone is not None and page.tombstone.reason == "recreated"
     assert page.seqs == [2]
+
+
+def test_ephemeral_records_are_not_stored_because_those_before_them_are_dead() -> None:
+    """The block of a chunk's dead first rows was forgotten, and a checkpoint took the rest for logged records."""
+    h = Harness()
+    h.put("t", TopicConfig(durability="ephemeral"))
+    h.append("t", b"1", b"2")
+    h.append("t", b"x" * limits.RAM_BLOCK_BYTES)  # in a block of its own
+    h.do(c.Delete("t", before_seq=3))
+    h.checkpoint()
+    assert h.segment_files("t") == []
+    h.restart()
+    assert h.rows("t") == []
+    assert h.state("t").head_seq == 3

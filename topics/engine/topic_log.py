@@ -526,7 +526,7 @@ class TopicLog:
         """Whether a chunk's unstored rows are in RAM blocks; a chunk never mixes them with logged ones."""
         if chunk.stored or not chunk.count:
             return False
-        run = self.run_at(chunk.first_seq)
+        run = self.run_at(chunk.next_seq - 1)  # blocks of its first rows are gone when those are dead
         return run >= 0 and isinstance(self.runs[run][1], bytearray)
 
     def trim_stored_runs(self) -> None:
