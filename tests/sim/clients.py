@@ -19,7 +19,7 @@ from tests.sim.processes import SimFront, SimServer
 from tests.sim.world import MS, S
 from tests.support.history import History, Op
 
-SETTLE_US = 15 * S  # more than any wire, stall, parking place or pair of syncs can hold a request
+SETTLE_US = 60 * S  # more than any wire, stall, parking place or pair of syncs can hold a request
 JSON_TYPE = b"application/json"
 LINES_TYPE = b"application/x-ndjson"
 FRAMES_TYPE = b"application/vnd.topics.frames"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
+import json
 import random
 import sys
 import time
@@ -22,10 +23,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.sim.clients import CHARACTERS, SETTLE_US, Appetite, Auditor, Crowd, write_weights
+from tests.sim.clients import CHARACTERS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
 from tests.sim.processes import Machine, SimServer, SimShard, calm
 from tests.sim.world import MS, S, World
 from tests.support.checker import assert_ok
+from tests.support.engine_harness import holders
+from tests.support.history import History, Op
 from topics.engine.config import EngineConfig
 from topics.engine.placement import shard_of
 from topics.settings import Settings
@@ -176,6 +179,13 @@ class Story:
             if self.max_topics and op.kind == "list" and op.ok:
                 assert len(op.answer["topics"]) <= self.max_topics, "more topics than the cap allows"
         assert_ok(self.history)
+        self._check_erased()
+
+    def _check_erased(self) -> None:
+        """What an erase surely covered stands in no file any more."""
+        for needle in erased(self.history):
+            for disk in self.machine.disks:
+                assert not holders(disk, needle), f"erased, and still in {holders(disk, needle)}: {needle!r}"
 
     def say(self, *words: object) -> None:
         if self.verbose:
@@ -320,7 +330,7 @@ class Story:
     def stall(self) -> None:
         """A worker stands still for a while, as if stopped."""
         for worker in self._pick():
-            worker.stalled_until_us = self.world.now_us + self.rng.choice((5, 100, 2000)) * MS
+            worker.stalled_until_us = self.world.now_us + self.rng.choice((5, 5, 100, 100, 2000, 35_000)) * MS
 
     def set_clock(self) -> None:
         jump_ms = self.rng.choice((-90_000, -500, 500, 30_000))
@@ -341,6 +351,43 @@ class Story:
         for worker in self._pick():
             if worker.core is not None and worker.core.is_ready and not worker.core.engine.closed:
                 worker.core.engine.checkpoint()
+
+
+def erased(history: History) -> list[bytes]:
+    """Payloads of records that an acknowledged erase up to a later seq must have found alive."""
+    needles: list[bytes] = []
+    plain: set[str] = (
+        set()
+    )  # topics where something else may have removed records before: an erase is for the living
+    for op in history.ops:
+        request = op.request
+        if op.kind == "put" or (op.kind == "delete" and not request.get("erase")):
+            plain.add(op.topic)
+        if (
+            op.kind == "delete"
+            and op.ok
+            and set(request) == {"before_seq", "erase"}
+            and op.topic not in plain
+        ):
+            needles += [
+                json.dumps(record["data"])[:-1].encode()
+                for write in history.ops
+                if _is_acked_before(write, op) and op.topic in OWN_TTL
+                for record in write.request["records"]
+                if "data" in record and "ttl_ms" not in record
+            ]
+    return needles
+
+
+def _is_acked_before(write: Op, erase: Op) -> bool:
+    return (
+        write.kind == "write"
+        and write.topic == erase.topic
+        and write.ok
+        and write.settled_at is not None
+        and write.settled_at < erase.sent_at
+        and bool(write.answer["last_seq"] < erase.request["before_seq"])
+    )
 
 
 def digest(story: Story) -> str:

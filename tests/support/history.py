@@ -45,16 +45,23 @@ class Op:
     @property
     def refused(self) -> bool:
         """Answered with an error that promises that nothing was changed."""
-        return self.status is not None and not self.ok and self.outcome != "unknown"
+        return (
+            self.status is not None and not self.ok and self.outcome != "unknown" and "deleted" not in self.detail
+        )
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """What an error says beside its text. With `deleted` it is of an erase that was put off: that much is gone."""
+        try:
+            return self.answer["error"]["detail"] or {}
+        except (KeyError, TypeError):
+            return {}
 
     @property
     def outcome(self) -> str | None:
         """What an error says of its outcome: `unknown` when it may have been executed."""
-        try:
-            found = self.answer["error"]["detail"]["outcome"]
-        except (KeyError, TypeError):
-            return None
-        return str(found)
+        found = self.detail.get("outcome")
+        return None if found is None else str(found)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from topics.engine.commands import Change, Command
 from topics.engine.config import EngineConfig
 from topics.engine.engine_clock import EngineClock
 from topics.engine.erase import erase_steps
-from topics.engine.errors import ShardReadOnly, TopicsError
+from topics.engine.errors import Conflict, ShardReadOnly, TopicsError
 from topics.engine.ports import Clock, Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery import Recovery
@@ -389,6 +389,8 @@ class Engine:
         for op in ops:
             if op.erase is not None:
                 self.shard.ready.append((op.erase.token, error))
+            elif isinstance(op.result, Conflict):
+                self.shard.ready.append((op.token, ShardReadOnly(error.reason)))  # refused in any case
             elif isinstance(op.command, Change):
                 # It has changed nothing, but its answer rested on a change that may or may not be there later.
                 self.shard.ready.append((op.token, ShardReadOnly(error.reason, unknown=True)))

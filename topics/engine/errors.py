@@ -3,8 +3,10 @@
 TopicsError
 ├── CallerError           what the request asked for cannot be; nothing changed
 │   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
-│   ├── TopicNotFound · TopicExistsIncompatible · TopicNotEmpty
-│   ├── TopicFull · WrongLastSeq · Forbidden
+│   ├── TopicNotFound · TopicExistsIncompatible
+│   ├── Forbidden
+│   ├── Conflict          the topic is not in the state that the request needs
+│   │   └── TopicNotEmpty · TopicFull · WrongLastSeq
 │   └── Throttled         a bound is reached; try again later
 │       └── OverGrant     this shard's share of a cap over all shards is used up
 ├── ErasePutOff           deleted, but not yet erased: the disk is full
@@ -66,18 +68,22 @@ class TopicExistsIncompatible(CallerError):
         )
 
 
-class TopicNotEmpty(CallerError):
+class Conflict(CallerError):
+    """The topic is not in the state that the request needs. The answer tells of that state, so it waits until it is safe."""
+
+
+class TopicNotEmpty(Conflict):
     code = "topic_not_empty"
 
     def __init__(self, topic: str, count: int) -> None:
         super().__init__(f"topic {topic!r} still holds {count} records", topic=topic, count=count)
 
 
-class TopicFull(CallerError):
+class TopicFull(Conflict):
     code = "topic_full"
 
 
-class WrongLastSeq(CallerError):
+class WrongLastSeq(Conflict):
     """A conditional append met another last seq than it named; nothing was appended."""
 
     code = "wrong_last_seq"

@@ -18,6 +18,7 @@ from topics.engine.config import Durability, EngineConfig, TopicConfig
 from topics.engine.control import TimeCeiling
 from topics.engine.engine_clock import EngineClock
 from topics.engine.errors import (
+    Conflict,
     ShardReadOnly,
     Throttled,
     TopicNotFound,
@@ -158,6 +159,12 @@ class Staging:
             self._handlers[type(command)](token, command)
         except Postpone as postponed:
             self.add_op(Op(postponed.log, token, command=command, later=True))
+        except Conflict as error:
+            log = self.staged.get(getattr(command, "topic", ""))
+            if log is not None and log.pending and self.read_only is None:
+                self.add_op(Op(log, token, error, command=command))
+            else:
+                self.ready.append((token, error))
         except TopicsError as error:
             self.ready.append((token, error))
         except OSError as error:
