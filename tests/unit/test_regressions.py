@@ -15,7 +15,7 @@ from tests.support.faults import fault
 from topics.engine import commands as c
 from topics.engine import limits
 from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.errors import InvalidRequest, TopicsError
+from topics.engine.errors import InvalidRequest, ShardReadOnly, TopicsError, WrongLastSeq
 
 FSYNC = TopicConfig(durability="fsync")
 
@@ -291,3 +291,33 @@ def test_ephemeral_records_are_not_stored_because_those_before_them_are_dead() -
     h.restart()
     assert h.rows("t") == []
     assert h.state("t").head_seq == 3
+
+
+@fault(
+    "disk",
+    "the power goes between a write and the refusal that it made of another one",
+    "the refusal is not sent before the write is safe",
+)
+def test_a_refusal_does_not_tell_of_what_a_crash_may_undo() -> None:
+    """A conditional write was told of a last seq that was not synced yet; after the power cut there was none such."""
+    h = Harness()
+    h.put("t")
+    h.append("t", b"1")
+    write, refused = h.ask(c.Append("t", c.Records([b"2"])), c.Append("t", c.Records([b"3"]), if_last_seq=1))
+    assert write not in h.replies and refused not in h.replies
+    h.rest()
+    assert h.order.index(write) < h.order.index(refused)
+    assert isinstance(h.replies[refused], WrongLastSeq)
+    assert h.replies[refused].detail["actual"] == 2
+
+
+def test_a_refusal_that_waits_is_certain_when_the_sync_fails() -> None:
+    h = Harness()
+    h.put("t")
+    h.append("t", b"1")
+    write, refused = h.ask(c.Append("t", c.Records([b"2"])), c.Append("t", c.Records([b"3"]), if_last_seq=1))
+    h.disk.fail_at(1, errno.EIO, of="sync")
+    h.rest()
+    assert h.replies[write].detail.get("outcome") == "unknown"
+    assert isinstance(h.replies[refused], ShardReadOnly)
+    assert "outcome" not in h.replies[refused].detail
