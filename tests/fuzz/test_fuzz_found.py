@@ -139,7 +139,7 @@ def test_the_magic_of_an_envelope_in_the_last_bytes_of_a_file() -> None:
 def test_records_whose_lengths_lead_to_the_head_of_no_frame(length: int) -> None:
     data = bytes(16) + struct.pack("<I", length) + bytes(length) + bytes(4)
     with pytest.raises(Corrupt):
-        index_of_records("data", data, 16, SegmentMeta(1, rows=4), None)
+        index_of_records("data", data, 16, SegmentMeta(1, rows=4), None, 1)
 
 
 @fault("data directory", "an erase intent whose path is not UTF-8", "refused as corrupt")

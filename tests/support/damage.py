@@ -13,7 +13,8 @@ from functools import cache
 from tests.support.engine_harness import FSYNC, META_DIR, Harness, file_bytes, numbered
 from tests.support.sim_disk import SimDisk, _Dir
 from topics.engine import commands as c
-from topics.engine.errors import Corrupt, LogGap, TopicsError, UnsupportedFormat
+from topics.engine.errors import Corrupt, LogGap, ShardReadOnly, TopicsError, UnsupportedFormat
+from topics.engine.subjects import TagMatch
 from topics.engine.wal import ENVELOPE_BYTES, Envelope, scan
 
 TOPIC = "t"
@@ -148,6 +149,21 @@ class Shelf:
             return UNSUPPORTED
         return self._judge(h)
 
+    @staticmethod
+    def _must_not_call_it_all(h: Harness, last: int) -> None:
+        """Without the end of the log nobody is told that he has read everything, or that his place is not there."""
+        reason = h.engine.shard.read_only
+        for command in (
+            c.Diff(TOPIC, last),
+            c.Diff(TOPIC, last, wait_ms=1000),
+            c.Diff(TOPIC, LAST + 1),
+            c.Diff("a topic that may have been made behind the damage"),
+            c.LastByTag(TOPIC, TagMatch("Eq", b"odd"), each=True),
+            c.CountByTag(TOPIC, TagMatch("Eq", b"odd")),
+        ):
+            reply = h.send(command)
+            assert isinstance(reply, ShardReadOnly) and reply.reason == reason, (command, reply)
+
     def _judge(self, h: Harness) -> str:
         rows, gaps = h.read(TOPIC)
         self.seen = rows, gaps
@@ -158,6 +174,7 @@ class Shelf:
         if h.engine.shard.read_only is not None:
             assert missing == list(range(missing[0], LAST + 1)), f"not all before the damage: {missing}"
             assert isinstance(h.send(c.Append(TOPIC, c.Records([b"1"]))), TopicsError)
+            self._must_not_call_it_all(h, missing[0] - 1)
             return READ_ONLY
         if missing == [] and gaps == []:
             return SERVED

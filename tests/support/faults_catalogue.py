@@ -115,12 +115,11 @@ def page(rows: dict[str, list[Row]]) -> str:
         "",
         f"**{count} faults, shown by {len(tests)} tests.** Each row is one thing that breaks, what users see of it, and the tests that "
         "break it on purpose and look. Two rules hold in every row: a record is never served changed or invented, and a "
-        "record whose write was acknowledged never disappears without a word, unless the row says so. Damage that goes unnoticed "
-        "today has no row here: `tests/unit/test_faults_known_gaps.py` writes it down.",
+        "record whose write was acknowledged never disappears without a word, unless the row says so.",
         "",
         "Words: *announced* means that readers get a tombstone with the exact range of seqs and the reason. *Read-only* means "
-        "that reads go on, writes are refused with the reason, and `/readyz` says so. *Refused* means that the shard or server "
-        "does not start, names the file, and changes nothing.",
+        "that reads go on, writes are refused with the reason, and `/readyz` says so; where the end of the log is missing, nobody is "
+        "told that he has read everything. *Refused* means that the shard or server does not start, names the file, and changes nothing.",
         "",
         "This page is made from the `fault` marks of the tests, and a test fails when it is not what they say. Make it again:",
         "",

@@ -46,7 +46,10 @@ class Op:
     def refused(self) -> bool:
         """Answered with an error that promises that nothing was changed."""
         return (
-            self.status is not None and not self.ok and self.outcome != "unknown" and "deleted" not in self.detail
+            self.status is not None
+            and not self.ok
+            and self.outcome != "unknown"
+            and "deleted" not in self.detail
         )
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from tests.support.damaged_shard import ended
 from tests.support.engine_harness import (
     DISK,
     EPHEMERAL,
@@ -21,16 +22,21 @@ from tests.support.engine_harness import (
     META_DIR,
     SMALL,
     Harness,
+    file_bytes,
     holders,
     numbered,
 )
 from tests.support.faults import fault
+from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine import commands as c
+from topics.engine import frames
 from topics.engine.config import TopicConfig
 from topics.engine.errors import ErasePutOff, ShardReadOnly, TopicsError
+from topics.engine.repair import repair_shard
 from topics.engine.sealing import drain, verify_steps
 from topics.engine.subjects import TagMatch
+from topics.engine.wal import scan
 
 SECRET = b'"the secret that nobody may find again: 4711-0815"'
 NEEDLE = b"nobody may find again"
@@ -551,3 +557,52 @@ def test_unfinished_erase_is_finished_after_a_checkpoint_and_two_restarts() -> N
     assert holders(h.disk, NEEDLE) == []
     h.restart()
     assert h.rows("t") == expected(1, 2, 4, 5, 6)
+
+
+# ---- when the delete is lost
+
+
+def rot_of_the_delete(h: Harness) -> None:
+    """The entry with the delete rots; later ones say that it was synced."""
+    for path in h.disk.paths():
+        found = scan(path, int(path[-20:-4]), file_bytes(h.disk, path)) if "/wal-" in path else None
+        for envelope in found.envelopes if found is not None else []:
+            starts: list[int] = []
+            frames.frame_starts(found.data, envelope.start, envelope.end, starts)
+            if any(found.data[at + 4] == frames.DELETE for at in starts):
+                h.disk.flip_bit(path, envelope.start + 20)
+                return
+    raise AssertionError("no delete in the log")
+
+
+@each_place
+@fault(
+    "log file",
+    "the delete of an erased record rots",
+    "the record does not come back as zeros, neither in the read-only shard nor after a repair",
+)
+def test_erased_record_stays_away_though_its_delete_is_lost(place: Callable[[], Harness]) -> None:
+    if place in (in_two_generations,):
+        pytest.skip("an earlier delete rots as well, which brings back whole records")
+    h = place()
+    before = others(h)
+    h.do(ERASE)
+    for _ in range(3):
+        h.append("u", b"1", config=FSYNC)
+    h.rest()
+    h.kill()
+    rot_of_the_delete(h)
+    h.open()
+    assert h.engine.shard.read_only is not None
+    assert h.rows("t") == before
+    h.kill()
+    ended(repair_shard(h.disk, SimClock(h.clock.wall_ms()), h.engine.config, 1, 1))
+    for _ in range(2):
+        h.open()
+        assert h.engine.shard.read_only is None
+        assert h.rows("t") == before
+        h.engine.check_invariants()
+        h.append("t", b"1")
+        h.checkpoint()
+        before = h.rows("t")
+        h.kill()

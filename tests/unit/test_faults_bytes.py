@@ -363,17 +363,11 @@ def test_index_of_a_sealed_segment(offset: int, length: int, expected: str) -> N
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
     [
+        *cases("index", "rot in the {} in the header of an open index", HEADER[:2], SERVED, REBUILT),
         *cases(
             "index",
-            "the {} of a row in an open index points outside the segment",
-            [(name, 16 + at, size) for name, at, size in ROW if name in ("offset", "length", "tag", "node")],
-            SERVED,
-            REBUILT,
-        ),
-        *cases(
-            "index",
-            "the {} of a row in an open index is out of order",
-            [(name, 16 + at, size) for name, at, size in ROW if name == "time"],
+            "rot in the {} of a row in an open index",
+            [(name, 16 + at, size) for name, at, size in ROW],
             SERVED,
             REBUILT,
         ),
@@ -383,6 +377,56 @@ def test_index_of_an_open_segment(offset: int, length: int, expected: str) -> No
     shelf = Shelf()
     rot(shelf, shelf.segment(9, "idx"), offset, length)
     assert shelf.outcome() == expected
+    assert shelf.h is not None
+    assert shelf.h.engine.report.rebuilt
+    assert_right_names(shelf)
+
+
+def assert_right_names(shelf: Shelf) -> None:
+    """Tags and nodes of the open segment, now, and when it has grown and is sealed, and after that."""
+    h = shelf.open()
+    for _ in range(2):
+        page = h.diff("t", 8, limit=2)
+        assert (page.tags, page.nodes) == ([b"odd", b"even"], [b"n1", None])
+        h.append("t", b"17", b"18", tags=[b"even", b"new"])
+        h.checkpoint()
+        h.kill()
+        h = shelf.open()
+        assert h.engine.report.rebuilt == [], "the index was not written again"
+    assert h.diff("t", 16, limit=4).tags == [b"even", b"new"] * 2
+
+
+@fault("index", "the tag of a row in an open index becomes another one's", REBUILT)
+def test_tag_in_an_open_index() -> None:
+    shelf = Shelf()
+    shelf.change(shelf.segment(9, "idx"), 16 + 20, b"\x02")  # the other record's
+    assert shelf.outcome() == SERVED
+    assert_right_names(shelf)
+
+
+@fault("index", "a name in an open dictionary becomes another", REBUILT)
+def test_name_in_an_open_dictionary() -> None:
+    shelf = Shelf()
+    path = shelf.segment(9, "dict")
+    shelf.change(path, file_bytes(shelf.disk, path).index(b"odd"), b"o0d")
+    assert shelf.outcome() == SERVED
+    assert_right_names(shelf)
+
+
+@pytest.mark.parametrize("suffix", ["idx", "dict"])
+@fault("index", "an open index rots while the shard runs, and the segment is then sealed", REBUILT)
+def test_rot_before_a_seal_is_not_sealed_in(suffix: str) -> None:
+    shelf = Shelf()
+    h = shelf.open()
+    assert h.diff("t", 8, limit=2).tags == [b"odd", b"even"]
+    shelf.change(shelf.segment(9, suffix), 16 + 20, b"\x02\x01")
+    h.append("t", b"17", b"18")
+    h.checkpoint()
+    assert any(path.endswith("9-0.sum") for path in shelf.disk.paths())
+    h.kill()
+    h = shelf.open()
+    assert h.diff("t", 8, limit=2).tags == [b"odd", b"even"]
+    assert h.engine.report.rebuilt
 
 
 def dict_fields() -> list[Field]:
@@ -436,6 +480,38 @@ def test_header_of_deleted_rows(offset: int, length: int, expected: str) -> None
     assert shelf.outcome() == expected
 
 
+MARKS: list[Field] = [
+    ("count of ranges", 16, 4),
+    ("first row", 20, 4),
+    ("row after the last", 24, 4),
+    ("digest", 28, 8),
+]
+ALL_LOST = "the segment's records are announced as lost (corrupt); all others are served"
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "expected"),
+    cases("segment", "rot in the {} in a block of a .del file", MARKS, ANNOUNCED, ALL_LOST),
+)
+def test_marks_of_deleted_rows(offset: int, length: int, expected: str) -> None:
+    """Which records are deleted is not known any more: none may come back, and none may vanish in silence."""
+    shelf = Shelf()
+    rot(shelf, shelf.segment(1, "del"), offset, length)
+    assert shelf.outcome() == expected
+    assert shelf.seen[1] == [(1, 4, "corrupt")]
+
+
+@pytest.mark.parametrize("mark", [0, 3, 255])
+@pytest.mark.parametrize("offset", range(16, 36))
+@fault("segment", "any byte of a block of a .del file becomes another", ALL_LOST)
+def test_any_byte_of_the_marks(offset: int, mark: int) -> None:
+    shelf = Shelf()
+    path = shelf.segment(1, "del")
+    changed = file_bytes(shelf.disk, path)[offset] != mark
+    shelf.change(path, offset, bytes([mark]))
+    assert shelf.outcome() == (ANNOUNCED if changed else SERVED)
+
+
 # ---- intents
 
 INTENT = f"{META_DIR}/intent-0000000000000001"
@@ -464,3 +540,48 @@ def test_pending_intent(offset: int, length: int, expected: str) -> None:
         shelf.open()
     assert INTENT in str(caught.value)
     assert file_bytes(shelf.disk, INTENT) == bytes(data)
+
+
+@pytest.mark.parametrize("offset", [4, 60, 150])
+@fault(
+    "log file", "the first entry of a file that recovery began rots, with entries after it", SEEN[READ_ONLY]
+)
+def test_first_entry_of_a_file_that_recovery_began(offset: int) -> None:
+    """It is a copy of the tail of the file before, which is still there under the same number."""
+    shelf = Shelf()
+    h = shelf.open()
+    path = shelf.log_file()
+    h.append("t", b"17")
+    h.append("t", b"18")
+    h.kill()
+    first = shelf.envelopes(path)[0]
+    rot(shelf, path, first.start - 48 + offset, 1)
+    h = shelf.open()
+    assert h.engine.shard.read_only is not None
+    assert f"{path} at byte 64" in h.engine.shard.read_only
+    rows, gaps = h.read("t")
+    assert dict(rows).items() <= shelf.written.items()
+    assert gaps == []
+
+
+@fault(
+    "segment",
+    "a record of an open segment rots while the shard runs, and the segment is then sealed",
+    SEEN[ANNOUNCED],
+)
+def test_record_that_rots_before_the_seal() -> None:
+    shelf = Shelf()
+    h = shelf.open()
+    path = shelf.segment(9, "data")
+    assert len(h.rows("t")) == len(shelf.written)
+    shelf.change(path, file_bytes(shelf.disk, path).index(numbered(9, 1)[0]) + 3, b"!")
+    h.append("t", b"17", b"18")
+    h.checkpoint()
+    assert any(name.endswith("9-0.sum") for name in shelf.disk.paths())
+    for _ in range(2):
+        rows, gaps = h.read("t")
+        left = {seq: payload for seq, payload in shelf.written.items() if seq != 9}
+        assert dict(rows) == {**left, 17: b"17", 18: b"18"}
+        assert gaps == [(9, 9, "corrupt")]
+        h.kill()
+        h = shelf.open()

@@ -10,9 +10,19 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.damage import ANNOUNCED, CUT, GAP, SERVED, UNREADABLE, Shelf
+from tests.support.damage import (
+    ANNOUNCED,
+    CUT,
+    GAP,
+    LAST,
+    READ_ONLY,
+    SERVED,
+    UNREADABLE,
+    Shelf,
+)
 from tests.support.engine_harness import META_DIR, WAL_DIR, file_bytes, lose, overwrite
 from tests.support.faults import fault
+from topics.engine.wal import FILE_HEADER, file_header
 
 # Name, place in the catalogue, which file.
 KINDS: dict[str, tuple[str, Callable[[Shelf], str]]] = {
@@ -36,6 +46,7 @@ HARMLESS = {
 }
 LOG_GONE = "the start is refused: entries of the log are missing; nothing is changed"
 LOST = "the segment's records are announced as lost (corrupt); all others are served"
+SHORT_LOG = "the shard starts read-only and names the place; what lies before it is served"
 REBUILT = "the index is made again from the records; everything is served"
 
 
@@ -43,6 +54,8 @@ def gone(kind: str) -> tuple[str, str]:
     """What the loss of a whole file means."""
     if kind in HARMLESS:
         return SERVED, HARMLESS[kind]
+    if any(part in kind for part in (".idx", ".dict", ".sum")):
+        return SERVED, REBUILT
     return (GAP, LOG_GONE) if kind == "the active log file" else (ANNOUNCED, LOST)
 
 
@@ -70,11 +83,7 @@ def test_missing_file(kind: str, expected: str) -> None:
     assert shelf.outcome() == expected
 
 
-def emptied(kind: str) -> tuple[str, str]:
-    return (SERVED, REBUILT) if ".sum" in kind else gone(kind)
-
-
-@pytest.mark.parametrize(("kind", "expected"), cases("{} is empty", emptied))
+@pytest.mark.parametrize(("kind", "expected"), cases("{} is empty", gone))
 def test_empty_file(kind: str, expected: str) -> None:
     shelf = Shelf()
     shelf.cut(path_of(shelf, kind), 0)
@@ -83,11 +92,8 @@ def test_empty_file(kind: str, expected: str) -> None:
 
 def cut_short(kind: str) -> tuple[str, str]:
     if kind == "the active log file":
-        return (
-            CUT,
-            "what is cut off is not there, and the recovery report says where; what lies before is served",
-        )
-    return emptied(kind)
+        return READ_ONLY, SHORT_LOG
+    return gone(kind)
 
 
 @pytest.mark.parametrize(("kind", "expected"), cases("{} is cut short", cut_short))
@@ -104,11 +110,71 @@ def test_short_file(kind: str, expected: str, share: int) -> None:
     assert shelf.outcome() == expected
 
 
-def zeroed(kind: str) -> tuple[str, str]:
-    return (SERVED, REBUILT) if any(part in kind for part in (".idx", ".dict", ".sum")) else gone(kind)
+@fault("log file", "a log file ends exactly between two entries", SHORT_LOG)
+@pytest.mark.parametrize("seq", [12, LAST])
+def test_log_file_that_ends_exactly_between_two_entries(seq: int) -> None:
+    shelf = Shelf()
+    path, start, _ = shelf.envelope_of(seq)
+    shelf.cut(path, start)
+    assert shelf.outcome() == READ_ONLY
+    assert shelf.seen[0] == [row for row in shelf.written.items() if row[0] < seq]
+    assert shelf.h is not None
+    assert path in str(shelf.h.engine.shard.read_only)
 
 
-@pytest.mark.parametrize(("kind", "expected"), cases("{} is full of zeros", zeroed))
+@fault(
+    "log file",
+    "a log file of a version that did not write down its length is cut short",
+    "what is cut off is not there, and the recovery report says where; what lies before is served",
+)
+def test_short_log_file_that_does_not_know_its_length() -> None:
+    shelf = Shelf()
+    path, start, _ = shelf.envelope_of(14)
+    _, _, shard, number, salt, _ = FILE_HEADER.unpack_from(file_bytes(shelf.disk, path))
+    shelf.change(path, 0, file_header(shard=shard, number=number, salt=salt))
+    shelf.cut(path, start + 21)
+    assert shelf.outcome() == CUT
+
+
+@fault("log file", "a log file is cut off behind its header, with older log files still there", SHORT_LOG)
+@pytest.mark.parametrize("length", [20, 64, 100])
+def test_log_file_that_lost_every_entry(length: int) -> None:
+    """Only what the newest file held is gone, and no number is missing between the entries that are left."""
+    shelf = Shelf()
+    h = shelf.open()  # begins a file of its own
+    h.append("t", b"17")
+    h.kill()
+    path = shelf.log_file()
+    shelf.cut(path, length)
+    h = shelf.open()
+    assert path in str(h.engine.shard.read_only)
+    assert 17 not in dict(h.rows("t"))
+
+
+@fault(
+    "log file",
+    "a log file is full of noise, and no entry of the log is missed",
+    "it is put into lost+found; everything is served",
+)
+def test_log_file_of_noise() -> None:
+    shelf = Shelf()
+    noise = bytes(range(1, 251)) * 5
+    overwrite(shelf.disk, f"{WAL_DIR}/wal-{98:016d}.log", noise)
+    assert shelf.outcome() == SERVED
+    assert file_bytes(shelf.disk, f"lost+found/shard-00-wal-{98:016d}.log") == noise
+
+
+@fault("log file", "the active log file is full of noise", LOG_GONE)
+def test_active_log_file_of_noise() -> None:
+    shelf = Shelf()
+    path = shelf.log_file()
+    noise = bytes(range(1, 251)) * 5
+    overwrite(shelf.disk, path, noise)
+    assert shelf.outcome() == GAP
+    assert file_bytes(shelf.disk, path) == noise
+
+
+@pytest.mark.parametrize(("kind", "expected"), cases("{} is full of zeros", gone))
 def test_zeroed_file(kind: str, expected: str) -> None:
     shelf = Shelf()
     path = path_of(shelf, kind)
@@ -189,7 +255,7 @@ def test_foreign_file_among_segments() -> None:
 )
 def test_leftover(path: str) -> None:
     shelf = Shelf()
-    overwrite(shelf.disk, path, FOREIGN)
+    overwrite(shelf.disk, path, bytes(4096) if "wal-" in path else FOREIGN)
     assert shelf.outcome() == SERVED
     assert path not in shelf.disk.paths()
 

@@ -5,7 +5,8 @@ the result with contents written out here, and check that encoding the same cont
 
 **A later version must still read these files.** When a format changes, its version number goes up, the new version
 gets files of its own beside these, and the reading tests here stay as they are. Only the tests of encoding are then
-taken out: nobody writes version 1 any more. A reading test that fails means that an upgrade would lose data.
+taken out: nobody writes the old form any more (`READ_ONLY`). A reading test that fails means that an upgrade would
+lose data. Fields that were added at the end have their defaults when an old file is read.
 
 `python -m tests.unit.test_golden --write` writes files that are missing and refuses to change one that is there.
 """
@@ -30,13 +31,12 @@ from topics.engine.errors import UnsupportedFormat
 from topics.engine.files import read_file, xxh
 from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
 from topics.engine.intents import Patch, pending_intents, write_intent
+from topics.engine.marks import mark_deleted, read_deleted
 from topics.engine.sealing import meta_from_sum, read_sum, seal, verify
 from topics.engine.segments import (
     ROW,
     SegmentMeta,
     SegmentWriter,
-    mark_deleted,
-    read_deleted,
     read_dict,
     read_rows,
 )
@@ -83,6 +83,10 @@ CONTROLS: list[tuple[int, object]] = [
     (frames.ERASE_DONE, [[1, 2], [4, 4]]),
     (frames.TOPIC_DELETE, None),
 ]
+
+# A log file that knows its length.
+SIZED_NUMBER = 8
+SIZED_NAME = file_name(SIZED_NUMBER)
 
 SEGMENT = "seg-0000000000000001-0"
 SEGMENT_FILES = [f"{SEGMENT}.{suffix}" for suffix in ("data", "idx", "dict", "sum", "del")]
@@ -157,6 +161,26 @@ TOPIC_ROWS = [
 ]
 SNAPSHOT = "snap-0000000000000003"
 
+# Marks in blocks with digests, which the snapshot knows, as it knows those of an open index.
+MARKS = "seg-0000000000000002-0.del"
+MARKED_META = SegmentMeta(
+    2,
+    rows=9,
+    data_bytes=251,
+    dict_bytes=96,
+    has_del=True,
+    live=9,
+    idx_digest=bytes.fromhex("0102030405060708"),
+    dict_digest=bytes.fromhex("1112131415161718"),
+    del_bytes=64,
+    del_digest=bytes.fromhex("64e0a5790c01bee6"),
+)
+MARKED_SNAPSHOT = "snap-0000000000000004"
+MARKED_SHARD_ROW = msgspec.structs.replace(SHARD_ROW, number=4)
+MARKED_ROWS = [msgspec.structs.replace(TOPIC_ROWS[0], segments=[SEGMENT_META, MARKED_META])]
+# Written by earlier versions, read by this one.
+READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT}
+
 PATCHES: list[Patch] = [
     ("topics/0000000000000001/seg-0000000000000001-0.data", 54, bytes(17)),
     (f"layout-1/shard-00/wal/{WAL_NAME}", 150, b"\x20\xff"),
@@ -171,6 +195,22 @@ def encoded(records: Records, first_seq: int, ts: int, key: bytes | None = None)
     pieces: list[bytes] = []
     encode_appends(pieces, records, topic_id=TOPIC, first_seq=first_seq, ts=ts, key=key)
     return [body + digest for body, digest in zip(pieces[::2], pieces[1::2], strict=True)]
+
+
+def build_sized_wal() -> dict[str, bytes]:
+    data = file_header(shard=2, number=SIZED_NUMBER, salt=SALT, capacity=WAL_BYTES)
+    start = encode_control(frames.WAL_START, 0, TS, WalStart(SIZED_NUMBER, 7, 44, bytes(8), "boot-1"))
+    data += encode_envelope(SALT, 45, 44, 44, start)
+    return {SIZED_NAME: data + bytes(WAL_BYTES - len(data))}
+
+
+def build_marks() -> dict[str, bytes]:
+    disk = SimDisk(1)
+    disk.make_dir("t")
+    meta = SegmentMeta(2, rows=9)
+    mark_deleted(disk, "t", meta, [0, 4, 5])
+    mark_deleted(disk, "t", meta, [8])
+    return {MARKS: read_file(disk, f"t/{MARKS}")}
 
 
 def build_wal() -> dict[str, bytes]:
@@ -195,18 +235,18 @@ def build_segment() -> dict[str, bytes]:
     writer.close()
     mark_deleted(disk, "t", writer.meta, [0])
     seal(disk, "t", writer.meta, CHAIN)
-    return {name: read_file(disk, f"t/{name}") for name in SEGMENT_FILES}
+    return {name: read_file(disk, f"t/{name}") for name in SEGMENT_FILES if name not in READ_ONLY}
 
 
 def build_snapshot() -> dict[str, bytes]:
     disk = SimDisk(1)
-    writer = SnapshotWriter(disk, "meta", 3)
-    writer.add(SHARD_ROW)
-    for row in TOPIC_ROWS:
+    writer = SnapshotWriter(disk, "meta", 4)
+    writer.add(MARKED_SHARD_ROW)
+    for row in MARKED_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    return {SNAPSHOT: read_file(disk, f"meta/{SNAPSHOT}")}
+    return {MARKED_SNAPSHOT: read_file(disk, f"meta/{MARKED_SNAPSHOT}")}
 
 
 def build_intent() -> dict[str, bytes]:
@@ -215,7 +255,14 @@ def build_intent() -> dict[str, bytes]:
     return {INTENT: read_file(disk, f"meta/{INTENT}")}
 
 
-BUILDERS: list[Callable[[], dict[str, bytes]]] = [build_wal, build_segment, build_snapshot, build_intent]
+BUILDERS: list[Callable[[], dict[str, bytes]]] = [
+    build_wal,
+    build_sized_wal,
+    build_segment,
+    build_marks,
+    build_snapshot,
+    build_intent,
+]
 
 
 def build_all() -> dict[str, bytes]:
@@ -327,6 +374,22 @@ def test_the_log_file_is_read_to_what_was_written() -> None:
         assert msgspec.msgpack.decode(part.payload(i), type=wanted) == payload
 
 
+def test_the_log_file_that_knows_its_length_is_read_to_what_was_written() -> None:
+    found = scan(SIZED_NAME, 8, golden(SIZED_NAME))
+    assert found is not None
+    assert (found.capacity, found.is_short, len(found.envelopes)) == (2048, False, 1)
+    cut = scan(SIZED_NAME, 8, golden(SIZED_NAME)[:2047])
+    assert cut is not None and cut.is_short
+    old = scan(WAL_NAME, 7, golden(WAL_NAME)[:1500])
+    assert old is not None and not old.is_short
+
+
+def test_the_marks_are_read_to_what_was_written() -> None:
+    deleted = read_deleted(on_disk("t", MARKS), "t", MARKED_META)
+    assert deleted is not None
+    assert np.flatnonzero(deleted).tolist() == [0, 4, 5, 8]
+
+
 def test_the_segment_is_read_to_what_was_written() -> None:
     disk = on_disk("t", *SEGMENT_FILES)
     meta = meta_from_sum(disk, "t", 1, 0, has_del=True)
@@ -358,24 +421,28 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     shard, topics = read_snapshot(disk, "meta", 3)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == TOPIC_ROWS
+    disk = on_disk("meta", MARKED_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 4)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == MARKED_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == MARKED_ROWS
 
 
 def test_the_intent_is_read_to_what_was_written() -> None:
     assert pending_intents(on_disk("meta", INTENT), "meta") == [(2, PATCHES)]
 
 
-@pytest.mark.parametrize("name", [WAL_NAME, *SEGMENT_FILES, SNAPSHOT, INTENT])
+@pytest.mark.parametrize("name", [WAL_NAME, *SEGMENT_FILES, SNAPSHOT, INTENT, SIZED_NAME, MARKS])
 def test_every_file_says_its_magic_and_version(name: str) -> None:
     kinds = {"log": b"WAL", "data": b"DAT", "idx": b"IDX", "dict": b"DIC", "sum": b"SUM", "del": b"DEL"}
     kind = kinds.get(name.rpartition(".")[2], b"SNP" if name.startswith("snap") else b"INT")
-    assert golden(name)[:12] == b"TPCS" + kind + b"\0" + u32(1)
+    assert golden(name)[:12] == b"TPCS" + kind + b"\0" + u32(2 if name == MARKS else 1)
 
 
-def with_version_2(directory: str, *names: str) -> SimDisk:
+def with_version_3(directory: str, *names: str) -> SimDisk:
     disk = on_disk(directory, *names)
     for name in names:
         handle = disk.open(f"{directory}/{name}")
-        disk.write(handle, 8, u32(2))
+        disk.write(handle, 8, u32(3))
         if name in (SNAPSHOT, INTENT) or name.endswith(".sum"):  # these end in a digest of all before it
             content = disk.read(handle, 0, disk.size(handle))
             disk.write(handle, len(content) - 8, xxh(content[:-8]))
@@ -384,7 +451,7 @@ def with_version_2(directory: str, *names: str) -> SimDisk:
 
 
 def test_the_same_files_of_a_later_version_are_refused_by_name() -> None:
-    disk = with_version_2("d", *SEGMENT_FILES, SNAPSHOT, INTENT)
+    disk = with_version_3("d", *SEGMENT_FILES, SNAPSHOT, INTENT)
     meta = msgspec.structs.replace(SEGMENT_META)
     reads: dict[str, Callable[[], object]] = {
         f"{SEGMENT}.idx": lambda: read_rows(disk, "d", meta),
@@ -395,7 +462,7 @@ def test_the_same_files_of_a_later_version_are_refused_by_name() -> None:
         INTENT: lambda: pending_intents(disk, "d"),
     }
     for name, read in reads.items():
-        with pytest.raises(UnsupportedFormat, match=f"d/{name} has format version 2"):
+        with pytest.raises(UnsupportedFormat, match=f"d/{name} has format version 3"):
             read()
 
 
@@ -404,7 +471,7 @@ def test_the_same_files_of_a_later_version_are_refused_by_name() -> None:
 
 def test_the_same_contents_give_the_same_bytes() -> None:
     built = build_all()
-    assert sorted(built) == sorted(path.name for path in GOLDEN.iterdir())
+    assert sorted([*built, *READ_ONLY]) == sorted(path.name for path in GOLDEN.iterdir())
     for name, data in built.items():
         assert data == golden(name), name
 

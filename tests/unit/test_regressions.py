@@ -321,3 +321,25 @@ def test_a_refusal_that_waits_is_certain_when_the_sync_fails() -> None:
     assert h.replies[write].detail.get("outcome") == "unknown"
     assert isinstance(h.replies[refused], ShardReadOnly)
     assert "outcome" not in h.replies[refused].detail
+
+
+@fault(
+    "segment",
+    "a record rots, and then another one in its block is erased",
+    "a read announces the rotten one as `corrupt`",
+)
+def test_an_erase_does_not_vouch_for_rot() -> None:
+    """The block got a new digest, made from what lay in it by then."""
+    h = Harness()
+    h.put("t")
+    for payload in numbered(0, 12):
+        h.append("t", payload)
+    h.checkpoint()
+    path = min(path for path in h.disk.paths() if path.endswith(".data"))
+    h.restart()
+    h.disk.flip_bit(path, 60, 1)
+    h.do(c.Delete("t", seqs=[3], erase=True))
+    h.restart()
+    rows, gaps = h.read("t")
+    assert [seq for seq, _ in rows] == [2, *range(4, 13)]
+    assert gaps == [(1, 1, "corrupt")]

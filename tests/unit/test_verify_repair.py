@@ -271,8 +271,8 @@ def test_a_log_file_of_another_shard_is_put_aside() -> None:
     d = shard()
     path = next(path for path, _ in d.envelopes())
     data = d.bytes(path)
-    _, _, _, number, salt = FILE_HEADER.unpack_from(data)
-    overwrite(d.disk, path, file_header(shard=7, number=number, salt=salt) + data[64:])
+    _, _, _, number, salt, capacity = FILE_HEADER.unpack_from(data)
+    overwrite(d.disk, path, file_header(shard=7, number=number, salt=salt, capacity=capacity) + data[64:])
     assert any("another shard" in finding.what for finding in d.damage())
     d.repair()
     assert d.bytes(f"quarantine/1/{path}")[12] == 7

@@ -18,6 +18,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
 from topics.engine import frames
+from topics.engine import wal as wal_module
 from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import read_file
 from topics.engine.frames import decode_columns, encode_control, frame_is_valid
@@ -89,11 +90,11 @@ def must_scan(data: bytes, number: int = 1) -> ScannedFile:
 
 
 def test_the_file_header_lies_as_the_document_says() -> None:
-    head = file_header(shard=3, number=9, salt=SALT)
+    head = file_header(shard=3, number=9, salt=SALT, capacity=4096)
     assert len(head) == FILE_HEADER_BYTES == 64
     assert head[:8] == b"TPCSWAL\0"
-    assert struct.unpack("<IIQQ", head[8:32]) == (1, 3, 9, SALT)
-    assert head[32:56] == bytes(24)
+    assert struct.unpack("<IIQQQ", head[8:40]) == (1, 3, 9, SALT, 4096)
+    assert head[40:56] == bytes(16)
     assert head[56:] == xxh3_64_digest(head[:56])
 
 
@@ -503,7 +504,8 @@ def test_a_made_file_is_there_and_zero_filled_after_a_power_cut(seed: int) -> No
     file = wal.make_file(1, CAPACITY)
     disk.crash()
     content = read_file(disk, file.path)
-    assert content == file_header(shard=3, number=1, salt=file.salt) + bytes(CAPACITY - FILE_HEADER_BYTES)
+    head = file_header(shard=3, number=1, salt=file.salt, capacity=CAPACITY)
+    assert content == head + bytes(CAPACITY - FILE_HEADER_BYTES)
     assert scan_path(disk, file).envelopes == []
 
 
@@ -554,3 +556,36 @@ def test_a_start_frame_is_a_whole_frame() -> None:
     frame = wal.start_frame(8, 1234)
     start = WalStart(8, 0, 0, bytes(8), "boot-1")
     assert frame == encode_control(frames.WAL_START, 0, 1234, start)
+
+
+# -- hostile payloads --------------------------------------------------------------------------------------
+
+
+@fault(
+    "log file",
+    "the header of a log file rots, whose records look like thousands of entries",
+    "the start is refused and names the file, in bounded time; nothing is changed",
+)
+def test_the_search_for_envelopes_without_a_header_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them says that it goes on to the end of the file: hashing all of them would be quadratic."""
+    count, size = 20_000, 64
+    hashed = 0
+
+    def digest(data: bytes, seed: int = 0) -> bytes:
+        nonlocal hashed
+        hashed += len(data)
+        return xxh3_64_digest(data, seed)
+
+    monkeypatch.setattr(wal_module, "xxh3_64_digest", digest)
+    fakes = [
+        struct.pack("<4sIQQQQ", b"ENV1", (count - i) * size - 48, i, 1, 0, 0) + bytes(size - 40)
+        for i in range(count)
+    ]
+    data = b"\xff" * FILE_HEADER_BYTES + b"".join(fakes)
+    with pytest.raises(Corrupt):
+        scan("w", 1, data)
+    assert hashed < 10 * len(data)
+
+
+def test_an_unfinished_header_with_text_behind_it_that_is_no_envelope() -> None:
+    assert scan("w", 1, b"\xff" * FILE_HEADER_BYTES + b"ENV1" * 1000) is None

@@ -20,10 +20,19 @@ from topics.engine import frames, limits
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.files import HEADER_BYTES, sync_file, write_whole
 from topics.engine.index import Chunk, Rows
+from topics.engine.marks import mark_deleted
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
-from topics.engine.sealing import drain, read_sum, rewrite_steps, seal_steps, verify_steps
-from topics.engine.segments import SegmentMeta, SegmentWriter, mark_deleted, read_rows, remove_segment
+from topics.engine.sealing import drain, read_sum, rewrite_steps, rotten_blocks, seal_steps, verify_steps
+from topics.engine.segments import (
+    IndexFiles,
+    IndexHash,
+    Mask,
+    SegmentMeta,
+    SegmentWriter,
+    read_rows,
+    remove_segment,
+)
 from topics.engine.shard import Shard
 from topics.engine.snapshot import SnapshotWriter, remove_snapshot
 from topics.engine.staging import CONTROL_BYTES
@@ -91,6 +100,9 @@ class _Part:
     tag_ids: dict[bytes, int] = field(default_factory=dict)
     node_ids: dict[bytes, int] = field(default_factory=dict)
     seal: bool = False
+    hashed: IndexHash = field(default_factory=IndexHash)
+    marked: Mask | None = None
+    mended: IndexFiles | None = None
 
 
 @dataclass(slots=True)
@@ -267,11 +279,15 @@ class Checkpointer:
         stop = chunk.count
         full = chunk.closed or stop >= chunk.rows_max
         seal = full and not (chunk.meta is not None and chunk.meta.sealed)
-        if not stop or (stop == chunk.stored and not chunk.unmarked and not seal):
+        idle = stop == chunk.stored and not chunk.unmarked and not seal and chunk.mended is None
+        if not stop or idle:
             return None
         meta = msgspec.structs.replace(chunk.meta) if chunk.meta is not None else SegmentMeta(chunk.first_seq)
         rows = chunk.rows[chunk.stored : stop].copy()
         part = _Part(chunk, meta, chunk.stored, stop, rows, runs=list(log.runs), seal=seal)
+        part.marked, part.mended = chunk.marked, chunk.mended
+        if chunk.hashed is not None:
+            part.hashed = chunk.hashed.copy()
         low = chunk.first_seq + chunk.stored
         dead = ((rows["flags"] & frames.DEAD) != 0) | (rows["length"] == 0)
         below = log.first_seq - low
@@ -325,8 +341,8 @@ class Checkpointer:
         batch: list[tuple[str, _Part, bytes]] = []
         size = 0
         for capture, part in parts:
-            if part.stop > part.first:
-                data = self._copy_frames(capture.log, part)
+            if part.stop > part.first or part.mended is not None:
+                data = self._copy_frames(capture.log, part) if part.stop > part.first else b""
                 batch.append((self.topic_dir(capture.log.id), part, data))
                 size += len(data)
             if size >= limits.MIB or len(batch) >= SYNCFS_FROM:
@@ -354,7 +370,9 @@ class Checkpointer:
     def _writing(self, batch: list[tuple[str, _Part, bytes]], *, sync: bool) -> Callable[[], None]:
         def write() -> None:
             for directory, part, data in batch:
-                writer = SegmentWriter(self._disk, directory, part.meta)
+                if part.mended is not None:
+                    part.mended.write(self._disk, directory, part.meta)
+                writer = SegmentWriter(self._disk, directory, part.meta, part.hashed)
                 try:
                     writer.append(data, part.rows, part.tags, part.nodes, part.expiries)
                     if sync:
@@ -368,7 +386,12 @@ class Checkpointer:
         """Write the .del files. Many files are synced by one syncfs, with the segments before them."""
         for capture, part in parts:
             if part.deleted:
-                path = mark_deleted(self._disk, self.topic_dir(capture.log.id), part.meta, part.deleted)
+                directory, marked = self.topic_dir(capture.log.id), part.marked
+                path = mark_deleted(self._disk, directory, part.meta, part.deleted, marked)
+                part.marked = np.zeros(part.meta.rows, dtype=np.bool_)
+                part.marked[part.deleted] = True
+                if marked is not None:
+                    part.marked[: len(marked)] |= marked
                 if sync:
                     sync_file(self._disk, path)
         if not sync:
@@ -379,7 +402,10 @@ class Checkpointer:
 
         def seal() -> None:
             assert capture.row is not None
-            drain(seal_steps(self._disk, self.topic_dir(log.id), part.meta, capture.row.sum_chain))
+            directory, chain = self.topic_dir(log.id), capture.row.sum_chain
+            # A record that has rotted since it was written must not be vouched for by the digest of its block.
+            rotten = rotten_blocks(self._disk, directory, part.meta)
+            drain(seal_steps(self._disk, directory, part.meta, chain, rotten=rotten))
             capture.row.sum_chain = part.meta.link
 
         return seal
@@ -444,11 +470,11 @@ class Checkpointer:
             chunk.unmarked = chunk.unmarked[part.marks :] + [
                 (int(i) + part.first, int(i) + part.first + 1) for i in late
             ]
-            chunk.meta = part.meta
+            chunk.meta, chunk.marked, chunk.hashed, chunk.mended = part.meta, part.marked, part.hashed, None
             chunk.tag_ids, chunk.node_ids = part.tag_ids, part.node_ids
             if part.seal:
                 chunk.closed = True
-                chunk.tag_ids, chunk.node_ids = {}, {}
+                chunk.tag_ids, chunk.node_ids, chunk.hashed = {}, {}, None
                 self._reader.close_segment(log.id, part.meta.first_seq, part.meta.generation)
         log.trim_stored_runs()
         self._shard.ram_bytes += log.release_ram()
@@ -574,12 +600,14 @@ class Checkpointer:
         assert meta is not None
         directory = self.topic_dir(log.id)
         rows = chunk.rows.copy()
-        self._restore_local_ids(log, chunk, rows)
         generation = meta.generation + 1
 
         def rewrite() -> tuple[SegmentMeta, Rows] | None:
             if drain(verify_steps(self._disk, directory, meta, None)):
                 return None  # rotten: a reader will find out which records; copying would bless them
+            # The file's own ids, which memory replaced by the topic's.
+            stored = read_rows(self._disk, directory, meta)
+            rows["tag"], rows["node"] = stored["tag"], stored["node"]
             chain = read_sum(self._disk, directory, meta.first_seq, meta.generation)[0].chain
             return drain(rewrite_steps(self._disk, directory, meta, rows, dead, generation, chain))
 
@@ -601,17 +629,11 @@ class Checkpointer:
         self._shard.touched[log.id] = log
         shard.counters["swaps"] += 1
 
-    def _restore_local_ids(self, log: TopicLog, chunk: Chunk, rows: Rows) -> None:
-        """The file's own ids, which memory replaced by the topic's."""
-        assert chunk.meta is not None
-        stored = read_rows(self._disk, self.topic_dir(log.id), chunk.meta)
-        rows["tag"], rows["node"] = stored["tag"], stored["node"]
-
     def _swap(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, rows: Rows) -> None:
         self._reader.close_segment(log.id, meta.first_seq, meta.generation - 1)
         chunk.rows["offset"] = rows["offset"]
         chunk.rows["length"] = rows["length"]
-        chunk.meta = meta
+        chunk.meta, chunk.marked = meta, None
         # Deletes since the copy was made are flags in memory; the new generation's .del gets them next time.
         late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
         chunk.unmarked = [(int(i), int(i) + 1) for i in late]

@@ -10,7 +10,6 @@ early. The clock is read once a turn, so a batch agrees on "now". Background wor
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -22,6 +21,7 @@ from topics.engine.config import EngineConfig
 from topics.engine.engine_clock import EngineClock
 from topics.engine.erase import erase_steps
 from topics.engine.errors import Conflict, ShardReadOnly, TopicsError
+from topics.engine.files import is_full, is_out_of_resources
 from topics.engine.ports import Clock, Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery import Recovery
@@ -210,8 +210,8 @@ class Engine:
         try:
             file = self.wal.make_file(self.wal.take_number(), max(needed, self.wal.file_bytes))
         except OSError as error:
-            if error.errno == errno.ENOSPC:
-                self._note_full()
+            if is_out_of_resources(error):
+                self._note_full(error)
                 return False
             self._latch(f"a log file could not be made: {error}")
             raise ShardReadOnly(str(error)) from error
@@ -298,15 +298,16 @@ class Engine:
                 self._ask_for_spare()
             self.shard.disk_full = False
             self._begin_group()
-        elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            self._note_full()
+        elif is_out_of_resources(error):
+            self._note_full(error)
         else:
             self._latch(f"a log file could not be made: {error}")
 
-    def _note_full(self) -> None:
+    def _note_full(self, error: BaseException) -> None:
         """Without a spare appends wait; deletes go on in the file that is open. A look each second ends it."""
         self.shard.disk_full = self.wal.spare is None
-        self.counters["disk_full"] = self.counters.get("disk_full", 0) + 1
+        counter = "disk_full" if is_full(error) else "out_of_resources"
+        self.counters[counter] = self.counters.get(counter, 0) + 1
         self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
 
     # -- sync ----------------------------------------------------------------------------------------------
@@ -457,8 +458,8 @@ class Engine:
         except StopIteration:
             return
         except OSError as failure:
-            if failure.errno == errno.ENOSPC:
-                self._note_full()
+            if is_out_of_resources(failure):
+                self._note_full(failure)
             else:
                 self._latch(f"a checkpoint could not be written: {failure}")
             return

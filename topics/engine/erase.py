@@ -9,7 +9,7 @@ crash anywhere is repaired by applying the intent again before anything is read.
 from __future__ import annotations
 
 from bisect import bisect_right
-from errno import ENOSPC
+from errno import EIO, ENOSPC
 
 import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -18,8 +18,8 @@ from topics.engine import frames
 from topics.engine.checkpoint import TopicRow
 from topics.engine.config import EngineConfig
 from topics.engine.errors import Corrupt, ErasePutOff, ShardReadOnly
-from topics.engine.files import HEADER_BYTES, read_file, with_digest, xxh
-from topics.engine.intents import Patch, apply_patches, finish_intent, write_intent
+from topics.engine.files import HEADER_BYTES, is_out_of_resources, read_file, with_digest, xxh
+from topics.engine.intents import Patch, apply_patches, finish_intent, intent_path, write_intent
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.sealing import read_sum
@@ -44,8 +44,11 @@ def erase_steps(
         shard.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
         if request.token is not None:
             deleted = request.result.deleted if request.result is not None else 0
-            put_off = error.errno == ENOSPC
-            answer = ErasePutOff(deleted) if put_off else ShardReadOnly(str(error), unknown=True)
+            answer = (
+                ErasePutOff(deleted)
+                if is_out_of_resources(error)
+                else ShardReadOnly(str(error), unknown=True)
+            )
             shard.ready.append((request.token, answer))
         raise
     except (GeneratorExit, ShardReadOnly):
@@ -73,9 +76,17 @@ def _erase(
     shard.counters["erase_number"] = number
 
     def carry_out() -> None:
-        write_intent(disk, meta_dir, number, eraser.patches)
-        apply_patches(disk, eraser.patches)
-        finish_intent(disk, meta_dir, number)
+        begun = False
+        try:
+            write_intent(disk, meta_dir, number, eraser.patches)
+            begun = True
+            apply_patches(disk, eraser.patches)
+            finish_intent(disk, meta_dir, number)
+        except OSError as error:
+            if not begun and not disk.exists(intent_path(meta_dir, number)):
+                raise
+            # The intent stands and some of it may be done: only a start, which does all of it, may go on from here.
+            raise OSError(EIO, f"an erase stopped half-way: {error}") from error
 
     def settle_removals() -> None:
         # A file that was unlinked and comes back after a power cut would bring the payload along.
@@ -164,10 +175,11 @@ class Eraser:
                 data = bytearray(self._disk.read(handle, 0, self._disk.size(handle)))
             finally:
                 self._disk.close(handle)
+            before = bytes(data)
             changed = self._blank_frames(data, HEADER_BYTES, self._whole_frames(data))
             self.patches += [(path, start, bytes(data[start:end])) for start, end in changed]
             if changed and f"{segment_name(parsed[0], parsed[1])}.sum" in names:
-                self._plan_sum(directory, parsed[0], parsed[1], data)
+                self._plan_sum(directory, parsed[0], parsed[1], before, data)
 
     @staticmethod
     def _whole_frames(data: bytearray) -> int:
@@ -180,13 +192,22 @@ class Eraser:
             at += length
         return at
 
-    def _plan_sum(self, directory: str, first_seq: int, generation: int, data: bytearray) -> None:
-        """New block digests. The chain goes on naming the digest this segment was first sealed with."""
+    def _plan_sum(
+        self, directory: str, first_seq: int, generation: int, before: bytes, after: bytearray
+    ) -> None:
+        """New block digests. The chain goes on naming the digest this segment was first sealed with.
+
+        A block that has rotted keeps its digest, which it does not agree with: a new one would vouch for the rot.
+        """
         try:
             summary, digest = read_sum(self._disk, directory, first_seq, generation)
         except Corrupt:
             return  # left by a checkpoint that did not finish; nothing goes by it
-        blocks = [xxh(bytes(data[at : at + BLOCK_BYTES])) for at in range(0, summary.data_bytes, BLOCK_BYTES)]
+        blocks = list(summary.blocks)
+        for i, digest_before in enumerate(summary.blocks):
+            block = slice(i * BLOCK_BYTES, min((i + 1) * BLOCK_BYTES, summary.data_bytes))
+            if xxh(before[block]) == digest_before:
+                blocks[i] = xxh(bytes(after[block]))
         origin = summary.origin if any(summary.origin) else digest
         summary = msgspec.structs.replace(summary, blocks=blocks, origin=origin)
         path = f"{directory}/{segment_name(first_seq, generation)}.sum"

@@ -5,6 +5,7 @@ Digests are XXH3-64 in the canonical 8 bytes of the xxhash library.
 
 from __future__ import annotations
 
+import errno
 from struct import Struct
 
 import xxhash
@@ -20,20 +21,34 @@ TEMP_SUFFIX = ".tmp"
 
 Hasher = xxhash.xxh3_64
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
-def header(magic: bytes) -> bytes:
-    return HEADER.pack(magic, VERSION, 0)
+
+def is_full(error: BaseException) -> bool:
+    """Whether there is no space, of the disk's or of a quota."""
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
-def check_header(path: str, data: bytes, magic: bytes) -> None:
-    """Refuse what is not a file of ours, and by name one that a newer version wrote."""
+def is_out_of_resources(error: BaseException) -> bool:
+    """Whether space, file handles or memory ran out: nothing is wrong with the disk, and a later try may go well."""
+    return is_full(error) or (isinstance(error, OSError) and error.errno in _SCARCE)
+
+
+def header(magic: bytes, version: int = VERSION) -> bytes:
+    return HEADER.pack(magic, version, 0)
+
+
+def check_header(path: str, data: bytes, magic: bytes, latest: int = VERSION) -> int:
+    """The version. Refuses what is not a file of ours, and by name one that a newer version wrote."""
     if len(data) < HEADER_BYTES:
         raise Corrupt(path, 0, f"has {len(data)} bytes, which is less than a header")
     found, version, _ = HEADER.unpack_from(data)
     if found != magic:
         raise Corrupt(path, 0, f"starts with {found!r} instead of {magic!r}")
-    if version != VERSION:
+    if not 1 <= version <= latest:
         raise UnsupportedFormat(path, version)
+    return int(version)
 
 
 def xxh(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.engine.frames import DELETED
-from topics.engine.segments import ROW, ROW_STRUCT, SegmentMeta
+from topics.engine.segments import ROW, ROW_STRUCT, IndexFiles, IndexHash, Mask, SegmentMeta
 
 ROW_BYTES = ROW_STRUCT.size
 SMALL = 64  # below this many rows plain Python beats numpy
@@ -35,6 +35,9 @@ class Chunk:
         "count",
         "first_seq",
         "frame_bytes",
+        "hashed",
+        "marked",
+        "mended",
         "meta",
         "node_ids",
         "opened_ms",
@@ -60,6 +63,9 @@ class Chunk:
         self.tag_ids: dict[bytes, int] = {}
         self.node_ids: dict[bytes, int] = {}
         self.unmarked: list[tuple[int, int]] = []  # stored row spans whose delete is not yet in the .del file
+        self.marked: Mask | None = None  # rows whose delete is
+        self.hashed: IndexHash | None = None  # while it is open and has files
+        self.mended: IndexFiles | None = None  # to be written before it grows on
 
     @classmethod
     def loaded(cls, meta: SegmentMeta, rows: Rows, rows_max: int, opened_ms: int) -> Chunk:

@@ -15,6 +15,7 @@ from topics.engine.config import EngineConfig
 from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, header, read_range, xxh
 from topics.engine.index import Chunk
+from topics.engine.marks import read_deleted
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
@@ -23,12 +24,13 @@ from topics.engine.segments import (
     EXPIRY,
     IDX_MAGIC,
     ROW,
+    IndexFiles,
+    IndexHash,
     Mask,
     Rows,
     SegmentMeta,
     cut_to_meta,
     parse_segment_name,
-    read_deleted,
     read_dict,
     read_rows,
     segment_path,
@@ -52,6 +54,8 @@ class Content:
     deleted: Mask | None
     lost: list[int] = field(default_factory=list)  # rows that a rebuild could not find again
     chunk: Chunk | None = None
+    hashed: IndexHash | None = None  # of a segment that goes on growing
+    mended: IndexFiles | None = None  # to be written before it grows on: its own index is damaged
 
 
 class Loader:
@@ -103,7 +107,7 @@ class Loader:
         if log.inline is not None:
             first_seq, count, data = log.inline
             meta = SegmentMeta(first_seq, rows=count, data_bytes=len(data))
-            return [(meta, index_of_records("a snapshot row", data, 0, meta, None))], []
+            return [(meta, index_of_records("a snapshot row", data, 0, meta, None, log.id))], []
         contents: list[tuple[SegmentMeta, Content]] = []
         lost: list[tuple[SegmentMeta, str]] = []
         for meta in metas:
@@ -134,7 +138,7 @@ class Loader:
             if inline is not None:
                 # No files yet: the rows lie in the snapshot's row, which is in memory.
                 chunk.meta, chunk.stored = None, 0
-                chunk.tag_ids, chunk.node_ids = {}, {}
+                chunk.tag_ids, chunk.node_ids, chunk.unmarked = {}, {}, []
                 log.runs = [(inline[0], inline[2])]
             chunks.append(chunk)
             parts.append(LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), content.tags, live))
@@ -166,13 +170,22 @@ class Loader:
         if content.deleted is not None:
             content.rows["flags"][content.deleted] |= frames.DEAD
             live &= ~content.deleted
+        # An index made from records shows which of them were erased, and so deleted.
+        erased = live & ((content.rows["flags"] & frames.ERASED) != 0)
+        content.rows["flags"][erased] |= frames.DEAD
+        live &= ~erased
         live[: max(0, log.first_seq - meta.first_seq)] = False
         chunk = content.chunk
         if chunk is None:
             chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
+        chunk.marked = content.deleted
+        chunk.unmarked = [(row, row + 1) for row in np.flatnonzero(erased).tolist()]
         if not meta.sealed:
             chunk.tag_ids = {name: i + 1 for i, name in enumerate(content.tags)}
             chunk.node_ids = {name: i + 1 for i, name in enumerate(content.nodes)}
+            chunk.hashed, chunk.mended = content.hashed, content.mended
+            if content.mended is not None:
+                self._shard.touched[log.id] = log
         for row, time in zip(
             content.expiries["row"].tolist(), content.expiries["time"].tolist(), strict=True
         ):
@@ -183,28 +196,31 @@ class Loader:
     def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> Content:
         """The index of one segment; rebuilt from its records when it is damaged and they are not."""
         disk, directory = self._disk, self._reader.topic_dir(log.id)
-        cut_to_meta(disk, directory, meta)
+        broken = cut_to_meta(disk, directory, meta)
+        deleted = read_deleted(disk, directory, meta)  # nothing can make these again
         summary: Sum | None = None
         if meta.sealed:
             try:
                 summary, digest = read_sum(disk, directory, meta.first_seq, meta.generation)
-            except Corrupt as error:
+            except (Corrupt, FileNotFoundError) as error:
                 # The records have digests of their own.
                 self._report.rebuilt.append(str(error))
-                return self._rebuild(directory, meta)
+                return self._rebuild(log, meta, deleted)
             self._check_seal(directory, meta, summary, digest)
         try:
+            if broken is not None:
+                raise broken
             rows = read_rows(disk, directory, meta)
             tags, nodes, expiries = read_dict(disk, directory, meta)
-            content = Content(rows, tags, nodes, expiries, read_deleted(disk, directory, meta))
+            content = Content(rows, tags, nodes, expiries, deleted)
             self._check_index(directory, meta, content, summary)
             return content
         except (Corrupt, UnsupportedFormat) as error:
-            if summary is None and isinstance(error, UnsupportedFormat):
+            if summary is None and not meta.idx_digest and isinstance(error, UnsupportedFormat):
                 raise
-            # A seal of this version vouches for the rest: another version there is rot.
+            # A digest of this version vouches for the rest: another version there is rot.
             self._report.rebuilt.append(str(error))
-            return self._rebuild(directory, meta)
+            return self._rebuild(log, meta, deleted)
 
     @staticmethod
     def _check_seal(directory: str, meta: SegmentMeta, summary: Sum, digest: bytes) -> None:
@@ -215,17 +231,20 @@ class Loader:
             raise Corrupt(path, 0, "this is another segment than the one that was sealed")
 
     def _check_index(self, directory: str, meta: SegmentMeta, content: Content, summary: Sum | None) -> None:
-        """Digests for a sealed index; for an open one at least that nothing points outside."""
+        """Digests, from .sum or from the snapshot; and that nothing points outside."""
         path, rows = segment_path(directory, meta, "idx"), content.rows
+        wanted = (meta.idx_digest, meta.dict_digest)
         if summary is not None:
+            wanted = (summary.idx_digest, summary.dict_digest)
+        if wanted[0]:
             # The header was checked when it was read; the digest is of both.
-            if xxh(header(IDX_MAGIC) + rows.tobytes()) != summary.idx_digest:
+            if xxh(header(IDX_MAGIC) + rows.tobytes()) != wanted[0]:
                 raise Corrupt(path, 0, "the index does not agree with its digest")
             if meta.dict_bytes:
                 dict_path = segment_path(directory, meta, "dict")
-                if xxh(read_range(self._disk, dict_path, 0, meta.dict_bytes)) != summary.dict_digest:
+                if xxh(read_range(self._disk, dict_path, 0, meta.dict_bytes)) != wanted[1]:
                     raise Corrupt(dict_path, 0, "the dictionary does not agree with its digest")
-        elif not _grew_in_order(rows, meta):
+        if summary is None and not _grew_in_order(rows, meta):
             raise Corrupt(path, 0, "the index is not that of records added one after the other")
         ends = rows["offset"].astype(np.int64) + rows["length"]
         if len(rows) and (
@@ -236,12 +255,19 @@ class Loader:
             or (len(content.expiries) and int(content.expiries["row"].max()) >= meta.rows)
         ):
             raise Corrupt(path, 0, "the index points outside its segment")
+        if not meta.sealed:
+            content.hashed = IndexHash.of_files(self._disk, directory, meta)
 
-    def _rebuild(self, directory: str, meta: SegmentMeta) -> Content:
+    def _rebuild(self, log: TopicLog, meta: SegmentMeta, deleted: Mask | None) -> Content:
         """Rows, names and expiries again from the records themselves."""
-        path = segment_path(directory, meta, "data")
+        path = segment_path(self._reader.topic_dir(log.id), meta, "data")
         data = read_range(self._disk, path, 0, meta.data_bytes)
-        return index_of_records(path, data, HEADER_BYTES, meta, read_deleted(self._disk, directory, meta))
+        content = index_of_records(path, data, HEADER_BYTES, meta, deleted, log.id)
+        if not meta.sealed:
+            # What is added next goes by these names and rows, so they must be in the files before it.
+            content.mended = IndexFiles.of(content.rows, content.tags, content.nodes, content.expiries)
+            content.hashed = content.mended.hash()
+        return content
 
     @staticmethod
     def _recount(log: TopicLog) -> None:
@@ -352,9 +378,9 @@ def _grew_in_order(rows: Rows, meta: SegmentMeta) -> bool:
 
 
 def index_of_records(
-    path: str, data: bytes, start_at: int, meta: SegmentMeta, deleted: Mask | None
+    path: str, data: bytes, start_at: int, meta: SegmentMeta, deleted: Mask | None, topic_id: int
 ) -> Content:
-    """An index made from frames that lie back to back from `start_at` on."""
+    """An index made from frames that lie back to back from `start_at` on. One of another topic is no record here."""
     starts: list[int] = []
     try:
         frames.frame_starts(data, start_at, len(data), starts)
@@ -367,9 +393,12 @@ def index_of_records(
     expiries: list[tuple[int, int]] = []
     whole = True
     for i, start in enumerate(starts):
-        length, _, flags, _, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(data, start)
+        length, kind, flags, topic, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(
+            data, start
+        )
         row = seq - meta.first_seq
-        if not 0 <= row < meta.rows or not frames.frame_is_valid(data[start : start + length + 4]):
+        ours = (kind, topic) == (frames.APPEND, topic_id) and 0 <= row < meta.rows
+        if not ours or not frames.frame_is_valid(data[start : start + length + 4]):
             whole = False
             continue
         at = start + frames.HEADER_BYTES

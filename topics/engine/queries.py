@@ -14,11 +14,12 @@ import numpy as np
 
 from topics.engine import commands as cmd
 from topics.engine import frames, limits
+from topics.engine.control import Deletion
 from topics.engine.errors import InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.index import Chunk
 from topics.engine.reader import DamagedSegment
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
-from topics.engine.topic_log import Op, TopicLog
+from topics.engine.topic_log import Op, Range, TopicLog
 
 WAKE_COST = 4096  # of a long poll that is woken, beside its records
 
@@ -31,6 +32,8 @@ class Queries(Staging):
         if command.touch:
             log.last_read_ts = self.now_ms
         page = self._read_page(log, command)
+        if self._nothing_yet(page, page.head_seq) or command.from_seq > page.head_seq:
+            self._refuse_the_latest()
         may_wait = command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX
         if may_wait and self._nothing_yet(page, page.head_seq):
             self._park(token, command, log, page.head_seq)
@@ -56,7 +59,9 @@ class Queries(Staging):
     def _lose_rows(self, log: TopicLog, damage: DamagedSegment) -> None:
         """Turn rotten records into announced losses; without them the read goes on."""
         chunk = damage.chunk
-        rows = self.reader.damaged_rows(log, chunk)
+        rows, erased = self.reader.damaged_rows(log, chunk)
+        if erased:
+            self._delete_again(log, as_ranges([chunk.first_seq + row for row in erased]))
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + len(rows)
         for first, last in as_ranges([chunk.first_seq + row for row in rows]):
             op = Op(log)
@@ -68,6 +73,16 @@ class Queries(Staging):
             self.count_live(op)
             log.publish(op)
         self.touched[log.id] = log
+
+    def _delete_again(self, log: TopicLog, ranges: list[Range]) -> None:
+        """Records whose bytes were erased were deleted, though nothing else says so any more."""
+        op = Op(log)
+        if self.read_only is None and self.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
+            deletion = Deletion(ranges, False)
+            self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, deletion))
+        log.stage_delete(ranges, op)
+        self.count_live(op)
+        log.publish(op)
 
     def _park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
         wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
@@ -156,6 +171,7 @@ class Queries(Staging):
 
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
         log = self._for_read(command.topic)
+        self._refuse_the_latest()
         more = False
         if command.each:
             tags, more = tags_page(log, command)
@@ -171,6 +187,8 @@ class Queries(Staging):
             for tag in log.tags.names(command.match)
         )
         seqs = sorted(seq for seq in found if seq)
+        if not seqs:
+            self._refuse_the_latest()
         self._answer_records(token, log, seqs[:1])
 
     def _answer_records(self, token: object, log: TopicLog, seqs: list[int], *, more: bool = False) -> None:
@@ -202,6 +220,7 @@ class Queries(Staging):
         self._answer(token, page, log, held=log.pending > 0)
 
     def _count_by_tag(self, token: object, command: cmd.CountByTag) -> None:
+        self._refuse_the_latest()
         log = self._for_read(command.topic)
         tags, more = tags_page(log, command)
         counts = [(tag, log.tags.count(tag)) for tag in tags]

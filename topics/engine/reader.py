@@ -17,7 +17,7 @@ from topics.engine import limits
 from topics.engine.commands import Diff, FramePage, Page, Tombstone
 from topics.engine.errors import Corrupt
 from topics.engine.files import xxh
-from topics.engine.frames import DEAD, DELETED, HAS_NODE, HAS_TAG, frame_is_valid
+from topics.engine.frames import DEAD, DELETED, ERASED, FLAGS_AT, HAS_NODE, HAS_TAG, frame_is_valid
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.sealing import read_sum
@@ -96,6 +96,14 @@ class _Frames:
     def add(self, buffer: bytes, starts: Offsets) -> None:
         self.buffers.append(buffer)
         self._starts.append(starts)
+
+    def check_erased(self, first: int, path: str) -> None:
+        """A record that is read is alive; when its bytes were erased, its delete has been lost."""
+        for buffer, starts in zip(
+            self.buffers[first:], self._starts[first - len(self.buffers) :], strict=True
+        ):
+            if (np.frombuffer(buffer, np.uint8)[starts + FLAGS_AT] & ERASED).any():
+                raise Corrupt(path, 0, "a record was erased and its delete is not known")
 
     def columns(self) -> tuple[Offsets, Offsets | None]:
         """The start of every frame, and in which buffer it lies unless there is only one."""
@@ -494,23 +502,32 @@ class Reader:
             check = segment.blocks is None and not segment.checked.covers(rows)
             if segment.blocks is not None:
                 self._verify_blocks(segment, int(offsets[0]), int(offsets[-1] + lengths[-1]))
+            before = len(found.buffers)
             self._read(segment.handle, segment.path, offsets, lengths, found, check)
+            found.check_erased(before, segment.path)
             if check:
                 segment.checked.add(rows, chunk)
         except Corrupt as error:
             raise DamagedSegment(chunk, error.path, error.offset, error.problem) from None
 
-    def damaged_rows(self, log: TopicLog, chunk: Chunk) -> list[int]:
-        """Check every live stored record of a chunk by itself; the blocks around the good ones are trusted after."""
+    def damaged_rows(self, log: TopicLog, chunk: Chunk) -> tuple[list[int], list[int]]:
+        """Check every live stored record of a chunk by itself; the blocks around the good ones are trusted after.
+
+        The second list is of records that were erased: their delete has been lost, and they must not come back.
+        """
         segment = self._segment(log, chunk)
         bad: list[int] = []
+        erased: list[int] = []
         for row in np.nonzero(chunk.live(0, chunk.stored))[0].tolist():
             offset, length = chunk.get(row)[:2]
-            if not frame_is_valid(self._disk.read(segment.handle, offset, length)):
+            frame = self._disk.read(segment.handle, offset, length)
+            if not frame_is_valid(frame):
                 bad.append(row)
+            elif frame[FLAGS_AT] & ERASED:
+                erased.append(row)
         if segment.blocks is not None:
             segment.verified.update(range(len(segment.blocks)))
-        return bad
+        return bad, erased
 
     def _read(
         self, handle: int, path: str, offsets: Offsets, lengths: Offsets, found: _Frames, check_frames: bool

@@ -8,7 +8,6 @@ counts only when its one envelope is whole, and then it makes the tails of older
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Generator
 
 import msgspec
@@ -19,7 +18,7 @@ from topics.engine.checkpoint import LATCH_MARK, Checkpointer, ShardRow, TopicRo
 from topics.engine.config import EngineConfig
 from topics.engine.control import TimeCeiling
 from topics.engine.errors import Corrupt, LogGap
-from topics.engine.files import ensure_dir, read_file
+from topics.engine.files import ensure_dir, is_full, read_file
 from topics.engine.frames import Columns
 from topics.engine.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.loading import Loader
@@ -40,6 +39,8 @@ from topics.engine.wal import (
     WalFile,
     WalStart,
     file_number,
+    is_blank,
+    lost_all,
     scan,
 )
 
@@ -69,6 +70,9 @@ class Recovery:
         self._clean_lsn = 0
         self._known_synced = 0
         self._ephemeral: list[tuple[TopicLog, TopicRow]] = []
+        self._unused: list[tuple[str, bool]] = []  # log files without entries, and whether they are ours
+        self._lost_start: str | None = None  # where a file's first entry should be and is not
+        self._emptied: list[str] = []  # log files that had entries and have none
         self._loader = Loader(disk, shard, reader, checkpointer, config, self.report)
         self._replayer = Replay(disk, shard, reader, checkpointer, self._loader, self.report)
         shard.loader = self._loader.load
@@ -85,6 +89,8 @@ class Recovery:
         yield 0.1
         scanned = self._scan_files()
         good, boot_id = self._decide(scanned)
+        if self._shard.read_only is None:
+            self._clear_unused()  # before anything is written: the disk may be full
         yield 0.5
         yield from self._replay(good, boot_id)
         yield from (0.95 for _ in self._clear_orphans())
@@ -175,16 +181,29 @@ class Recovery:
                 continue
             path = f"{self._wal.directory}/{name}"
             self._wal.next_number = max(self._wal.next_number, number + 1)
-            scanned = scan(path, number, read_file(self._disk, path))
-            if scanned is None or not scanned.envelopes:
-                if scanned is not None and scanned.bad_at:
-                    self.report.torn.append(f"{path} at byte {scanned.bad_at[0]}")
-                # A spare that was never used, or a first envelope that was never whole: nothing in it ever counted.
-                self._disk.remove(path)
+            data = read_file(self._disk, path)
+            scanned = scan(path, number, data)
+            if scanned is not None and scanned.envelopes:
+                found.append(scanned)
                 continue
-            found.append(scanned)
+            if lost_all(scanned, data):
+                self._emptied.append(path)
+            elif scanned is not None and scanned.bad_at:
+                self.report.torn.append(f"{path} at byte {scanned.bad_at[0]}")
+            # A spare that was never used, or a first envelope that was never whole: nothing in it ever counted.
+            self._unused.append((path, scanned is not None or is_blank(data)))
         found.sort(key=lambda file: file.number)
         return found
+
+    def _clear_unused(self) -> None:
+        """Files without entries go, once it is known that none are missed; what is no log file of ours, aside."""
+        for path, ours in self._unused:
+            if ours:
+                self._disk.remove(path)
+            else:
+                name = path.rpartition("/")[2]
+                self._disk.make_dir("lost+found")
+                self._disk.rename(path, f"lost+found/shard-{self._config.shard:02d}-{name}")
 
     def _decide(self, files: list[ScannedFile]) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str]:
         """Which envelopes count, in order. Sets the shard read-only when synced ones are missing."""
@@ -196,7 +215,19 @@ class Recovery:
         good, gap = self._walk(files, starts)
         last_lsn = max([self._base_lsn, *(envelope.lsn for _, kept in good for envelope in kept)])
         claimed = max((envelope.synced_lsn for file in files for envelope in file.envelopes), default=0)
-        if gap is not None and max(claimed, self._applied_lsn) <= last_lsn:
+        short = self._lost_end(files, gap, last_lsn)
+        if short is not None:
+            self._rotten(
+                f"{short.path}: the file ends at byte {len(short.data)} and was made {short.capacity} bytes long: "
+                f"log entries after {last_lsn} are missing"
+            )
+        elif self._lost_start is not None:
+            self._rotten(f"{self._lost_start}: the first entry of the file is damaged, though it was synced")
+        elif self._emptied:
+            self._rotten(
+                f"{self._emptied[0]}: the file was cut off: log entries after {last_lsn} are missing"
+            )
+        elif gap is not None and max(claimed, self._applied_lsn) <= last_lsn:
             self.report.torn.append(gap)
         elif max(claimed, self._applied_lsn) > last_lsn:
             if not files or (claimed <= last_lsn and gap is None):
@@ -208,6 +239,15 @@ class Recovery:
         self._known_synced = min(max(claimed, self._applied_lsn), last_lsn)
         return good, boot_id
 
+    def _lost_end(self, files: list[ScannedFile], gap: str | None, last_lsn: int) -> ScannedFile | None:
+        """A file that is shorter than it was made, unless it is known that nothing counted beyond its end."""
+        if gap is not None:
+            return next((file for file in files if file.is_short), None)
+        # What lies after the end of an earlier file is void or empty: the file behind it goes on with the next number.
+        # After a clean shutdown too there is nothing.
+        ended = bool(self._clean_lsn) and self._clean_lsn == last_lsn
+        return files[-1] if files and files[-1].is_short and not ended else None
+
     def _walk(
         self, files: list[ScannedFile], starts: list[WalStart | None]
     ) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str | None]:
@@ -218,6 +258,8 @@ class Recovery:
         last_lsn, gap = self._base_lsn, None
         for i, file in enumerate(files):
             self._check_chain(file, starts[i], digests)
+            if gap is None and self._lacks_start(file, starts[i], void_after[i]):
+                gap = f"{file.path} at byte {FILE_HEADER_BYTES}"
             kept: list[Envelope] = []
             for envelope in file.envelopes:
                 if envelope.lsn > void_after[i] or gap is not None:
@@ -237,6 +279,16 @@ class Recovery:
                 self.report.torn.append(f"{file.path} at byte {torn[0]}")
         return good, gap
 
+    def _lacks_start(self, file: ScannedFile, start: WalStart | None, void_after: int) -> bool:
+        """Whether a file's first entry is missed. It may be the copy of a tail, whose older copy bears the same numbers
+        and lacks what recovery added to it: the losses that it announced, and the seqs that it skipped for them."""
+        lsn = file.envelopes[0].lsn - 1
+        if start is not None or not self._base_lsn < lsn <= void_after:
+            return False
+        if any(envelope.synced_lsn >= lsn for envelope in file.envelopes):
+            self._lost_start = f"{file.path} at byte {FILE_HEADER_BYTES}"
+        return True
+
     def _check_chain(
         self, file: ScannedFile, start: WalStart | None, digests: dict[tuple[int, int], bytes]
     ) -> None:
@@ -248,6 +300,7 @@ class Recovery:
 
     def _rotten(self, problem: str) -> None:
         self.report.rotten.append(problem)
+        self._shard.cut_off = True
         self._shard.read_only = f"{problem}; run a repair to turn the damage into announced losses"
 
     # -- replay --------------------------------------------------------------------------------------------
@@ -333,12 +386,12 @@ class Recovery:
         try:
             return wal.make_file(number, max(needed, wal.file_bytes))
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if not is_full(error):
                 raise
         try:
             return wal.make_file(number, needed + SMALL_FILE_ROOM)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if not is_full(error):
                 raise
         return wal.make_file(number, needed)
 

@@ -28,6 +28,7 @@ from topics.engine.files import (
 )
 from topics.engine.frames import HEADER
 from topics.engine.intents import apply_patches, finish_intent, pending_intents
+from topics.engine.marks import read_deleted
 from topics.engine.overlay import OverlayDisk
 from topics.engine.ports import Clock, Disk
 from topics.engine.salvage_log import SEQS_UNKNOWN, LogWalk, rewrite_log
@@ -240,16 +241,16 @@ class _Mender:
         directory = self._topic_dir(row)
         self._disk.make_dir(directory)
         salvage = salvage_segment(self._disk, directory, row.id, meta)
-        if meta.has_del and not self._disk.exists(
-            f"{directory}/{segment_name(meta.first_seq, meta.generation)}.del"
-        ):
+        try:
+            read_deleted(self._disk, directory, meta)
+        except (TopicsError, OSError):
             note = f"topic {row.name}: records deleted from seqs {meta.first_seq} to {meta.first_seq + meta.rows - 1} are back"
             self._done.notes.append(note)
         for first, last in salvage.lost_ranges(meta.first_seq):
             if last >= row.first_seq:
                 self._lose(row, max(first, row.first_seq), last)
         made = rewrite(
-            self._disk, directory, meta, salvage, _free_generation(self._disk, directory, meta), chain
+            self._disk, directory, row.id, meta, salvage, _free_generation(self._disk, directory, meta), chain
         )
         name = segment_name(meta.first_seq, meta.generation)
         for file in self._disk.list(directory):
@@ -420,7 +421,7 @@ class _Rebuilder:
             add_loss(row.losses, (lost_first, lost_last, "corrupt"))
             self._done.losses.append((row.name, lost_first, lost_last))
         return rewrite(
-            self._disk, directory, meta, salvage, _free_generation(self._disk, directory, meta), None
+            self._disk, directory, row.id, meta, salvage, _free_generation(self._disk, directory, meta), None
         )
 
     def _salvage(self, row: TopicRow, directory: str, meta: SegmentMeta) -> Salvage:

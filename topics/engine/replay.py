@@ -27,8 +27,7 @@ from topics.engine.loading import Loader
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
-from topics.engine.sealing import meta_from_sum
-from topics.engine.segments import read_rows
+from topics.engine.sealing import meta_from_sum, sealed_rows
 from topics.engine.shard import Shard
 from topics.engine.staging import ID_STEP, EraseRequest, as_ranges
 from topics.engine.topic_log import Op, TopicLog
@@ -129,6 +128,13 @@ class Replay:
         op.first_seq = log.first_seq
         op.write_ts = int(columns.headers["ts"][-1])
         log.publish(op)
+        erased = seqs[(columns.headers["flags"] & frames.ERASED) != 0]
+        if len(erased):
+            # Deleted, whatever became of the entry that says so.
+            gone = Op(log)
+            log.stage_delete(as_ranges(erased.tolist()), gone)
+            self._shard.count_live(gone)
+            log.publish(gone)
 
     def _add_columns(self, log: TopicLog, columns: Columns, number: int, shift: int, op: Op) -> None:
         headers, starts = columns.headers, columns.starts
@@ -327,7 +333,7 @@ class Replay:
                 continue
             try:
                 new = meta_from_sum(self._disk, directory, first_seq, generation)
-                rows = read_rows(self._disk, directory, new)
+                rows = sealed_rows(self._disk, directory, new)
             except (Corrupt, FileNotFoundError) as error:
                 self._report.rotten.append(str(error))
                 continue  # the old generation is whole: it stays
@@ -335,7 +341,7 @@ class Replay:
             log.stage_delete(as_ranges((ended + first_seq).tolist()), op)  # by a TTL of their own
             chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
             self._checkpointer.doom(log.id, meta)
-            chunk.meta = new
+            chunk.meta, chunk.marked = new, None
             late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
             chunk.unmarked = [(int(i), int(i) + 1) for i in late]
 

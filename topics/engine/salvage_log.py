@@ -9,6 +9,7 @@ deletes and config changes in them are undone, topics that they made lose their 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -35,12 +36,17 @@ from topics.engine.wal import (
     file_header,
     file_name,
     file_number,
+    lost_all,
+    salts_in,
     scan,
 )
 
 SEQS_UNKNOWN = (
     1 << 32
 )  # how many seqs to skip where nothing bounds what is missing; there are 2^31 times as many
+
+# Of a file whose header is gone: envelopes whose salt is looked at, and different salts that are tried.
+SALTS_MAX, SALTS_TRIED = 4096, 8
 
 
 @dataclass(slots=True)
@@ -127,17 +133,21 @@ def _read_log_file(disk: Disk, path: str, number: int, shard: int) -> LogFile:
             file.scanned = _scan_by_salt(path, number, data, shard)
     if file.scanned is not None and FILE_HEADER.unpack_from(file.scanned.data)[2] != shard:
         file.problem, file.offset, file.foreign = "the file is of another shard", 12, True
+    if lost_all(file.scanned, data):
+        file.cut, file.problem, file.offset = True, "the file is shorter than it was made", file.size
     if file.foreign or (file.scanned is not None and not file.scanned.envelopes and not file.scanned.bad_at):
         file.scanned = None
     if file.scanned is not None and file.scanned.envelopes:
         file.start = start_of(file.scanned)
         file.cut = _is_cut(file.scanned)
         if file.cut and not file.problem:
-            file.problem, file.offset = "the file ends inside an entry", file.size
+            file.problem, file.offset = "the file is shorter than it was made", file.size
     return file
 
 
 def _is_cut(file: ScannedFile) -> bool:
+    if file.capacity:
+        return file.is_short
     at = (file.envelopes[-1].end + 7) & ~7
     head = file.data[at : at + ENVELOPE_BYTES]
     if len(head) < ENVELOPE_BYTES:
@@ -148,23 +158,21 @@ def _is_cut(file: ScannedFile) -> bool:
 
 def _with_our_version(data: bytes) -> bytes | None:
     """The file with this version in its header, if the header's digest says that it was there."""
-    _, _, shard, number, salt = FILE_HEADER.unpack_from(data)
-    ours = file_header(shard=shard, number=number, salt=salt)
+    _, _, shard, number, salt, capacity = FILE_HEADER.unpack_from(data)
+    ours = file_header(shard=shard, number=number, salt=salt, capacity=capacity)
     return ours + data[FILE_HEADER_BYTES:] if ours[56:] == data[56:FILE_HEADER_BYTES] else None
 
 
 def _scan_by_salt(path: str, number: int, data: bytes, shard: int) -> ScannedFile | None:
-    """A file whose header is gone: its entries all carry the salt."""
-    at = data.find(ENVELOPE_MAGIC, FILE_HEADER_BYTES)
-    while 0 <= at <= len(data) - ENVELOPE_BYTES:
-        salt = ENVELOPE.unpack_from(data, at)[2]
-        found = scan(
-            path, number, file_header(shard=shard, number=number, salt=salt) + data[FILE_HEADER_BYTES:]
-        )
-        if found is not None and found.envelopes:
-            return found
-        at = data.find(ENVELOPE_MAGIC, at + 1)
-    return None
+    """A file whose header is gone: its entries all carry the salt, and what only looks like entries another."""
+    best: ScannedFile | None = None
+    for salt in islice(dict.fromkeys(islice(salts_in(data), SALTS_MAX)), SALTS_TRIED):
+        if salt is not None:
+            head = file_header(shard=shard, number=number, salt=salt)
+            found = scan(path, number, head + data[FILE_HEADER_BYTES:])
+            if found is not None and (best is None or len(found.envelopes) > len(best.envelopes)):
+                best = found
+    return best
 
 
 # ── Following the numbering ───────────────────────────────────────────────────────────
@@ -204,6 +212,7 @@ class LogWalk:
     def _check_end(self) -> None:
         log = self.log
         last = self._used[-1] if self._used else None
+        emptied = next((file for file in log.files if file.cut and file not in self._used), None)
         if self._known > log.last_lsn:
             what = f"log entries {log.last_lsn + 1} to {self._known} are missing at the end of the log"
             self._hole(log.last_lsn + 1, self._known, last.path if last else "", 0, SEQS_UNKNOWN, what)
@@ -211,9 +220,14 @@ class LogWalk:
             # The active file outlives every checkpoint: it was there, and so may have been acked writes in it.
             what = f"the log after entry {self._base_lsn} is missing"
             self._hole(log.last_lsn + 1, log.last_lsn + 1, "", 0, SEQS_UNKNOWN, what)
+        elif emptied is not None:
+            what = f"the log after entry {log.last_lsn} is cut off"
+            self._hole(
+                log.last_lsn + 1, log.last_lsn + 1, emptied.path, emptied.size, _seqs_cut(emptied), what
+            )
         elif last is not None and last.cut and not (self._clean and log.last_lsn == self._base_lsn):
             what = f"the log after entry {log.last_lsn} is cut off"
-            self._hole(log.last_lsn + 1, log.last_lsn + 1, last.path, last.size, SEQS_UNKNOWN, what)
+            self._hole(log.last_lsn + 1, log.last_lsn + 1, last.path, last.size, _seqs_cut(last), what)
 
     def _take_file(self, file: LogFile, bound: int, before: LogFile | None) -> None:
         log = self.log
@@ -318,6 +332,12 @@ def _envelopes(file: LogFile) -> list[Envelope]:
 def _seqs_in(size: int) -> int:
     """The most records that this many bytes can hold."""
     return max(1, size // frames.OVERHEAD_BYTES)
+
+
+def _seqs_cut(file: LogFile) -> int:
+    """The most records that the missing end of a file can have held."""
+    capacity = file.scanned.capacity if file.scanned is not None else 0
+    return _seqs_in(capacity - file.size) if capacity else SEQS_UNKNOWN
 
 
 def _seqs_between(before: LogFile | None, file: LogFile, at: int) -> int:
@@ -500,7 +520,7 @@ def _write_file(
     extra: dict[int, bytes],
 ) -> None:
     salt = disk.random_u64()
-    pieces = [file_header(shard=shard, number=number, salt=salt)]
+    pieces: list[bytes] = []
     lsn = base_lsn
     for i, entry in enumerate(entries):
         while lsn + 1 < entry.lsn:  # numbers go up by one, also over a hole
@@ -509,10 +529,12 @@ def _write_file(
         lsn = entry.lsn
         body = extra.pop(i, b"") + entry.body
         pieces.append(_padded(encode_envelope(salt, lsn, lsn - 1, entry.synced_lsn, body)))
+    body = b"".join(pieces)
+    head = file_header(shard=shard, number=number, salt=salt, capacity=FILE_HEADER_BYTES + len(body))
     handle = disk.open(path, create=True)
     try:
         disk.truncate(handle, 0)
-        disk.write(handle, 0, b"".join(pieces))
+        disk.write(handle, 0, head + body)
         disk.sync(handle)
     finally:
         disk.close(handle)

@@ -14,12 +14,14 @@ import numpy as np
 
 from topics.engine import frames
 from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, VERSION, read_file
+from topics.engine.files import HEADER_BYTES, VERSION, header, read_file
 from topics.engine.loading import Content, index_of_records
+from topics.engine.marks import salvage_deleted
 from topics.engine.ports import Disk
 from topics.engine.sealing import drain, read_sum, seal_steps, verify
 from topics.engine.segments import (
     DEL_MAGIC,
+    DEL_VERSION,
     Mask,
     Rows,
     SegmentMeta,
@@ -87,13 +89,10 @@ def _record_end(data: bytes, at: int, needle: bytes) -> int:
 
 
 def read_marks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Mask:
-    """Deleted rows as far as anything says so: the bytes count, whatever became of the header."""
-    mask = np.zeros(meta.rows, dtype=np.bool_)
-    if meta.has_del:
-        data = file_or_nothing(disk, segment_path(topic_dir, meta, "del"))
-        marks = np.frombuffer(data, dtype=np.uint8)[HEADER_BYTES : HEADER_BYTES + meta.rows]
-        mask[: len(marks)] = marks == 1
-    return mask
+    """Deleted rows as far as anything says so."""
+    if not meta.has_del:
+        return np.zeros(meta.rows, dtype=np.bool_)
+    return salvage_deleted(file_or_nothing(disk, segment_path(topic_dir, meta, "del")), meta)
 
 
 def salvage_segment(disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta) -> Salvage:
@@ -124,7 +123,13 @@ def _trusted_rows(
 
 
 def rewrite(
-    disk: Disk, topic_dir: str, meta: SegmentMeta, salvage: Salvage, generation: int, chain: bytes | None
+    disk: Disk,
+    topic_dir: str,
+    topic_id: int,
+    meta: SegmentMeta,
+    salvage: Salvage,
+    generation: int,
+    chain: bytes | None,
 ) -> SegmentMeta | None:
     """The segment again from its whole and living records, as `generation`; None when none is left."""
     picked = [place for row, place in sorted(salvage.found.items()) if not salvage.deleted[row]]
@@ -133,7 +138,8 @@ def rewrite(
     data = b"".join([salvage.data[start:end] for start, end in picked])
     made = SegmentMeta(meta.first_seq, generation, tier=meta.tier)
     wanted = msgspec.structs.replace(made, rows=meta.rows, data_bytes=len(data))
-    content = index_of_records(segment_path(topic_dir, meta, "data"), data, 0, wanted, None)
+    path = segment_path(topic_dir, meta, "data")
+    content = index_of_records(path, data, 0, wanted, None, topic_id)
     content.rows["offset"][content.rows["length"] > 0] += HEADER_BYTES
     writer = SegmentWriter(disk, topic_dir, made)
     try:
@@ -189,19 +195,22 @@ def _check_versions(disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
     for problem in problems:
         if vouched and not problem.path.endswith(".del"):
             continue
+        if meta.idx_digest and problem.path.endswith((".idx", ".dict")):
+            continue
         head = file_or_nothing(disk, problem.path)[:12]
         version = int.from_bytes(head[8:12], "little")
-        if len(head) == 12 and head.startswith(b"TPCS") and version > VERSION:
+        latest = DEL_VERSION if problem.path.endswith(".del") else VERSION
+        if len(head) == 12 and head.startswith(b"TPCS") and version > latest:
             raise UnsupportedFormat(problem.path, version)
 
 
 def _check_marks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> list[Fault]:
-    if not meta.has_del:
-        return []
+    if not meta.has_del or meta.del_bytes:
+        return []  # marks of version 2 have digests
     path = segment_path(topic_dir, meta, "del")
     data = file_or_nothing(disk, path)
-    if not data.startswith(DEL_MAGIC):
-        return []  # reported with the other headers
+    if not data.startswith(header(DEL_MAGIC)):
+        return []  # reported with the other headers, or of version 2
     marks = np.frombuffer(data, dtype=np.uint8)[HEADER_BYTES : HEADER_BYTES + meta.rows]
     odd = np.flatnonzero(marks > 1)
     if not len(odd):
@@ -226,7 +235,7 @@ def _check_open(disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta) ->
         tags, nodes, expiries = read_dict(disk, topic_dir, meta)
     except Corrupt as error:
         return [Fault(error.path, error.offset, error.problem)]
-    made = index_of_records(path, salvage.data, HEADER_BYTES, meta, None)
+    made = index_of_records(path, salvage.data, HEADER_BYTES, meta, None, topic_id)
     return _compare(topic_dir, meta, Content(rows, tags, nodes, expiries, None), made)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from topics.engine.errors import Corrupt, TopicsError
 from topics.engine.files import (
     HEADER_BYTES,
+    VERSION,
     Hasher,
     check_header,
     header,
@@ -26,12 +27,15 @@ from topics.engine.files import (
     write_whole,
     xxh,
 )
-from topics.engine.frames import DEAD
+from topics.engine.frames import DEAD, frame_is_valid
 from topics.engine.limits import SLICE_ROWS
+from topics.engine.marks import read_deleted
 from topics.engine.ports import Disk
 from topics.engine.segments import (
     BLOCK_BYTES,
     DATA_MAGIC,
+    DEL_MAGIC,
+    DEL_VERSION,
     DICT_MAGIC,
     HASH_BLOCKS_PER_STEP,
     IDX_MAGIC,
@@ -43,7 +47,7 @@ from topics.engine.segments import (
     SegmentMeta,
     count_live,
     expected_files,
-    read_deleted,
+    read_rows,
     remove_files,
     runs_of,
     segment_name,
@@ -103,18 +107,46 @@ def seal(disk: Disk, topic_dir: str, meta: SegmentMeta, chain: bytes) -> bytes:
     return drain(seal_steps(disk, topic_dir, meta, chain))
 
 
+def rotten_blocks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> frozenset[int]:
+    """The blocks of .data with a record in them that does not agree with its own digest."""
+    path = segment_path(topic_dir, meta, "data")
+    bad: set[int] = set()
+    try:
+        rows = read_rows(disk, topic_dir, meta)
+    except TopicsError:
+        return frozenset(range(-(-meta.data_bytes // BLOCK_BYTES)))  # nobody can say which
+    handle = disk.open(path)
+    try:
+        for row in np.flatnonzero(rows["length"]).tolist():
+            offset, length = int(rows["offset"][row]), int(rows["length"][row])
+            if not frame_is_valid(disk.read(handle, offset, length)):
+                bad.update(range(offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1))
+    finally:
+        disk.close(handle)
+    return frozenset(bad)
+
+
 def seal_steps(
-    disk: Disk, topic_dir: str, meta: SegmentMeta, chain: bytes, origin: bytes = bytes(8)
+    disk: Disk,
+    topic_dir: str,
+    meta: SegmentMeta,
+    chain: bytes,
+    origin: bytes = bytes(8),
+    rotten: frozenset[int] = frozenset(),
 ) -> Generator[None, None, bytes]:
     """Write .sum over files that are synced already, and return the digest that ends it.
+
+    `rotten` blocks get a digest that nothing has, so that a reader looks at their records one by one.
 
     The segment must not grow meanwhile. `.sum` comes last: where one is named, by a
     snapshot or by a segment swap in the log, everything that it sums up is on disk.
     """
     blocks = yield from _block_digests(disk, segment_path(topic_dir, meta, "data"), meta.data_bytes)
+    blocks = [bytes(8) if number in rotten else digest for number, digest in enumerate(blocks)]
     idx_digest, live = yield from _index_digest(disk, topic_dir, meta)
-    dict_digest = b""
-    if meta.dict_bytes:
+    # Those that were kept while the files grew, where there are any: what has rotted since must not be vouched for.
+    idx_digest, dict_digest = meta.idx_digest or idx_digest, meta.dict_digest
+    if meta.dict_bytes and not dict_digest:
         dict_digest = yield from _file_digest(disk, segment_path(topic_dir, meta, "dict"), meta.dict_bytes)
     summary = Sum(
         first_seq=meta.first_seq,
@@ -138,6 +170,7 @@ def seal_steps(
     disk.sync_dir(topic_dir)
     digest = content[-8:]
     meta.sealed, meta.link = True, origin if any(origin) else digest
+    meta.idx_digest = meta.dict_digest = b""  # they are in .sum now
     return digest
 
 
@@ -156,9 +189,12 @@ def _block_digests(disk: Disk, path: str, length: int) -> Generator[None, None, 
 
 
 def _index_digest(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Generator[None, None, tuple[bytes, int]]:
-    """The digest of .idx and how many of its rows are live."""
+    """The digest of .idx and how many of its rows are live, as far as can be known."""
     path = segment_path(topic_dir, meta, "idx")
-    deleted = read_deleted(disk, topic_dir, meta)
+    try:
+        deleted = read_deleted(disk, topic_dir, meta)
+    except (TopicsError, OSError):
+        deleted = None
     step = BLOCK_BYTES // ROW_BYTES
     live = 0
     handle = disk.open(path)
@@ -204,6 +240,15 @@ def read_sum(disk: Disk, topic_dir: str, first_seq: int, generation: int) -> tup
     return summary, content[-8:]
 
 
+def sealed_rows(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Rows:
+    """The rows of a sealed segment, once they have proved to be what was sealed."""
+    rows = read_rows(disk, topic_dir, meta)
+    summary, _ = read_sum(disk, topic_dir, meta.first_seq, meta.generation)
+    if xxh(header(IDX_MAGIC) + rows.tobytes()) != summary.idx_digest:
+        raise Corrupt(segment_path(topic_dir, meta, "idx"), 0, "the index does not agree with its digest")
+    return rows
+
+
 def meta_from_sum(
     disk: Disk, topic_dir: str, first_seq: int, generation: int, *, tier: str = "hot", has_del: bool = False
 ) -> SegmentMeta:
@@ -243,10 +288,18 @@ def verify_steps(
 ) -> Generator[None, None, list[Problem]]:
     """Compare a segment with its .sum; each damaged block of .data is a problem of its own.
 
-    An open segment has no .sum: only the headers and lengths of its files are checked.
+    An open segment has no .sum: its .data is checked by nothing but its header and length.
     """
     problems = _check_files(disk, topic_dir, meta)
     if not meta.sealed:
+        broken = {problem.path for problem in problems}
+        for suffix, length, digest in (
+            ("idx", meta.idx_bytes, meta.idx_digest),
+            ("dict", meta.dict_bytes, meta.dict_digest),
+        ):
+            path = segment_path(topic_dir, meta, suffix)
+            if digest and path not in broken:
+                problems += yield from _verify_file(disk, path, length, digest)
         return problems
     sum_path = segment_path(topic_dir, meta, "sum")
     try:
@@ -280,15 +333,18 @@ def _check_files(disk: Disk, topic_dir: str, meta: SegmentMeta) -> list[Problem]
         path = segment_path(topic_dir, meta, suffix)
         try:
             _check_file(disk, path, length, magic)
+            if suffix == "del":
+                read_deleted(disk, topic_dir, meta)
         except (TopicsError, OSError) as error:
             problems.append(Problem(path, 0, length, _describe(error)))
     return problems
 
 
 def _check_file(disk: Disk, path: str, length: int, magic: bytes) -> None:
+    latest = DEL_VERSION if magic == DEL_MAGIC else VERSION
     handle = disk.open(path)
     try:
-        check_header(path, disk.read(handle, 0, HEADER_BYTES), magic)
+        check_header(path, disk.read(handle, 0, HEADER_BYTES), magic, latest)
         size = disk.size(handle)
         if size < length:
             raise Corrupt(path, size, f"ends before byte {length}")
@@ -360,6 +416,8 @@ def rewrite_steps(
         has_del=False,
         live=int(np.count_nonzero(live)),
         link=b"",
+        del_bytes=0,
+        del_digest=b"",
     )
     # A crashed attempt at the same generation: its .sum and marks do not fit what is written now.
     remove_files(disk, topic_dir, new_meta, "sum", "del")

@@ -1,4 +1,4 @@
-"""The files of one segment: growing, reading, marking, cutting and removing them. Sealed ones: see sealing.py.
+"""The files of one segment: growing, reading, cutting and removing them. Sealed ones: see sealing.py; `.del`: marks.py.
 
 Nothing here decides when; a checkpoint or recovery does.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
@@ -18,9 +19,9 @@ from topics.engine.errors import Corrupt
 from topics.engine.files import (
     HEADER_BYTES,
     TEMP_SUFFIX,
+    Hasher,
     check_header,
     header,
-    read_file,
     read_range,
     sync_parents,
     write_whole,
@@ -33,10 +34,10 @@ IDX_MAGIC = b"TPCSIDX\0"
 DICT_MAGIC = b"TPCSDIC\0"
 SUM_MAGIC = b"TPCSSUM\0"
 DEL_MAGIC = b"TPCSDEL\0"
+DEL_VERSION = 2  # of the other files only one version was ever written
 
 BLOCK_BYTES = MIB  # of .data, the header included: what one digest in .sum covers
 DATA_BYTES_MAX = 0xFFFF_FFFF  # offsets in rows are u32
-RUNS_MAX = 256  # at some 10 µs a write; more separate runs of deleted rows go into a new .del, which syncs
 HASH_BLOCKS_PER_STEP = 4  # hashing a MiB takes a third of a millisecond
 
 ROW = np.dtype(
@@ -81,6 +82,11 @@ class SegmentMeta(msgspec.Struct, array_like=True):
     ts_min: int = 0  # 0: no row with a time
     ts_max: int = 0
     link: bytes = b""  # once sealed: what the next segment's .sum names as its chain
+    # Of .idx and .dict up to the lengths above, while it is open: then there is no .sum. Empty: not written down.
+    idx_digest: bytes = b""
+    dict_digest: bytes = b""
+    del_bytes: int = 0  # 0: no .del, or one of version 1
+    del_digest: bytes = b""
 
     @property
     def idx_bytes(self) -> int:
@@ -107,6 +113,71 @@ def segment_path(topic_dir: str, meta: SegmentMeta, suffix: str) -> str:
 # ── Growing ───────────────────────────────────────────────────────────────────────────
 
 
+class IndexHash:
+    """The digests of a growing .idx and .dict, kept while they grow: reading them again would bless their rot."""
+
+    __slots__ = ("_idx", "_names")
+
+    def __init__(self, idx: bytes = header(IDX_MAGIC), names: bytes = header(DICT_MAGIC)) -> None:
+        self._idx, self._names = Hasher(idx), Hasher(names)
+
+    @classmethod
+    def of_files(cls, disk: Disk, topic_dir: str, meta: SegmentMeta) -> IndexHash:
+        """Of what the files hold, taken as they are."""
+        if not meta.rows:
+            return cls()
+        idx = read_range(disk, segment_path(topic_dir, meta, "idx"), 0, meta.idx_bytes)
+        if not meta.dict_bytes:
+            return cls(idx)
+        return cls(idx, read_range(disk, segment_path(topic_dir, meta, "dict"), 0, meta.dict_bytes))
+
+    def copy(self) -> IndexHash:
+        copied = IndexHash.__new__(IndexHash)
+        copied._idx, copied._names = self._idx.copy(), self._names.copy()
+        return copied
+
+    def grow(self, rows: bytes, blocks: bytes) -> None:
+        self._idx.update(rows)
+        self._names.update(blocks)
+
+    def put_into(self, meta: SegmentMeta) -> None:
+        meta.idx_digest = self._idx.digest() if meta.rows else b""
+        meta.dict_digest = self._names.digest() if meta.dict_bytes else b""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFiles:
+    """An index made again from the records: the whole .idx and .dict, to be put in place of what was there."""
+
+    idx: bytes
+    names: bytes  # empty: no .dict
+    tag_names: int
+    node_names: int
+
+    @classmethod
+    def of(cls, rows: Rows, tags: Sequence[bytes], nodes: Sequence[bytes], expiries: Rows) -> IndexFiles:
+        blocks = _dict_blocks(tags, nodes, list(zip(expiries["row"].tolist(), expiries["time"].tolist())))
+        names = header(DICT_MAGIC) + blocks if blocks else b""
+        return cls(header(IDX_MAGIC) + rows.tobytes(), names, len(tags), len(nodes))
+
+    def hash(self) -> IndexHash:
+        return IndexHash(self.idx, self.names) if self.names else IndexHash(self.idx)
+
+    def write(self, disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
+        """Put the files in place. Ids of the one are nothing without the other, so .dict is gone while .idx changes."""
+        names = segment_path(topic_dir, meta, "dict")
+        disk.remove(names)
+        disk.sync_dir(topic_dir)
+        for path, content in ((segment_path(topic_dir, meta, "idx"), self.idx), (names, self.names)):
+            if content:
+                write_whole(disk, path + TEMP_SUFFIX, content)
+                disk.rename(path + TEMP_SUFFIX, path)
+        disk.sync_dir(topic_dir)
+        meta.dict_bytes = len(self.names)
+        meta.tag_names, meta.node_names = self.tag_names, self.node_names
+        self.hash().put_into(meta)
+
+
 class SegmentWriter:
     """Appends to the open segment of a topic, at the lengths that `meta` gives.
 
@@ -116,10 +187,14 @@ class SegmentWriter:
 
     _MAGICS: Final = {"data": DATA_MAGIC, "idx": IDX_MAGIC, "dict": DICT_MAGIC}  # in the order of syncing
 
-    def __init__(self, disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
+    def __init__(
+        self, disk: Disk, topic_dir: str, meta: SegmentMeta, hashed: IndexHash | None = None
+    ) -> None:
+        """`hashed` goes along with what is written; without it the files are read once more for it."""
         if meta.sealed:
             raise ValueError("a sealed segment does not grow")
         self.meta = meta
+        self._hashed = hashed
         self._disk = disk
         self._dir = topic_dir
         self._handles: dict[str, int] = {}
@@ -147,8 +222,11 @@ class SegmentWriter:
         _check_offsets(rows, meta.data_bytes, data_end)
         blocks = _dict_blocks(tags, nodes, expiries)
         dict_bytes = meta.dict_bytes
+        if self._hashed is None:
+            self._hashed = IndexHash.of_files(self._disk, self._dir, meta)
+        added = np.ascontiguousarray(rows).tobytes()
         self._put("data", meta.data_bytes, frames, fresh=not meta.rows)
-        self._put("idx", meta.idx_bytes, np.ascontiguousarray(rows).tobytes(), fresh=not meta.rows)
+        self._put("idx", meta.idx_bytes, added, fresh=not meta.rows)
         if blocks:
             offset = dict_bytes or HEADER_BYTES
             self._put("dict", offset, blocks, fresh=not dict_bytes)
@@ -160,6 +238,8 @@ class SegmentWriter:
         meta.dict_bytes = dict_bytes
         meta.tag_names += len(tags)
         meta.node_names += len(nodes)
+        self._hashed.grow(added, blocks)
+        self._hashed.put_into(meta)
 
     def paths(self) -> list[str]:
         """Files written so far, in the order in which `sync` takes them."""
@@ -325,63 +405,7 @@ def _expiries(path: str, data: bytes, start: int, end: int, count: int) -> Rows:
     return np.frombuffer(data, dtype=EXPIRY, count=count, offset=start)
 
 
-# ── Deleted rows ──────────────────────────────────────────────────────────────────────
-
-
-def read_deleted(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Mask | None:
-    """Which rows are deleted; None when there is no .del. Rows past its end are live."""
-    if not meta.has_del:
-        return None
-    path = segment_path(topic_dir, meta, "del")
-    data = read_file(disk, path)
-    check_header(path, data, DEL_MAGIC)
-    mask = np.zeros(meta.rows, dtype=np.bool_)
-    marks = np.frombuffer(data, dtype=np.uint8, offset=HEADER_BYTES)[: meta.rows]
-    mask[: len(marks)] = marks == 1
-    return mask
-
-
-def mark_deleted(
-    disk: Disk, topic_dir: str, meta: SegmentMeta, rows: Sequence[int] | npt.NDArray[np.integer]
-) -> str:
-    """Mark rows in .del and return its path, for `files.sync_file` before a snapshot names it.
-
-    Only bytes that change are written in place: a power cut may garble what is being
-    written, so that a live row's mark reads as 1, or a synced 1 as something else. The
-    marks that it may garble so are new ones, and the log repeats those.
-    """
-    path = segment_path(topic_dir, meta, "del")
-    marked = np.unique(np.asarray(rows, dtype=np.int64))
-    if len(marked) and not 0 <= marked[0] <= marked[-1] < meta.rows:
-        raise ValueError(f"rows {marked[0]} to {marked[-1]} of a segment of {meta.rows}")
-    deleted = read_deleted(disk, topic_dir, meta)
-    if deleted is None:
-        deleted = np.zeros(meta.rows, dtype=np.bool_)
-    marked = marked[~deleted[marked]]
-    runs = runs_of(marked, marked + 1)
-    if len(runs) > RUNS_MAX:
-        deleted[marked] = True
-        write_whole(disk, path + TEMP_SUFFIX, header(DEL_MAGIC) + deleted.tobytes())
-        disk.rename(path + TEMP_SUFFIX, path)
-    else:
-        _write_marks(disk, path, meta, runs)
-    meta.has_del = True
-    return path
-
-
-def _write_marks(disk: Disk, path: str, meta: SegmentMeta, runs: list[tuple[int, int]]) -> None:
-    handle = disk.open(path, create=not meta.has_del)
-    try:
-        if not meta.has_del:
-            # A file that no snapshot names is of a crashed checkpoint: torn, or with marks whose
-            # log entries are lost.
-            disk.truncate(handle, 0)
-            disk.write(handle, 0, header(DEL_MAGIC))
-            disk.allocate(handle, HEADER_BYTES + meta.rows)
-        for start, end in runs:
-            disk.write(handle, HEADER_BYTES + start, b"\x01" * (end - start))
-    finally:
-        disk.close(handle)
+# ── Rows ──────────────────────────────────────────────────────────────────────────────
 
 
 def runs_of(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -402,15 +426,36 @@ def count_live(rows: Rows, deleted: Mask | None) -> int:
 # ── Cutting and removing ──────────────────────────────────────────────────────────────
 
 
-def cut_to_meta(disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
-    """At recovery: drop what a checkpoint wrote after the snapshot. The log holds it and writes it again."""
+def cut_to_meta(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Corrupt | None:
+    """At recovery: drop what a checkpoint wrote after the snapshot. The log holds it and writes it again.
+
+    Corrupt when what is left is too short; returned for .idx and .dict, which can be made again from .data.
+    """
+    broken: Corrupt | None = None
     for suffix, length, _ in expected_files(meta):
-        if suffix == "del":
-            # Marks past the rows would hit records that are appended later.
-            _cut(disk, segment_path(topic_dir, meta, suffix), HEADER_BYTES, HEADER_BYTES + meta.rows)
-        else:
-            _cut(disk, segment_path(topic_dir, meta, suffix), length, length)
+        path = segment_path(topic_dir, meta, suffix)
+        try:
+            _cut(disk, path, length, _most(disk, path, meta) if suffix == "del" else length)
+        except Corrupt as error:
+            if suffix not in {"idx", "dict"}:
+                raise
+            broken = error
     remove_files(disk, topic_dir, meta, *_unexpected(meta))
+    return broken
+
+
+def _most(disk: Disk, path: str, meta: SegmentMeta) -> int:
+    """How long .del may be."""
+    if meta.del_bytes or not disk.exists(path):
+        return meta.del_bytes
+    handle = disk.open(path)
+    try:
+        version = disk.read(handle, 8, 4)
+        # Of version 1 marks past the rows would hit records that are appended later.
+        grown = version == DEL_VERSION.to_bytes(4, "little")
+        return disk.size(handle) if grown else HEADER_BYTES + meta.rows
+    finally:
+        disk.close(handle)
 
 
 def expected_files(meta: SegmentMeta) -> list[tuple[str, int, bytes]]:
@@ -421,7 +466,7 @@ def expected_files(meta: SegmentMeta) -> list[tuple[str, int, bytes]]:
     if meta.dict_bytes:
         expected.append(("dict", meta.dict_bytes, DICT_MAGIC))
     if meta.has_del:
-        expected.append(("del", HEADER_BYTES, DEL_MAGIC))
+        expected.append(("del", meta.del_bytes or HEADER_BYTES, DEL_MAGIC))
     return expected
 
 
@@ -458,5 +503,5 @@ def remove_files(disk: Disk, topic_dir: str, meta: SegmentMeta, *suffixes: str) 
     for suffix in suffixes:
         path = segment_path(topic_dir, meta, suffix)
         disk.remove(path)
-        if suffix == "del":
+        if suffix in {"del", "idx", "dict"}:
             disk.remove(path + TEMP_SUFFIX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from struct import Struct
@@ -9,7 +10,7 @@ from struct import Struct
 import msgspec
 
 from topics.engine.errors import Corrupt
-from topics.engine.files import TEMP_SUFFIX, Hasher, ensure_dir, header, publish, read_digest_file
+from topics.engine.files import TEMP_SUFFIX, Hasher, ensure_dir, header, parent, read_digest_file
 from topics.engine.limits import KIB
 from topics.engine.ports import Disk
 
@@ -62,7 +63,12 @@ class SnapshotWriter:
         """From here on it is the snapshot that recovery starts from."""
         if self._handle is not None:
             raise RuntimeError("publish before finish: the file may not be whole")
-        publish(self._disk, self._temp, self._path)
+        self._disk.rename(self._temp, self._path)
+        try:
+            self._disk.sync_dir(parent(self._path))
+        except OSError as error:
+            # Nobody knows which snapshot a start would take, so its segments must not be written over by a next try.
+            raise OSError(errno.EIO, f"whether the snapshot is there is not known: {error}") from error
 
     def abandon(self) -> None:
         """Give up before `publish`."""

@@ -79,6 +79,7 @@ class Staging:
         self._class_counts: dict[str, int] | None = None
         self.ram_bytes = 0
         self.read_only: str | None = None
+        self.cut_off = False  # it started without the end of its log: what it knows is not the latest
         self.disk_full = False
         # The group being staged.
         self.frames: list[bytes] = []
@@ -283,10 +284,16 @@ class Staging:
     def _for_read(self, name: str) -> TopicLog:
         log = self.published.get(name)
         if log is None:
+            self._refuse_the_latest()
             raise TopicNotFound(name)
         self._touch(log)
         self._postpone_if_expiring(log)
         return log
+
+    def _refuse_the_latest(self) -> None:
+        """Records before the damage can be read; that none come after them, or which is the last, cannot be said."""
+        if self.cut_off and self.read_only is not None:
+            raise ShardReadOnly(self.read_only)
 
     @staticmethod
     def _postpone_if_expiring(log: TopicLog) -> None:

@@ -19,7 +19,7 @@ from topics.engine.checkpoint import LATCH_MARK, ShardRow, TopicRow
 from topics.engine.config import EngineConfig
 from topics.engine.control import Swapped
 from topics.engine.engine import Engine
-from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
+from topics.engine.errors import Corrupt, ShardReadOnly, TopicsError, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, TEMP_SUFFIX
 from topics.engine.intents import apply_patches, pending_intents
 from topics.engine.limits import MIB
@@ -456,6 +456,8 @@ def read_everything(engine: Engine, found: Found) -> Generator[str, None, None]:
         found.topics += 1
         try:
             found.records += _read_topic(engine, log)
+        except ShardReadOnly:
+            pass  # without the end of its log it does not say that there is nothing in a topic
         except Corrupt as error:
             found.add("damage", error.path, error.offset, error.problem, topic=name)
         for first, last, reason in log.view.losses:

@@ -1,6 +1,6 @@
 """The write-ahead log of one shard: envelopes in zero-filled files.
 
-    file:      64-byte header · envelopes, 8-byte aligned
+    file:      64-byte header, which knows the file's length · envelopes, 8-byte aligned
     envelope:  magic u32 · length u32 · salt u64 · lsn u64 · prev_lsn u64 · synced_lsn u64 · digest · frames
 
 An envelope is valid when its salt is the file's and its digest (of the body, seeded with the digest of the header)
@@ -8,6 +8,7 @@ agrees. `lsn` grows by one an envelope. What a bad envelope means is decided fro
 
 - a later file begins with the very next number: recovery copied the tail there, and this file's rest is void;
 - a later valid envelope was written when the missing ones were known to be synced: **rotten**;
+- the file is shorter than it was made: **rotten**, whatever is missing;
 - else **torn**: never acked as synced, and cut.
 
 Never append to a recovered file: a page that is read back from the cache may not be on the disk. Recovery opens
@@ -17,6 +18,7 @@ a new file, copies what is not known to be synced, syncs it, and only then is th
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,11 +30,12 @@ from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.ports import Disk
 
 MAGIC = b"TPCSWAL\0"
-FILE_HEADER = struct.Struct("<8sIIQQ24x")
+FILE_HEADER = struct.Struct("<8sIIQQQ16x")  # magic, version, shard, number, salt, length of the file
 FILE_HEADER_BYTES = 64
 ENVELOPE_MAGIC = b"ENV1"
 ENVELOPE = struct.Struct("<4sIQQQQ")
 ENVELOPE_BYTES = 48
+OWN_SALT_PASSES = 8  # how many times over a file may be hashed in search of envelopes, at some 10 GB/s
 
 
 class WalStart(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +84,12 @@ class ScannedFile:
     salt: int
     envelopes: list[Envelope] = field(default_factory=list)
     bad_at: list[int] = field(default_factory=list)  # offsets where an envelope should be and is not
+    capacity: int = 0  # 0: of a version that did not write it down
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the file has lost its end. It had its whole length before its header was written."""
+        return len(self.data) < self.capacity
 
 
 def file_name(number: int) -> str:
@@ -92,8 +101,8 @@ def file_number(name: str) -> int | None:
     return int(digits) if name == f"wal-{digits}.log" and digits.isdigit() else None
 
 
-def file_header(*, shard: int, number: int, salt: int) -> bytes:
-    head = FILE_HEADER.pack(MAGIC, frames.FORMAT_VERSION, shard, number, salt)
+def file_header(*, shard: int, number: int, salt: int, capacity: int = 0) -> bytes:
+    head = FILE_HEADER.pack(MAGIC, frames.FORMAT_VERSION, shard, number, salt, capacity)
     return head + xxh3_64_digest(head)
 
 
@@ -107,7 +116,7 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
     head = data[:FILE_HEADER_BYTES]
     if len(head) < FILE_HEADER_BYTES:
         return None
-    magic, version, _, stored_number, salt = FILE_HEADER.unpack(head[:56])
+    magic, version, _, stored_number, salt, capacity = FILE_HEADER.unpack(head[:56])
     if magic == MAGIC and version not in (0, frames.FORMAT_VERSION) and not _holds_envelope(data):
         raise UnsupportedFormat(path, version)  # 0 is a header that was being written
     if xxh3_64_digest(head[:56]) != head[56:]:
@@ -120,7 +129,7 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
         raise UnsupportedFormat(path, version)
     if stored_number != number:
         raise Corrupt(path, 16, f"the file says it is number {stored_number}")
-    found = ScannedFile(number, path, data, salt)
+    found = ScannedFile(number, path, data, salt, capacity=capacity)
     at = FILE_HEADER_BYTES
     while at + ENVELOPE_BYTES <= len(data):
         envelope = _envelope_at(data, at, salt)
@@ -142,6 +151,19 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
     return found
 
 
+def is_blank(data: bytes) -> bool:
+    """Whether nothing was ever written behind the header, finished or not: a spare that nobody used."""
+    return not any(data[FILE_HEADER_BYTES:])
+
+
+def lost_all(found: ScannedFile | None, data: bytes) -> bool:
+    """Whether a file without entries was cut off where they were, rather than never having had any."""
+    if found is None:
+        return len(data) < FILE_HEADER_BYTES and data.startswith(MAGIC)
+    at_start = len(data) == FILE_HEADER_BYTES or not is_blank(data)
+    return not found.envelopes and found.is_short and at_start
+
+
 def _aligned(position: int) -> int:
     return (position + 7) & ~7
 
@@ -160,17 +182,28 @@ def _envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
     return Envelope(lsn, prev_lsn, synced_lsn, start, start + length, digest)
 
 
-def _holds_envelope(data: bytes) -> bool:
-    """Whether there is an envelope that is valid by its own salt: the header is rotten, not unfinished."""
+def salts_in(data: bytes) -> Iterator[int | None]:
+    """The salts of envelopes that are valid by their own salt, for a file whose header is gone.
+
+    Payloads may be made to look like envelopes, so how much is hashed is bounded; None when that is not enough.
+    """
+    left = OWN_SALT_PASSES * len(data)
     at = data.find(ENVELOPE_MAGIC, FILE_HEADER_BYTES)
-    while at >= 0:
-        if (
-            at + ENVELOPE_BYTES <= len(data)
-            and _envelope_at(data, at, ENVELOPE.unpack_from(data, at)[2]) is not None
-        ):
-            return True
+    while 0 <= at <= len(data) - ENVELOPE_BYTES:
+        if at % 8 == 0:
+            _, length, salt, *_ = ENVELOPE.unpack_from(data, at)
+            left -= length if at + ENVELOPE_BYTES + length <= len(data) else 0
+            if left < 0:
+                yield None
+                return
+            if _envelope_at(data, at, salt) is not None:
+                yield salt
         at = data.find(ENVELOPE_MAGIC, at + 1)
-    return False
+
+
+def _holds_envelope(data: bytes) -> bool:
+    """Whether there is or may be an envelope that is valid by its own salt: the header is rotten, not unfinished."""
+    return any(True for _ in salts_in(data))
 
 
 def _find_envelope(data: bytes, at: int, salt: int) -> int | None:
@@ -205,14 +238,19 @@ class Wal:
     # -- files ---------------------------------------------------------------------------------------------
 
     def make_file(self, number: int, capacity: int) -> WalFile:
-        """Zero-fill a file and sync its header and name, so that it can take a frame at any moment."""
+        """Zero-fill a file and sync its header and name, so that it can take a frame at any moment.
+
+        The zeros are synced before the header is written: whoever meets a whole header knows that the file had its length.
+        """
         path = f"{self.directory}/{file_name(number)}"
         salt = self._disk.random_u64()
         handle = self._disk.open(path, create=True)
         try:
             self._disk.truncate(handle, 0)
             self._disk.allocate(handle, capacity)
-            self._disk.write(handle, 0, file_header(shard=self._shard, number=number, salt=salt))
+            self._disk.sync(handle)
+            head = file_header(shard=self._shard, number=number, salt=salt, capacity=capacity)
+            self._disk.write(handle, 0, head)
             self._disk.sync(handle)
             self._disk.sync_dir(self.directory)
         except OSError:

@@ -18,8 +18,9 @@ from topics.engine.files import HEADER_BYTES, xxh
 from topics.engine.frames import frame_is_valid
 from topics.engine.intents import intent_path, pending_intents, write_intent
 from topics.engine.loading import index_of_records
+from topics.engine.marks import read_deleted
 from topics.engine.sealing import meta_from_sum, read_sum
-from topics.engine.segments import SegmentMeta, parse_segment_name, read_deleted, read_dict, read_rows
+from topics.engine.segments import SegmentMeta, parse_segment_name, read_dict, read_rows
 from topics.engine.snapshot import list_snapshots, read_snapshot
 from topics.engine.wal import file_number, scan
 
@@ -143,11 +144,11 @@ def _read_log(disk: SimDisk, path: str) -> None:
 
 def _read_data(disk: SimDisk, path: str) -> None:
     """As when the index is damaged and made again from the records."""
-    _, meta = _segment(disk, path)
+    folder, meta = _segment(disk, path)
     meta.rows = 4
     handle = disk.open(path)
     data = disk.read(handle, 0, disk.size(handle))
-    content = index_of_records(path, data, HEADER_BYTES, meta, None)
+    content = index_of_records(path, data, HEADER_BYTES, meta, None, int(folder.rpartition("/")[2], 16))
     assert len(content.rows) == 4
     for row in content.rows[content.rows["length"] > 0]:
         at, length = int(row["offset"]), int(row["length"])

@@ -347,7 +347,9 @@ class Missing:
         blamed = unknown = 0
         expected = start + 1
         from_ts = read.op.request.get("from_ts")
-        if from_ts:  # all that lies before a record that is too old is too old as well; nobody may know how old it is
+        if (
+            from_ts
+        ):  # all that lies before a record that is too old is too old as well; nobody may know how old it is
             old = max((p.seq for p in era.records.values() if p.ts is None or p.ts < from_ts), default=0)
             expected = max(expected, old + 1)
         for seq in [*read.seqs, read.op.answer["next_from_seq"] + 1]:
