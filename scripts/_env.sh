@@ -76,6 +76,9 @@ _build_venv() {
         { [[ -z "${PYTHON:-}" ]] && _apt_install python3 python3-venv && python="$(_find_python)"; } ||
         _die "Python 3.11 or later is needed${PYTHON:+, and $PYTHON is not one}; PYTHON=/path chooses it"
 
+    # A link would make this environment somebody else's, and break theirs.
+    [[ -L "$TOPICS_VENV" ]] && _die ".venv is a link to another place; remove it, and it is made here"
+
     _say "setting up .venv with $(_python_version "$python"); later runs skip this"
     rm -f "$TOPICS_VENV/.topics-stamp"
     if command -v uv >/dev/null; then
