@@ -67,7 +67,7 @@ class Story:
         self._stopping = False
         self.jumped_ms = 0
         self._broken: set[int] = set()  # shards whose disk may fail them right now
-        self._rotten: set[int] = set()
+        self._rotten: set[str] = set()
 
     # -- what this story is made of ------------------------------------------------------------------------
 
@@ -314,8 +314,9 @@ class Story:
             return
         path = self.rng.choice(sealed) + self.rng.choice((".data", ".data", ".idx", ".dict", ".sum"))
         file = disk._find(path)
-        if file is None or not file.live:  # type: ignore[union-attr]
-            return
+        if file is None or not file.live or path in self._rotten:  # type: ignore[union-attr]
+            return  # two rotten places in one file can look like a file of another version
+        self._rotten.add(path)
         offset = self.rng.randrange(len(file.live))  # type: ignore[union-attr]
         disk.flip_bit(path, offset, self.rng.randrange(8))
         self.say("  rot", path, offset)

@@ -107,7 +107,8 @@ class Acks:
     def check_twice(self) -> None:
         """A write has one place, and so have all writes of one key, as long as the key is remembered."""
         for write in self.ledger.writes:
-            bases = {(place.era.instance, place.base) for place in write.places}
+            # Where it is not known whether a drop came between two instances, they may be one.
+            bases = {(self.line.back[place.era.instance], place.base) for place in write.places}
             if write.key is None and len(bases) > 1:
                 self.blame("twice", f"{name_of(write.ops[0])} is at {sorted(bases)}")
         for key, writes in self.ledger.by_key.items():
