@@ -403,8 +403,9 @@ class Checkpointer:
         def seal() -> None:
             assert capture.row is not None
             directory, chain = self.topic_dir(log.id), capture.row.sum_chain
-            # A record that has rotted since it was written must not be vouched for by the digest of its block.
-            rotten = rotten_blocks(self._disk, directory, part.meta)
+            # A record that has rotted since it was written must not be vouched for by the digest of its block. Those
+            # of this checkpoint were checked on their way there.
+            rotten = rotten_blocks(self._disk, directory, part.meta, part.first)
             drain(seal_steps(self._disk, directory, part.meta, chain, rotten=rotten))
             capture.row.sum_chain = part.meta.link
 

@@ -107,20 +107,29 @@ def seal(disk: Disk, topic_dir: str, meta: SegmentMeta, chain: bytes) -> bytes:
     return drain(seal_steps(disk, topic_dir, meta, chain))
 
 
-def rotten_blocks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> frozenset[int]:
-    """The blocks of .data with a record in them that does not agree with its own digest."""
-    path = segment_path(topic_dir, meta, "data")
-    bad: set[int] = set()
+def rotten_blocks(disk: Disk, topic_dir: str, meta: SegmentMeta, row_count: int) -> frozenset[int]:
+    """The blocks of .data with one of the first `row_count` records in them that does not agree with its own digest."""
+    if not row_count:
+        return frozenset()
     try:
-        rows = read_rows(disk, topic_dir, meta)
+        rows = read_rows(disk, topic_dir, meta)[:row_count]
     except TopicsError:
         return frozenset(range(-(-meta.data_bytes // BLOCK_BYTES)))  # nobody can say which
-    handle = disk.open(path)
+    rows = rows[rows["length"] > 0]
+    starts = rows["offset"].astype(np.int64)
+    ends = starts + rows["length"]
+    bad: set[int] = set()
+    handle = disk.open(segment_path(topic_dir, meta, "data"))
     try:
-        for row in np.flatnonzero(rows["length"]).tolist():
-            offset, length = int(rows["offset"][row]), int(rows["length"][row])
-            if not frame_is_valid(disk.read(handle, offset, length)):
-                bad.update(range(offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1))
+        first = 0
+        while first < len(rows):
+            base = int(starts[first])
+            stop = max(first + 1, int(np.searchsorted(ends, base + BLOCK_BYTES, side="right")))
+            data = disk.read(handle, base, int(ends[stop - 1]) - base)
+            for start, end in zip((starts[first:stop] - base).tolist(), (ends[first:stop] - base).tolist()):
+                if not frame_is_valid(data[start:end]):
+                    bad.update(range((base + start) // BLOCK_BYTES, (base + end - 1) // BLOCK_BYTES + 1))
+            first = stop
     finally:
         disk.close(handle)
     return frozenset(bad)
