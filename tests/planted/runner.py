@@ -8,15 +8,19 @@ looks for it ("server" unless said) and which seed of it is known to find it:
     seed: 17
 
 `scripts/planted [NAME ...]` searches from seed 0 on and writes down what it found; CI (tests/sim/test_planted.py) begins with
-that seed, and looks at a few only. A simulation that no longer finds a bug has gone blind in one eye.
+that seed. It is a hint: whatever changes the use of chance, in the product or in the simulation, tells other stories, and
+then CI searches a little further. A simulation that no longer finds a bug at all has gone blind in one eye.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +36,10 @@ PARTS = ("topics", "workers", "router", "tests", "scripts", "pyproject.toml")
 SIMULATIONS = {"server": "tests.sim.server_walk", "engine": "tests.sim.walk"}
 SEEDS = 200
 CHUNK_SEEDS = 10
-SEED_SECONDS_MAX = 30.0  # for one seed; what takes longer than that hangs, which is a find as well
+MORE_SEEDS, MORE_SECONDS = 60, 60.0  # when the known seed does not find it any more
+# Of one process, by what the kernel counts for it: a busy machine makes nothing hang. Hanging is a find as well.
+START_CPU_SECONDS, SEED_CPU_SECONDS = 8, 4
+MEMORY_BYTES_MAX = 2 << 30
 
 _SEED_LINE = re.compile(r"^seed: (\d+)$", re.MULTILINE)
 _SIM_LINE = re.compile(r"^sim: (\w+)$", re.MULTILINE)
@@ -102,26 +109,39 @@ def planted(bug: Bug) -> Iterator[Path]:
 def simulate(tree: Path, simulation: str, first: int, last: int) -> Found | None:
     """Run these seeds in the tree, until one fails."""
     command = [sys.executable, "-m", SIMULATIONS[simulation], str(first), "--until", str(last)]
+    cpu_seconds = START_CPU_SECONDS + SEED_CPU_SECONDS * (last - first + 1)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
-            cwd=tree,
-            env={**os.environ, "PYTHONPATH": str(tree)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=SEED_SECONDS_MAX * (last - first + 1),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Found(first, "it hangs", time.monotonic() - began)
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "OPENBLAS_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=limit,
+        check=False,
+    )
+    took = time.monotonic() - began
     if not done.returncode:
         return None
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return _which_hangs(tree, simulation, first, last, took)
     text = done.stdout.decode("utf-8", "replace")
     said = _SEED_SAID.findall(text)
     if not said:
         raise RuntimeError(f"{' '.join(command)} failed without naming a seed:\n{text[-3000:]}")
-    return Found(int(said[-1]), _last_words(text), time.monotonic() - began)
+    return Found(int(said[-1]), _last_words(text), took)
+
+
+def _which_hangs(tree: Path, simulation: str, first: int, last: int, took: float) -> Found | None:
+    if first == last:
+        return Found(first, f"seed {first} hangs", took)
+    found = (simulate(tree, simulation, seed, seed) for seed in range(first, last + 1))
+    return next(filter(None, found), None)
 
 
 def _last_words(text: str) -> str:
@@ -132,15 +152,28 @@ def _last_words(text: str) -> str:
     return words[:300]
 
 
-def search(bug: Bug, simulation: str, *, first: int = 0, seeds: int = SEEDS) -> Found | None:
-    """The first seed that finds the bug; None when none of them does."""
+def search(
+    bug: Bug, simulation: str, *, first: int = 0, seeds: int = SEEDS, seconds: float = math.inf
+) -> Found | None:
+    """The first seed that finds the bug and nothing without it; None when none of them does, or the time is up."""
+    until = time.monotonic() + seconds
+    end = first + seeds
     with planted(bug) as tree:
-        for start in range(first, first + seeds, CHUNK_SEEDS):
-            last = min(start + CHUNK_SEEDS, first + seeds) - 1
-            found = simulate(tree, simulation, start, last)
-            if found is not None:
+        while first < end and time.monotonic() < until:
+            last = min(first + CHUNK_SEEDS, end) - 1
+            found = simulate(tree, simulation, first, last)
+            if found is not None and simulate(ROOT, simulation, found.seed, found.seed) is None:
                 return found
+            first = found.seed + 1 if found is not None else last + 1
     return None
+
+
+def find_again(bug: Bug) -> Found | None:
+    """Begin with the seed that is known to find it, then search on a little: chance may tell other stories by now."""
+    assert bug.seed is not None
+    with planted(bug) as tree:
+        found = simulate(tree, bug.sim, bug.seed, bug.seed)
+    return found or search(bug, bug.sim, first=bug.seed + 1, seeds=MORE_SEEDS, seconds=MORE_SECONDS)
 
 
 def main() -> int:
@@ -167,9 +200,6 @@ def _look_for(bug: Bug, sim: str, seeds: int, *, keep: bool) -> bool:
     found = search(bug, sim, seeds=seeds)
     if found is None:
         print(f"MISSED {bug.name}: {seeds} seeds of the {sim} simulation", flush=True)
-        return False
-    if simulate(ROOT, sim, found.seed, found.seed) is not None:
-        print(f"MISSED {bug.name}: seed {found.seed} fails without the bug as well", flush=True)
         return False
     print(f"found  {bug.name}: seed {found.seed}, {found.seconds:.1f} s: {found.how}", flush=True)
     if not keep:

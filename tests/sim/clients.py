@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
@@ -88,6 +88,7 @@ class Crowd:
         self.paused_until_us = 0
         self._open: dict[int, tuple[SimFront, Client | Auditor, Op]] = {}  # by the op's moment
         self._unsettled: list[Op] = []
+        self.on_answer: Callable[[Op], None] = lambda op: None
         server.on_front_death = self._front_died
         self.clients = [Client(self, f"c{i}") for i in range(clients)]
         for client in self.clients:
@@ -143,6 +144,7 @@ class Crowd:
         if self._open.pop(op.sent_at, None) is None:
             return
         self.history.answered(op, response.status, read_answer(op, response))
+        self.on_answer(op)
         client.told(op)
 
     def _hang_up(self, client: Client | Auditor, op: Op, request: Request) -> None:

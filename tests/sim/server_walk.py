@@ -21,7 +21,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from tests.sim.clients import CHARACTERS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
 from tests.sim.processes import Machine, SimServer, SimShard, calm
@@ -60,10 +62,12 @@ class Story:
         self.server.on_crash = self._crash_at_call
         self.server.may_fail = self._may_fail
         self.crowd = Crowd(self.server, self._appetite(), clients=rng.choice((2, 3, 4, 6)))
+        self.crowd.on_answer = self._answered
         self.history = self.crowd.history
         self.faults = self._draw_faults()
         self.fault_every_us = rng.choice((10, 30, 60)) * MS
         self._next_fault_at = self._next_lull_at = 0  # requests
+        self._quiet_until_us = 0
         self._stopping = False
         self.jumped_ms = 0
         self._broken: set[int] = set()  # shards whose disk may fail them right now
@@ -98,7 +102,7 @@ class Story:
             topics,
             think_us=rng.choice((200, 3 * MS, 20 * MS)),
             keyed=rng.choice((0.0, 0.5, 0.9)),
-            erase=rng.choice((0.0, 0.2, 0.5)),
+            erase=rng.choice((0.0, 0.2, 1.0)),
         )
 
     def _draw_faults(self) -> dict[Callable[[], None], int]:
@@ -136,7 +140,7 @@ class Story:
         if self.crowd.stopped:
             return
         self.world.after(self.rng.randrange(self.fault_every_us) * 2, self._strike)
-        if self._stopping:
+        if self._stopping or self.world.now_us < self._quiet_until_us:
             return
         if self.crowd.sent < self._next_fault_at and self.rng.random() < 0.95:
             return  # a server that dies before it has begun to serve shows little
@@ -179,11 +183,15 @@ class Story:
             if self.max_topics and op.kind == "list" and op.ok:
                 assert len(op.answer["topics"]) <= self.max_topics, "more topics than the cap allows"
         assert_ok(self.history)
-        self._check_erased()
+        self._check_erased(self.history.ops)
 
-    def _check_erased(self) -> None:
+    def _answered(self, op: Op) -> None:
+        if op.kind == "delete" and op.ok and op.request.get("erase"):
+            self._check_erased([op])
+
+    def _check_erased(self, erases: list[Op]) -> None:
         """What an erase surely covered stands in no file any more."""
-        for needle in erased(self.history):
+        for needle in erased(self.history, erases):
             for disk in self.machine.disks:
                 assert not holders(disk, needle), f"erased, and still in {holders(disk, needle)}: {needle!r}"
 
@@ -265,9 +273,9 @@ class Story:
             calm(disk)
             error, of = self.rng.choice(
                 (
-                    (errno.EIO, "sync"), (errno.EIO, "write"), (errno.EIO, None), (errno.ENOSPC, "write"),
-                    (errno.ENOSPC, "allocate"), (errno.EMFILE, "open"), (errno.EACCES, "open"), (errno.EROFS, None),
-                    (errno.EIO, "sync_dir"), (errno.EIO, "rename"),
+                    (errno.EIO, "sync"), (errno.EIO, "sync"), (errno.EIO, "sync"), (errno.EIO, "write"),
+                    (errno.EIO, None), (errno.ENOSPC, "write"), (errno.ENOSPC, "allocate"), (errno.EMFILE, "open"),
+                    (errno.EACCES, "open"), (errno.EROFS, None), (errno.EIO, "sync_dir"), (errno.EIO, "rename"),
                 )
             )  # fmt: skip
             disk.fail_at(self.rng.choice((1, 2, 3, 5, 13)), error, of=of)
@@ -329,9 +337,12 @@ class Story:
     # -- time ----------------------------------------------------------------------------------------------
 
     def stall(self) -> None:
-        """A worker stands still for a while, as if stopped."""
+        """A worker stands still for a while, as if stopped. Most live to see what waited too long for them."""
         for worker in self._pick():
-            worker.stalled_until_us = self.world.now_us + self.rng.choice((5, 5, 100, 100, 2000, 35_000)) * MS
+            until_us = self.world.now_us + self.rng.choice((5, 5, 100, 100, 2000, 35_000)) * MS
+            worker.stalled_until_us = until_us
+            if until_us > self.world.now_us + 30 * S and self.rng.random() < 0.7:
+                self._quiet_until_us = until_us + 5 * MS
 
     def set_clock(self) -> None:
         jump_ms = self.rng.choice((-90_000, -500, 500, 30_000))
@@ -354,41 +365,56 @@ class Story:
                 worker.core.engine.checkpoint()
 
 
-def erased(history: History) -> list[bytes]:
-    """Payloads of records that an acknowledged erase up to a later seq must have found alive."""
-    needles: list[bytes] = []
-    plain: set[str] = (
-        set()
-    )  # topics where something else may have removed records before: an erase is for the living
-    for op in history.ops:
-        request = op.request
-        if op.kind == "put" or (op.kind == "delete" and not request.get("erase")):
-            plain.add(op.topic)
-        if (
-            op.kind == "delete"
-            and op.ok
-            and set(request) == {"before_seq", "erase"}
-            and op.topic not in plain
-        ):
-            needles += [
-                json.dumps(record["data"])[:-1].encode()
-                for write in history.ops
-                if _is_acked_before(write, op) and op.topic in OWN_TTL
-                for record in write.request["records"]
-                if "data" in record and "ttl_ms" not in record
-            ]
-    return needles
+def erased(history: History, erases: list[Op]) -> list[bytes]:
+    """Payloads of records that one of these erases must have found alive."""
+    return [
+        json.dumps(record["data"])[:-1].encode()
+        for erase in erases
+        if _is_plain_erase(history, erase)
+        for write in history.ops
+        if _is_there_for(history, write, erase)
+        for seq, record in enumerate(write.request["records"], write.answer["first_seq"])
+        if "data" in record and "ttl_ms" not in record and _names(erase.request, seq, record.get("tag"))
+    ]
 
 
-def _is_acked_before(write: Op, erase: Op) -> bool:
-    return (
-        write.kind == "write"
-        and write.topic == erase.topic
-        and write.ok
-        and write.settled_at is not None
-        and write.settled_at < erase.sent_at
-        and bool(write.answer["last_seq"] < erase.request["before_seq"])
+def _is_plain_erase(history: History, op: Op) -> bool:
+    """Whether it was acknowledged, and nothing else can have removed records from under it: an erase is for the living."""
+    if op.kind != "delete" or not op.ok or not op.request.get("erase") or op.topic not in OWN_TTL:
+        return False
+    assert op.answered_at is not None
+    for other in history.ops:
+        if other is op or other.topic != op.topic or other.sent_at > op.answered_at:
+            continue
+        if other.kind == "put" and any(name.startswith("cap") for name in other.request):
+            return False
+        if other.kind == "delete" and not other.refused:
+            done = other.ok and other.answered_at is not None and other.answered_at < op.sent_at
+            if not (done and other.request.get("erase")):
+                return False
+    return True
+
+
+def _is_there_for(history: History, write: Op, erase: Op) -> bool:
+    """Whether it was acknowledged before, and nothing has happened since that may have left it in shreds."""
+    if write.kind != "write" or write.topic != erase.topic or not write.ok:
+        return False
+    assert write.answered_at is not None and erase.answered_at is not None
+    return write.answered_at < erase.sent_at and not any(
+        event.kind in ("power", "error", "rot") and write.sent_at < event.at < erase.answered_at
+        for event in history.events
     )
+
+
+def _names(request: dict[str, Any], seq: int, tag: str | None) -> bool:
+    """Whether the selectors of a delete surely name this record."""
+    if (
+        "keep" in request
+        or seq >= request.get("before_seq", seq + 1)
+        or seq not in request.get("seqs", (seq,))
+    ):
+        return False
+    return "match" not in request or (tag is not None and fnmatchcase(tag, request["match"]))
 
 
 def digest(story: Story) -> str:

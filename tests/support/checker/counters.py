@@ -172,7 +172,9 @@ class Counters:
             if sight.earliest is None or sight.head is None:
                 continue
             low = known.before(sight.sent)
-            if sight.earliest < low:
+            if (
+                sight.earliest < low and self.line.rotten > sight.answered
+            ):  # rot is found anew by who reads it
                 why = known.why(sight.sent)
                 self.blame(
                     "earliest",
