@@ -57,7 +57,7 @@ _TEARABLE = ("write", "allocate")
 
 
 class BadFailpoint(ValueError):
-    """A line of `points` that means nothing."""
+    """A line of `points` that means nothing, or no folder to read it from."""
 
 
 @dataclass(slots=True)
@@ -116,6 +116,8 @@ class FailpointDisk:
         self._points: builtins.list[Point] = []
         self._hits: set[str] | None = None  # None: not recorded
         self._version: tuple[int, int] | None = None
+        if not os.path.isdir(folder):
+            raise BadFailpoint(f"{VARIABLE} names no folder: {folder!r}")
         self._read_points()
 
     @property

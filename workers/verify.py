@@ -22,7 +22,7 @@ from topics.engine.config import EngineConfig
 from topics.engine.errors import TopicsError
 from topics.engine.repair import QUARANTINE, CannotRepair, Repaired, finish_repairs, repair_shard
 from topics.engine.staging import ID_STEP
-from topics.engine.verify import Finding, Found, verify_shard
+from topics.engine.verify import Finding, verify_shard
 from workers.data_directory import (
     LAYOUT_FORMAT,
     DataDirectory,
@@ -53,6 +53,8 @@ class CannotVerify(Exception):
 
 
 class ShardReport(msgspec.Struct, frozen=True):
+    """A shard as the run leaves it; the findings are what it came upon."""
+
     shard: int
     opens: str  # how a start would go; empty: as it should
     topics: int
@@ -117,8 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     arguments = parser.parse_args(argv)
+    if not arguments.data_dir:
+        parser.error("the data directory's path is empty")
     try:
         report = run(Path(arguments.data_dir).absolute(), repair=arguments.repair, quiet=arguments.json)
+    except DirectoryLocked:
+        print(f"topics verify: {arguments.data_dir} is in use; stop the server first", file=sys.stderr)
+        return CANNOT
     except (CannotVerify, Refusal) as error:
         print(f"topics verify: {error}", file=sys.stderr)
         return CANNOT
@@ -130,10 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(path: Path, *, repair: bool, quiet: bool) -> Report:
-    if not path.is_dir():
-        raise CannotVerify(f"there is no directory {path}")
-    if not any((path / name).exists() for name in ("layout.json", "layout-1", "topics")):
-        raise CannotVerify(f"{path} is not a data directory of topics")
+    _check_is_ours(path)
     state = _Run(path, repair, quiet)
     with ExitStack() as held:
         held.callback(DataDirectory(str(path)).close)
@@ -152,6 +156,21 @@ def run(path: Path, *, repair: bool, quiet: bool) -> Report:
         ):
             _write_layout(state, layout)
     return state.report()
+
+
+def _check_is_ours(path: Path) -> None:
+    """Before anything is locked, which makes files: other people's directories are left as they are."""
+    if not os.path.lexists(path):
+        raise CannotVerify(f"there is no directory {path}")
+    if not path.is_dir():
+        raise CannotVerify(f"{path} is not a directory")
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        raise CannotVerify(f"{path} cannot be read: {error.strerror}") from error
+    layouts = [name for name in names if re.fullmatch(r"layout-\d+", name) and (path / name).is_dir()]
+    if not layouts and not (path / "layout.json").is_file():
+        raise CannotVerify(f"{path} is not a data directory of topics: it has no layout.json")
 
 
 def _names(path: Path) -> list[str]:
@@ -226,10 +245,10 @@ def _check_shard(state: _Run, disk: PosixDisk, shard: int, shards: int) -> None:
             finish_repairs(disk, shard)
             steps = repair_shard(disk, SystemClock(), config, shards, _next_run(state.path))
             done = progress.follow(steps)
-            found = done.found or Found()
+            found, left = done.found, done.after or done.found
             state.done.append(done)
         else:
-            found = progress.follow(verify_shard(disk, SystemClock(), config, shards))
+            found = left = progress.follow(verify_shard(disk, SystemClock(), config, shards))
     except CannotRepair as error:
         if "which this version cannot read" in str(error):
             raise CannotVerify(str(error)) from error
@@ -242,7 +261,7 @@ def _check_shard(state: _Run, disk: PosixDisk, shard: int, shards: int) -> None:
     later = [finding for finding in found.findings if finding.kind == "unsupported"]
     if later:
         raise CannotVerify(later[0].what)
-    state.shards.append(ShardReport(shard, found.opens, found.topics, found.records, found.findings))
+    state.shards.append(ShardReport(shard, left.opens, left.topics, left.records, found.findings))
 
 
 class _Progress:

@@ -21,9 +21,11 @@ from pathlib import Path
 
 from tests.crash.campaign import SUPERVISOR, Campaign, start_campaign
 from tests.support import power_cut
+from tests.support.arguments import positive_number, seed_number
 from tests.support.server import until
 
 ROUND_S = 60.0
+INTERRUPTED = 130
 ERRORS = ("EIO", "ENOSPC", "EMFILE", "EACCES", "EROFS")
 # The rest are kills of whole processes.
 ERROR_SHARE, FAILPOINT_SHARE = 0.15, 0.6
@@ -41,17 +43,21 @@ class LongRun:
         self.done: Counter[str] = Counter()
         self.acks = self.requests = self.rounds = 0
         self.problems: list[str] = []
+        self.folder: Path | None = None  # of the round under way
 
     def run(self) -> None:
         while time.monotonic() < self._end:
             self.rounds += 1
-            folder = Path(tempfile.mkdtemp(prefix="topics-crash-"))
+            folder = self.folder = Path(tempfile.mkdtemp(prefix="topics-crash-"))
             try:
                 self._round(folder, self._seed * 1000 + self.rounds)
             except Exception as error:
+                if _was_interrupted(error):
+                    raise KeyboardInterrupt from error
                 traceback.print_exc()
                 self.problems.append(f"round {self.rounds}: {error!s:.500}\n  kept: {folder}")
                 continue
+            self.folder = None
             shutil.rmtree(folder)
 
     def _round(self, folder: Path, seed: int) -> None:
@@ -59,6 +65,7 @@ class LongRun:
             machine = None
             if self.rounds % 2 == 0 and power_cut.missing() is None:
                 machine = stack.enter_context(power_cut.machine(folder, seed))
+            print(f"round {self.rounds} {'with power cuts ' if machine else ''}in {folder}", flush=True)
             campaign = start_campaign(folder, seed, machine)
             stack.callback(campaign.server.close)
             began = time.monotonic()
@@ -136,16 +143,36 @@ class LongRun:
         campaign.error_at(rng.choice(points), rng.choice(ERRORS), shard=rng.randrange(2), timeout_s=8)
 
 
+def _was_interrupted(error: BaseException) -> bool:
+    """The server gets the terminal's Ctrl-C too, so putting things away may fail after it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__
+    return cause is not None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/crash", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
+    parser.add_argument(
+        "--minutes", type=positive_number, default=10.0, help="begin no new disaster after so long [10]"
+    )
+    parser.add_argument(
+        "--seed",
+        type=seed_number,
+        default=int(time.time()) % 100_000,
+        help="chooses the disasters; by the clock when absent. Real processes: not the same run again to the byte",
+    )
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}, {arguments.minutes:g} minutes", flush=True)
     if why := power_cut.missing():
         print(f"NO POWER CUTS HERE: {why}", flush=True)
     run = LongRun(arguments.minutes, arguments.seed)
-    run.run()
+    try:
+        run.run()
+    except KeyboardInterrupt:
+        left = f"its history and files are left in {run.folder}" if run.folder else "nothing is left"
+        print(f"interrupted in round {run.rounds}; {left}; {len(run.problems)} problems before")
+        return INTERRUPTED
     print(f"\n{run.rounds} rounds, {run.requests} requests, {run.acks} acks checked")
     for what, count in sorted(run.done.items()):
         print(f"  {count:4}  {what}")

@@ -9,21 +9,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
 import secrets
 import sys
 from pathlib import Path
 
 from tests.fuzz.runner import CORPUS, DEADLINE_S, Target, mutations, run_all, run_one, starting_points
+from tests.support.arguments import positive_number
 
 INPUT_BYTES_MAX = 4096
 RSS_MB_MAX = 1500
+USAGE, INTERRUPTED = 2, 130
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/fuzz")
     parser.add_argument("--target", required=True)
-    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--minutes", type=positive_number, default=1.0)
     parser.add_argument("--replay", type=Path)
     parser.add_argument("--seeded", action="store_true")
     parser.add_argument("--distil", action="store_true")
@@ -49,7 +53,8 @@ def _target(name: str) -> Target:
     from tests.fuzz.targets import TARGETS
 
     if name not in TARGETS:
-        sys.exit(f"no target {name}; there are {', '.join(TARGETS)}")
+        print(f"no target {name}; there are {', '.join(TARGETS)}", file=sys.stderr)
+        sys.exit(USAGE)
     return TARGETS[name]
 
 
@@ -64,8 +69,11 @@ def _guide(options: argparse.Namespace, inner_flags: list[str]) -> None:
     import atheris
 
     # Instrumented as they are imported, so nothing of ours may be imported before.
-    with atheris.instrument_imports(include=["topics", "workers", "router"]):
-        target = _target(options.target)
+    # It names each module, which nobody wants to read.
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with quiet, atheris.instrument_imports(include=["topics", "workers", "router"]):
+        from tests.fuzz import targets as _instrumented  # noqa: F401
+    target = _target(options.target)
     # libFuzzer makes a shell command of its first argument when it merges.
     command = f"{sys.executable} -m tests.fuzz --target {target.name} --inner"
     flags = inner_flags or _flags(target, options)
@@ -104,4 +112,7 @@ def _escaped(token: bytes) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -132,7 +132,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     try:
         done = run(server.data_dir)
         assert done.returncode == 3
-        assert "is in use" in done.stderr
+        assert "is in use; stop the server first" in done.stderr
         assert server.get("/readyz").status == 200
     finally:
         assert server.stop() == 0
@@ -140,8 +140,8 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["missing"], 3), (["."], 3), ([], 2), (["missing", "--mend"], 2), (["missing", "more"], 2)],
-    ids=["absent", "not-a-data-directory", "no-argument", "unknown-option", "too-many"],
+    [(["missing"], 3), ([], 2), (["missing", "--mend"], 2), (["missing", "more"], 2)],
+    ids=["absent", "no-argument", "unknown-option", "too-many"],
 )
 def test_exit_codes_of_what_cannot_be(tmp_path: Path, arguments: list[str], code: int) -> None:
     made = [str(tmp_path / argument) if not argument.startswith("-") else argument for argument in arguments]
@@ -149,6 +149,32 @@ def test_exit_codes_of_what_cannot_be(tmp_path: Path, arguments: list[str], code
     assert done.returncode == code, done.stderr
     assert done.stderr
     assert not (tmp_path / "missing").exists(), "looking makes no directory"
+
+
+def test_an_empty_path_is_not_the_current_directory() -> None:
+    done = run("")
+    assert done.returncode == 2
+    assert "path is empty" in done.stderr
+
+
+@fault(
+    "data directory",
+    "verify on a file or on a directory that is not of topics",
+    "it refuses with exit code 3 and leaves nothing there",
+)
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "topics").mkdir()
+    (tmp_path / "notes").write_text("not ours")
+    for path, problem in (
+        (tmp_path, "is not a data directory of topics"),
+        (tmp_path / "notes", "is not a directory"),
+        (tmp_path / "missing", "there is no directory"),
+    ):
+        for arguments in ([], ["--repair"]):
+            done = run(path, *arguments)
+            assert done.returncode == 3
+            assert problem in done.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["notes", "topics"]
 
 
 @fault(
@@ -170,6 +196,8 @@ def test_damage_is_named_repaired_and_announced(stopped: Server) -> None:
     done = run(stopped.data_dir, "--repair")
     assert done.returncode == 0, done.stdout
     assert f"announced as lost: topic {lost['topic']}, seqs 1 to 1" in done.stdout
+    assert f"repaired: 2 shards, 4 topics, {4 * RECORDS - 1} records" in done.stdout
+    assert "a server would start it" not in done.stdout, "that was before"
     assert (stopped.data_dir / "quarantine" / "1" / relative).exists()
     assert run(stopped.data_dir).returncode == 0
 

@@ -1,7 +1,7 @@
 """A whole server in one process, with clients that write down what they are told: one seed, one story.
 
-    python -m tests.sim.server_walk 17              tell the story of seed 17
-    python -m tests.sim.server_walk 0 --until 99    a hundred of them
+    .venv/bin/python -m tests.sim.server_walk 17              tell the story of seed 17
+    .venv/bin/python -m tests.sim.server_walk 0 --until 99    a hundred of them
     scripts/sim --seed 17 --steps 400               the same, with progress and totals
 
 Each story draws its own set of operations and faults, so that rare combinations get room: deaths of any process at any
@@ -121,7 +121,7 @@ class Story:
         try:
             self._run()
         except Exception as problem:
-            text = f"seed {self.seed}; replay: python -m tests.sim.server_walk {self.seed} --steps {self.steps} --verbose"
+            text = f"seed {self.seed}; replay: .venv/bin/python -m tests.sim.server_walk {self.seed} --steps {self.steps} --verbose"
             raise Failed(f"{text}\n{type(problem).__name__}: {problem}") from problem
         return self.server.counts
 
@@ -435,7 +435,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--digest", action="store_true", help="print one number for the whole story")
-    parser.add_argument("--save", type=Path, help="write the history of a failing seed here")
+    parser.add_argument("--save", type=Path, help="write the history of the last seed told here")
     options = parser.parse_args()
     totals: Counter[str] = Counter()
     began = time.perf_counter()
@@ -445,9 +445,11 @@ def main() -> int:
             totals += story.run()
         except Failed as failure:
             print(failure)
+            return 1
+        finally:
             if options.save:
                 story.history.save(options.save)
-            return 1
+                print(f"the history of seed {seed} is in {options.save}")
         if options.digest:
             print(seed, digest(story))
     took = time.perf_counter() - began

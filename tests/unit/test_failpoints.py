@@ -96,6 +96,11 @@ def test_a_line_that_means_nothing_is_refused(line: str, tmp_path: Path, folder:
         FailpointDisk(PosixDisk(str(tmp_path / "data")), str(folder), 0)
 
 
+def test_an_absent_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFailpoint, match="names no folder"):
+        FailpointDisk(PosixDisk(str(tmp_path / "data")), str(tmp_path / "absent"), 0)
+
+
 def test_an_error_comes_at_the_nth_call_and_as_often_as_asked(disk: FailpointDisk, folder: Path) -> None:
     handle = make_log(disk)
     arm(folder, "wal.write.before ENOSPC nth=2 times=2")

@@ -15,9 +15,20 @@ from functools import cache
 import pytest
 
 from tests.support.damaged_shard import CONFIG, Damaged, judge, rich
-from tests.support.engine_harness import FSYNC, META_DIR, WAL_DIR, Harness, append, lose, numbered, overwrite
+from tests.support.engine_harness import (
+    DISK,
+    FSYNC,
+    META_DIR,
+    WAL_DIR,
+    Harness,
+    append,
+    lose,
+    numbered,
+    overwrite,
+)
 from tests.support.faults import fault
 from tests.support.sim_disk import SimulatedCrash
+from topics.engine import commands as c
 from topics.engine.errors import ShardReadOnly
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER, file_header
 
@@ -162,6 +173,8 @@ def test_what_follows_a_rotten_entry_is_kept() -> None:
     with_damage = d.copy().open()
     assert isinstance(with_damage.send(append("t", b"x")), ShardReadOnly)
     repaired = d.repair()
+    assert repaired.after is not None
+    assert (repaired.after.topics, repaired.after.records, repaired.after.opens) == (2, 6, "")
     assert repaired.losses == [("t", 3, 3)], "the other topic shows by its next record that it lost nothing"
     h = d.open()
     assert h.seqs("t") == [1, 2, 4, 5, 6]
@@ -233,6 +246,60 @@ def test_a_topic_whose_making_is_lost_gets_a_name() -> None:
     h = d.open()
     (name,) = [topic for topic in h.engine.shard.published if topic.startswith("recovered-")]
     assert h.rows(name) == [(i, numbered(i, 1)[0]) for i in range(1, 5)]
+
+
+def entry_with(d: Damaged, text: bytes) -> tuple[str, int]:
+    """Where an entry with this text begins."""
+    return next((p, e.start) for p, e in d.envelopes() if text in d.bytes(p)[e.start : e.end])
+
+
+@fault(
+    "log file",
+    "an entry rots in front of the entries that made other topics, then --repair",
+    "these topics keep their names, their config and all their records",
+)
+def test_topics_made_behind_a_rotten_entry_are_untouched() -> None:
+    h = Harness(CONFIG)
+    for topic in ("alpha", "gamma", "delta"):
+        h.put(topic, DISK if topic == "gamma" else FSYNC)
+        for i in range(1, 7):
+            h.append(topic, *numbered(i, 2))
+    configs = {topic: h.state(topic).config for topic in ("gamma", "delta")}
+    rows = {topic: h.rows(topic) for topic in ("gamma", "delta")}
+    h.kill()
+    d = Damaged(h.disk, {}, h.clock.wall_ms())
+    path, start = entry_with(d, numbered(3, 1)[0])
+    d.flip(path, start + 50)
+    repaired = d.repair()
+    assert {topic for topic, _, _ in repaired.losses} == {"alpha"}
+    h = d.open()
+    assert sorted(h.engine.shard.published) == ["alpha", "delta", "gamma"]
+    assert {topic: h.state(topic).config for topic in configs} == configs
+    assert {topic: h.read(topic) for topic in rows} == {topic: (rows[topic], []) for topic in rows}
+
+
+@fault(
+    "log file",
+    "the entry that deleted a topic rots, its name was given again, then --repair",
+    "the name is the new topic's; the old one stays deleted",
+)
+def test_a_name_that_was_given_again_behind_a_rotten_delete() -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    h.append("t", b"of the old one")
+    before = len(list(Damaged(h.disk, {}, 0).envelopes()))
+    h.do(c.DropTopic("t"))
+    h.put("t", FSYNC)
+    h.append("t", b"of the new one")
+    h.kill()
+    d = Damaged(h.disk, {}, h.clock.wall_ms())
+    path, envelope = list(d.envelopes())[before]
+    d.flip(path, envelope.start + 5)
+    assert d.damage()
+    assert d.repair().losses == []
+    h = d.open()
+    assert len(h.engine.shard.by_id) == 1
+    assert h.read("t") == ([(1, b"of the new one")], [])
 
 
 @fault(

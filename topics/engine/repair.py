@@ -65,7 +65,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Repaired:
-    found: Found | None = None  # None: a repair that a crash had stopped was finished
+    found: Found  # before the repair
+    after: Found | None = None  # None: nothing was damaged
     losses: list[tuple[str, int, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what cannot be known or undone
     quarantined: list[str] = field(default_factory=list)
@@ -89,7 +90,7 @@ def repair_shard(
         yield "what can be read is put together"
         _Mender(overlay, clock, config, shards, found, done).mend()
         yield from _settle(overlay, clock, config, done)
-        yield from _prove(overlay, clock, config, shards)
+        done.after = yield from _prove(overlay, clock, config, shards)
         yield "files are moved"
         _carry_out(disk, overlay, config.shard, run, done)
     finally:
@@ -118,13 +119,14 @@ def _settle(
 
 def _prove(
     overlay: OverlayDisk, clock: Clock, config: EngineConfig, shards: int
-) -> Generator[str, None, None]:
+) -> Generator[str, None, Found]:
     found = yield from verify_shard(overlay, clock, config, shards)
     if found.damage:
         first = found.damage[0]
         raise CannotRepair(
             f"after the repair {first.path} would still be damaged at byte {first.offset}: {first.what}; nothing was changed"
         )
+    return found
 
 
 # ── Putting together what can be read ─────────────────────────────────────────────────

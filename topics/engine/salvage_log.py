@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
+import numpy as np
 
 from topics.engine import frames
 from topics.engine.checkpoint import LATCH_MARK, TopicRow
@@ -384,6 +385,7 @@ class _Announcer:
         self._applied = {row.id: row.applied_lsn for row in rows}
         self._gone: set[int] = set()
         self._columns = [_columns(entry) for entry in log.entries]
+        self._owners = self._last_owners()
         self.said = Announced()
 
     def pieces(self) -> list[bytes]:
@@ -397,6 +399,15 @@ class _Announcer:
                 at += 1
             made.append(self._announce(hole, later))
         return made
+
+    def _last_owners(self) -> dict[str, int]:
+        """The last topic that each name was given to. Ids go up, and a name is given again only after a delete."""
+        owners = {row.name: row.id for row in self._rows}
+        for columns in self._columns:
+            for i in np.flatnonzero(columns.headers["type"] == frames.TOPIC_CREATE).tolist():
+                name = msgspec.msgpack.decode(columns.payload(i), type=TopicCreated).name
+                owners[name] = max(owners.get(name, 0), int(columns.headers["topic"][i]))
+        return owners
 
     def _coming(self) -> list[dict[int, int]]:
         """For each hole the first seq that each topic is given after it."""
@@ -413,6 +424,8 @@ class _Announcer:
                         later[topic] = int(columns.headers["seq"][i])
                     elif kind == frames.SKIP:
                         later[topic] = msgspec.msgpack.decode(columns.payload(i), type=Skipped).first
+                    elif kind == frames.TOPIC_CREATE:
+                        later.pop(topic, None)  # it was made behind the hole and had nothing in it
             found.append(dict(later))
         return found[::-1]
 
@@ -446,6 +459,8 @@ class _Announcer:
         for topic in later:
             if topic not in self._topics and topic not in self._gone:
                 pieces.append(self._name_again(topic))
+        for topic in [topic for topic in self._topics if self._owners.get(self._names[topic], 0) > topic]:
+            pieces.append(self._delete(topic))
         for topic, known in self._topics.items():
             if known.durability == "ephemeral" or self._applied.get(topic, 0) >= hole.last_lsn > 0:
                 continue  # never in the log; or the snapshot holds what the topic had there
@@ -459,11 +474,18 @@ class _Announcer:
                 self.said.losses.append((self._names[topic], first, last))
         return b"".join(pieces)
 
+    def _delete(self, topic: int) -> bytes:
+        """Another topic has its name later on: it was deleted, be that in the hole."""
+        del self._topics[topic]
+        self._gone.add(topic)
+        return frames.encode_control(frames.TOPIC_DELETE, topic, self._ts, None)
+
     def _name_again(self, topic: int) -> bytes:
         """The entry that made this topic is gone, and with it the name. It gets one that this shard owns."""
         attempt = 0
         name = f"recovered-{topic}"
-        while shard_of(name, self._shards) != self._shard or name in self._names.values():
+        taken = {*self._names.values(), *self._owners}
+        while shard_of(name, self._shards) != self._shard or name in taken:
             attempt += 1
             name = f"recovered-{topic}-{attempt}"
         self._names[topic] = name
