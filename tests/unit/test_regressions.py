@@ -10,7 +10,7 @@ import errno
 import msgspec
 import pytest
 
-from tests.support.engine_harness import SMALL, Harness, numbered
+from tests.support.engine_harness import SMALL, Harness, file_bytes, holders, numbered
 from tests.support.faults import fault
 from topics.engine import commands as c
 from topics.engine import limits
@@ -41,7 +41,7 @@ def test_segments_may_be_sealed_in_another_order_than_their_seqs() -> None:
 
 @fault(
     "disk",
-    "the first read of a topic fails half-way",
+    "the first read of a topic finds no free file descriptor half-way",
     "that request fails; the next one loads the topic whole",
 )
 def test_an_error_while_loading_leaves_the_topic_as_it_was() -> None:
@@ -52,7 +52,7 @@ def test_an_error_while_loading_leaves_the_topic_as_it_was() -> None:
         h.append("t", payload)
     h.checkpoint()
     h.checkpoint()
-    h.disk.fail_at(1, errno.EIO, of="read")
+    h.disk.fail_at(1, errno.EMFILE, of="open")
     assert isinstance(h.send(c.Diff("t")), TopicsError)
     h.rest()
     assert len(h.rows("t")) == 30
@@ -343,3 +343,106 @@ def test_an_erase_does_not_vouch_for_rot() -> None:
     rows, gaps = h.read("t")
     assert [seq for seq, _ in rows] == [2, *range(4, 13)]
     assert gaps == [(1, 1, "corrupt")]
+
+
+def sealed(*, records: int = 12) -> tuple[Harness, str]:
+    """A topic with sealed segments that nobody has read since the start, and the first of its .data files."""
+    h = Harness()
+    h.put("t")
+    for payload in numbered(0, records):
+        h.append("t", payload)
+    h.checkpoint()
+    h.restart()
+    return h, min(path for path in h.disk.paths() if path.endswith(".data"))
+
+
+@fault(
+    "segment",
+    "the length of a record rots, and it or one behind it is erased",
+    "no other record is touched, and the erased bytes are gone",
+)
+@pytest.mark.parametrize("erased", [1, 2, 3])
+def test_an_erase_believes_only_whole_records(erased: int) -> None:
+    """It followed rotten lengths: it wrote into the next record, or stopped before the one it was to erase."""
+    h, path = sealed()
+    h.disk.flip_bit(path, 16, 3)  # in the length of seq 1, the first after the header
+    h.do(c.Delete("t", seqs=[erased], erase=True))
+    assert holders(h.disk, numbered(erased - 1, 1)[0]) == []
+    h.restart()
+    rows, gaps = h.read("t")
+    assert [seq for seq, _ in rows] == [seq for seq in range(2, 13) if seq != erased]
+    assert gaps == ([] if erased == 1 else [(1, 1, "corrupt")])
+
+
+@fault(
+    "disk",
+    "the power goes between the drop of a topic and a refusal that names no such topic",
+    "the refusal is not sent before the drop is safe",
+)
+def test_a_404_does_not_tell_of_a_drop_that_a_crash_may_undo() -> None:
+    h = Harness()
+    h.put("t")
+    h.append("t", b"1")
+    dropped, refused = h.ask(c.DropTopic("t"), c.Append("t", c.Records([b"2"]), create=False))
+    assert dropped not in h.replies and refused not in h.replies
+    h.rest()
+    assert h.order.index(dropped) < h.order.index(refused)
+
+
+@fault(
+    "segment",
+    "a checkpoint is the first to load a topic with a rotten segment",
+    "the loss is logged before anything is captured; the checkpoint goes on",
+)
+def test_a_checkpoint_may_find_a_loss() -> None:
+    """It died of an assertion at each checkpoint, until a client happened to ask for that topic."""
+    h = Harness(config(index_rows_max=0))
+    for name in ("a", "b"):
+        h.put(name, TopicConfig(durability="memory"))
+        for payload in numbered(0, 8):
+            h.append(name, payload)
+    h.checkpoint()
+    for name in ("a", "b"):
+        h.append(name, b"more")
+    h.kill()
+    for path in h.disk.paths():
+        if path.endswith(".data") and "/seg-0000000000000001-" in path:
+            h.disk.flip_bit(path, 60, 1)
+        if path.endswith((".idx", ".sum")):
+            h.disk.flip_bit(path, 40, 1)
+    h.open()
+    h.checkpoint()
+    assert h.gaps("a") == [(1, 1, "corrupt")]
+
+
+@fault(
+    "log file",
+    "a bit flips in an entry whose sync no later entry vouches for, with whole ones behind it",
+    "on the same boot the shard starts read-only and names the place: no crash of a process does that",
+)
+def test_whole_entries_behind_a_bad_one_are_not_cut_off_as_torn() -> None:
+    """Acknowledged writes behind the bad one vanished in silence, and their seqs were given again."""
+    h = Harness()
+    h.put("t")
+    h.append("t", b"first")
+    for payload in (b"second", b"third"):
+        h.ask(c.Append("t", c.Records([payload])))
+    h.rest()
+    (path,) = holders(h.disk, b"second")
+    h.disk.flip_bit(path, file_bytes(h.disk, path).index(b"second"), 1)
+    h.kill_and_open()
+    assert h.engine.shard.read_only is not None
+    assert path in h.engine.shard.read_only
+
+
+@fault(
+    "index",
+    "a bad sector under .idx, .dict or .sum: every read of it fails with EIO",
+    "the index is made again from the records",
+)
+def test_a_bad_sector_in_an_index_is_rot() -> None:
+    h, _ = sealed()
+    h.kill_and_open()
+    h.disk.fail_at(1, errno.EIO, of="read")
+    assert len(h.rows("t")) == 12
+    assert len(h.engine.report.rebuilt) == 1

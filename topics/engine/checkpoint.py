@@ -182,8 +182,13 @@ class Checkpointer:
     def _checkpoint(self, touched: dict[int, TopicLog]) -> Steps:
         shard, wal = self._shard, self._wal
         number = self.snapshots[-1][0] + 1 if self.snapshots else 1
-        base_lsn, next_id = wal.last_lsn, shard.next_id
         captures: list[_Capture] = []
+        # First, because what loading finds to be lost is logged: nothing may be staged while topics are captured.
+        for log in list(touched.values()):
+            if not log.dropped and (log.stored is not None or log.deferred):
+                shard.loader(log)
+                yield WaitSynced(0)
+        base_lsn, next_id = wal.last_lsn, shard.next_id
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
                 continue

@@ -483,7 +483,7 @@ class Engine:
         if self.shard.read_only is not None:
             self._close_task()
             return
-        if error is not None and not isinstance(error, OSError):
+        if error is not None and not isinstance(error, OSError | TopicsError):
             raise error
         self._step(value, error)
 

@@ -120,17 +120,19 @@ class Eraser:
         self._wal = wal
         self._reader = reader
         self._log = log
+        self._topic = log.id.to_bytes(8, "little")
         self._firsts = [first for first, _ in ranges]
         self._lasts = [last for _, last in ranges]
         # The files as they are now; what is appended meanwhile is younger than the delete.
         self._files = [(file.path, file.number, file.handle, file.position) for file in wal.files]
         self.patches: list[Patch] = []
 
-    def _wanted(self, topic_id: int, seq: int) -> bool:
+    def _wanted(self, topic_id: int, first_seq: int, last_seq: int) -> bool:
+        """Whether one of these seqs is to be erased."""
         if topic_id != self._log.id:
             return False
-        i = bisect_right(self._firsts, seq) - 1
-        return i >= 0 and seq <= self._lasts[i]
+        i = bisect_right(self._firsts, last_seq) - 1
+        return i >= 0 and first_seq <= self._lasts[i]
 
     def plan(self) -> None:
         self._plan_segments()
@@ -140,25 +142,62 @@ class Eraser:
     # -- frames --------------------------------------------------------------------------------------------
 
     def _blank_frames(self, data: bytearray, start: int, end: int) -> list[tuple[int, int]]:
-        """Blank the wanted append frames of data[start:end] in place; returns their places."""
+        """Blank the wanted append frames of data[start:end], which is known to be right; returns their places."""
         starts: list[int] = []
-        frames.frame_starts(bytes(data) if not isinstance(data, bytes) else data, start, end, starts)
+        frames.frame_starts(bytes(data[start:end]), 0, end - start, starts)
+        places = [self._blank(data, start + at) for at in starts]
+        return [place for place in places if place is not None]
+
+    def _blank(self, data: bytearray, at: int) -> tuple[int, int] | None:
+        length, kind, flags, topic, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(data, at)
+        if kind != frames.APPEND or not self._wanted(topic, seq, seq) or flags & frames.ERASED:
+            return None
+        frames.HEADER.pack_into(
+            data, at, length, kind, flags | frames.ERASED, topic, seq, ts, node_len, tag_len, data_len
+        )
+        payload = at + frames.HEADER_BYTES + node_len + tag_len
+        data[payload : payload + data_len] = bytes(data_len)
+        digest_at = at + 4 + length - frames.DIGEST_BYTES
+        data[digest_at : digest_at + 8] = xxh3_64_digest(bytes(data[at:digest_at]))
+        return at, at + 4 + length
+
+    def _blank_stored(self, data: bytearray, first_seq: int) -> list[tuple[int, int]]:
+        """The same for a .data file, which may have rotted: only whole records are believed. What lies between two of
+        them is blanked altogether when a wanted one may be in it.
+        """
         changed: list[tuple[int, int]] = []
-        for at in starts:
-            length, kind, flags, topic, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(
-                data, at
-            )
-            if kind != frames.APPEND or not self._wanted(topic, seq) or flags & frames.ERASED:
-                continue
-            frames.HEADER.pack_into(
-                data, at, length, kind, flags | frames.ERASED, topic, seq, ts, node_len, tag_len, data_len
-            )
-            payload = at + frames.HEADER_BYTES + node_len + tag_len
-            data[payload : payload + data_len] = bytes(data_len)
-            digest_at = at + 4 + length - frames.DIGEST_BYTES
-            data[digest_at : digest_at + 8] = xxh3_64_digest(bytes(data[at:digest_at]))
-            changed.append((at, at + 4 + length))
+        at, next_seq = HEADER_BYTES, first_seq
+        while at < len(data):
+            end = self._whole_frame(data, at)
+            if not end:
+                end = self._next_whole_frame(data, at + 1)
+                last_seq = _seq_at(data, end) - 1 if end < len(data) else self._lasts[-1]
+                if self._wanted(self._log.id, next_seq, last_seq):
+                    data[at:end] = bytes(end - at)
+                    changed.append((at, end))
+            else:
+                next_seq = _seq_at(data, at) + 1
+                place = self._blank(data, at)
+                if place is not None:
+                    changed.append(place)
+            at = end
         return changed
+
+    def _whole_frame(self, data: bytearray, at: int) -> int:
+        """Where the record of this topic that begins here ends; 0 when none does that agrees with its digest."""
+        if at + frames.OVERHEAD_BYTES > len(data) or data[at + 6 : at + 14] != self._topic:
+            return 0
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        return end if end <= len(data) and frames.frame_is_valid(bytes(data[at:end])) else 0
+
+    def _next_whole_frame(self, data: bytearray, at: int) -> int:
+        """Where the next one begins; the end of the data when there is none. A record names its topic after 6 bytes."""
+        while (found := data.find(self._topic, at + 6)) >= 0:
+            at = found - 6
+            if self._whole_frame(data, at):
+                return at
+            at += 1
+        return len(data)
 
     # -- segments ------------------------------------------------------------------------------------------
 
@@ -176,21 +215,10 @@ class Eraser:
             finally:
                 self._disk.close(handle)
             before = bytes(data)
-            changed = self._blank_frames(data, HEADER_BYTES, self._whole_frames(data))
+            changed = self._blank_stored(data, parsed[0])
             self.patches += [(path, start, bytes(data[start:end])) for start, end in changed]
             if changed and f"{segment_name(parsed[0], parsed[1])}.sum" in names:
                 self._plan_sum(directory, parsed[0], parsed[1], before, data)
-
-    @staticmethod
-    def _whole_frames(data: bytearray) -> int:
-        """Where the last whole frame ends: an open segment may have leftovers behind it."""
-        at = HEADER_BYTES
-        while at + frames.OVERHEAD_BYTES <= len(data):
-            length = int.from_bytes(data[at : at + 4], "little") + 4
-            if length < frames.OVERHEAD_BYTES or at + length > len(data):
-                break
-            at += length
-        return at
 
     def _plan_sum(
         self, directory: str, first_seq: int, generation: int, before: bytes, after: bytearray
@@ -281,3 +309,7 @@ class Eraser:
 
 def _topic_row(raw: bytes) -> TopicRow:
     return msgspec.msgpack.decode(raw, type=TopicRow)
+
+
+def _seq_at(data: bytearray, at: int) -> int:
+    return int.from_bytes(data[at + 14 : at + 22], "little")

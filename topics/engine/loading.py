@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import struct
 from dataclasses import dataclass, field
@@ -202,7 +203,9 @@ class Loader:
         if meta.sealed:
             try:
                 summary, digest = read_sum(disk, directory, meta.first_seq, meta.generation)
-            except (Corrupt, FileNotFoundError) as error:
+            except (Corrupt, OSError) as error:
+                if not _is_unreadable(error):
+                    raise
                 # The records have digests of their own.
                 self._report.rebuilt.append(str(error))
                 return self._rebuild(log, meta, deleted)
@@ -215,7 +218,9 @@ class Loader:
             content = Content(rows, tags, nodes, expiries, deleted)
             self._check_index(directory, meta, content, summary)
             return content
-        except (Corrupt, UnsupportedFormat) as error:
+        except (Corrupt, UnsupportedFormat, OSError) as error:
+            if isinstance(error, OSError) and not _is_unreadable(error):
+                raise
             if summary is None and not meta.idx_digest and isinstance(error, UnsupportedFormat):
                 raise
             # A digest of this version vouches for the rest: another version there is rot.
@@ -244,7 +249,7 @@ class Loader:
                 dict_path = segment_path(directory, meta, "dict")
                 if xxh(read_range(self._disk, dict_path, 0, meta.dict_bytes)) != wanted[1]:
                     raise Corrupt(dict_path, 0, "the dictionary does not agree with its digest")
-        if summary is None and not _grew_in_order(rows, meta):
+        if summary is None and not wanted[0] and not _grew_in_order(rows, meta):
             raise Corrupt(path, 0, "the index is not that of records added one after the other")
         ends = rows["offset"].astype(np.int64) + rows["length"]
         if len(rows) and (
@@ -375,6 +380,11 @@ def _grew_in_order(rows: Rows, meta: SegmentMeta) -> bool:
         and (np.diff(times) >= 0).all()
         and (not len(times) or (int(times[0]), int(times[-1])) == (meta.ts_min, meta.ts_max))
     )
+
+
+def _is_unreadable(error: Exception) -> bool:
+    """Whether a file is damaged, gone or on a bad sector, and not just out of reach for now."""
+    return isinstance(error, Corrupt | FileNotFoundError) or getattr(error, "errno", 0) == errno.EIO
 
 
 def index_of_records(

@@ -586,6 +586,7 @@ class Reader:
 
     def distrust(self) -> None:
         """Check everything anew when it is read next."""
+        self._checked.clear()
         for segment in self._open.values():
             segment.verified.clear()
             segment.checked = _CheckedRows()

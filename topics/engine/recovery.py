@@ -227,6 +227,9 @@ class Recovery:
             self._rotten(
                 f"{self._emptied[0]}: the file was cut off: log entries after {last_lsn} are missing"
             )
+        elif gap is not None and self._disk_was_sound(boot_id, good):
+            # Only a power cut or a failed sync can take an entry and leave a later one.
+            self._rotten(f"{gap}: log entries after {last_lsn} are damaged, and later ones are whole")
         elif gap is not None and max(claimed, self._applied_lsn) <= last_lsn:
             self.report.torn.append(gap)
         elif max(claimed, self._applied_lsn) > last_lsn:
@@ -328,10 +331,8 @@ class Recovery:
         self._set_time()
         if shard.read_only is not None:
             return
-        same_boot = boot_id == self._disk.boot_id()
-        latched = self._latched_in(good[-1][0].number if good else 0)
         clean = self._clean_lsn and self._clean_lsn == old_last
-        self.report.power_cut = bool(good) and not clean and not (same_boot and not latched)
+        self.report.power_cut = bool(good) and not clean and not self._disk_was_sound(boot_id, good)
         self._begin_fresh_file(tail, good)
         wal.synced_lsn = wal.last_lsn
         wal.unsynced_files = []
@@ -340,6 +341,10 @@ class Recovery:
         shard.time_ceiling_synced_ms = shard.time_ceiling_ms
         self.report.replayed_lsn = wal.last_lsn
         self._loader.recovered()
+
+    def _disk_was_sound(self, boot_id: str, good: list[tuple[ScannedFile, list[Envelope]]]) -> bool:
+        """Since the log was written the machine has not restarted, and no write or sync of it has failed."""
+        return boot_id == self._disk.boot_id() and not self._latched_in(good[-1][0].number if good else 0)
 
     def _latched_in(self, number: int) -> bool:
         """Whether the newest log file was the active one when a write or sync failed. An older mark is settled."""

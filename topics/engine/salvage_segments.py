@@ -14,7 +14,7 @@ import numpy as np
 
 from topics.engine import frames
 from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, VERSION, header, read_file
+from topics.engine.files import HEADER_BYTES, VERSION, header, read_file, xxh
 from topics.engine.loading import Content, index_of_records
 from topics.engine.marks import salvage_deleted
 from topics.engine.ports import Disk
@@ -22,6 +22,7 @@ from topics.engine.sealing import drain, read_sum, seal_steps, verify
 from topics.engine.segments import (
     DEL_MAGIC,
     DEL_VERSION,
+    IDX_MAGIC,
     Mask,
     Rows,
     SegmentMeta,
@@ -111,10 +112,16 @@ def salvage_segment(disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta
 def _trusted_rows(
     disk: Disk, topic_dir: str, meta: SegmentMeta, found: dict[int, tuple[int, int]]
 ) -> Rows | None:
-    """The index, when it is right about every record that was found: then it is believed about the others."""
+    """The index, when it agrees with its digest and is right about every record that was found: then it is believed
+    about the others."""
     try:
         rows = read_rows(disk, topic_dir, meta)
+        digest = meta.idx_digest
+        if meta.sealed:
+            digest = read_sum(disk, topic_dir, meta.first_seq, meta.generation)[0].idx_digest
     except (TopicsError, OSError):
+        return None
+    if digest and xxh(header(IDX_MAGIC) + rows.tobytes()) != digest:
         return None
     for row, (start, end) in found.items():
         if (int(rows["offset"][row]), int(rows["length"][row])) != (start, end - start):

@@ -160,8 +160,9 @@ class Staging:
             self._handlers[type(command)](token, command)
         except Postpone as postponed:
             self.add_op(Op(postponed.log, token, command=command, later=True))
-        except Conflict as error:
-            log = self.staged.get(getattr(command, "topic", ""))
+        except (Conflict, TopicNotFound) as error:
+            name = getattr(command, "topic", "")
+            log = self.staged.get(name) or self.published.get(name)  # the latter: a drop that is not synced
             if log is not None and log.pending and self.read_only is None:
                 self.add_op(Op(log, token, error, command=command))
             else:
