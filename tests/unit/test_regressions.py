@@ -446,3 +446,19 @@ def test_a_bad_sector_in_an_index_is_rot() -> None:
     h.disk.fail_at(1, errno.EIO, of="read")
     assert len(h.rows("t")) == 12
     assert len(h.engine.report.rebuilt) == 1
+
+
+def test_a_loss_found_by_a_read_does_not_show_an_eviction_that_waits_for_its_sync() -> None:
+    """The loss moved the first seq that readers see past a record whose eviction was only staged: nobody announced it."""
+    h, path = sealed(records=4)
+    h.put("t", TopicConfig(durability="fsync", cap_records=4))
+    h.append("t", b"5")  # evicts 1
+    offset = 2 + file_bytes(h.disk, path).index(numbered(2, 1)[0])
+    h.disk.flip_bit(path, offset, 1)  # seq 3
+    h.engine.reader.distrust()
+    (write,) = h.ask(c.Append("t", c.Records([b"6"])))  # evicts 2, once it is synced
+    assert write not in h.replies
+    rows, gaps = h.read("t")
+    assert write not in h.replies or gaps == [(1, 2, "cap"), (3, 3, "corrupt")]
+    seen = {seq for seq, _ in rows} | {seq for first, last, _ in gaps for seq in range(first, last + 1)}
+    assert seen >= {1, 2, 3, 4, 5}

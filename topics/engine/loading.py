@@ -303,7 +303,7 @@ class Loader:
         op = Op(log)
         log.stage_loss((first, last, reason), op)
         self._shard.count_live(op)
-        log.publish(op)
+        log.publish_found(op)
         self._shard.touched[log.id] = log
         self._report.losses.append((log.name, first, last, reason))
         if self._recovered:

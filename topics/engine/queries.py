@@ -71,7 +71,7 @@ class Queries(Staging):
                 )
             log.stage_loss((first, last, "corrupt"), op)
             self.count_live(op)
-            log.publish(op)
+            log.publish_found(op)
         self.touched[log.id] = log
 
     def _delete_again(self, log: TopicLog, ranges: list[Range]) -> None:
@@ -82,7 +82,7 @@ class Queries(Staging):
             self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, deletion))
         log.stage_delete(ranges, op)
         self.count_live(op)
-        log.publish(op)
+        log.publish_found(op)
 
     def _park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
         wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)

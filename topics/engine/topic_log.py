@@ -454,6 +454,14 @@ class TopicLog:
 
     # -- publication ---------------------------------------------------------------------------------------
 
+    def publish_found(self, op: Op) -> None:
+        """Make visible at once what was found to be so, past changes that still wait for their sync: where the first
+        record is in their wake is not for readers to see yet.
+        """
+        if self.pending:
+            op.first_seq = 0
+        self.publish(op)
+
     def publish(self, op: Op) -> None:
         """Make one staged change visible."""
         view = self.view
