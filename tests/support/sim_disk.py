@@ -141,13 +141,7 @@ class SimDisk:
         self._restart("crash")
 
     def kill(self) -> None:
-        """Process crash: handles go, the page cache stays, unsynced work is still unsynced. Clears all plans.
-
-        What a failed sync gave up is clean to the kernel, which may forget it at any time: then reads show the platter.
-        """
-        for file in self._dirty_files:
-            if file.diverged and self._rng.random() < 0.5:
-                self._forget_given_up(file)
+        """Process crash: handles go, the page cache stays, unsynced work is still unsynced. Clears all plans."""
         self._restart("kill")
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
@@ -465,14 +459,6 @@ class SimDisk:
             self._gamble(file)
             file.pending.clear()
             file.diverged = True
-
-    def _forget_given_up(self, file: _File) -> None:
-        """Reads show the platter, and what was written since; the length is the inode's."""
-        length = len(file.live)
-        file.live = bytearray(file.durable)
-        for offset, data in file.pending:
-            _apply(file.live, offset, data)
-        _resize(file.live, length)
 
     def _lose_cache(self, file: _File) -> None:
         """Decide what reached the platter, then make live show exactly that."""

@@ -435,19 +435,6 @@ def test_whole_entries_behind_a_bad_one_are_not_cut_off_as_torn() -> None:
     assert path in h.engine.shard.read_only
 
 
-@fault(
-    "index",
-    "a bad sector under .idx, .dict or .sum: every read of it fails with EIO",
-    "the index is made again from the records",
-)
-def test_a_bad_sector_in_an_index_is_rot() -> None:
-    h, _ = sealed()
-    h.kill_and_open()
-    h.disk.fail_at(1, errno.EIO, of="read")
-    assert len(h.rows("t")) == 12
-    assert len(h.engine.report.rebuilt) == 1
-
-
 def test_a_loss_found_by_a_read_does_not_show_an_eviction_that_waits_for_its_sync() -> None:
     """The loss moved the first seq that readers see past a record whose eviction was only staged: nobody announced it."""
     h, path = sealed(records=4)

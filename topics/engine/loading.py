@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import heapq
 import struct
 from dataclasses import dataclass, field
@@ -383,8 +382,8 @@ def _grew_in_order(rows: Rows, meta: SegmentMeta) -> bool:
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Whether a file is damaged, gone or on a bad sector, and not just out of reach for now."""
-    return isinstance(error, Corrupt | FileNotFoundError) or getattr(error, "errno", 0) == errno.EIO
+    """Whether a file is damaged or gone, and not just out of reach for now."""
+    return isinstance(error, Corrupt | FileNotFoundError)
 
 
 def index_of_records(
