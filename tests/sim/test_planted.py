@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.planted.runner import (
+    ROOT,
     Bug,
     DoesNotApply,
     all_bugs,
@@ -72,9 +73,11 @@ def test_a_seed_is_written_into_the_patch_and_the_patch_still_applies(tmp_path: 
 def test_the_tree_without_a_bug_is_not_accused(tmp_path: Path) -> None:
     """A simulation that always fails would find every bug."""
     path = tmp_path / "harmless.patch"
-    first = "A blank line is all that it adds."
+    name = "topics/engine/units.py"
+    first, second, third, *_ = (ROOT / name).read_text().splitlines()
+    context = f" {first}\n {second}\n {third}\n"
     path.write_text(
-        f"Breaks: nothing. {first}\n\n--- a/topics/engine/units.py\n+++ b/topics/engine/units.py\n@@ -0,0 +1 @@\n+\n"
+        f"Breaks: nothing. A blank line is all that it adds.\n\n--- a/{name}\n+++ b/{name}\n@@ -1,3 +1,4 @@\n+\n{context}"
     )
     with planted(read_bug(path)) as tree:
         assert simulate(tree, "server", 0, 4) is None

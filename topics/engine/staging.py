@@ -161,8 +161,10 @@ class Staging:
         except Postpone as postponed:
             self.add_op(Op(postponed.log, token, command=command, later=True))
         except (Conflict, TopicNotFound) as error:
-            name = getattr(command, "topic", "")
-            log = self.staged.get(name) or self.published.get(name)  # the latter: a drop that is not synced
+            # A conflict tells of what is staged, a 404 to a writer of a drop that readers do not see yet: neither may
+            # leave before what it tells of is safe. A 404 to a reader tells of what is published, and leaves at once.
+            known = self.staged if isinstance(error, Conflict) else self.published
+            log = known.get(getattr(command, "topic", ""))
             if log is not None and log.pending and self.read_only is None:
                 self.add_op(Op(log, token, error, command=command))
             else:
