@@ -59,10 +59,14 @@ def test_where_an_error_makes_the_shard_read_only(campaign: Callable[..., Campai
 )
 def test_no_space_anywhere_ends_by_itself(campaign: Callable[..., Campaign]) -> None:
     this: Campaign = campaign(seed=33)
+    # An erase overwrites these files in place, and one that is refused half-way makes the shard read-only.
+    this.workload.erasing = False
     with this.workload.running():
         assert this.error_at("wal.allocate.before", "ENOSPC", times=3)
         until(lambda: this.refused_for("disk_full"), 30)
-        for what in ("segment", "snapshot", "deletes", "intent"):
+        for what in ("segment", "index", "snapshot", "deletes"):
             assert this.error_at(f"{what}.write.before", "ENOSPC"), what
+        this.workload.erasing = True
+        assert this.error_at("intent.write.before", "ENOSPC")
     assert this.done["read-only"] == 0, this.done
     this.finish()

@@ -189,7 +189,7 @@ class Client(threading.Thread):
                 {"seqs": sorted(rng.sample(range(1, head + 20), min(5, head + 1)))},
             )
         )
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and self._workload.erasing:
             request["erase"] = True
         self.ask("delete", topic, "POST", f"/v0/topics/{topic}/delete", request)
 
@@ -251,6 +251,7 @@ class Workload:
         self._alarm = alarm
         self._changed = threading.Condition()
         self._held = False
+        self.erasing = True  # whether deletes may ask for an erase
         self._parked = 0
         self._configs = {
             topics_on(shard, SHARDS, 1, f"{name}-")[0]: {"durability": name}
