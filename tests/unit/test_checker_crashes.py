@@ -353,6 +353,16 @@ def damage_is_announced(tale: Tale) -> None:
     tale.read(1)
 
 
+@cases.is_legal
+def what_rot_took_is_not_among_those_that_a_delete_keeps(tale: Tale) -> None:
+    tale.write(3, config=FSYNC)
+    tale.event("rot", "t")
+    del tale.held["t"].live[2]
+    tale.held["t"].gaps.append((2, 2, "corrupt"))
+    tale.ask("delete", keep=2)
+    tale.read()
+
+
 @cases.breaks("lost")
 def damage_is_silent(tale: Tale) -> None:
     tale.write(3, config=FSYNC)

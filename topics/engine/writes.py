@@ -86,8 +86,8 @@ class Writes(Staging):
             op.plain = True
         if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_base:
             self._raise_ceiling(log)
-        if log.ceiling and op.head > log.ceiling_synced:
-            op.sync = True  # a number may be given away only below a synced ceiling
+        if (log.ceiling and op.head > log.ceiling_synced) or self.now_ms > self.time_ceiling_synced_ms:
+            op.sync = True  # a number or a time may be given away only below a synced ceiling
         self.bytes_live += op.bytes
         self.records_live += op.count
         op.result = cmd.Appended(command.topic, first, count, op.head, created, False, op.sync)
