@@ -16,6 +16,7 @@ from router.front_core import FrontCore, Message
 from topics import wire
 from topics.control_channel import Peer
 from topics.logs import log
+from topics.sockets import descriptor, has_input
 
 logger = logging.getLogger("topics.front")
 
@@ -57,11 +58,11 @@ class ShardClient:
         socket.immediate = True
         socket.connect(f"ipc://{peer.path}")
         self._sockets[peer.shard] = socket
-        self._loop.add_reader(_descriptor(socket), self._drain, peer.shard, socket)
+        self._loop.add_reader(descriptor(socket), self._drain, peer.shard, socket)
 
     def _disconnect(self, shard: int) -> None:
         socket = self._sockets.pop(shard)
-        self._loop.remove_reader(_descriptor(socket))
+        self._loop.remove_reader(descriptor(socket))
         socket.close()
 
     # -- messages ------------------------------------------------------------------------------------------
@@ -106,11 +107,8 @@ class ShardClient:
 
     def _drain(self, shard: int, socket: zmq.Socket[bytes]) -> None:
         receive, core = socket.recv, self.core
-        while not socket.closed:
-            try:
-                message = receive(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while not socket.closed and has_input(socket):
+            message = receive(zmq.NOBLOCK)
             apart = receive(zmq.NOBLOCK, copy=False).buffer if socket.rcvmore else None
             try:
                 core.receive(shard, message, apart)
@@ -125,7 +123,3 @@ class ShardClient:
         self._expire_timer.cancel()
         self.set_peers([])
         self._context.term()
-
-
-def _descriptor(socket: zmq.Socket[bytes]) -> int:
-    return int(socket.getsockopt(zmq.FD))

@@ -26,6 +26,7 @@ import zmq
 from topics import wire
 from topics.control_channel import Channel, Drain, Listening, Message, Peer, Peers, Ping, Pong, Ready
 from topics.engine.engine import Job
+from topics.sockets import descriptor, has_input
 from workers.shard_core import Actions, ShardCore
 
 logger = logging.getLogger("topics.shard")
@@ -83,7 +84,7 @@ class ShardLoop:
         self._stopping = False
         self._control_fd = control.fileno()
         self._poller = select.poll()
-        for fd in (_descriptor(self._socket), self._wake_fd, self._control_fd):
+        for fd in (descriptor(self._socket), self._wake_fd, self._control_fd):
             self._poller.register(fd, select.POLLIN)
         signal.signal(signal.SIGTERM, self._on_term)
 
@@ -153,9 +154,9 @@ class ShardLoop:
 
     def _has_mail(self) -> bool:
         """A message waits. ZeroMQ's descriptors only tell of news, so this is asked before every wait."""
-        if _has_input(self._socket):
+        if has_input(self._socket):
             return True
-        return self._catalog is not None and _has_input(self._catalog)
+        return self._catalog is not None and has_input(self._catalog)
 
     def _poll(self, timeout_ms: int | None) -> None:
         for fd, _ in self._poller.poll(timeout_ms):
@@ -223,10 +224,9 @@ class ShardLoop:
     def _drain_socket(self) -> None:
         receive, core, size = self._socket.recv_multipart, self._core, 0
         for _ in range(DRAIN_MESSAGES):
-            try:
-                parts = receive(zmq.NOBLOCK)
-            except zmq.Again:
+            if not has_input(self._socket):
                 return
+            parts = receive(zmq.NOBLOCK)
             try:
                 peer, message, *apart = parts
                 core.receive(peer, message, apart[0] if apart else None)
@@ -237,11 +237,8 @@ class ShardLoop:
                 return
 
     def _drain_catalog(self, catalog: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                message = catalog.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while has_input(catalog):
+            message = catalog.recv(zmq.NOBLOCK)
             try:
                 self._core.receive_push(message)
             except wire.BadMessage as error:
@@ -257,14 +254,14 @@ class ShardLoop:
 
     def _connect_catalog(self, host: Peer | None) -> None:
         if self._catalog is not None:
-            self._poller.unregister(_descriptor(self._catalog))
+            self._poller.unregister(descriptor(self._catalog))
             self._catalog.close(0)
             self._catalog = None
         if host is not None:
             self._catalog = self._context.socket(zmq.DEALER)
             self._catalog.sndhwm = self._catalog.rcvhwm = 0
             self._catalog.connect(f"ipc://{host.path}")
-            self._poller.register(_descriptor(self._catalog), select.POLLIN)
+            self._poller.register(descriptor(self._catalog), select.POLLIN)
 
     # -- out -----------------------------------------------------------------------------------------------
 
@@ -308,11 +305,3 @@ class ShardLoop:
         if self._catalog is not None:
             for report in self._core.reports():
                 self._catalog.send(report, zmq.NOBLOCK)
-
-
-def _descriptor(socket: zmq.Socket[bytes]) -> int:
-    return int(socket.getsockopt(zmq.FD))
-
-
-def _has_input(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -10,7 +10,7 @@ import errno
 import msgspec
 import pytest
 
-from tests.support.engine_harness import SMALL, Harness, file_bytes, holders, numbered
+from tests.support.engine_harness import SMALL, Harness, file_bytes, holders, numbered, rows_of
 from tests.support.faults import fault
 from topics.engine import commands as c
 from topics.engine import limits
@@ -449,3 +449,17 @@ def test_a_loss_found_by_a_read_does_not_show_an_eviction_that_waits_for_its_syn
     assert write not in h.replies or gaps == [(1, 2, "cap"), (3, 3, "corrupt")]
     seen = {seq for seq, _ in rows} | {seq for first, last, _ in gaps for seq in range(first, last + 1)}
     assert seen >= {1, 2, 3, 4, 5}
+
+
+def test_answered_long_polls_do_not_pile_up() -> None:
+    """Each stayed in the heap of deadlines until its half minute was over, however long it had been answered."""
+    h = Harness()
+    h.put("t", FSYNC)
+    for i in range(1000):
+        (poll,) = h.ask(c.Diff("t", i, wait_ms=30_000))
+        h.append("t", b"%d" % i)
+        assert rows_of(h.replies[poll]) == [(i + 1, b"%d" % i)]
+    (poll,) = h.ask(c.Diff("t", 1000, wait_ms=30_000))
+    assert len(h.engine.shard.waiter_heap) < 100
+    h.pass_time(30_000)
+    assert rows_of(h.replies[poll]) == []

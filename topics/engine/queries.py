@@ -22,6 +22,7 @@ from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_r
 from topics.engine.topic_log import Op, Range, TopicLog
 
 WAKE_COST = 4096  # of a long poll that is woken, beside its records
+WAITERS_DONE_MAX = 64  # so few may stay in the heap after they were answered, however few others there are
 
 
 class Queries(Staging):
@@ -89,7 +90,12 @@ class Queries(Staging):
         waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log, head)
         log.waiters.append(waiter)
         self._waiter_count += 1
+        self._waiting += 1
         heapq.heappush(self.waiter_heap, (waiter.deadline_ms, self._waiter_count, waiter))
+        if len(self.waiter_heap) > 2 * self._waiting + WAITERS_DONE_MAX:
+            # Answered ones would stay until their time is up: half a minute's worth of a busy tail.
+            self.waiter_heap = [entry for entry in self.waiter_heap if not entry[2].done]
+            heapq.heapify(self.waiter_heap)
 
     def wake_waiters(self) -> None:
         """Let the long polls of changed topics look again, and answer those whose time is up."""
@@ -114,26 +120,35 @@ class Queries(Staging):
         """Answer a long poll if there is something for it; returns about how many bytes that takes."""
         log = waiter.log
         size = 0
-        waits = False
         try:
             if not log.view.dropped:
                 page = self._read_page(log, waiter.command)
-                waits = self._nothing_yet(page, waiter.head)
+                if self._nothing_yet(page, waiter.head):
+                    log.waiters.append(waiter)
+                    return WAKE_COST
                 size = page.size
+                if type(page) is cmd.Page and page.seqs and log.is_timeless:
+                    self._close_waiter(waiter)
+                    if waiter.command.touch:
+                        log.last_read_ts = self.now_ms
+                    self.ready.append((waiter.token, page))
+                    return size + WAKE_COST
         except (TopicsError, OSError):
             pass  # asked again below, where an error becomes its answer
-        if waits:
-            log.waiters.append(waiter)
-        else:
-            self._finish_waiter(waiter)
+        self._finish_waiter(waiter)
         return size + WAKE_COST
 
     def _finish_waiter(self, waiter: Waiter) -> None:
-        waiter.done = True
+        """Ask once more, as if the poll had come now, and take whatever the answer is."""
+        self._close_waiter(waiter)
         if waiter.log.view.dropped:
             self.ready.append((waiter.token, TopicNotFound(waiter.log.name)))
             return
         self.handle(waiter.token, replace(waiter.command, wait_ms=0))
+
+    def _close_waiter(self, waiter: Waiter) -> None:
+        waiter.done = True
+        self._waiting -= 1
 
     def _state(self, token: object, command: cmd.State) -> None:
         log = self._for_read(command.topic)

@@ -104,6 +104,7 @@ class Staging:
         self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
         self.waiter_heap: list[tuple[int, int, Waiter]] = []
         self._waiter_count = 0
+        self._waiting = 0  # long polls that are not answered yet
         self.erase_requests: list[EraseRequest] = []
         self.gone: list[TopicLog] = []  # dropped topics whose files wait for removal
         self.loader: Callable[[TopicLog], None] = lambda log: None

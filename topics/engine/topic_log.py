@@ -189,6 +189,12 @@ class TopicLog:
 
     # -- rows ----------------------------------------------------------------------------------------------
 
+    @property
+    def is_timeless(self) -> bool:
+        """All of it is in memory, and time does nothing to it."""
+        timed = self.config.ttl_ms or self.expiries or self.expiring or self.may_expire
+        return not timed and self.stored is None and not self.deferred
+
     def chunk_for_append(self, now_ms: int) -> Chunk:
         """The chunk that takes the next row."""
         if self.chunks:
