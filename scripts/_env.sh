@@ -26,6 +26,15 @@ _apt_install() {
         { apt-get update -q >&2 && DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$@" >&2; }
 }
 
+# The project with its extra $1 into the environment.
+_install_packages() {
+    if command -v uv >/dev/null; then
+        uv pip install -q --python "$TOPICS_VENV/bin/python" -e ".[$1]" >&2
+    else
+        "$TOPICS_VENV/bin/python" -m pip install -q --disable-pip-version-check -e ".[$1]" >&2
+    fi
+}
+
 _find_python() {
     local candidate
     if [[ -n "${PYTHON:-}" ]]; then
@@ -85,7 +94,6 @@ _build_venv() {
         _venv_is_usable "$python" || { rm -rf "$TOPICS_VENV" && uv venv -q --python "$python" "$TOPICS_VENV" >&2; } ||
             _die "could not make .venv"
         printf '%s' "$TOPICS_ROOT" >"$TOPICS_VENV/.topics-root"
-        uv pip install -q --python "$TOPICS_VENV/bin/python" -e '.[dev]' >&2 || _die "could not install the packages"
     else
         if ! { _venv_is_usable "$python" && "$TOPICS_VENV/bin/python" -c 'import pip' 2>/dev/null; }; then
             # Debian ships venv without ensurepip, which then fails half-way.
@@ -95,9 +103,8 @@ _build_venv() {
             "$python" -m venv --clear "$TOPICS_VENV" >&2 || _die "could not make .venv"
             printf '%s' "$TOPICS_ROOT" >"$TOPICS_VENV/.topics-root"
         fi
-        "$TOPICS_VENV/bin/python" -m pip install -q --disable-pip-version-check -e '.[dev]' >&2 ||
-            _die "could not install the packages"
     fi
+    _install_packages dev || _die "could not install the packages"
 
     # Only now: an install that was interrupted leaves no stamp and is repeated.
     _wanted_stamp "$TOPICS_VENV/bin/python" >"$TOPICS_VENV/.topics-stamp.new"

@@ -19,7 +19,8 @@ from statistics import median
 
 from bench_engine import show
 from bench_engine_support import PAYLOADS, Row, Run, Shell
-from bench_http_support import RECORD, Server, load, request, server
+from bench_http_support import RECORD, load, request, server
+from peers.systems import TopicsServer
 
 from topics.engine import commands as c
 from topics.engine.config import TopicConfig
@@ -61,11 +62,10 @@ def fast_against_aiohttp(run: Run, plan: Plan) -> list[Row]:
     return [Row(work, median(fast), "writes/s", median(slow), ratio, "≥ 3 x", ratio >= 3, cpu)]
 
 
-def cpu_per_request(to: Server, text: bytes, plan: Plan) -> str:
-    before = to.cpu_s()
-    count = load(to, text, connections=64, seconds=plan.seconds, warm_up=0)["count"]
-    after = to.cpu_s()
-    return ", ".join(f"{name} {(after[name] - before[name]) / count * 1e6:.1f} µs" for name in after)
+def cpu_per_request(to: TopicsServer, text: bytes, plan: Plan) -> str:
+    result = load(to, text, connections=64, seconds=plan.seconds)
+    cost = {role: used / result["count"] * 1e6 for role, used in result["cpu_s"].items() if role != "load"}
+    return ", ".join(f"{role} {one:.1f} µs" for role, one in cost.items())
 
 
 def synced_against_disk(run: Run, plan: Plan) -> list[Row]:
@@ -118,7 +118,7 @@ def engine_rate(shell: Shell, seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def read_rate(to: Server, plan: Plan) -> float:
+def read_rate(to: TopicsServer, plan: Plan) -> float:
     result = load(to, request("/v0/topics/batch/diff", {"limit": 1000}), connections=16, seconds=plan.seconds)
     return result["per_s"] * 1000
 

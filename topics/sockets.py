@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zmq
 
-_EVENTS = int(zmq.EVENTS)  # as plain numbers: an enum's bits cost a microsecond, and this is asked for every message
+_EVENTS = int(
+    zmq.EVENTS
+)  # as plain numbers: an enum's bits cost a microsecond, and this is asked for every message
 _POLLIN = int(zmq.POLLIN)
 
 

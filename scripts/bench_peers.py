@@ -1,0 +1,205 @@
+"""topics beside Redis Streams and NATS JetStream, on this machine, in one run: `scripts/bench peers`.
+
+Systems take turns at every point, at equal durability, driven by one load generator. Writes a page with tables and
+plots, and every raw figure as JSON. A part of the run (--only, --systems) goes to bench-out/ unless --docs says where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from peers import compare, machine, scaling, tail, work
+from peers.systems import Fleet, version
+
+SYSTEMS = ("topics", "redis", "nats")
+DURABILITIES = ("fsync", "disk")
+FULL_SECONDS = 5.0
+FULL_ROUNDS = 2
+SECTIONS = (*work.RECORDS, "null", "tail", "scaling", "backlog", "stages")
+
+
+class Progress:
+    """Says on standard error which step is next and how long the rest will take, judging by the steps done."""
+
+    def __init__(self, steps: int, estimate_s: float) -> None:
+        self._steps = steps
+        self._estimate_s = estimate_s
+        self._done = 0
+        self._began = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        passed = time.monotonic() - self._began
+        share = self._done / max(1, self._steps)
+        # At first the plan is all there is; with every step what was measured counts for more.
+        left = (1 - share) * self._estimate_s * (1 - share) + (
+            passed / share * (1 - share) * share if share else 0
+        )
+        self._done += 1
+        number = f"{min(self._done, self._steps)}/{self._steps}"
+        print(f"[{number}] {what}, about {_minutes(left)} left", file=sys.stderr, flush=True)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+class Plan:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.seconds: float = options.seconds
+        self.rounds: int = options.rounds
+        self.systems = tuple(options.systems.split(","))
+        self.only = tuple(options.only.split(",")) if options.only else SECTIONS
+        unknown = set(self.systems) - set(SYSTEMS) | set(self.only) - set(SECTIONS)
+        if unknown:
+            raise SystemExit(f"unknown: {', '.join(sorted(unknown))}")
+        self.points = [
+            point
+            for point in work.all_points()
+            if point.work in self.only
+            and (not options.clients or str(point.clients) in options.clients.split(","))
+            and (not options.payloads or str(point.payload_bytes) in options.payloads.split(","))
+            and (not options.durability or point.durability == options.durability)
+        ]
+        self.whole = (
+            self.only == SECTIONS
+            and self.systems == SYSTEMS
+            and len(self.points) == len(list(work.all_points()))
+        )
+        self.backlog = scaling.BACKLOGS[-1] if self.whole or options.only == "backlog" else 1_000_000
+
+    def steps(self) -> tuple[int, float]:
+        """How many, and about how long all of them take."""
+        one = work.run_s(self.seconds)
+        systems = len(self.systems)
+        backlogs = sum(size <= self.backlog for size in scaling.BACKLOGS)
+        each = {
+            "points": (len(self.points) * self.rounds * systems, one),
+            "null": (len(work.NULL_POINTS) * systems, work.run_s(self.short)),
+            "tail": (4 * systems, one + 1),
+            "scaling": (len(scaling.SHARDS) * len(scaling.CLIENTS), one + 1),
+            "backlog": (backlogs * 3, one + self.backlog / 1e6),
+            "stages": (1, 12 * self.seconds),
+        }
+        chosen = [each[name] for name in each if name == "points" or name in self.only]
+        return sum(count for count, _ in chosen), sum(count * seconds for count, seconds in chosen)
+
+    @property
+    def short(self) -> float:
+        """For what only shows that something is not the limit."""
+        return min(2.0, self.seconds)
+
+
+def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], command: str) -> dict[str, Any]:
+    began = time.monotonic()
+    progress = Progress(*plan.steps())
+    results: dict[str, Any] = {
+        "meta": {
+            **machine.describe(folder, probe_s=min(2.0, plan.seconds)),
+            "seconds_per_point": plan.seconds * plan.rounds,
+            "rounds": plan.rounds,
+            "command": command,
+        },
+        **{name: [] for name in ("points", "null", "tail", "scaling", "backlog", "stages", "aims", "failed")},
+    }
+
+    def keep(section: str, rows: Iterable[dict[str, Any]]) -> None:
+        """What is done is on disk, also if the run does not come to its end; what fails ends its section only."""
+        try:
+            for row in rows:
+                results["failed" if "failed" in row else section].append(row)
+        except work.FAILURES as error:
+            results["failed"].append({"section": section, "failed": str(error)})
+        meta["took_s"] = round(time.monotonic() - began)
+        save(results)
+
+    meta = results["meta"]
+    fleet = Fleet(f"{folder}/fleet", plan.systems, DURABILITIES)
+    try:
+        meta["missing"] = {
+            **dict.fromkeys(set(SYSTEMS) - set(plan.systems), "left out of this run"),
+            **fleet.missing,
+        }
+        meta["versions"] = {name: version(name) for name in SYSTEMS if name not in meta["missing"]}
+        for point in plan.points:
+            rows = work.measure(fleet, point, seconds=plan.seconds, rounds=plan.rounds, say=progress)
+            keep("points", rows)
+        if "null" in plan.only:
+            keep("null", work.measure_null(fleet, seconds=plan.short, say=progress))
+        if "tail" in plan.only:
+            keep("tail", tail.measure(fleet, results["points"], seconds=plan.seconds, say=progress))
+    finally:
+        fleet.stop()
+    if "scaling" in plan.only:
+        keep("scaling", scaling.measure_shards(folder, seconds=plan.seconds, say=progress))
+    if "backlog" in plan.only:
+        keep(
+            "backlog", scaling.measure_backlog(folder, most=plan.backlog, seconds=plan.seconds, say=progress)
+        )
+    if "stages" in plan.only:
+        progress("stages")
+        keep("stages", _stages(folder, plan.seconds))
+    keep("aims", [judged.as_json() for judged in compare.judge(results["points"])])
+    return results
+
+
+def _stages(folder: str, seconds: float) -> Iterator[dict[str, Any]]:
+    from peers import stages
+
+    yield from stages.measure(folder, seconds=seconds)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/bench peers", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--seconds", type=float, default=FULL_SECONDS, help="of one measurement (%(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=FULL_ROUNDS, help="measurements a point (%(default)s)")
+    parser.add_argument("--only", default="", metavar="NAMES", help=f"some of {','.join(SECTIONS)}")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), metavar="NAMES", help="some of %(default)s")
+    parser.add_argument("--clients", default="", metavar="COUNTS", help="some of 1,16,64,256")
+    parser.add_argument("--payloads", default="", metavar="SIZES", help="some of 100,1024")
+    parser.add_argument("--durability", default="", choices=["", *DURABILITIES], help="only this one")
+    parser.add_argument("--docs", metavar="FOLDER", help="where benchmarks.md goes: docs, or bench-out")
+    parser.add_argument("--json", metavar="PATH", help="where results go: benchmarks/results.json there")
+    parser.add_argument(
+        "--dir", default="bench-out/data", help="where data directories are made (%(default)s)"
+    )
+    return parser
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended too
+    options = arguments().parse_args()
+    plan = Plan(options)
+    docs = Path(options.docs or ("docs" if plan.whole else "bench-out"))
+    path = Path(options.json) if options.json else docs / "benchmarks" / "results.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.path.abspath(options.dir)
+    os.makedirs(folder, exist_ok=True)
+
+    def save(results: dict[str, Any]) -> None:
+        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    results = measure(plan, folder, save, shlex.join(["scripts/bench", "peers", *sys.argv[1:]]))
+    from peers import report
+
+    report.write(results, docs)
+    for name, why in results["meta"]["missing"].items():
+        print(f"{name}: {why}", file=sys.stderr)
+    for row in results["failed"]:
+        print(f"failed: {row}", file=sys.stderr)
+    print(f"{_minutes(results['meta']['took_s'])}; {docs / 'benchmarks.md'}, {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""A guard for hot paths, in two minutes: the aims against Redis and the engine's floors: `scripts/bench quick`.
+
+Ratios only, since they travel between machines; each is of neighbours in one run. The measurements are short, so one
+counts as lost only when it misses its aim by more than --slack; then the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench_engine_hot import append_batches, append_singles, diff_to_json
+from bench_engine_support import Run
+from peers import compare, work
+from peers.systems import Fleet
+
+PEER = "redis"
+FLOORS = (append_batches, append_singles, diff_to_json)
+SECONDS = 0.7
+ROUNDS = 3
+
+
+@dataclass
+class Guarded:
+    """One ratio and the aim that it is held against."""
+
+    work: str
+    ratio: float
+    aim: float
+    at_most: bool
+
+    @property
+    def missed_by(self) -> float:
+        """As a share of the aim; 0: met."""
+        beyond = self.ratio / self.aim if self.at_most else self.aim / self.ratio
+        return max(0.0, beyond - 1)
+
+
+def against_peer(folder: str, only: str, seconds: float) -> list[Guarded]:
+    aims = [aim for aim in compare.AIMS if aim.against == PEER and only in name_of(aim)]
+    if not aims:
+        return []
+    fleet = Fleet(f"{folder}/fleet", ("topics", PEER), ("fsync", "disk"))
+    points: list[dict[str, Any]] = []
+    try:
+        if PEER in fleet.missing:
+            say(f"{fleet.missing[PEER]}: nothing to measure beside")
+            return []
+        for number, aim in enumerate(aims, 1):
+            say(f"[{number}/{len(aims)}] {name_of(aim)}")
+            point = work.Point(aim.work, aim.durability or "disk", aim.clients, compare.AIM_PAYLOAD_BYTES)
+            points += work.measure(fleet, point, seconds=seconds, rounds=ROUNDS, say=lambda what: None)
+    finally:
+        fleet.stop()
+    for failed in [point for point in points if "failed" in point]:
+        raise SystemExit(f"failed: {failed}")
+    return [
+        Guarded(name_of(one.aim), one.ratio, one.aim.bound, one.aim.at_most)
+        for one in compare.judge(points)
+        if one.ratio is not None
+    ]
+
+
+def name_of(aim: compare.Aim) -> str:
+    return f"{aim.work} {aim.durability or ''} {aim.clients} clients {aim.measure} vs {aim.against}".replace(
+        "  ", " "
+    )
+
+
+def against_floors(folder: str, only: str) -> list[Guarded]:
+    rows: list[Guarded] = []
+    run = Run(folder, quick=False)  # their short forms are too short for the steady state
+    for floor in FLOORS:
+        if only in f"engine {floor.__name__}":
+            say(f"engine {floor.__name__}")
+            found = [(row.work, row.ratio, row.aim.split()) for row in floor(run)]
+            rows += [
+                Guarded(f"engine: {what}", ratio, float(aim[1]), at_most=True)
+                for what, ratio, aim in found
+                if ratio is not None and len(aim) == 3  # "≤ 2.5 x"
+            ]
+    return rows
+
+
+def say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+def show(rows: list[Guarded], slack: float) -> None:
+    print("| work | ratio | aim | |")
+    print("|---|---|---|---|")
+    for row in rows:
+        verdict = "met" if not row.missed_by else f"{row.missed_by:.0%} beyond"
+        sign = "≤" if row.at_most else "≥"
+        lost = " – LOST" if row.missed_by > slack else ""
+        print(f"| {row.work} | {row.ratio:.2f} | {sign} {row.aim:g} | {verdict}{lost} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench quick", description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of one measurement (%(default)s)")
+    parser.add_argument(
+        "--slack", type=float, default=0.2, help="how far beyond its aim a ratio may be (%(default)s)"
+    )
+    parser.add_argument("--only", default="", metavar="NAME", help="rows whose name contains this")
+    parser.add_argument("--json", default="bench-out/quick.json", metavar="PATH", help="where results go")
+    parser.add_argument("--dir", default="bench-out/data", help="where the data directories are made")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended too
+    began = time.monotonic()
+    folder = os.path.abspath(options.dir)
+    os.makedirs(folder, exist_ok=True)
+    rows = against_peer(folder, options.only, options.seconds) + against_floors(folder, options.only)
+    show(rows, options.slack)
+    os.makedirs(os.path.dirname(os.path.abspath(options.json)), exist_ok=True)
+    with open(options.json, "w", encoding="utf-8") as file:
+        json.dump(
+            [{**asdict(row), "missed_by": row.missed_by} for row in rows], file, indent=1, ensure_ascii=False
+        )
+    print(f"\n{time.monotonic() - began:.0f} s; kept in {options.json}")
+    return int(any(row.missed_by > options.slack for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Tables, figures and names as the benchmark page writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from peers.compare import DURABILITIES, NAMES, SYSTEMS, WORKS, Point
+
+ABSENT = "Not part of this run."
+
+Plots = dict[str, str]  # file name → SVG
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    titles = list(head)
+    body = [titles, ["---"] * len(titles), *(list(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(cell(text) for text in cells)} |" for cells in body)
+
+
+def cell(text: str) -> str:
+    """On one line and without a bar, whatever a version or a reason contains."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    """Three digits are more than a run on a shared machine can promise."""
+    if value is None:
+        return "–"
+    text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()
+
+
+def times(ratio: float | None) -> str:
+    if ratio is None:
+        return "–"
+    return f"{ratio:,.0f} ×" if ratio >= 100 else f"{ratio:.1f} ×" if ratio >= 10 else f"{ratio:.2f} ×"
+
+
+def percentiles(row: Point) -> str:
+    return " / ".join(figure(row.get(key)) for key in ("p50_ms", "p99_ms", "p999_ms"))
+
+
+def in_order(rows: Iterable[Point], key: str) -> list[Any]:
+    """The values of a field: as the page orders them if it has an order, else as they first come."""
+    found = dict.fromkeys(row[key] for row in rows)
+    ordered = [value for value in (*WORKS, *DURABILITIES, *SYSTEMS) if value in found]
+    return ordered or list(found)
+
+
+def picture(name: str, text: str) -> str:
+    return f"![{text}](benchmarks/{name})"
+
+
+def why_missing(meta: dict[str, Any], system: str) -> str | None:
+    reason = meta.get("missing", {}).get(system)
+    return f"not measured: {reason}" if reason else None
+
+
+def system_heads(meta: dict[str, Any]) -> list[str]:
+    """Column titles; a system that could not be measured says why in its own."""
+    reasons = {system: why_missing(meta, system) for system in SYSTEMS}
+    return [
+        f"{NAMES[system]} ({reasons[system]})" if reasons[system] else NAMES[system] for system in SYSTEMS
+    ]

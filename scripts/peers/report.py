@@ -1,0 +1,189 @@
+"""The benchmark page: results.json in, docs/benchmarks.md and docs/benchmarks/*.svg out.
+
+The page is made from the results alone, so the same JSON gives the same bytes:
+
+    python scripts/peers/report.py docs/benchmarks/results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from peers import alone, beside, compare, wording
+from peers.compare import NAMES, PEERS, SYSTEMS, WORKS, Aim, Comparison, Judged, Point
+from peers.markdown import Plots, figure, rate, table, times, why_missing
+
+FULL_SECONDS = 10  # a point of a full run takes at least this long
+SHOWN_BEHIND = 12  # the rest of a longer list folds away
+
+
+def write(results: dict[str, Any], docs: Path) -> None:
+    page, plots = render(results)
+    folder = docs / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.svg"):
+        if old.name not in plots:  # of an earlier run that measured more
+            old.unlink()
+    for name, svg in plots.items():
+        (folder / name).write_text(svg, encoding="utf-8")
+    (docs / "benchmarks.md").write_text(page, encoding="utf-8")
+
+
+def render(results: dict[str, Any]) -> tuple[str, Plots]:
+    plots: Plots = {}
+    blocks = [
+        *_opening(results["meta"]),
+        *_summary(results),
+        *_behind(results),
+        *(block for work in WORKS for block in beside.work(results, work, plots)),
+        *beside.tail(results, plots),
+        *beside.processor(results),
+        *alone.scaling(results, plots),
+        *alone.backlog(results, plots),
+        *alone.stages(results, plots),
+        *alone.generator(results),
+        *_reading(results["meta"]),
+        *_machine(results["meta"]),
+    ]
+    return "\n\n".join(blocks) + "\n", plots
+
+
+def _opening(meta: dict[str, Any]) -> list[str]:
+    blocks = ["# Benchmarks", wording.OPENING.format(date=meta["date"], machine=meta["machine"])]
+    if meta["seconds_per_point"] < FULL_SECONDS:
+        blocks.append(
+            f"> **A short run.** Each point took {meta['seconds_per_point']:g} s; a full run takes at least "
+            f"{FULL_SECONDS} s. These figures show that the bench works, and little more."
+        )
+    blocks += [
+        f"> **{NAMES[system]}** was {why_missing(meta, system)}."
+        for system in PEERS
+        if why_missing(meta, system)
+    ]
+    return blocks
+
+
+def _summary(results: dict[str, Any]) -> list[str]:
+    judged = compare.judge(results.get("points", []))
+    rows = [_aim_row(one, results["meta"]) for one in judged]
+    head = ("work, records of 100 B", "against", "ours", "theirs", "ratio", "aim", "")
+    known = [one for one in judged if one.ratio is not None]
+    count = f"{sum(one.met for one in known)} of {compare.count_of(len(known), 'measured aim')} met."
+    return ["## Summary", count if known else "No aim was measured.", table(head, rows), wording.RATIO]
+
+
+def _aim_row(one: Judged, meta: dict[str, Any]) -> list[str]:
+    aim = one.aim
+    where = f"{compare.count_of(aim.clients, 'client')}{', ' + aim.durability if aim.durability else ''}"
+    unit = "p50 in ms" if aim.at_most else "records/s"
+    show = figure if aim.at_most else rate
+    return [
+        f"{wording.WORK_NAMES[aim.work]}, {where}: {unit}",
+        f"{NAMES[aim.against]}{_setting(aim)}",
+        show(one.ours),
+        show(one.theirs),
+        times(one.ratio),
+        f"{'≤' if aim.at_most else '≥'} {aim.bound:g} ×",
+        _verdict(one, meta),
+    ]
+
+
+def _setting(aim: Aim) -> str:
+    return wording.PEER_SETTING[aim.against, aim.durability] if aim.durability else ""
+
+
+def _verdict(one: Judged, meta: dict[str, Any]) -> str:
+    if one.ratio is None:
+        return why_missing(meta, one.aim.against) or "not part of this run"
+    if one.met:
+        return "met"
+    return f"**missed by {one.missed_by:.0%}**" if one.missed_by >= 0.01 else "**missed by less than 1%**"
+
+
+def _behind(results: dict[str, Any]) -> list[str]:
+    points, tail = results.get("points", []), results.get("tail", [])
+    everything, behind = compare.comparisons(points, tail), compare.behind(points, tail)
+    title = "## Where topics is behind"
+    if not everything:
+        return [title, "Nothing was measured that could be compared."]
+    if not behind:
+        return [
+            title,
+            f"Nowhere in the {len(everything)} comparisons of this run. {_longer_p99(points)}".strip(),
+        ]
+    rows = [[one.what, NAMES[one.against], one.ours, one.theirs, times(one.ratio)] for one in behind]
+    head = ("point", "against", "ours", "theirs", "ratio")
+    blocks = [
+        title,
+        _behind_words(everything, behind) + _longer_p99(points),
+        table(head, rows[:SHOWN_BEHIND]),
+    ]
+    if rest := rows[SHOWN_BEHIND:]:
+        blocks += [f"<details><summary>{len(rest)} more</summary>", table(head, rest), "</details>"]
+    return blocks
+
+
+def _behind_words(everything: list[Comparison], behind: list[Comparison]) -> str:
+    counts = []
+    for peer in PEERS:
+        if of_peer := sum(one.against == peer for one in everything):
+            counts.append(f"{sum(one.against == peer for one in behind)} of {of_peer} against {NAMES[peer]}")
+    worst = behind[0]
+    return (
+        f"In {len(behind)} of {len(everything)} comparisons: {', '.join(counts)}. The worst is {worst.what}: "
+        f"{times(worst.ratio)} {NAMES[worst.against]} ({worst.ours} against {worst.theirs}). "
+    )
+
+
+def _longer_p99(points: list[Point]) -> str:
+    found = compare.ahead_but_longer_p99(points)
+    if not found:
+        return ""
+    places = "; ".join(f"{compare.place(ours)} ({NAMES[theirs['system']]})" for ours, theirs in found[:3])
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        f"Where topics has the throughput, its p99 is still the longer one in {len(found)}: {places}{more}."
+    )
+
+
+def _reading(meta: dict[str, Any]) -> list[str]:
+    return [
+        "## How to read it",
+        wording.READING.format(rounds=meta["rounds"], seconds=meta["seconds_per_point"]),
+    ]
+
+
+def _machine(meta: dict[str, Any]) -> list[str]:
+    versions = meta["versions"]
+    rows = [
+        ["machine", meta["machine"]],
+        ["cores", str(meta["cores"])],
+        ["kernel", meta["kernel"]],
+        ["filesystem", meta["filesystem"]],
+        ["bare fsync", f"p50 {figure(meta['fsync_us']['p50'])} µs, p99 {figure(meta['fsync_us']['p99'])} µs"],
+        ["Python", meta["python"]],
+        *([NAMES[s], versions.get(s) or why_missing(meta, s) or "unknown"] for s in SYSTEMS),
+        ["seconds a point", f"{meta['seconds_per_point']:g}, in {compare.count_of(meta['rounds'], 'round')}"],
+        ["whole run", f"{meta['took_s'] / 60:.0f} minutes, {meta['date']}"],
+    ]
+    repeat = f"```\n{meta['command']}\n```"
+    return ["## Machine and versions", table(("", ""), rows), "## How to repeat it", wording.REPEAT, repeat]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the benchmark page and its plots from a results file.")
+    parser.add_argument("results", type=Path, help="the JSON that scripts/bench peers wrote")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where benchmarks.md goes (docs)")
+    given = parser.parse_args()
+    write(json.loads(given.results.read_text(encoding="utf-8")), given.docs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The server with a clock in it: the product's own processes, with marks put around the methods that end a stage.
+
+    python -m peers.staged_server FOLDER
+
+The product's code is not changed and does not know of it: the supervisor is asked to start its children by way of this
+module, which wraps their methods before it calls their `main`. Each writes its marks to FOLDER when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from peers import stage_marks as points
+from peers.stage_marks import Marks
+
+_SELF = (sys.executable, "-m", "peers.staged_server")
+
+
+def supervise(folder: str) -> int:
+    from topics.settings import Settings
+    from workers import supervisor
+
+    return supervisor.serve(
+        Settings.from_env(os.environ),
+        worker_command=(*_SELF, "worker", folder),
+        front_command=(*_SELF, "front", folder),
+    )
+
+
+def run_front(folder: Path) -> None:
+    from router.__main__ import main
+
+    marks = Marks()
+    wrap_front(marks)
+    try:
+        main()
+    finally:
+        marks.save(folder / "front.marks")
+
+
+def run_worker(folder: Path) -> int:
+    from workers.shard import main
+
+    marks, sync_marks = Marks(), Marks()
+    wrap_loop(marks)
+    wrap_engine(marks)
+    wrap_syncs(sync_marks)
+    try:
+        return main()
+    finally:
+        marks.save(folder / "worker.marks")
+        sync_marks.save(folder / "syncs.marks")
+
+
+def wrap_front(marks: Marks) -> None:
+    from router.fastpath import Connection
+    from router.front_core import FrontCore
+    from router.shard_client import ShardClient
+
+    put = marks.put
+    received_ns = 0
+    plain_received = Connection.data_received
+    plain_send: Callable[..., int] = FrontCore.send
+    plain_link, plain_receive, plain_write = ShardClient._send, FrontCore.receive, Connection._write
+
+    def data_received(self: Connection, data: bytes) -> None:
+        nonlocal received_ns
+        received_ns = perf_counter_ns()
+        plain_received(self, data)
+
+    def send(self: FrontCore, *arguments: Any) -> int:
+        *request, on_reply = arguments
+        began_ns = received_ns  # a request is placed inside of the call that received its bytes
+
+        def answered(reply: Any) -> None:
+            on_reply(reply)
+            put(points.WRITTEN, reply.id, 0, perf_counter_ns())
+
+        number = plain_send(self, *request, answered)
+        put(points.PARSING, number, 0, began_ns)
+        put(points.PLACED, number, 0, perf_counter_ns())
+        return number
+
+    def link(self: ShardClient) -> None:
+        # Before and not after: the system call inside wakes the other side, which may run before it returns.
+        put(points.LINKED, 0, 0, perf_counter_ns())
+        plain_link(self)
+
+    def receive(self: FrontCore, *arguments: Any) -> None:
+        put(points.RETURNED, 0, 0, perf_counter_ns())
+        plain_receive(self, *arguments)
+
+    def write(self: Connection, *arguments: Any, **options: Any) -> None:
+        put(points.ANSWERING, 0, 0, perf_counter_ns())
+        plain_write(self, *arguments, **options)
+
+    _replace(Connection, data_received=data_received, _write=write)
+    _replace(FrontCore, send=send, receive=receive)
+    _replace(ShardClient, _send=link)
+
+
+def wrap_loop(marks: Marks) -> None:
+    """Where the worker meets its links."""
+    from topics.engine.commands import Page
+    from workers.shard_core import ShardCore
+    from workers.shard_loop import ShardLoop
+
+    put = marks.put
+    plain_receive, plain_answer, plain_send = ShardCore.receive, ShardCore._answer, ShardLoop._send
+
+    def receive(self: ShardCore, *arguments: Any) -> None:
+        began_ns = perf_counter_ns()
+        before = len(self._waiting)
+        plain_receive(self, *arguments)
+        for (_, request, *_), _ in self._waiting[before:]:
+            put(points.RECEIVED, request.id, 0, began_ns)
+        put(points.DECODED, 0, 0, perf_counter_ns())
+
+    def answer(self: ShardCore, token: Any, result: object, *arguments: Any) -> None:
+        plain_answer(self, token, result, *arguments)
+        if type(result) is Page:
+            put(points.READ, token[1].id, result.next_from_seq, perf_counter_ns())
+
+    def send(self: ShardLoop, actions: Any) -> None:
+        if actions.sends:
+            put(points.SENT, 0, 0, perf_counter_ns())
+        plain_send(self, actions)
+
+    _replace(ShardCore, receive=receive, _answer=answer)
+    _replace(ShardLoop, _send=send)
+
+
+def wrap_engine(marks: Marks) -> None:
+    from topics.engine.commands import Appended
+    from topics.engine.engine import Engine, Job, Outcome, Request
+    from topics.engine.shard import Shard
+    from topics.engine.topic_log import Op
+
+    put = marks.put
+    syncs = 0
+    plain_turn, plain_finish, plain_write = Engine.turn, Engine.finish, Engine._write_group
+    plain_publish, plain_wake = Shard.publish, Shard.wake_waiters
+
+    def turn(self: Engine, requests: list[Request]) -> Outcome:
+        now_ns = perf_counter_ns()
+        put(points.TURN, 0, 0, now_ns)
+        for token, _ in requests:
+            put(points.TAKEN, token[1].id, 0, now_ns)  # type: ignore[index]
+        return plain_turn(self, requests)
+
+    def finish(self: Engine, job: Job, error: BaseException | None = None) -> Outcome:
+        nonlocal syncs
+        syncs += job.kind == "sync"
+        put(points.TURN, 0, syncs if job.kind == "sync" else 0, perf_counter_ns())
+        return plain_finish(self, job, error)
+
+    def write_group(self: Engine) -> int:
+        put(points.APPENDING, 0, 0, perf_counter_ns())
+        lsn = plain_write(self)
+        put(points.APPENDED, 0, 0, perf_counter_ns())
+        return lsn
+
+    def publish(self: Shard, op: Op) -> None:
+        plain_publish(self, op)
+        if type(op.result) is Appended:
+            token: Any = op.token
+            put(points.PUBLISHED, token[1].id, op.result.first_seq, perf_counter_ns())
+
+    def wake_waiters(self: Shard) -> None:
+        plain_wake(self)
+        put(points.WOKEN, 0, 0, perf_counter_ns())
+
+    _replace(Engine, turn=turn, finish=finish, _write_group=write_group)
+    _replace(Shard, publish=publish, wake_waiters=wake_waiters)
+
+
+def wrap_syncs(marks: Marks) -> None:
+    """The thread that syncs runs one job at a time, and its jobs are reported in their order."""
+    from topics.engine.engine import Job
+
+    plain_run = Job.run
+    syncs = 0
+
+    def run(self: Job) -> None:
+        nonlocal syncs
+        if self.kind != "sync":
+            plain_run(self)
+            return
+        syncs += 1
+        marks.put(points.SYNCING, 0, syncs, perf_counter_ns())
+        plain_run(self)
+        marks.put(points.SYNCED, 0, syncs, perf_counter_ns())
+
+    _replace(Job, run=run)
+
+
+def _replace(owner: type, **methods: Callable[..., Any]) -> None:
+    for name, method in methods.items():
+        setattr(owner, name, method)
+
+
+def main() -> int:
+    match sys.argv[1:]:
+        case ["worker", folder, *_]:
+            del sys.argv[1:3]  # the rest is the worker's own
+            return run_worker(Path(folder))
+        case ["front", folder, *_]:
+            del sys.argv[1:3]
+            run_front(Path(folder))
+            return 0
+        case [folder]:
+            return supervise(folder)
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,387 @@
+"""The systems that are measured: how each is started, and how its requests look.
+
+All listen on loopback and keep their data below one folder, on one disk. A `Target` is a system at one durability:
+
+| | `fsync`: acknowledged after a sync | `disk`: acknowledged after the write, synced soon after |
+|---|---|---|
+| topics | `durability: fsync` | `durability: disk` |
+| Redis | `appendfsync always` | `appendfsync everysec` |
+| NATS | `sync_interval: always` | its default, a sync every 2 minutes |
+
+Streams are deleted and made anew between measurements, so that neither disk nor Redis's memory fills up. Redis makes no
+snapshots, and compacts its log between measurements instead of within them, which is to its advantage.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from peers import protocols
+from peers.load import SCRIPTS
+from peers.protocols import Exchange
+
+STREAM = "bench"
+TAIL_STREAM = "tail"
+START_S = 60.0
+
+
+class TopicsServer:
+    """Supervisor, fronts and workers; environment variables of the server as keywords."""
+
+    def __init__(self, folder: str, **environment: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self.data_dir = f"{folder}/data"
+        port_file = Path(f"{folder}/port")
+        port_file.unlink(missing_ok=True)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        with open(f"{folder}/log", "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "workers"],
+                cwd=SCRIPTS.parent,
+                stdout=log,
+                stderr=log,
+                env={
+                    **clean,
+                    "TOPICS_PORT": "0",
+                    "TOPICS_PORT_FILE": str(port_file),
+                    "TOPICS_DATA_DIR": self.data_dir,
+                    "TOPICS_WAL_SHARDS": "1",
+                    **environment,
+                },
+            )
+        wait_until(port_file.exists, self._process, folder)
+        self.address = port_file.read_text().strip()
+        wait_until(lambda: self.call("GET", "/readyz")[0] == 200, self._process, folder)
+
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.address, timeout=60)
+        text = json.dumps(body).encode() if body is not None else None
+        connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        return response.status, {k.lower(): v for k, v in response.getheaders()}, content
+
+    def pids(self) -> dict[str, list[int]]:
+        """The processes that take part in a request, by role: front, shard."""
+        found: dict[str, list[int]] = {}
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        for pid in children:
+            name = Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("topics: ")
+            found.setdefault(name.rstrip("0123456789- "), []).append(int(pid))
+        return found
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], folder: str) -> None:
+    give_up = time.monotonic() + START_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > give_up:
+            raise RuntimeError(f"{process.args} did not start; see {folder}/log")
+        time.sleep(0.02)
+
+
+def memory_bytes(pids: dict[str, list[int]]) -> int:
+    """What the processes hold in memory now."""
+    pages = [
+        int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for group in pids.values() for pid in group
+    ]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Target:
+    """One system at one durability, with one stream to write to."""
+
+    system: str
+    protocol: str
+
+    def __init__(self, durability: str) -> None:
+        self.durability = durability
+        self.address = ""
+
+    def pids(self) -> dict[str, list[int]]:
+        raise NotImplementedError
+
+    def make(self, stream: str = STREAM) -> None:
+        """Make the stream, empty."""
+        raise NotImplementedError
+
+    def clear(self, stream: str = STREAM) -> None:
+        """Delete it; when this returns, its remains cost nothing any more."""
+        raise NotImplementedError
+
+    def write(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
+        raise NotImplementedError
+
+    def read(self, count: int) -> Exchange:
+        """The first `count` records."""
+        raise NotImplementedError
+
+    def next_write(self, number: int, payload: bytes) -> Exchange:
+        """The write of record `number` (from 1) of the stream whose end is watched."""
+        raise NotImplementedError
+
+    def next_read(self, number: int) -> Exchange:
+        """What a reader that waits for record `number` sends; an empty request: nothing, it is told anyway."""
+        raise NotImplementedError
+
+    def fill(self, payload: bytes, records: int) -> None:
+        step = 1000
+        exchange = self.write(payload, step)
+        for _ in range(records // step):
+            protocols.ask(self.address, exchange)
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+
+class Topics(Target):
+    system = "topics"
+    protocol = "http"
+
+    def __init__(self, durability: str, server: TopicsServer) -> None:
+        super().__init__(durability)
+        self.server = server
+        self.address = server.address
+
+    def pids(self) -> dict[str, list[int]]:
+        return self.server.pids()
+
+    def make(self, stream: str = STREAM) -> None:
+        status, _, text = self.server.call("PUT", f"/v0/topics/{stream}", {"durability": self.durability})
+        if status not in {200, 201}:
+            raise protocols.BadAnswer(text)
+
+    def clear(self, stream: str = STREAM) -> None:
+        self.server.call("DELETE", f"/v0/topics/{stream}")
+
+    def write(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
+        body = b'{"records":[' + b",".join([b'{"data":%b}' % payload] * count) + b"]}"
+        path = f"/v0/topics/{stream}" + ("?return_seqs=false" if count > 1 else "")
+        return Exchange("http", protocols.http_post(path, body), count)
+
+    def read(self, count: int) -> Exchange:
+        body = b'{"from_seq":0,"limit":%d}' % count
+        return Exchange("http", protocols.http_post(f"/v0/topics/{STREAM}/diff", body), count)
+
+    def next_write(self, number: int, payload: bytes) -> Exchange:
+        return self.write(payload, 1, TAIL_STREAM)
+
+    def next_read(self, number: int) -> Exchange:
+        body = b'{"from_seq":%d,"wait_ms":30000}' % (number - 1)
+        return Exchange("http", protocols.http_post(f"/v0/topics/{TAIL_STREAM}/diff", body))
+
+    def stop(self) -> None:
+        self.server.stop()
+
+
+class Process(Target):
+    """A peer: one server process for one durability."""
+
+    def __init__(self, durability: str, folder: str) -> None:
+        super().__init__(durability)
+        os.makedirs(folder, exist_ok=True)
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        with open(f"{folder}/log", "ab") as log:
+            self._process = subprocess.Popen(self.command(folder, port), stdout=log, stderr=log)
+        wait_until(self._answers, self._process, folder)
+
+    def command(self, folder: str, port: int) -> list[str]:
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        try:
+            self.clear()
+        except (OSError, protocols.BadAnswer):
+            return False
+        return True
+
+    def pids(self) -> dict[str, list[int]]:
+        return {"server": [self._process.pid]}
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+
+
+class Redis(Process):
+    system = "redis"
+    protocol = "resp"
+
+    def command(self, folder: str, port: int) -> list[str]:
+        settings = {
+            "port": str(port),
+            "bind": "127.0.0.1",
+            "dir": folder,
+            "appendonly": "yes",
+            "appendfsync": "always" if self.durability == "fsync" else "everysec",
+            "save": "",
+            "auto-aof-rewrite-percentage": "0",
+        }
+        return ["redis-server", *[word for name, value in settings.items() for word in (f"--{name}", value)]]
+
+    def make(self, stream: str = STREAM) -> None:
+        """The first XADD makes it."""
+
+    def clear(self, stream: str = STREAM) -> None:
+        self._call(b"DEL", stream.encode())
+        self._call(b"BGREWRITEAOF")
+        while b"aof_rewrite_in_progress:1" in (text := self._info()) or b"aof_rewrite_scheduled:1" in text:
+            time.sleep(0.02)
+
+    def _call(self, *words: bytes) -> bytes:
+        return protocols.ask(self.address, Exchange("resp", protocols.redis_command(*words), lines=1))
+
+    def _info(self) -> bytes:
+        ending = Exchange("resp", protocols.redis_command(b"INFO", b"persistence"), end=b"\r\n\r\n")
+        return protocols.ask(self.address, ending)
+
+    def write(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
+        one = protocols.redis_command(b"XADD", stream.encode(), b"*", b"d", payload)
+        return Exchange("resp", one * count, count, lines=2 * count)
+
+    def read(self, count: int) -> Exchange:
+        words = (b"XRANGE", STREAM.encode(), b"-", b"+", b"COUNT", b"%d" % count)
+        return Exchange("resp", protocols.redis_command(*words), count, lines=1 + 8 * count)
+
+    def next_write(self, number: int, payload: bytes) -> Exchange:
+        # Ids of our own, so that the reader can wait for exactly this one.
+        words = (b"XADD", TAIL_STREAM.encode(), b"%d-1" % number, b"d", payload)
+        return Exchange("resp", protocols.redis_command(*words), lines=2)
+
+    def next_read(self, number: int) -> Exchange:
+        words = (b"XREAD", b"BLOCK", b"30000", b"STREAMS", TAIL_STREAM.encode(), b"%d-1" % (number - 1))
+        return Exchange("resp", protocols.redis_command(*words), lines=13)
+
+
+class Nats(Process):
+    system = "nats"
+    protocol = "nats"
+
+    def command(self, folder: str, port: int) -> list[str]:
+        sync = "sync_interval: always\n" if self.durability == "fsync" else ""
+        Path(f"{folder}/server.conf").write_text(
+            f"listen: 127.0.0.1:{port}\nping_interval: 10m\n"  # a client that only counts need not answer pings
+            f"jetstream {{\nstore_dir: {json.dumps(folder)}\nmax_file_store: 64G\n{sync}}}\n"
+        )
+        return [nats_server(), "-c", f"{folder}/server.conf"]
+
+    def make(self, stream: str = STREAM) -> None:
+        config = {
+            "name": stream,
+            "subjects": [f"{stream}.>"],
+            "storage": "file",
+            "allow_direct": True,
+            "num_replicas": 1,
+        }
+        protocols.nats_ask(self.address, f"$JS.API.STREAM.CREATE.{stream}", config)
+        if stream == TAIL_STREAM:
+            consumer = {
+                "durable_name": "tail",
+                "deliver_subject": f"_INBOX.{protocols.TAIL:05}",
+                "ack_policy": "none",
+                "deliver_policy": "all",
+            }
+            body = {"stream_name": stream, "config": consumer}
+            protocols.nats_ask(self.address, f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.tail", body)
+
+    def clear(self, stream: str = STREAM) -> None:
+        try:
+            protocols.nats_ask(self.address, f"$JS.API.STREAM.DELETE.{stream}", None)
+        except protocols.BadAnswer as error:
+            if b"stream not found" not in error.args[0]:
+                raise
+
+    def write(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
+        return Exchange(
+            "nats", protocols.nats_publish(f"{stream}.1", payload) * count, count, lines=2 * count
+        )
+
+    def read(self, count: int) -> Exchange:
+        body = b'{"seq":1,"batch":%d}' % count
+        request = protocols.nats_publish(f"$JS.API.DIRECT.GET.{STREAM}", body)
+        return Exchange("nats", request, count, end=b"\r\n\r\n\r\n")  # an empty message is the last
+
+    def next_write(self, number: int, payload: bytes) -> Exchange:
+        return self.write(payload, 1, TAIL_STREAM)
+
+    def next_read(self, number: int) -> Exchange:
+        return Exchange("nats", b"", lines=2)
+
+
+def nats_server() -> str:
+    """The program; the package of the environment's own comes first."""
+    return shutil.which("nats-server", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}") or ""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Fleet:
+    """All systems at all durabilities, started together and kept: those that are not being measured are idle."""
+
+    def __init__(self, folder: str, names: tuple[str, ...], durabilities: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.missing = {name: why for name in names if (why := absent(name))}
+        self.targets: dict[tuple[str, str], Target] = {}
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            for name in names:
+                if name not in self.missing:
+                    self._start(name, durabilities)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, name: str, durabilities: tuple[str, ...]) -> None:
+        if name == "topics":
+            server = TopicsServer(f"{self.folder}/topics")
+            self.targets |= {(name, durability): Topics(durability, server) for durability in durabilities}
+            return
+        kind = Redis if name == "redis" else Nats
+        for durability in durabilities:
+            self.targets[name, durability] = kind(durability, f"{self.folder}/{name}-{durability}")
+
+    def at(self, durability: str) -> list[Target]:
+        return [target for (_, own), target in self.targets.items() if own == durability]
+
+    def stop(self) -> None:
+        for target in self.targets.values():
+            target.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def absent(name: str) -> str:
+    """Why a system cannot be measured here; empty: it can."""
+    if name == "redis" and not shutil.which("redis-server"):
+        return "redis-server is not installed"
+    if name == "nats" and not nats_server():
+        return "nats-server is not installed"
+    return ""
+
+
+def version(name: str) -> str:
+    if name == "topics":
+        import topics
+
+        return topics.__version__
+    command = ["redis-server", "--version"] if name == "redis" else [nats_server(), "--version"]
+    text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return text.split("v=")[1].split()[0] if name == "redis" else text.split()[-1].removeprefix("v")

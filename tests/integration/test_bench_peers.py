@@ -1,0 +1,80 @@
+"""`scripts/bench peers` runs for real, if only for moments: its results have the shape that its page is made from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEMS = ("topics", "redis", "nats")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One write, one read, and the tail, which has a way of its own to read."""
+    folder = tmp_path_factory.mktemp("bench")
+    command = [
+        *(sys.executable, "scripts/bench_peers.py", "--seconds=0.2", "--rounds=2", "--only=single,read,tail"),
+        *("--clients=16", "--payloads=100", "--durability=disk"),
+        *(f"--docs={folder}/docs", f"--dir={folder}/data"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((folder / "docs" / "benchmarks" / "results.json").read_text())
+    return folder, results
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(request: pytest.FixtureRequest, run: Any) -> str:
+    """Each system that is here; a missing peer's part of the test is skipped, with the reason."""
+    name: str = request.param
+    why = run[1]["meta"]["missing"].get(name)
+    if why:
+        pytest.skip(f"{name} was not measured: {why}")
+    return name
+
+
+def test_nothing_failed(run: Any) -> None:
+    assert run[1]["failed"] == []
+
+
+def test_its_points_have_every_figure(run: Any, system: str) -> None:
+    points = [point for point in run[1]["points"] if point["system"] == system]
+    assert [point["work"] for point in points] == ["single", "read"]
+    for point in points:
+        assert len(point["rounds"]) == 2
+        assert point["records_per_s"] > 0
+        assert 0 < point["p50_ms"] <= point["p99_ms"] <= point["p999_ms"]
+        roles = {"front", "shard", "load"} if system == "topics" else {"server", "load"}
+        assert set(point["cpu_us_per_record"]) == roles
+        for one in point["rounds"]:
+            assert {"per_s", "records_per_s", "p50_ms", "count", "seconds", "cpu_s"} <= set(one)
+
+
+def test_its_waiting_reader_is_timed(run: Any, system: str) -> None:
+    rows = [row for row in run[1]["tail"] if row["system"] == system]
+    assert {(row["durability"], row["load"]) for row in rows} == {
+        (durability, load) for durability in ("fsync", "disk") for load in ("idle", "half")
+    }
+    assert all(row["count"] > 0 and row["p50_ms"] > 0 for row in rows)
+    assert all((row["writes_per_s"] > 0) == (row["load"] == "half") for row in rows)
+
+
+def test_the_machine_and_the_versions_are_kept(run: Any) -> None:
+    folder, results = run
+    meta = results["meta"]
+    assert meta["seconds_per_point"] == pytest.approx(0.4)
+    assert set(meta["versions"]) | set(meta["missing"]) == set(SYSTEMS)
+    assert meta["fsync_us"]["p50"] > 0
+    assert "--seconds=0.2" in meta["command"]
+    assert "short run" in (folder / "docs" / "benchmarks.md").read_text()
+
+
+def test_nothing_is_left_behind(run: Any) -> None:
+    folder, _ = run
+    assert list((folder / "data").iterdir()) == []
