@@ -463,3 +463,30 @@ def test_answered_long_polls_do_not_pile_up() -> None:
     assert len(h.engine.shard.waiter_heap) < 100
     h.pass_time(30_000)
     assert rows_of(h.replies[poll]) == []
+
+
+def test_a_topic_made_while_a_checkpoint_loads_others_survives_it() -> None:
+    """The snapshot claimed every change up to the end of the log, and was captured from what was touched before."""
+    h = Harness(config(index_rows_max=0))
+    for name in ("a", "b"):
+        h.put(name, TopicConfig(durability="memory"))
+        for payload in numbered(0, 8):
+            h.append(name, payload)
+    h.checkpoint()
+    for name in ("a", "b"):
+        h.append(name, b"more")
+    h.kill()
+    for path in h.disk.paths():
+        if path.endswith(".data") and "/seg-0000000000000001-" in path:
+            h.disk.flip_bit(path, 60, 1)  # what it finds to be lost it has to log, and to wait for
+        if path.endswith((".idx", ".sum")):
+            h.disk.flip_bit(path, 40, 1)
+    h.open()
+    h.engine.checkpoint()
+    h.ask()
+    (made, written) = h.ask(c.PutTopic("new", FSYNC), c.Append("new", c.Records([b"1"])))
+    h.rest()
+    assert {made, written} <= set(h.replies)
+    h.kill()
+    h.open()
+    assert h.rows("new") == [(1, b"1")]

@@ -166,6 +166,8 @@ class Checkpointer:
 
     def steps(self) -> Steps:
         shard, wal = self._shard, self._wal
+        yield from self._load_touched()
+        # Nothing may come between this and the base LSN: a change up to there of a topic that is not captured is lost.
         touched, shard.touched = shard.touched, {}
         try:
             yield from self._checkpoint(touched)
@@ -179,15 +181,20 @@ class Checkpointer:
         yield from self._rewrite_sparse(list(touched.values()))
         yield from self._put_away_idle()
 
+    def _load_touched(self) -> Steps:
+        """What loading finds to be lost is logged, and nothing may be staged while topics are captured."""
+        while True:
+            away = [log for log in self._shard.touched.values() if log.is_away and not log.dropped]
+            if not away:
+                return
+            for log in away:
+                self._shard.loader(log)
+                yield WaitSynced(0)
+
     def _checkpoint(self, touched: dict[int, TopicLog]) -> Steps:
         shard, wal = self._shard, self._wal
         number = self.snapshots[-1][0] + 1 if self.snapshots else 1
         captures: list[_Capture] = []
-        # First, because what loading finds to be lost is logged: nothing may be staged while topics are captured.
-        for log in list(touched.values()):
-            if not log.dropped and (log.stored is not None or log.deferred):
-                shard.loader(log)
-                yield WaitSynced(0)
         base_lsn, next_id = wal.last_lsn, shard.next_id
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
@@ -214,8 +221,7 @@ class Checkpointer:
 
     def _capture(self, log: TopicLog) -> _Capture:
         """Copy the topic as it stands in the log now; the copy is written once the log is synced up to here."""
-        if log.stored is not None or log.deferred:
-            self._shard.loader(log)
+        assert not log.is_away, "what is captured must be in memory"
         self._age_out(log)
         log.tags.sweep(log.are_live, limits.SLICE_ROWS)
         parts: list[_Part] = []

@@ -190,10 +190,15 @@ class TopicLog:
     # -- rows ----------------------------------------------------------------------------------------------
 
     @property
+    def is_away(self) -> bool:
+        """Its rows, or changes to them, wait on disk for somebody to need them."""
+        return self.stored is not None or bool(self.deferred)
+
+    @property
     def is_timeless(self) -> bool:
         """All of it is in memory, and time does nothing to it."""
         timed = self.config.ttl_ms or self.expiries or self.expiring or self.may_expire
-        return not timed and self.stored is None and not self.deferred
+        return not timed and not self.is_away
 
     def chunk_for_append(self, now_ms: int) -> Chunk:
         """The chunk that takes the next row."""
@@ -662,7 +667,7 @@ class TopicLog:
 
     def check(self) -> None:
         """Assert what must hold at every moment."""
-        if self.stored is not None or self.deferred:
+        if self.is_away:
             return
         view = self.view
         assert view.evict_floor <= view.first_seq or not view.count, (self.name, view)
