@@ -10,10 +10,10 @@ import errno
 import msgspec
 import pytest
 
-from tests.support.engine_harness import SMALL, Harness, file_bytes, holders, numbered, rows_of
+from tests.support.engine_harness import SMALL, Harness, file_bytes, holders, numbered, overwrite, rows_of
 from tests.support.faults import fault
 from topics.engine import commands as c
-from topics.engine import limits
+from topics.engine import frames, limits
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, ShardReadOnly, TopicsError, WrongLastSeq
 
@@ -490,3 +490,28 @@ def test_a_topic_made_while_a_checkpoint_loads_others_survives_it() -> None:
     h.kill()
     h.open()
     assert h.rows("new") == [(1, b"1")]
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+@fault(
+    "segment",
+    "a whole record lies where another one should be: a write went astray",
+    "the record that should be there is announced as lost; the other is not served in its place",
+)
+def test_a_whole_record_in_the_place_of_another_is_damage(sealed: bool) -> None:
+    """It agreed with its own digest, and was served under the seq of the one whose place it had taken."""
+    h = Harness()
+    h.put("t", FSYNC)
+    payloads = numbered(1, 6 if sealed else 3)
+    for payload in payloads:
+        h.append("t", payload)
+    h.checkpoint()
+    h.kill()
+    path = next(path for path in h.disk.paths() if path.endswith("seg-0000000000000001-0.data"))
+    data = file_bytes(h.disk, path)
+    length = data.index(payloads[1]) - data.index(payloads[0])
+    at = data.index(payloads[0]) - frames.HEADER_BYTES
+    overwrite(h.disk, path, data[: at + length] + data[at : at + length] + data[at + 2 * length :])
+    h.open()
+    assert h.rows("t") == [(i + 1, payload) for i, payload in enumerate(payloads) if i != 1]
+    assert h.gaps("t") == [(2, 2, "corrupt")]

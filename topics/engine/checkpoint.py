@@ -416,7 +416,7 @@ class Checkpointer:
             directory, chain = self.topic_dir(log.id), capture.row.sum_chain
             # A record that has rotted since it was written must not be vouched for by the digest of its block. Those
             # of this checkpoint were checked on their way there.
-            rotten = rotten_blocks(self._disk, directory, part.meta, part.first)
+            rotten = rotten_blocks(self._disk, directory, part.meta, part.first, log.id)
             drain(seal_steps(self._disk, directory, part.meta, chain, rotten=rotten))
             capture.row.sum_chain = part.meta.link
 

@@ -30,6 +30,8 @@ FLAGS_AT = 5
 DIGEST_BYTES = 8
 OVERHEAD_BYTES = HEADER_BYTES + DIGEST_BYTES
 _LENGTH = struct.Struct("<I")
+_IDENTITY = struct.Struct("<QQ")  # topic and seq, in the header
+_IDENTITY_AT = 6
 
 APPEND, TOPIC_CREATE, TOPIC_DELETE, FORWARD_PUT, FORWARD_DELETE = 1, 2, 3, 4, 5
 DELETE, EVICT, CHECKPOINT_MARK, CONFIG, LEASE, HEAD = 6, 7, 8, 9, 10, 11
@@ -207,6 +209,11 @@ def frame_is_valid(frame: bytes) -> bool:
         return False
     (length,) = _LENGTH.unpack_from(frame)
     return bool(length + 4 == len(frame) and xxh3_64_digest(frame[:-DIGEST_BYTES]) == frame[-DIGEST_BYTES:])
+
+
+def is_record(frame: bytes, topic_id: int, seq: int) -> bool:
+    """Whether these bytes are exactly the record that should be there: a whole one of another place is damage, too."""
+    return frame_is_valid(frame) and _IDENTITY.unpack_from(frame, _IDENTITY_AT) == (topic_id, seq)
 
 
 def frame_starts(buffer: bytes, start: int, end: int, starts: list[int]) -> None:

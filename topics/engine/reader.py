@@ -17,7 +17,7 @@ from topics.engine import limits
 from topics.engine.commands import Diff, FramePage, Page, Tombstone
 from topics.engine.errors import Corrupt
 from topics.engine.files import xxh
-from topics.engine.frames import DEAD, DELETED, ERASED, FLAGS_AT, HAS_NODE, HAS_TAG, frame_is_valid
+from topics.engine.frames import DEAD, DELETED, ERASED, FLAGS_AT, HAS_NODE, HAS_TAG, is_record
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.sealing import read_sum
@@ -31,6 +31,9 @@ FETCH_ALONE = 8  # pages up to this many records look in the cache record by rec
 
 Picked = npt.NDArray[np.intp]  # row numbers of one chunk, ascending
 Offsets = npt.NDArray[np.int64]
+_Expected = (
+    tuple[int, Picked] | None
+)  # topic and seqs of the records that should be found, if they are to be checked
 
 
 class TailCache:
@@ -449,19 +452,20 @@ class Reader:
         if at == count:
             return
         checked = self._checked_in_log(log, chunk)
-        check = not checked.covers(rows[at:])
         in_log = rows[at:]
+        unchecked = not checked.covers(in_log)
         while at < count:
             run = find_run(runs, chunk.first_seq + int(rows[at]))
             until = runs[run + 1][0] if run + 1 < len(runs) else chunk.next_seq
             end = int(np.searchsorted(rows, until - chunk.first_seq))
             where = runs[run][1]
             if isinstance(where, int):
+                check = (log.id, rows[at:end] + chunk.first_seq) if unchecked else None
                 self._fetch_log(where, offsets[at:end], lengths[at:end], found, check)
             else:
                 found.add(bytes(where), offsets[at:end])
             at = end
-        if check:
+        if unchecked:
             checked.add(in_log, chunk)
 
     def _checked_in_log(self, log: TopicLog, chunk: Chunk) -> _CheckedRows:
@@ -474,7 +478,7 @@ class Reader:
         return checked
 
     def _fetch_log(
-        self, number: int, offsets: Offsets, lengths: Offsets, found: _Frames, check: bool
+        self, number: int, offsets: Offsets, lengths: Offsets, found: _Frames, check: _Expected
     ) -> None:
         name = f"log file {number}"
         if len(offsets) <= FETCH_ALONE:
@@ -483,9 +487,9 @@ class Reader:
                 if cached is not None:
                     found.add(cached[0], offsets[i : i + 1] * 0 + cached[1])
                 else:
-                    self._read(
-                        self.wal_handles[number], name, offsets[i : i + 1], lengths[i : i + 1], found, check
-                    )
+                    one = slice(i, i + 1)
+                    alone = None if check is None else (check[0], check[1][one])
+                    self._read(self.wal_handles[number], name, offsets[one], lengths[one], found, alone)
             return
         first = int(offsets[0])
         cached = self.cache.find(number, first, int(offsets[-1] + lengths[-1]) - first)
@@ -499,13 +503,14 @@ class Reader:
     ) -> None:
         segment = self._segment(log, chunk)
         try:
-            check = segment.blocks is None and not segment.checked.covers(rows)
+            unchecked = segment.blocks is None and not segment.checked.covers(rows)
+            check = (log.id, rows + chunk.first_seq) if unchecked else None
             if segment.blocks is not None:
                 self._verify_blocks(segment, int(offsets[0]), int(offsets[-1] + lengths[-1]))
             before = len(found.buffers)
             self._read(segment.handle, segment.path, offsets, lengths, found, check)
             found.check_erased(before, segment.path)
-            if check:
+            if unchecked:
                 segment.checked.add(rows, chunk)
         except Corrupt as error:
             raise DamagedSegment(chunk, error.path, error.offset, error.problem) from None
@@ -521,7 +526,7 @@ class Reader:
         for row in np.nonzero(chunk.live(0, chunk.stored))[0].tolist():
             offset, length = chunk.get(row)[:2]
             frame = self._disk.read(segment.handle, offset, length)
-            if not frame_is_valid(frame):
+            if not is_record(frame, log.id, chunk.first_seq + row):
                 bad.append(row)
             elif frame[FLAGS_AT] & ERASED:
                 erased.append(row)
@@ -530,7 +535,7 @@ class Reader:
         return bad, erased
 
     def _read(
-        self, handle: int, path: str, offsets: Offsets, lengths: Offsets, found: _Frames, check_frames: bool
+        self, handle: int, path: str, offsets: Offsets, lengths: Offsets, found: _Frames, check: _Expected
     ) -> None:
         """Fetch frames by as few reads as their gaps allow."""
         ends = offsets + lengths
@@ -542,10 +547,12 @@ class Reader:
             if len(data) != reach - base:
                 raise Corrupt(path, base, "the file ends before the record does")
             starts = offsets[first:stop] - base
-            if check_frames:
-                for start, end in zip(starts.tolist(), (ends[first:stop] - base).tolist(), strict=True):
-                    if not frame_is_valid(data[start:end]):
-                        raise Corrupt(path, base + start, "the record does not agree with its digest")
+            if check is not None:
+                topic_id, seqs = check
+                places = zip(starts.tolist(), (ends[first:stop] - base).tolist(), seqs[first:stop].tolist())
+                for start, end, seq in places:
+                    if not is_record(data[start:end], topic_id, seq):
+                        raise Corrupt(path, base + start, "this is not the record, or it has changed")
             found.add(data, starts)
 
     def _segment(self, log: TopicLog, chunk: Chunk) -> _OpenSegment:

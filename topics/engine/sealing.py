@@ -27,7 +27,7 @@ from topics.engine.files import (
     write_whole,
     xxh,
 )
-from topics.engine.frames import DEAD, frame_is_valid
+from topics.engine.frames import DEAD, is_record
 from topics.engine.limits import SLICE_ROWS
 from topics.engine.marks import read_deleted
 from topics.engine.ports import Disk
@@ -107,15 +107,18 @@ def seal(disk: Disk, topic_dir: str, meta: SegmentMeta, chain: bytes) -> bytes:
     return drain(seal_steps(disk, topic_dir, meta, chain))
 
 
-def rotten_blocks(disk: Disk, topic_dir: str, meta: SegmentMeta, row_count: int) -> frozenset[int]:
-    """The blocks of .data with one of the first `row_count` records in them that does not agree with its own digest."""
+def rotten_blocks(
+    disk: Disk, topic_dir: str, meta: SegmentMeta, row_count: int, topic_id: int
+) -> frozenset[int]:
+    """The blocks of .data that do not hold one of the first `row_count` records as it was written."""
     if not row_count:
         return frozenset()
     try:
         rows = read_rows(disk, topic_dir, meta)[:row_count]
     except TopicsError:
         return frozenset(range(-(-meta.data_bytes // BLOCK_BYTES)))  # nobody can say which
-    rows = rows[rows["length"] > 0]
+    kept = np.flatnonzero(rows["length"])
+    rows, seqs = rows[kept], kept + meta.first_seq
     starts = rows["offset"].astype(np.int64)
     ends = starts + rows["length"]
     bad: set[int] = set()
@@ -126,8 +129,10 @@ def rotten_blocks(disk: Disk, topic_dir: str, meta: SegmentMeta, row_count: int)
             base = int(starts[first])
             stop = max(first + 1, int(np.searchsorted(ends, base + BLOCK_BYTES, side="right")))
             data = disk.read(handle, base, int(ends[stop - 1]) - base)
-            for start, end in zip((starts[first:stop] - base).tolist(), (ends[first:stop] - base).tolist()):
-                if not frame_is_valid(data[start:end]):
+            part = slice(first, stop)
+            places = zip((starts[part] - base).tolist(), (ends[part] - base).tolist(), seqs[part].tolist())
+            for start, end, seq in places:
+                if not is_record(data[start:end], topic_id, seq):
                     bad.update(range((base + start) // BLOCK_BYTES, (base + end - 1) // BLOCK_BYTES + 1))
             first = stop
     finally:
