@@ -35,8 +35,14 @@ class Plain(web.Response):
 
     def __init__(self, response: Response, *, keep: bool = True) -> None:
         super().__init__()
-        self.response = response
+        self._response: Response | None = response
         self.keep = keep
+
+    def take(self) -> Response:
+        """The response, once: aiohttp keeps this object until the next request, and a page must not stay with it."""
+        response, self._response = self._response, None
+        assert response is not None
+        return response
 
 
 class AiohttpConnection(RequestHandler):
@@ -76,8 +82,9 @@ class AiohttpConnection(RequestHandler):
             # It asked for another protocol and did not get it: what comes next is a request again.
             self._parser.set_upgraded(False)
             self._upgraded = False
+        response = resp.take()
         resp._keep_alive = self.owner.answer_slow(
-            resp.response,
+            response,
             resp.keep and bool(request.keep_alive),
             old_client=request.version < (1, 1),
             with_body=request.method != "HEAD",
@@ -131,8 +138,15 @@ class Handler:
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         protocol = web_request.protocol
         assert isinstance(protocol, AiohttpConnection)
-        protocol.owner.opened(request)
-        self._gate.handle(request, lambda response: _settle(answer, response))
+        owner = protocol.owner
+        owner.opened(request)
+
+        def respond(response: Response) -> None:
+            if not answer.done():  # else the client is gone, and nobody waits
+                owner.answer_is_here(len(response.body))
+                answer.set_result(response)
+
+        self._gate.handle(request, respond)
         return Plain(await answer)
 
     @staticmethod
@@ -195,11 +209,6 @@ class Handler:
             return error_response("invalid_request", f"the body could not be read: {error}")
         finally:
             self._receiving.give(size)
-
-
-def _settle(answer: asyncio.Future[Response], response: Response) -> None:
-    if not answer.done():  # else the client is gone, and nobody waits
-        answer.set_result(response)
 
 
 async def _next_part(web_request: BaseRequest) -> bytes:

@@ -169,6 +169,7 @@ class Connection(asyncio.Protocol):
         "_stalled_bytes",
         "_stalled_max",
         "_stalled_us",
+        "_whole_bytes",
         "active_us",
         "began_us",
         "state",
@@ -190,6 +191,7 @@ class Connection(asyncio.Protocol):
         self._stalled_us = 0  # since when the client has not taken what was written; 0: it does
         self._stalled_bytes = 0
         self._stalled_max = 0
+        self._whole_bytes = 0  # of large answers that are not sent to their ends
         self._held = 0
         self._open: Request | None = None  # the request that is with the gate
         self._paused = False  # we do not read
@@ -209,8 +211,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._server.connections.discard(self)
-        self._stalled_us = 0
-        self._set_stalled(0)
+        self._all_taken()
         self._clear_input()
         if self._open is not None:
             self._open.leave()
@@ -263,8 +264,7 @@ class Connection(asyncio.Protocol):
             self._aiohttp.pause_writing()
 
     def resume_writing(self) -> None:
-        self._stalled_us = 0
-        self._set_stalled(0)
+        self._all_taken()
         self.active_us = self._server.now_us()
         if self._http2 is not None:
             self._http2.resume_writing()
@@ -274,11 +274,21 @@ class Connection(asyncio.Protocol):
         if self.state is IDLE:
             self._advance()
 
-    def _look_at_stalled(self) -> None:
+    def _look_at_stalled(self) -> int:
+        """What the client has still to take. A transport keeps a body whole until then, so that is what counts."""
         assert self.transport is not None
         size = self.transport.get_write_buffer_size()
         self._stalled_max = max(self._stalled_max, size)
-        self._set_stalled(size)
+        self._set_stalled(max(size, self._whole_bytes))
+        return size
+
+    def _all_taken(self) -> None:
+        self._stalled_us = 0
+        self._set_stalled(0)
+        if self._whole_bytes:
+            self._whole_bytes = 0
+            if self.transport is not None:
+                self.transport.set_write_buffer_limits()
 
     def _set_stalled(self, size: int) -> None:
         self._server.stalled_bytes += size - self._stalled_bytes
@@ -419,10 +429,14 @@ class Connection(asyncio.Protocol):
         elif len(body) <= JOIN_MAX:
             transport.write(head + body)
         else:
-            transport.write(head)
-            transport.write(body)
+            # Written as far as the client takes it now; with these limits we hear when it has taken the last byte.
+            self._whole_bytes += len(body)
+            transport.set_write_buffer_limits(0)
+            transport.writelines((head, body))
         if self._stalled_us:
             self._look_at_stalled()
+        elif self._stalled_bytes or self._whole_bytes:
+            self._all_taken()
 
     def _done(self, keep_alive: bool) -> None:
         """The open request is answered."""
@@ -521,6 +535,11 @@ class Connection(asyncio.Protocol):
         self._done(keep_alive)
         return keep_alive
 
+    def answer_is_here(self, size: int) -> None:
+        """Of aiohttp's request, which it will write when its task has its turn: until then it counts, too."""
+        if self.transport is not None and self.state is SLOW:
+            self._set_stalled(self._stalled_bytes + size)
+
     def slow_ended(self) -> None:
         """aiohttp has written an answer of its own, which ends with the connection."""
         if self.transport is not None and self.state is SLOW:
@@ -577,8 +596,7 @@ class Connection(asyncio.Protocol):
 
     def _is_unread(self, now_us: int, request_us: int) -> bool:
         """The client takes its answer too slowly, or not at all."""
-        self._look_at_stalled()
-        taken = self._stalled_max - self._stalled_bytes
+        taken = self._stalled_max - self._look_at_stalled()
         return now_us - self._stalled_us > request_us + taken * 1_000_000 // BYTES_PER_S_MIN
 
     def drain(self) -> None:

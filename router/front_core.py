@@ -4,6 +4,8 @@ Events in: `send` (a request for a shard), `receive` (a message from one), `work
 out are messages (`take_messages`) and calls of the `on_reply` that came with a request: exactly one each, with the
 shard's answer or with the front's own. No socket and no clock in here, so that a simulation can drive it.
 
+A shard is told how much of its answers is taken (TAKEN_EVERY_BYTES), and does not run ahead of that without a limit.
+
 Bounds, per shard: requests on their way (PENDING_MAX) and their bytes (CREDIT_BYTES). Beyond them a request is refused
 with 429; nothing queues without a limit.
 """
@@ -22,6 +24,7 @@ logger = logging.getLogger("topics.front")
 
 PENDING_MAX = 65_536
 CREDIT_BYTES = 128 << 20
+TAKEN_EVERY_BYTES = 4 << 20  # far less than a shard may run ahead, or both would wait
 REQUEST_COST = 256  # what an entry takes beside its body
 
 # A shard that has not begun a request by then refuses it; a long poll may take 30 s from there.
@@ -45,7 +48,7 @@ class Pending:
 class Link:
     """One shard as the front sees it: a living incarnation or none, what waits to be sent, what waits for an answer."""
 
-    __slots__ = ("apart", "cost", "head", "incarnation", "outbox", "pending")
+    __slots__ = ("apart", "cost", "head", "incarnation", "outbox", "pending", "taken")
 
     def __init__(self) -> None:
         self.incarnation: int | None = None
@@ -54,6 +57,7 @@ class Link:
         self.apart: list[list[wire.Buffer]] = []
         self.pending: dict[int, Pending] = {}
         self.cost = 0
+        self.taken = 0  # bytes of its messages, since it was told
 
 
 def refusal(code: str, message: str, detail: dict[str, object] | None = None) -> wire.Reply:
@@ -143,6 +147,11 @@ class FrontCore:
                     entry.on_reply(reply)
                 except Exception:
                     logger.exception("an answer could not be passed on")
+        link.taken += len(message) if apart is None else len(message) + len(apart)
+        if link.taken >= TAKEN_EVERY_BYTES:
+            link.outbox.append(wire.taken_item(link.taken))
+            link.taken = 0
+            self._on_send()
 
     def forget(self, shard: int, number: int) -> None:
         """Whoever asked is gone. A read has no other purpose, so nothing waits for it any longer."""
@@ -182,6 +191,7 @@ class FrontCore:
         link = self.links[shard]
         link.incarnation = None
         link.outbox, link.apart = [], []
+        link.taken = 0
         pending, link.pending = link.pending, {}
         link.cost = 0
         for entry in pending.values():

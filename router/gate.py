@@ -88,6 +88,7 @@ class Gate:
         self._offload = offload
         self._in_flight: dict[bytes, int] = {}  # requests by key
         self._places: dict[bytes, Place] = {}  # paths that were seen before
+        self._packing_bytes = 0  # of answers that are being compressed
         self.open = 0  # requests that wait for their answer
 
     def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
@@ -159,10 +160,8 @@ class Gate:
         services = self._services
         if services.draining and route.endpoint not in _ALWAYS:
             return error_response("shutting_down", "the server is stopping; try again after it is back")
-        if route.is_read and self._buffered_bytes() > SLOW_READERS_BYTES_MAX:
-            return error_response(
-                "throttled", "too many answers wait for slow readers", {"limit": "buffered"}
-            )
+        if route.is_read and self._is_full:
+            return _too_many_answers()
         return route, Call(request, topic, key, services)
 
     def _find_place(self, path: bytes) -> Place:
@@ -254,6 +253,10 @@ class Gate:
 
     # -- answers -------------------------------------------------------------------------------------------
 
+    @property
+    def _is_full(self) -> bool:
+        return self._buffered_bytes() + self._packing_bytes > SLOW_READERS_BYTES_MAX
+
     def _closing(self, call: Call, respond: Respond) -> Respond:
         """Give the places back that a request takes, when it is answered or its client has gone."""
         key = call.key
@@ -264,10 +267,8 @@ class Gate:
         def closed(response: Response) -> None:
             self.open -= 1
             call.request.leave()
-            if len(response.body) >= LARGE_ANSWER and self._buffered_bytes() > SLOW_READERS_BYTES_MAX:
-                response = error_response(
-                    "throttled", "too many answers wait for slow readers", {"limit": "buffered"}
-                )
+            if len(response.body) >= LARGE_ANSWER and self._is_full:
+                response = _too_many_answers()
             respond(response)
 
         return closed
@@ -290,21 +291,28 @@ class Gate:
 
     def _gzipped(self, respond: Respond) -> Respond:
         def answer(response: Response) -> None:
-            if len(response.body) < GZIP_FROM or response.content_type != JSON_TYPE:
+            body = response.body
+            size = len(body)
+            if size < GZIP_FROM or response.content_type != JSON_TYPE or self._is_full:
                 respond(response)
                 return
 
             def packed(body: bytes | None) -> None:
+                self._packing_bytes -= size
                 if body is not None:
                     response.body = body
                     response.head += b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n"
                 respond(response)
 
-            body = response.body
+            self._packing_bytes += size
             if not self._offload(lambda: zlib.compress(body, 1, 31), packed):
-                respond(response)
+                packed(None)
 
         return answer
+
+
+def _too_many_answers() -> Response:
+    return error_response("throttled", "too many answers wait for slow readers", {"limit": "buffered"})
 
 
 def _no_route(request: Request, methods: dict[bytes, Route] | None) -> Response:

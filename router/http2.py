@@ -4,7 +4,7 @@
   only change our own tables; what a stream sends is sent by `_flush`, after the batch, when both agree.
 - A stream that is forgotten is marked `gone`. A late `respond` holds the stream itself, not its number, and sees that.
 - A request's bytes are held in `receiving` from their arrival until the gate has the request; a response's bytes in
-  `sending` while a window or the socket keeps them back.
+  `sending` while a window or the socket keeps them back: all of them until the last is sent, as they are one piece.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class _Stream:
     chunks: deque[memoryview] = field(default_factory=deque)
     final: bool = False  # no chunk comes after these
     unsent: int = 0
-    held: int = 0  # of `unsent`, what is counted in the budget
+    kept: int = 0  # bytes of the chunks that are not sent to their ends
+    held: int = 0  # of `kept`, what is counted in the budget
     queued: bool = False
     moved_us: int = 0
     lingers: bool = False  # the response is sent, the request has not ended
@@ -326,6 +327,7 @@ class Http2Connection:
         if chunk:
             stream.chunks.append(memoryview(chunk).cast("B"))
             stream.unsent += len(stream.chunks[-1])
+            stream.kept += len(stream.chunks[-1])
         stream.final = final
         if not stream.queued:
             stream.queued = True
@@ -403,9 +405,11 @@ class Http2Connection:
             return 0
         stream.unsent -= size
         stream.moved_us = self._now_us()
-        if stream.held > stream.unsent:
-            self._sending.give(stream.held - stream.unsent)
-            stream.held = stream.unsent
+        if size == len(chunk):
+            stream.kept = stream.unsent
+            if stream.held > stream.kept:
+                self._sending.give(stream.held - stream.kept)
+                stream.held = stream.kept
         last = stream.final and not stream.unsent
         self._h2.send_data(stream.id, chunk[:size], end_stream=last)
         if last:
@@ -429,10 +433,10 @@ class Http2Connection:
 
     def _count_unsent(self) -> None:
         for stream in list(self._outbox):
-            if stream.gone or stream.held == stream.unsent:
+            if stream.gone or stream.held == stream.kept:
                 continue
-            if self._sending.take(stream.unsent - stream.held):
-                stream.held = stream.unsent
+            if self._sending.take(stream.kept - stream.held):
+                stream.held = stream.kept
             else:
                 self._reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)
 

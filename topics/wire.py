@@ -13,6 +13,8 @@ long the whole took. A request that a shard has not begun within `budget_ms` of 
 msgpack of `Args` and absent when all is default. `head` is ready-made HTTP header lines. A body of BODY_APART bytes or
 more is not joined but follows as a message part of its own (body_len is then FOLLOWS, and the item is the last).
 
+A front tells with TAKEN how many bytes of messages it has taken since it last did (u64, the body); it has no reply.
+
 A message names the incarnation of the worker it is for, or from: a restarted worker must never execute what was sent
 to the one before it.
 """
@@ -31,7 +33,7 @@ VERSION = 1
 WRITE, WRITE_LINES, DIFF, DIFF_FRAMES, DELETE = 1, 2, 3, 4, 5
 PUT_TOPIC, GET_TOPIC, DROP_TOPIC, LIST_TOPICS = 6, 7, 8, 9
 LAST_BY_TAG, COUNT_BY_TAG = 10, 11
-READY, METRICS, CATALOG = 12, 13, 14
+READY, METRICS, CATALOG, TAKEN = 12, 13, 14, 15
 
 # An outcome may be unknown when the worker dies while one of these is on its way.
 CHANGES = frozenset((WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC))
@@ -47,6 +49,7 @@ SOCKET_BYTES = 4 << 20  # what the kernel may hold of a large body, so that both
 _MESSAGE = struct.Struct("<HQ")
 _REQUEST = struct.Struct("<QQIBBHII")
 _REPLY = struct.Struct("<QHBBII")
+_TAKEN = struct.Struct("<Q")
 MESSAGE_BYTES = _MESSAGE.size
 REQUEST_BYTES = _REQUEST.size
 REPLY_BYTES = _REPLY.size
@@ -132,6 +135,17 @@ def request_head(
         + topic
         + args
     )
+
+
+def taken_item(size: int) -> bytes:
+    """A request that tells how many bytes were taken."""
+    return request_head(0, 0, 0, TAKEN, 0, b"", b"", _TAKEN.size) + _TAKEN.pack(size)
+
+
+def read_taken(body: Buffer) -> int:
+    if len(body) != _TAKEN.size:
+        raise BadMessage(f"a count of {len(body)} bytes")
+    return int(_TAKEN.unpack(body)[0])
 
 
 def reply_head(request_id: int, status: int, kind: int, head: bytes, body_len: int) -> bytes:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from base64 import urlsafe_b64encode
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -25,6 +26,7 @@ from topics.engine.errors import InvalidRequest, OverGrant, TopicsError
 from topics.http_errors import error_head, error_parts
 from topics.schemas import DiffBody
 from workers import replies, requests
+from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
 from workers.metrics import ShardMetrics
 
@@ -33,9 +35,9 @@ logger = logging.getLogger("topics.shard")
 Token = tuple[bytes, wire.Request, Any, "Turn", cmd.Command]  # peer, what it asked, how it wants it
 MS = 1000.0  # microseconds
 
-# What the reads of one turn may fetch together. Each is small to ask for and may answer with 8 MiB.
-TURN_READ_BYTES = 64 * limits.MIB
+# A read is small to ask for and may answer with 8 MiB.
 PAGE_BYTES_MIN = 64 * limits.KIB
+PROBE_EVERY_US = 1_000_000  # whether a front that takes nothing is still there
 READS_FREE = TURN_READ_BYTES // limits.DIFF_BYTES_MAX  # so few fit, however large they are
 
 
@@ -59,6 +61,9 @@ class NotReady(TopicsError):
     code = "not_ready"
 
 
+LARGE_READS = (cmd.Diff, cmd.LastByTag)
+
+
 class ShardCore:
     def __init__(
         self,
@@ -80,6 +85,12 @@ class ShardCore:
         self._incarnation = incarnation
         self._now_us = now_us
         self._waiting: list[tuple[Token, cmd.Command]] = []
+        # By the front that is to take first.
+        self._held_reads: dict[bytes, deque[tuple[Token, cmd.Command]]] = {}
+        self._window = AnswerWindow()
+        self._reopened = False  # since the last turn
+        self._probe_at_us = 0
+        engine.shard.may_wake = self._may_wake
         self._peers: dict[int, int] = {}
         self._turn = Turn()
         self._turns_again: list[Turn] = []  # of writes that were parked, and are asked again in this turn
@@ -111,7 +122,9 @@ class ShardCore:
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._waiting or self.caps.has_released)
+        if self._waiting or self._reopened or self.caps.has_released:
+            return True
+        return any(map(self._window.is_open, self._held_reads))
 
     def receive(self, peer: bytes, message: bytes, apart: wire.Buffer | None = None) -> None:
         if wire.read_message_head(message) != self._incarnation:
@@ -177,6 +190,11 @@ class ShardCore:
             except wire.BadMessage as error:  # one report that is none must not take the shard down
                 logger.error("a report could not be read", extra={"fields": {"error": str(error)}})
             return
+        elif request.op == wire.TAKEN:
+            was_open = self._window.is_open(peer)
+            self._window.taken(peer, wire.read_taken(request.body))
+            self._reopened |= self._window.is_open(peer) and not was_open
+            return
         else:
             self._refuse(peer, request, InvalidRequest(f"there is no operation {request.op}"))
             return
@@ -192,6 +210,9 @@ class ShardCore:
                 token[3].append_ms = 0.0
                 self._turns_again.append(token[3])
             requests_ = [*again, *requests_]
+        self._reopened = False
+        if len(requests_) > READS_PER_TURN or self._held_reads or self._window.closed():
+            requests_ = self._hold_reads(requests_)
         if len(requests_) > READS_FREE:
             _share_pages(requests_)
         turn = self._turn
@@ -206,6 +227,40 @@ class ShardCore:
                 earlier.append_ms = turn.append_ms
         self._turns_again = []
         return self._act(outcome, 0.0)
+
+    def _hold_reads(self, asked: list[tuple[Token, cmd.Command]]) -> list[tuple[Token, cmd.Command]]:
+        """What of it may begin. The rest waits until there is room for its answers, and goes first then."""
+        begun: list[tuple[Token, cmd.Command]] = []
+        for entry in asked:
+            if isinstance(entry[1], LARGE_READS):
+                self._held_reads.setdefault(entry[0][0], deque()).append(entry)
+            else:
+                begun.append(entry)
+        room = READS_PER_TURN
+        now_us = self._now_us()
+        for peer in list(filter(self._window.is_open, self._held_reads)):
+            held = self._held_reads[peer]
+            while held and room:
+                token, command = held.popleft()
+                try:
+                    self._check_serving(token[1], now_us)
+                except NotReady as error:
+                    self._refuse(peer, token[1], error)
+                    continue
+                begun.append((token, command))
+                room -= 1
+            if not held:
+                del self._held_reads[peer]
+        return begun
+
+    def _may_wake(self, token: object) -> bool:
+        return self._window.is_open(cast(Token, token)[0])
+
+    def forget_peer(self, peer: bytes) -> None:
+        """That front is gone, and nobody waits for its reads."""
+        self._window.forget(peer)
+        self._held_reads.pop(peer, None)
+        self._reopened = True
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
         if job.kind == "sync":
@@ -234,7 +289,25 @@ class ShardCore:
         wake_at_ms = outcome.wake_at_ms
         if self.caps.wake_at_us is not None:
             wake_at_ms = self._tend_parked(now_us, wake_at_ms)
-        return Actions(outcome.jobs, self._messages(), wake_at_ms)
+        messages = self._messages()
+        closed = self._window.closed()
+        if closed:
+            wake_at_ms = self._probe(closed, messages, now_us, wake_at_ms)
+        return Actions(outcome.jobs, messages, wake_at_ms)
+
+    def _probe(
+        self,
+        closed: list[bytes],
+        messages: list[tuple[bytes, list[wire.Buffer]]],
+        now_us: int,
+        wake_at_ms: int | None,
+    ) -> int:
+        """Fronts that do not take their answers may be gone, and only a message, here an empty one, finds that out."""
+        if now_us >= self._probe_at_us:
+            self._probe_at_us = now_us + PROBE_EVERY_US
+            messages += [(peer, [self._head]) for peer in closed]
+        probe_at_ms = self._probe_at_us // 1000 + 1
+        return probe_at_ms if wake_at_ms is None else min(wake_at_ms, probe_at_ms)
 
     def _tend_parked(self, now_us: int, wake_at_ms: int | None) -> int | None:
         for token, error in self.caps.expired():
@@ -366,6 +439,8 @@ class ShardCore:
             (peer, [b"".join(parts)]) for peer, parts in self._out.items()
         ]
         messages += self._apart
+        for peer, sent in messages:
+            self._window.sent(peer, sum(map(len, sent)))
         for peer, body in pushes:
             head = wire.reply_head(0, 200, wire.PUSH, b"", len(body))
             messages.append((peer, [self._head + head + body]))

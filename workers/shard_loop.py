@@ -301,7 +301,7 @@ class ShardLoop:
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                # That front is gone, and whoever waited there with it.
+                self._core.forget_peer(peer)  # that front is gone, and whoever waited there with it
         if self._catalog is not None:
             for report in self._core.reports():
                 self._catalog.send(report, zmq.NOBLOCK)

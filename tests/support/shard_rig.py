@@ -52,6 +52,7 @@ class Rig:
         self.core = ShardCore(
             engine, self.caps, ShardMetrics(engine, lambda: 0), incarnation=incarnation, now_us=self.now_us
         )
+        self.takes = True  # fronts tell that they have taken their answers
         self.jobs: list[Job] = []
         self.wake_at_ms: int | None = None
         self.replies: dict[tuple[bytes, int], wire.Reply] = {}
@@ -140,6 +141,9 @@ class Rig:
             assert key not in self.replies, f"a second reply to {key}"
             self.replies[key] = reply
             self.order.append(key)
+        taken = wire.taken_item(sum(map(len, parts)))
+        if self.takes:
+            self.core.receive(peer, wire.message_head(self.incarnation) + taken)
 
 
 def error_of(reply: wire.Reply | None) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import gc
 import json
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterator
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -48,6 +49,7 @@ class Transport:
     def __init__(self) -> None:
         self.writes: list[bytes] = []
         self.unread = 0
+        self.high_water = 65_536
         self.reads = True
         self.closed = self.aborted = self.ended = False
         self.protocol: Connection | None = None
@@ -55,6 +57,14 @@ class Transport:
     def write(self, data: bytes) -> None:
         assert not self.ended and not self.aborted
         self.writes.append(bytes(data))
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self.write(b"".join(parts))
+        if self.unread > self.high_water and self.protocol is not None:
+            self.protocol.pause_writing()
+
+    def set_write_buffer_limits(self, high: int = 65_536) -> None:
+        self.high_water = high
 
     def write_eof(self) -> None:
         self.ended = True
@@ -85,6 +95,10 @@ class Transport:
         return re.sub(rb"Date: [^\r]*\r\n", b"", b"".join(self.writes))
 
 
+class Page(bytearray):
+    """A body that can be seen to go."""
+
+
 class Gate:
     """Echoes a request; one whose path ends with `wait` is answered when the test says so."""
 
@@ -93,6 +107,7 @@ class Gate:
         self.waiting: list[Callable[[], None]] = []
         self.size = 0  # of answers
         self.fails = False
+        self.page: Page | None = None  # in place of the echo
 
     def screen(self, request: Request, declared: int | None) -> Response | None:
         if request.path == b"/refused":
@@ -115,6 +130,8 @@ class Gate:
             respond(self._echo(request))
 
     def _echo(self, request: Request) -> Response:
+        if self.page is not None:
+            return Response(200, memoryview(self.page))
         body = bytes(request.body)
         fields = {
             "method": request.method.decode(),
@@ -544,6 +561,55 @@ def test_no_request_is_begun_for_a_client_that_does_not_read() -> None:
         await rest(200)
         assert world.server.stalled_bytes == 0
         assert transport.reads and not connection._buffer and len(world.gate.handled) > handled + 500
+
+    run(test)
+
+
+def test_an_answer_counts_whole_until_its_last_byte_is_taken() -> None:
+    """The transport keeps it in one piece, however little of it is left."""
+
+    async def test() -> None:
+        world = World()
+        world.gate.size = 1 << 20
+        connection, transport = world.connect()
+        transport.unread = 1  # of what is written next
+        connection.data_received(fast() + fast())
+        assert world.server.stalled_bytes >= 1 << 20
+        assert len(world.gate.handled) == 1
+        transport.unread = 0
+        connection.resume_writing()
+        assert world.server.stalled_bytes == 0 and transport.high_water > 0
+        assert len(world.gate.handled) == 2
+
+    run(test)
+
+
+def test_an_answer_that_aiohttp_has_not_written_yet_counts() -> None:
+    async def test() -> None:
+        world = World()
+        world.gate.size = 1 << 20
+        connection, transport = world.connect()
+        connection.data_received(slow(b"/v0/topics/wait"))
+        await rest()
+        world.gate.waiting.pop()()
+        assert not transport.writes and world.server.stalled_bytes >= 1 << 20
+        await rest()
+        assert len(transport.out) > 1 << 20 and world.server.stalled_bytes == 0
+
+    run(test)
+
+
+def test_aiohttp_keeps_no_answer_that_is_written() -> None:
+    async def test() -> None:
+        world = World()
+        connection, transport = world.connect()
+        world.gate.page = Page(1 << 20)
+        kept = weakref.ref(world.gate.page)
+        connection.data_received(slow())
+        await rest()
+        assert len(transport.out) > 1 << 20
+        world.gate.page = None
+        assert kept() is None
 
     run(test)
 

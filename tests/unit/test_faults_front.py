@@ -31,19 +31,22 @@ BODY = b'{"records":[{"data":1}]}'
 
 
 class Bench:
-    """A gate over one shard; what is given to another thread runs at once unless its queue is full."""
+    """A gate over one shard; what is given to another thread runs at once unless its queue is full or slow."""
 
     def __init__(self) -> None:
         self.core = FrontCore(1)
         self.core.worker_up(0, 1)
         self.buffered = 0
-        self.queue_is_full = False
+        self.queue_is_full = self.queue_is_slow = False
+        self.queue: list[Callable[[], None]] = []
         services = Services(self.core, Settings(), lambda: 0, "0", 0)
         self.gate = Gate(services, [], lambda: self.buffered, self._offload)
         self.answers: list[Response] = []
 
     def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
-        if not self.queue_is_full:
+        if self.queue_is_slow:
+            self.queue.append(lambda: done(work()))
+        elif not self.queue_is_full:
             done(work())
         return not self.queue_is_full
 
@@ -176,6 +179,22 @@ def test_small_answer_is_sent_all_the_same() -> None:
     bench.buffered = SLOW_READERS_BYTES_MAX + 1
     bench.answer(b"x" * (LARGE_ANSWER - 1))
     assert bench.only.status == 200
+
+
+def test_answers_that_are_being_compressed_count() -> None:
+    bench = Bench()
+    bench.queue_is_slow = True
+    bench.buffered = SLOW_READERS_BYTES_MAX - LARGE_ANSWER + 1
+    bench.ask(b"POST", b"/v0/topics/a/diff", b"{}", accept_encoding=b"gzip")
+    bench.answer(b"x" * LARGE_ANSWER)
+    assert not bench.answers
+    bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
+    assert bench.only.status == 429
+    bench.answers.clear()
+    bench.queue.pop()()
+    assert b"Content-Encoding: gzip" in bench.only.head
+    bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
+    assert len(bench.answers) == 1, "there is room again"
 
 
 # ---- the port

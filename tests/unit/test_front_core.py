@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router import front_core
 from router.call import Call, Services, ask_all, ask_owner
 from router.exchange import Request, Response
-from router.front_core import BUDGET_MS, CREDIT_BYTES, GIVE_UP_US, REQUEST_COST, FrontCore
+from router.front_core import BUDGET_MS, CREDIT_BYTES, GIVE_UP_US, REQUEST_COST, TAKEN_EVERY_BYTES, FrontCore
 from tests.support.faults import fault
 from topics import wire
 from topics.engine.placement import shard_of
@@ -227,6 +227,21 @@ def test_only_so_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     core = core_with(1)
     assert [send(core) for _ in range(3)] == [[], [], []]
     assert send(core).only.status == 429
+
+
+def test_a_shard_is_told_what_was_taken_of_its_answers() -> None:
+    core = core_with()
+    send(core, op=wire.DIFF)
+    ((_, asked),) = sent(core)
+    message = wire.message_head(1) + wire.reply_head(asked.id, 200, wire.JSON, b"", wire.FOLLOWS)
+    core.receive(0, message, bytes(TAKEN_EVERY_BYTES - len(message) - 1))
+    assert sent(core) == [], "not for every little thing"
+    answer(core, 0, 0)
+    ((shard, told),) = sent(core)
+    assert (shard, told.op) == (0, wire.TAKEN)
+    small = len(wire.message_head(1) + wire.reply_head(0, 200, wire.JSON, b"", 0))
+    assert wire.read_taken(told.body) >= TAKEN_EVERY_BYTES - 1 + small
+    assert core.in_flight == 0
 
 
 def test_a_dead_worker_s_debts_are_forgotten() -> None:

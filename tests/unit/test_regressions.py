@@ -16,6 +16,7 @@ from topics.engine import commands as c
 from topics.engine import frames, limits
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, ShardReadOnly, TopicsError, WrongLastSeq
+from topics.engine.subjects import TagMatch
 
 FSYNC = TopicConfig(durability="fsync")
 
@@ -515,3 +516,20 @@ def test_a_whole_record_in_the_place_of_another_is_damage(sealed: bool) -> None:
     h.open()
     assert h.rows("t") == [(i + 1, payload) for i, payload in enumerate(payloads) if i != 1]
     assert h.gaps("t") == [(2, 2, "corrupt")]
+
+
+def test_the_last_records_of_many_tags_come_in_pages_of_bounded_size() -> None:
+    """A page had up to a thousand records, each as large as a record may be."""
+    h = Harness(config(segment_max_bytes=64 * limits.MIB, wal_file_bytes=64 * limits.MIB))
+    h.put("t", FSYNC)
+    for i in range(12):
+        h.append("t", b"x" * (limits.MIB - 1000), tag=b"tag-%02d" % (11 - i))
+    found: list[bytes | None] = []
+    after, more = b"", True
+    while more:
+        page = h.do(c.LastByTag("t", TagMatch("Glob", b"tag-*"), each=True, after=after))
+        assert 0 < page.size <= limits.DIFF_BYTES_MAX
+        found += page.tags
+        after, more = max(page.tags), page.more
+    assert sorted(found) == [b"tag-%02d" % i for i in range(12)]
+    assert h.do(c.LastByTag("t", TagMatch("Glob", b"tag-*"))).seqs == [12]

@@ -20,6 +20,7 @@ from topics.engine.limits import MIB
 from topics.reports import Readiness, ShardReport
 from workers import caps as caps_module
 from workers import replies
+from workers.answer_window import AHEAD_BYTES_MAX, READS_PER_TURN, TURN_READ_BYTES
 from workers.caps import PARK_US
 
 CHANGING = {wire.WRITE: {"records": [{"data": 1}]}, wire.DELETE: {"before_seq": 1}, wire.PUT_TOPIC: {}}
@@ -213,11 +214,98 @@ def test_reads_that_come_together_share_what_a_turn_may_fetch() -> None:
         rig.ask(wire.WRITE, body=write("x" * (MIB // 2)))
     alone = rig.ask(wire.DIFF, body={"max_batch_bytes": 8 * MIB})
     assert len(body_of(alone)["records"]) == 3
-    keys = [rig.receive(wire.DIFF, body={"max_batch_bytes": 8 * MIB}) for _ in range(200)]
+    keys = [rig.receive(wire.DIFF, body={"max_batch_bytes": 8 * MIB}) for _ in range(6 * READS_PER_TURN)]
     rig.rest()
     pages = [body_of(rig.replies[key]) for key in keys]
     assert {len(page["records"]) for page in pages} == {1}
     assert not any(page["caught_up"] for page in pages)
+
+
+# ---- fronts that do not take their answers
+
+
+def stuffed_rig() -> Rig:
+    """A topic with pages of 8 MiB, and a front that takes nothing of what it is sent."""
+    rig = Rig(msgspec.structs.replace(SMALL, wal_file_bytes=16 * MIB))
+    for _ in range(9):
+        rig.ask(wire.WRITE, body=write("x" * 900_000))
+    rig.takes = False
+    return rig
+
+
+def take(rig: Rig, size: int, peer: bytes = FRONT) -> None:
+    rig.core.receive(peer, wire.message_head(1) + wire.taken_item(size))
+
+
+def answered_bytes(rig: Rig, keys: list[tuple[bytes, int]]) -> int:
+    return sum(len(rig.replies[key].body) for key in keys if key in rig.replies)
+
+
+@fault(
+    "worker",
+    "a front takes none of the answers that it is sent",
+    "its reads wait, and what it was sent is bounded; writes and other fronts are served",
+)
+def test_reads_wait_for_a_front_that_does_not_take_its_answers() -> None:
+    rig = stuffed_rig()
+    page = {"max_batch_bytes": 8 * MIB}
+    keys = [rig.receive(wire.DIFF, body=page) for _ in range(10 * READS_PER_TURN)]
+    rig.rest()
+    sent = answered_bytes(rig, keys)
+    assert AHEAD_BYTES_MAX < sent <= AHEAD_BYTES_MAX + TURN_READ_BYTES
+    key = rig.receive(wire.DIFF, body=page)
+    rig.rest()
+    assert key not in rig.replies, "one that comes later waits, too"
+    assert rig.ask(wire.WRITE, body=write(1)) is not None
+    assert rig.ask(wire.DIFF, body=page, peer=b"another front") is not None
+    rig.takes = True  # from now on
+    take(rig, sent)
+    rig.rest()
+    assert {rig.replies[key].status for key in keys} == {200}
+
+
+def test_a_read_that_waited_too_long_for_its_front_is_refused() -> None:
+    rig = stuffed_rig()
+    for _ in range(3):
+        rig.ask(wire.DIFF, body={"max_batch_bytes": 8 * MIB})
+    key = rig.receive(wire.DIFF)
+    rig.rest()
+    rig.clock.advance(30_001)
+    take(rig, 64 * MIB)
+    rig.rest()
+    assert error_of(rig.replies[key])["code"] == "not_ready"
+
+
+def test_long_polls_wait_for_a_front_that_does_not_take_its_answers() -> None:
+    rig = stuffed_rig()
+    at_head = {"from_seq": 9, "wait_ms": 1000}
+    key, other = rig.receive(wire.DIFF, body=at_head), rig.receive(wire.DIFF, body=at_head, peer=b"another")
+    rig.rest()
+    for _ in range(3):
+        rig.ask(wire.DIFF, body={"max_batch_bytes": 8 * MIB})
+    rig.ask(wire.WRITE, body=write(1))
+    assert key not in rig.replies and other in rig.replies
+    rig.clock.advance(1001)
+    rig.rest()
+    assert key not in rig.replies, "nor when its time is up"
+    take(rig, 64 * MIB)
+    rig.rest()
+    assert [row["data"] for row in body_of(rig.replies[key])["records"]] == [1]
+
+
+@fault("worker", "a front dies with much that it has not taken", "it is found out, and nothing waits for it")
+def test_a_front_that_is_gone_is_not_waited_for() -> None:
+    rig = stuffed_rig()
+    for _ in range(4):
+        rig.receive(wire.DIFF, body={"max_batch_bytes": 8 * MIB})
+        rig.turn()
+    assert rig.wake_at_ms is not None, "it is looked after"
+    rig.clock.advance(1001)
+    probes = rig.core.turn().sends
+    assert probes == [(FRONT, [wire.message_head(1)])]
+    rig.core.forget_peer(FRONT)
+    rig.rest()
+    assert rig.ask(wire.DIFF) is not None
 
 
 # ---- caps: the story of one shard; those of several are in test_caps.py

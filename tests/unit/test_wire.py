@@ -18,6 +18,15 @@ U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U8 = st.integers(0, 255)
 
+
+@given(U64)
+def test_what_was_taken(size: int) -> None:
+    (request,) = wire.read_requests(wire.message_head(1) + wire.taken_item(size))
+    assert (request.op, wire.read_taken(request.body)) == (wire.TAKEN, size)
+    with pytest.raises(wire.BadMessage):
+        wire.read_taken(request.body[1:])
+
+
 requests = st.builds(
     wire.Request,
     id=U64,

@@ -21,6 +21,7 @@ from topics.engine.reader import DamagedSegment
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
 from topics.engine.topic_log import Op, Range, TopicLog
 
+WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
 WAKE_COST = 4096  # of a long poll that is woken, beside its records
 WAITERS_DONE_MAX = 64  # so few may stay in the heap after they were answered, however few others there are
 
@@ -89,9 +90,12 @@ class Queries(Staging):
         wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
         waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log, head)
         log.waiters.append(waiter)
-        self._waiter_count += 1
         self._waiting += 1
-        heapq.heappush(self.waiter_heap, (waiter.deadline_ms, self._waiter_count, waiter))
+        self._push_waiter(waiter, waiter.deadline_ms)
+
+    def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
+        self._waiter_count += 1
+        heapq.heappush(self.waiter_heap, (due_ms, self._waiter_count, waiter))
         if len(self.waiter_heap) > 2 * self._waiting + WAITERS_DONE_MAX:
             # Answered ones would stay until their time is up: half a minute's worth of a busy tail.
             self.waiter_heap = [entry for entry in self.waiter_heap if not entry[2].done]
@@ -99,7 +103,7 @@ class Queries(Staging):
 
     def wake_waiters(self) -> None:
         """Let the long polls of changed topics look again, and answer those whose time is up."""
-        dirty, self.dirty = list(self.dirty.values()), {}
+        dirty, self.dirty, self.unwoken = list((self.dirty | self.unwoken).values()), {}, {}
         room = limits.WAKE_BYTES_MAX
         for log in dirty:
             waiters, log.waiters = log.waiters, []
@@ -109,21 +113,29 @@ class Queries(Staging):
                     log.waiters += waiters[i:]
                     self.dirty[log.id] = log  # the next turn goes on
                     break
-                room -= self._look_again(waiter)
-        while self.waiter_heap and self.waiter_heap[0][0] <= self.clock.mono_ms:
+                if self.may_wake(waiter.token):
+                    room -= self._look_again(waiter)
+                else:
+                    log.waiters.append(waiter)
+                    self.unwoken[log.id] = log
+        while room > 0 and self.waiter_heap and self.waiter_heap[0][0] <= self.clock.mono_ms:
             waiter = heapq.heappop(self.waiter_heap)[2]
-            if not waiter.done:
+            if waiter.done:
+                continue
+            if self.may_wake(waiter.token):
                 waiter.log.waiters.remove(waiter)
-                self._finish_waiter(waiter)
+                room -= self._look_again(waiter, is_last=True)
+            else:
+                self._push_waiter(waiter, self.clock.mono_ms + WAKE_AGAIN_MS)
 
-    def _look_again(self, waiter: Waiter) -> int:
-        """Answer a long poll if there is something for it; returns about how many bytes that takes."""
+    def _look_again(self, waiter: Waiter, *, is_last: bool = False) -> int:
+        """Answer a long poll if there is something for it, or its time is up; returns about how many bytes that takes."""
         log = waiter.log
         size = 0
         try:
             if not log.view.dropped:
                 page = self._read_page(log, waiter.command)
-                if self._nothing_yet(page, waiter.head):
+                if not is_last and self._nothing_yet(page, waiter.head):
                     log.waiters.append(waiter)
                     return WAKE_COST
                 size = page.size
@@ -187,13 +199,30 @@ class Queries(Staging):
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
         log = self._for_read(command.topic)
         self._refuse_the_latest()
-        more = False
         if command.each:
             tags, more = tags_page(log, command)
+            seqs, all_fit = self._last_seqs(log, tags)
+            self._answer_records(token, log, seqs, more=more or not all_fit)
         else:
             tags = log.tags.names(command.match)
-        seqs = sorted(filter(None, (log.tags.last(tag, log.are_live) for tag in tags)))
-        self._answer_records(token, log, seqs if command.each else seqs[-1:], more=more)
+            newest = max((log.tags.last(tag, log.are_live) for tag in tags), default=0)
+            self._answer_records(token, log, [newest] if newest else [])
+
+    @staticmethod
+    def _last_seqs(log: TopicLog, tags: list[bytes]) -> tuple[list[int], bool]:
+        """The last seq of each tag, ascending; of as many tags as a page has room for, and whether that was all."""
+        seqs: list[int] = []
+        size = 0
+        for tag in tags:
+            seq = log.tags.last(tag, log.are_live)
+            found = log.find(seq) if seq else None
+            if found is None:
+                continue
+            size += found[0].length_at(found[1])
+            if size > limits.DIFF_BYTES_MAX and seqs:
+                return sorted(seqs), False
+            seqs.append(seq)
+        return sorted(seqs), True
 
     def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
         log = self._for_read(command.topic)

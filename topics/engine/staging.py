@@ -101,6 +101,9 @@ class Staging:
         self._new_seq_ceilings: list[tuple[TopicLog, int]] = []
         # Work for the engine.
         self.dirty: dict[int, TopicLog] = {}  # topics whose waiters must look again
+        self.unwoken: dict[int, TopicLog] = {}  # those of them with waiters that may not be woken yet
+        # Whether the answer to this token can be sent.
+        self.may_wake: Callable[[object], bool] = lambda token: True
         self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
         self.waiter_heap: list[tuple[int, int, Waiter]] = []
         self._waiter_count = 0
