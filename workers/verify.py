@@ -229,7 +229,8 @@ def _write_layout(state: _Run, layout: Layout) -> None:
 
 
 def _next_run(path: Path) -> int:
-    return max((int(name) for name in _names(path / QUARANTINE) if name.isdigit()), default=0) + 1
+    numbers = [int(name) for name in _names(path / QUARANTINE) if name.isascii() and name.isdigit()]
+    return max(numbers, default=0) + 1
 
 
 def _check_shard(state: _Run, disk: PosixDisk, shard: int, shards: int) -> None:

@@ -17,6 +17,7 @@ from topics.engine import frames, limits
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, ShardReadOnly, TopicsError, WrongLastSeq
 from topics.engine.subjects import TagMatch
+from topics.engine.wal import file_number
 
 FSYNC = TopicConfig(durability="fsync")
 
@@ -533,3 +534,23 @@ def test_the_last_records_of_many_tags_come_in_pages_of_bounded_size() -> None:
         after, more = max(page.tags), page.more
     assert sorted(found) == [b"tag-%02d" % i for i in range(12)]
     assert h.do(c.LastByTag("t", TagMatch("Glob", b"tag-*"))).seqs == [12]
+
+
+@fault(
+    "log file",
+    "a stray file with a number that is none (`wal-².log`)",
+    "it is not taken for a log file; the start goes on",
+)
+def test_a_stray_name_that_looks_like_a_number_is_no_log_file() -> None:
+    """A character that is a digit and no decimal one ended the start with a ValueError."""
+    assert file_number("wal-²²².log") is None
+    assert file_number("wal-0000000000000012.log") == 12
+    h = Harness()
+    h.put("t", FSYNC)
+    h.append("t", b"1")
+    h.kill()
+    folder = next(path for path in h.disk.paths() if path.endswith(".log")).rpartition("/")[0]
+    handle = h.disk.open(f"{folder}/wal-².log", create=True)
+    h.disk.close(handle)
+    h.open()
+    assert h.rows("t") == [(1, b"1")]

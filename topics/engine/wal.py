@@ -98,7 +98,7 @@ def file_name(number: int) -> str:
 
 def file_number(name: str) -> int | None:
     digits = name.removeprefix("wal-").removesuffix(".log")
-    return int(digits) if name == f"wal-{digits}.log" and digits.isdigit() else None
+    return int(digits) if name == f"wal-{digits}.log" and digits.isascii() and digits.isdigit() else None
 
 
 def file_header(*, shard: int, number: int, salt: int, capacity: int = 0) -> bytes:

@@ -36,7 +36,7 @@ def _settings(data: bytes) -> None:
     for line in data.split(b"\n"):
         name, _, value = line.replace(b"\0", b"").decode("utf-8", "surrogateescape").partition("=")
         environ[name] = value
-        if name.isdigit():  # a short way to name a variable
+        if name.isascii() and name.isdigit():  # a short way to name a variable
             environ[settings.variable(_NAMES[int(name[:3]) % len(_NAMES)])] = value
     found = Settings.from_env(environ)
     for name, meta in _BOUNDS.items():
