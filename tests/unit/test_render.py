@@ -170,3 +170,28 @@ def test_columns_may_be_arrays() -> None:
     for name in ("seqs", "timestamps", "flags", "starts", "lengths"):
         setattr(page, name, np.array(getattr(page, name)))
     assert render_records(page) == text
+
+
+@pytest.mark.parametrize("buffers", [False, True], ids=["one buffer", "buffers"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [[4] * 70],
+        [[4] * 40, [4] * 60],
+        [[4] * 50 + [5, 3] + [4] * 48],
+        [[4] * 99 + [9]],
+        [[3] * 60, [4] * 60],
+    ],
+    ids=["one write", "two writes", "two that differ", "the last differs", "writes of two sizes"],
+)
+def test_records_of_one_size_or_almost(sizes: list[list[int]], buffers: bool) -> None:
+    """Such a page is made in one piece: what only looks like one must not be."""
+    numbers = iter(range(10**2, 10**3))
+    writes = [[b"%d" % (next(numbers) * 10 ** (size - 3)) for size in write] for write in sizes]
+    page = make_page([Records(payloads) for payloads in writes], first_seq=970, buffers=buffers)
+    expected, seq = [], 970
+    for i, payloads in enumerate(writes):
+        for payload in payloads:
+            expected.append(b'{"$seq":%d,"$ts":%d,"data":%b}' % (seq, TS + i, payload))
+            seq += 1
+    assert render_records(page) == b",".join(expected)

@@ -156,7 +156,10 @@ def _encode_full(
 
 
 def _extensions(records: Records, ts: int, key: bytes | None) -> list[bytes] | None:
-    """The encoded extension areas of a write, or None when no record has one."""
+    """The encoded extension areas of a write, or None when no record has one.
+
+    The length of the meta comes first: whoever renders records looks no further.
+    """
     columns: list[tuple[int, list[int]]] = []
     if records.meta_lens is not None:
         columns.append((EXT_META, records.meta_lens))

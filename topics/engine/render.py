@@ -1,12 +1,15 @@
 """From a page of frames to JSON text, without parsing either.
 
 Payloads are JSON already and are spliced in as they lie. What is left to write per record is a seq and a time: for a
-page of some size their digits are made column by column, which costs a third of formatting them one by one.
+page of some size their digits are made column by column, which costs a third of formatting them one by one. Where all
+records have one size, so do their texts, and the whole page is made column by column.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
+from bisect import bisect_left
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -32,6 +35,7 @@ _COLUMNS_FROM = 48  # rows; below it the fixed cost of the numpy calls shows
 _FOUR_DIGITS = np.array([b"%04d" % i for i in range(10_000)], dtype="S4").view(np.uint32)
 _PAYLOAD_LENGTHS = np.dtype([("node", "<u2"), ("tag", "<u2"), ("data", "<u4")])
 _PAYLOAD_LENGTHS_AT = 30  # in the frame header
+_EXTENSION_VALUE_AT = 3  # behind its id and its size
 
 
 def render_records(
@@ -46,17 +50,18 @@ def render_records(
         return b""
     flags = int(np.bitwise_or.reduce(page.flags))
     labels = _labels(page.nodes, page.tags if include_tags else None)
-    special = bool(flags & (RAW | HAS_EXT))
-    if labels is None and not special and include_data:
-        columns = [_heads(page, _DATA_KEY), _payloads(page, flags)]
+    if labels is None and not flags and include_data:
+        rows = _rows_of_one_size(page)
+        if rows is not None:
+            return b"".join(_texts(page, _DATA_KEY, rows))[len(_CLOSE) :] + b"}"
+    if flags & RAW:
+        bodies = [_mixed_bodies(page, include_meta, include_data)]
     else:
-        columns = [_heads(page, b"")]
-        if labels is not None:
-            columns.append(labels)
-        if special:
-            columns.append(_special_bodies(page, include_meta, include_data))
-        elif include_data:
-            columns += [[_DATA_KEY] * len(page.seqs), _payloads(page, flags)]
+        bodies = _bodies(page, flags, include_meta, include_data)
+    if labels is None and bodies and not flags & RAW and include_data:
+        columns = [_heads(page, _DATA_KEY), *bodies[1:]]
+    else:
+        columns = [_heads(page, b""), *([labels] if labels is not None else []), *bodies]
     return _interleave(columns)
 
 
@@ -76,23 +81,41 @@ def _interleave(columns: list[list[bytes]]) -> bytes:
 
 def _heads(page: Page, suffix: bytes) -> list[bytes]:
     """`},{"$seq":1,"$ts":1748470000123` and the suffix, for every record."""
-    times = np.asarray(page.timestamps, dtype=np.int64)
-    time_width = len(str(int(times[0])))
-    if len(page.seqs) < _COLUMNS_FROM or time_width != len(str(int(times[-1]))):
+    if len(page.seqs) < _COLUMNS_FROM or not _is_one_width(page.timestamps):
         return _heads_one_by_one(page.seqs, page.timestamps, suffix)
-    seqs = np.asarray(page.seqs, dtype=np.int64)
     heads: list[bytes] = []
-    start = 0
-    while start < len(seqs):
-        # The seqs ascend: those with as many digits as this one lie in front of the next power of ten.
-        seq_width = len(str(int(seqs[start])))
-        end = int(np.searchsorted(seqs, 10**seq_width)) if int(seqs[-1]) >= 10**seq_width else len(seqs)
-        if end - start < _COLUMNS_FROM:
-            heads += _heads_one_by_one(page.seqs[start:end], times[start:end].tolist(), suffix)
+    for first, stop in _alike(page.seqs):
+        seqs, times = page.seqs[first:stop], page.timestamps[first:stop]
+        if stop - first < _COLUMNS_FROM:
+            heads += _heads_one_by_one(seqs, times, suffix)
         else:
-            heads += _heads_in_columns(seqs[start:end], times[start:end], seq_width, time_width, suffix)
-        start = end
+            text = _columns(seqs, times, suffix)
+            heads += text.reshape(-1).view(f"S{text.shape[1]}").tolist()
     return heads
+
+
+def _texts(page: Page, suffix: bytes, payloads: npt.NDArray[np.uint8]) -> list[bytes]:
+    """The heads with the payloads behind them, as the texts of many records each."""
+    texts: list[bytes] = []
+    for first, stop in _alike(page.seqs):
+        text = _columns(page.seqs[first:stop], page.timestamps[first:stop], suffix, room=payloads.shape[1])
+        text[:, text.shape[1] - payloads.shape[1] :] = payloads[first:stop]
+        texts.append(text.tobytes())
+    return texts
+
+
+def _is_one_width(times: Column) -> bool:
+    return len(str(int(times[0]))) == len(str(int(times[-1])))
+
+
+def _alike(seqs: Column) -> Iterator[tuple[int, int]]:
+    """Ranges of ascending seqs with the same number of digits."""
+    start, count, last = 0, len(seqs), int(seqs[-1])
+    while start < count:
+        above = 10 ** len(str(int(seqs[start])))
+        stop = bisect_left(seqs, above) if last >= above else count
+        yield start, stop
+        start = stop
 
 
 def _heads_one_by_one(seqs: Column, times: Column, suffix: bytes) -> list[bytes]:
@@ -100,17 +123,19 @@ def _heads_one_by_one(seqs: Column, times: Column, suffix: bytes) -> list[bytes]
     return [template % pair for pair in zip(seqs, times)]
 
 
-def _heads_in_columns(seqs: Ints, times: Ints, seq_width: int, time_width: int, suffix: bytes) -> list[bytes]:
+def _columns(seqs: Column, times: Column, suffix: bytes, room: int = 0) -> npt.NDArray[np.uint8]:
+    """One head a row, with `room` for what follows it. All seqs have as many digits, and so have all times."""
     before, between = _CLOSE + b'{"$seq":', b',"$ts":'
-    blank = before + bytes(seq_width) + between + bytes(time_width) + suffix
-    text = np.empty((len(seqs), len(blank)), dtype=np.uint8)
-    text[:] = np.frombuffer(blank, dtype=np.uint8)
+    seq_width, time = len(str(int(seqs[0]))), b"%d" % int(times[0])
+    blank = before + bytes(seq_width) + between + time + suffix
+    text = np.empty((len(seqs), len(blank) + room), dtype=np.uint8)
+    text[:, : len(blank)] = np.frombuffer(blank, dtype=np.uint8)
     seqs_end = len(before) + seq_width
     _put_digits(text[:, len(before) : seqs_end], seqs)
-    times_start = seqs_end + len(between)
-    _put_digits(text[:, times_start : times_start + time_width], times)
-    heads: list[bytes] = text.reshape(-1).view(f"S{len(blank)}").tolist()
-    return heads
+    if (np.asarray(times) != times[0]).any():  # else they came in one write
+        times_start = seqs_end + len(between)
+        _put_digits(text[:, times_start : times_start + len(time)], times)
+    return text
 
 
 def _put_digits(text: npt.NDArray[np.uint8], numbers: Column) -> None:
@@ -161,15 +186,58 @@ def _escaped(character: str) -> bytes:
 # -- payloads ----------------------------------------------------------------------------------------------
 
 
-def _payloads(page: Page, flags: int) -> list[bytes]:
-    """The payload bytes of every record; `flags` is what the rows have between them."""
+def _bodies(page: Page, flags: int, include_meta: bool, include_data: bool) -> list[list[bytes]]:
+    """Columns of what follows the labels, where no record is raw: the key of the data, the data, and the meta."""
     buffer, starts = _one_buffer(page)
     if flags:
         begins, ends = _payload_bounds(buffer, starts)
     else:
         begins = starts + HEADER_BYTES
         ends = starts + np.asarray(page.lengths, dtype=np.int64) - DIGEST_BYTES
-    return [buffer[begin:end] for begin, end in zip(begins.tolist(), ends.tolist())]
+    metas: list[list[bytes]] = []
+    if flags & HAS_EXT:
+        splits = ends - _meta_lengths(page, buffer, ends)
+        if include_meta and (splits != ends).any():
+            metas = [_metas(buffer, splits.tolist(), ends.tolist())]
+        ends = splits
+    if not include_data:
+        return metas
+    data = [buffer[begin:end] for begin, end in zip(begins.tolist(), ends.tolist())]
+    return [[_DATA_KEY] * len(data), data, *metas]
+
+
+def _meta_lengths(page: Page, buffer: bytes, payload_ends: Ints) -> Ints:
+    """How much of each payload is its meta. That is said by the first extension, if by any."""
+    lengths = np.zeros(len(payload_ends), dtype=np.int64)
+    extended = np.flatnonzero(np.asarray(page.flags) & HAS_EXT)
+    at = payload_ends[extended]
+    every = np.frombuffer(buffer, dtype=np.uint8)
+    has_meta = every[at] == EXT_META
+    at = at[has_meta] + _EXTENSION_VALUE_AT
+    values = every[at].astype(np.int64)
+    for i in range(1, 4):
+        values |= every[at + i].astype(np.int64) << (8 * i)
+    lengths[extended[has_meta]] = values
+    return lengths
+
+
+def _metas(buffer: bytes, begins: list[int], ends: list[int]) -> list[bytes]:
+    return [_META_KEY + buffer[begin:end] if begin < end else b"" for begin, end in zip(begins, ends)]
+
+
+def _rows_of_one_size(page: Page) -> npt.NDArray[np.uint8] | None:
+    """The payloads, one a row, when all frames have one size and lie back to back in one buffer."""
+    count = len(page.seqs)
+    if page.which is not None or count < _COLUMNS_FROM or not _is_one_width(page.timestamps):
+        return None
+    lengths, starts = np.asarray(page.lengths), np.asarray(page.starts)
+    size, start = int(lengths[0]), int(starts[0])
+    if int(starts[-1]) - start != size * (count - 1):
+        return None
+    if not ((lengths == size).all() and (starts == np.arange(start, start + size * count, size)).all()):
+        return None
+    frames = np.frombuffer(page.frames[0], dtype=np.uint8, count=size * count, offset=start)
+    return frames.reshape(count, size)[:, HEADER_BYTES : size - DIGEST_BYTES]
 
 
 def _one_buffer(page: Page) -> tuple[bytes, Ints]:
@@ -199,8 +267,8 @@ def _payload_bounds(buffer: bytes, starts: Ints) -> tuple[Ints, Ints]:
     return begins, begins + lengths["data"]
 
 
-def _special_bodies(page: Page, include_meta: bool, include_data: bool) -> list[bytes]:
-    """What follows the labels, on a page where some records are raw or have extensions."""
+def _mixed_bodies(page: Page, include_meta: bool, include_data: bool) -> list[bytes]:
+    """What follows the labels, on a page where some records are raw."""
     buffer, starts = _one_buffer(page)
     begins, ends = _payload_bounds(buffer, starts)
     bodies: list[bytes] = []
@@ -208,15 +276,12 @@ def _special_bodies(page: Page, include_meta: bool, include_data: bool) -> list[
         extensions = read_extensions(buffer, start) if flags & HAS_EXT else {}
         payload = buffer[begin:end]
         if flags & RAW:
-            if include_data:
-                bodies.append(_raw_body(payload, _length(extensions, EXT_HEADERS)))
-            else:
-                bodies.append(b"")
-            continue
-        split = len(payload) - _length(extensions, EXT_META)
-        body = _DATA_KEY + payload[:split] if include_data else b""
-        if include_meta and split < len(payload):
-            body += _META_KEY + payload[split:]
+            body = _raw_body(payload, _length(extensions, EXT_HEADERS)) if include_data else b""
+        else:
+            split = len(payload) - _length(extensions, EXT_META)
+            body = _DATA_KEY + payload[:split] if include_data else b""
+            if include_meta and split < len(payload):
+                body += _META_KEY + payload[split:]
         bodies.append(body)
     return bodies
 
