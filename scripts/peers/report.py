@@ -40,6 +40,7 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
     plots: Plots = {}
     blocks = [
         *_opening(results["meta"]),
+        *_failed(results.get("failed", [])),
         *_summary(results),
         *_behind(results),
         *(block for work in WORKS for block in beside.work(results, work, plots)),
@@ -67,6 +68,15 @@ def _opening(meta: dict[str, Any]) -> list[str]:
         for system in PEERS
         if why_missing(meta, system)
     ]
+    return blocks
+
+
+def _failed(rows: list[dict[str, Any]]) -> list[str]:
+    """What was asked for and could not be measured: a reader must not take it for left out."""
+    blocks = []
+    for row in rows:
+        what = " ".join(str(value) for key, value in row.items() if key != "failed")
+        blocks.append(f"> **Failed**: {what}: {row['failed']}")
     return blocks
 
 

@@ -31,6 +31,7 @@ from tests.sim.world import MS, S, World
 from tests.support.checker import assert_ok
 from tests.support.engine_harness import holders
 from tests.support.history import History, Op
+from tests.support.sim_disk import SimDisk
 from topics.engine.config import EngineConfig
 from topics.engine.placement import shard_of
 from topics.settings import Settings
@@ -179,6 +180,9 @@ class Story:
         for worker in filter(None, self.server.workers):
             assert worker.core is not None
             worker.core.engine.check_invariants()
+        for front in filter(None, self.server.fronts):
+            for link in front.core.links:
+                assert not link.pending and not link.cost, "nobody waits, and something is on its way"
         for op in self.history.ops:
             if self.max_topics and op.kind == "list" and op.ok:
                 assert len(op.answer["topics"]) <= self.max_topics, "more topics than the cap allows"
@@ -314,25 +318,35 @@ class Story:
         self.world.after(self.rng.choice((20, 300)) * MS, fast)
 
     def rot(self) -> None:
-        """A bit flips in a file that is not written any more, while nobody holds it in memory."""
+        """A bit flips in a stored file while nobody holds it in memory: a segment's, closed or open, or a snapshot."""
         shard = self.rng.randrange(self.server.shards)
+        worker = self.server.workers[shard]
         disk = self.machine.disks[shard]
-        sealed = [path[: -len(".sum")] for path in disk.paths() if path.endswith(".sum")]
-        if not sealed:
+        path = self._rotting(disk)
+        file = disk._find(path) if path else None
+        if worker is None or not worker.alive or worker.core is None or not getattr(file, "live", b""):
             return
-        path = self.rng.choice(sealed) + self.rng.choice((".data", ".data", ".idx", ".dict", ".sum"))
-        file = disk._find(path)
-        if file is None or not file.live or path in self._rotten:  # type: ignore[union-attr]
-            return  # two rotten places in one file can look like a file of another version
+        if path.endswith((".data", ".del")):
+            log = worker.core.engine.shard.by_id.get(int(path.split("/")[-2], 16))
+            if log is None:
+                return
+            self.history.happened("rot", [log.name], path)  # all else is made anew from these, and costs no record
         self._rotten.add(path)
         offset = self.rng.randrange(len(file.live))  # type: ignore[union-attr]
         disk.flip_bit(path, offset, self.rng.randrange(8))
         self.say("  rot", path, offset)
-        self.history.happened("rot", note=f"{path} at {offset}")
-        worker = self.server.workers[shard]
-        if worker is not None and worker.alive:
-            self._note("kill", worker)
-            self.server.kill_worker(worker)
+        self._note("kill", worker)
+        self.server.kill_worker(worker)
+
+    def _rotting(self, disk: SimDisk) -> str:
+        """A file to rot: each only once, as two rotten places in one can look like a file of another version."""
+        snapshots = [path for path in disk.paths() if "/snap-" in path and not path.endswith(".tmp")]
+        if self.rng.random() < 0.15:
+            # One of two is always good, or there is nothing to start from.
+            return snapshots[-1] if len(snapshots) == 2 and not self._rotten & set(snapshots) else ""
+        suffix = self.rng.choice((".data", ".data", ".data", ".del", ".idx", ".dict", ".sum"))
+        stored = [path for path in disk.paths() if path.endswith(suffix) and path not in self._rotten]
+        return self.rng.choice(stored) if stored else ""
 
     # -- time ----------------------------------------------------------------------------------------------
 

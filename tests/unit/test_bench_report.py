@@ -309,3 +309,10 @@ def test_ticks_rise_and_enclose_the_values(low: float, factor: float) -> None:
     rounding = 1 + 1e-9  # of the logarithm
     assert ticks[0] <= low * rounding
     assert low * factor <= ticks[-1] * rounding
+
+
+def test_what_failed_is_on_the_page() -> None:
+    results = made_up()
+    results["failed"] = [{"section": "points", "system": "nats", "failed": "connection lost"}]
+    page, _ = report.render(results)
+    assert "> **Failed**: points nats: connection lost" in page
