@@ -330,7 +330,9 @@ class Story:
             log = worker.core.engine.shard.by_id.get(int(path.split("/")[-2], 16))
             if log is None:
                 return
-            self.history.happened("rot", [log.name], path)  # all else is made anew from these, and costs no record
+            self.history.happened(
+                "rot", [log.name], path
+            )  # all else is made anew from these, and costs no record
         self._rotten.add(path)
         offset = self.rng.randrange(len(file.live))  # type: ignore[union-attr]
         disk.flip_bit(path, offset, self.rng.randrange(8))

@@ -38,21 +38,19 @@ def read_deleted(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Mask | None:
         return None
     path = segment_path(topic_dir, meta, "del")
     data = read_file(disk, path)
-    version = check_header(path, data, DEL_MAGIC, DEL_VERSION)
-    if version == DEL_VERSION:
-        mask = np.zeros(meta.rows, dtype=np.bool_)
-        reached = bytes(DIGEST_BYTES), HEADER_BYTES
-        for ranges, whole, digest, end in _blocks(data[: meta.del_bytes or None]):
-            if not whole:
-                break
-            _mark(mask, ranges)
-            reached = digest, end
-        if meta.del_bytes and reached != (meta.del_digest, meta.del_bytes):
-            raise Corrupt(path, reached[1], "the marks of deleted records do not agree with their digest")
-        return mask
-    if meta.del_bytes:
-        raise Corrupt(path, 8, "is of an older version than it was written in")
-    return _marks_of_version_1(data, meta)
+    # Where the snapshot knows the digest of the blocks it knows their version, too, and a rotten header does no harm.
+    if not meta.del_bytes and check_header(path, data, DEL_MAGIC, DEL_VERSION) != DEL_VERSION:
+        return _marks_of_version_1(data, meta)
+    mask = np.zeros(meta.rows, dtype=np.bool_)
+    reached = bytes(DIGEST_BYTES), HEADER_BYTES
+    for ranges, whole, digest, end in _blocks(data[: meta.del_bytes or None]):
+        if not whole:
+            break
+        _mark(mask, ranges)
+        reached = digest, end
+    if meta.del_bytes and reached != (meta.del_digest, meta.del_bytes):
+        raise Corrupt(path, reached[1], "the marks of deleted records do not agree with their digest")
+    return mask
 
 
 def salvage_deleted(data: bytes, meta: SegmentMeta) -> Mask:
