@@ -130,7 +130,8 @@ def _stage_table(rows: list[Point]) -> str:
         found = [find(rows, stage=stage, load=load) for load in loads]
         times_us = [f"{figure(one['p50_us'])} / {figure(one['p99_us'])}" if one else "–" for one in found]
         known = next(one for one in found if one)
-        body.append([stage, *times_us, _budget(known.get("seed_budget")), known.get("note") or ""])
+        notes = dict.fromkeys(one["note"] for one in found if one and one.get("note"))
+        body.append([stage, *times_us, _budget(known.get("seed_budget")), "<br>".join(notes)])
     return table(head, body)
 
 

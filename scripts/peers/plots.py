@@ -180,7 +180,7 @@ def _series(one: Series, at: dict[str, float], axis: Axis) -> list[str]:
     parts = [f'<polyline class="line s{colour}" points="{path}"/>']
     for x, value in known:
         parts.append(_line(x, axis.at(value.low), x, axis.at(value.high), f"range s{colour}"))
-        parts.append(_marker(x, axis.at(value.middle), colour, f"{one.name}: {value.middle:,.4g}"))
+        parts.append(_marker(x, axis.at(value.middle), colour, f"{one.name}: {value.middle:,.3f}"))
     return parts
 
 

@@ -57,7 +57,10 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
 
 
 def _opening(meta: dict[str, Any]) -> list[str]:
-    blocks = ["# Benchmarks", wording.OPENING.format(date=meta["date"], machine=meta["machine"])]
+    blocks = [
+        "# Benchmarks",
+        wording.OPENING.format(date=meta["date"], machine=meta["machine"], cores=meta["cores"]),
+    ]
     if meta["seconds_per_point"] < FULL_SECONDS:
         blocks.append(
             f"> **A short run.** Each point took {meta['seconds_per_point']:g} s; a full run takes at least "
@@ -132,7 +135,7 @@ def _behind(results: dict[str, Any]) -> list[str]:
     head = ("point", "against", "ours", "theirs", "ratio")
     blocks = [
         title,
-        _behind_words(everything, behind) + _longer_p99(points),
+        f"{_behind_words(everything, behind)}{_longer_p99(points)} {wording.BEHIND}",
         table(head, rows[:SHOWN_BEHIND]),
     ]
     if rest := rows[SHOWN_BEHIND:]:
@@ -158,9 +161,8 @@ def _longer_p99(points: list[Point]) -> str:
         return ""
     places = "; ".join(f"{compare.place(ours)} ({NAMES[theirs['system']]})" for ours, theirs in found[:3])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return (
-        f"Where topics has the throughput, its p99 is still the longer one in {len(found)}: {places}{more}."
-    )
+    count = compare.count_of(len(found), "point")
+    return f"At {count} topics has the higher rate and yet the longer p99: {places}{more}."
 
 
 def _reading(meta: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ WORK_TITLES = {
 
 DURABILITY = {
     "fsync": "`fsync` (synced before the answer)",
-    "disk": "`disk` (written before the answer, synced soon after)",
+    "disk": "`disk` (written before the answer, synced later)",
 }
 
 # How each peer is set so that its promise equals ours.
@@ -34,15 +34,18 @@ LOADS = {"idle": "idle", "lone": "one write at a time", "half": "half load"}
 PROTOCOL_SYSTEM = {"http": "topics", "resp": "redis", "nats": "nats"}
 
 OPENING = (
-    "topics beside Redis Streams and NATS JetStream: the same work on the same machine and disk, at equal durability, "
-    "in one run that takes turns between the systems. Measured {date} on {machine}. Ratios travel between machines, "
-    "times do not; every raw figure is in [results.json](benchmarks/results.json)."
+    "topics beside Redis Streams and NATS JetStream: the same work on the same machine and disk, at comparable "
+    "durability, in one run that takes turns between the systems. Measured {date} on {cores} cores of {machine}, shared by "
+    "server and load generator. Ratios travel better than times, but depend on the cores, the disk and the build of "
+    "Python; every raw figure is in [results.json](benchmarks/results.json)."
 )
 
 RATIO = (
     "A ratio is ours / theirs in the same round, the median over all rounds, and so not always the quotient of the two "
     "medians beside it. For a rate more is better, for a latency less."
 )
+
+BEHIND = "Here a ratio below 1 is always behind: ours / theirs for a rate, theirs / ours for a latency."
 
 WORK_REQUESTS = {
     "single": (
@@ -51,12 +54,13 @@ WORK_REQUESTS = {
     ),
     "batch": (
         "100 records at once. topics: one POST of 100 records, `return_seqs=false`. Redis: 100 XADD in one pipeline. "
-        "NATS: 100 PUB in a row, then 100 acknowledgements. Only the POST is one atomic request; its latency is that of "
-        "all 100, as for the others."
+        "NATS: 100 PUB in a row, then 100 acknowledgements. The latency is that of all 100 together. The POST is atomic; "
+        "Redis' MULTI/EXEC and NATS' atomic batches are not measured. NATS with sync `always` syncs for every message, "
+        "which is what its ratio shows."
     ),
     "read": (
         "The first 1000 records of the log. topics: one POST to `diff` with limit 1000. Redis: XRANGE - + COUNT 1000. "
-        "NATS: a direct get of a batch of 1000 from the first sequence."
+        "NATS: a direct get of a batch of 1000 from the first sequence; its clients usually read through a consumer."
     ),
 }
 
@@ -74,17 +78,22 @@ PROCESSOR = (
 )
 
 SCALING = (
-    "One topics server with more workers, on {cores} cores that front, workers and load generator share: with fewer "
-    "cores than processes the rate cannot grow, and the processor time of a record is the figure to look at."
+    "One topics server with more workers (`disk`, 100 B; 64 clients for single writes, 16 for batches, each with a topic of "
+    "its own), on {cores} cores that front, workers and load generator share. So this shows what a further worker costs "
+    "where there is no core for it, not how the server scales; each row is one measurement."
 )
 
 BACKLOG = (
-    "The same requests to a topic that already holds so many records. A cost that does not grow stays at 1 ×."
+    "The same requests to a topic that already holds so many records (`disk`, 100 B, 16 clients; writes of one record, diffs of "
+    "100 records from the middle). A cost that does not grow stays at 1 ×. Each row is one measurement, the smallest topic "
+    "first: what is below 1 × is noise of the machine, not a gain."
 )
 
 STAGES = (
     "One write through the server, and on to a waiting reader. A stage named with a slash is a part of the one before "
-    "the slash. The budget is what the design expected."
+    "the slash. The budget is what the design expected. Only writes that met a waiting reader are counted, and at half load "
+    "the marks that measure it slow the server: that column shows where time goes, not how long a write takes, which is "
+    "in the section on waiting readers."
 )
 
 GENERATOR = (
@@ -96,15 +105,21 @@ GENERATOR = (
 READING = """\
 - **Closed loop.** Each client sends, waits for the answer, and sends again. So throughput and mean latency are two views \
 of one figure, and a stall of the server also stops its clients: the tail is milder than for clients that do not wait.
-- **Equal durability.** `fsync`: the record is on the disk before the answer (Redis `appendfsync always`, NATS \
-`sync_interval: always`). `disk`: it is handed to the operating system, and a crash of the machine may lose the \
-last moments (Redis `appendfsync everysec`; NATS with its default interval, which is minutes, not a second).
-- **Taking turns.** Every point is measured in {rounds} rounds, {seconds:g} s together, after a warm-up. In a round each \
-system has its turn, so that noise hits all alike. Figures are medians over rounds; the thin bars in the plots reach from \
-the worst round to the best.
+- **Comparable durability.** `fsync`: the record is on the disk before the answer (Redis `appendfsync always`, NATS \
+`sync_interval: always`). `disk`: it is handed to the operating system, and a crash of the machine may lose what was not \
+synced: topics begins a sync within 100 ms, Redis `everysec` within about a second, NATS by default within 2 minutes.
+- **Taking turns.** Every point of the three works is measured in {rounds} rounds, {seconds:g} s together, after a warm-up. In a \
+round each system has its turn, so that noise hits all alike. Figures are medians over rounds; the thin bars in the plots \
+reach from the worst round to the best. The sections on waiting readers, shards, backlog and stages are one measurement each.
 - **What differs.** topics speaks HTTP and JSON, the peers protocols of their own; Redis keeps the log in memory and \
-its file beside it, topics and NATS read from files. Each server runs on loopback with its data on the same disk, \
+its file beside it. The same first 1000 of 10,000 records are read again and again, so no system waits for its disk. Each server runs on loopback with its data on the same disk, \
 Redis without snapshots.
-- **One generator** for all, in a process of its own on the same machine: what it costs is taken from every system alike."""
+- **One generator** for all, in a process of its own on the same cores as the server. Beside Redis it takes up to a whole core, \
+beside topics, whose two processes need the rest, less."""
 
-REPEAT = "`--help` lists the options for a shorter run or for a part of it; the page then says so."
+REPEAT = (
+    "Uses `redis-server` and `nats-server` from the PATH; as root on Debian it installs the first with apt, and it installs "
+    "the second into `.venv`. `PYTHON=/path/to/python` chooses the interpreter, whose build matters "
+    "([performance](performance.md)). A whole run takes about 35 minutes and overwrites this page; `--help` lists the "
+    "options for a shorter run, for a part of it, or for another place; the page then says so."
+)
