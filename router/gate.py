@@ -112,7 +112,7 @@ class Gate:
             return
         route, call = found
         self.open += 1
-        respond = self._closing(call, respond)
+        respond = self._closing(route, call, respond)
         if route.takes and (len(request.body) or not route.empty_ok):
             refused = self._check_media(request, route)
             if refused is None and request.content_encoding:
@@ -257,7 +257,7 @@ class Gate:
     def _is_full(self) -> bool:
         return self._buffered_bytes() + self._packing_bytes > SLOW_READERS_BYTES_MAX
 
-    def _closing(self, call: Call, respond: Respond) -> Respond:
+    def _closing(self, route: Route, call: Call, respond: Respond) -> Respond:
         """Give the places back that a request takes, when it is answered or its client has gone."""
         key = call.key
         if key is not None:
@@ -267,7 +267,8 @@ class Gate:
         def closed(response: Response) -> None:
             self.open -= 1
             call.request.leave()
-            if len(response.body) >= LARGE_ANSWER and self._is_full:
+            # Only of reads: what a write has done is done, and a 429 would have it done again.
+            if route.is_read and len(response.body) >= LARGE_ANSWER and self._is_full:
                 response = _too_many_answers()
             respond(response)
 

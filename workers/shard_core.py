@@ -239,6 +239,8 @@ class ShardCore:
         room = READS_PER_TURN
         now_us = self._now_us()
         for peer in list(filter(self._window.is_open, self._held_reads)):
+            if not room:
+                break
             held = self._held_reads[peer]
             while held and room:
                 token, command = held.popleft()
@@ -249,8 +251,9 @@ class ShardCore:
                     continue
                 begun.append((token, command))
                 room -= 1
-            if not held:
-                del self._held_reads[peer]
+            del self._held_reads[peer]
+            if held:
+                self._held_reads[peer] = held  # behind the others: they have the next turn's room first
         return begun
 
     def _may_wake(self, token: object) -> bool:
@@ -450,12 +453,13 @@ class ShardCore:
 
 def _share_pages(waiting: list[tuple[Token, cmd.Command]]) -> None:
     """Shorten pages when their turn would take too much memory; a reader comes back for the rest."""
-    reads = [command for _, command in waiting if type(command) is cmd.Diff]
+    reads = [command for _, command in waiting if isinstance(command, LARGE_READS)]
     if len(reads) <= READS_FREE:
         return
     share = max(PAGE_BYTES_MIN, TURN_READ_BYTES // len(reads))
     for command in reads:
-        default = limits.DIFF_BYTES_MAX if command.frames else limits.DIFF_BYTES_DEFAULT
+        paged = isinstance(command, cmd.Diff) and not command.frames
+        default = limits.DIFF_BYTES_DEFAULT if paged else limits.DIFF_BYTES_MAX
         command.max_bytes = min(command.max_bytes or default, share)
 
 

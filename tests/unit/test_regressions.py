@@ -554,3 +554,30 @@ def test_a_stray_name_that_looks_like_a_number_is_no_log_file() -> None:
     h.disk.close(handle)
     h.open()
     assert h.rows("t") == [(1, b"1")]
+
+
+@fault(
+    "snapshot",
+    "the newest one rots after a segment was closed and rewritten since the one before",
+    "the start goes on from the one before; everything is served",
+)
+def test_a_start_from_the_older_snapshot_replays_the_rewriting_of_a_segment() -> None:
+    """Rows that the older snapshot did not know in a segment were looked for in the log, at places of the segment."""
+    h = Harness(config(rewrite_dead_share=0.5))
+    h.put("t", FSYNC)
+    payloads = numbered(1, 6)
+    for payload in payloads[:2]:
+        h.append("t", payload)
+    h.checkpoint()
+    for payload in payloads[2:]:
+        h.append("t", payload)
+    h.do(c.Delete("t", seqs=[1, 2, 3]))
+    h.checkpoint()
+    assert h.engine.counters["swaps"] == 1
+    h.kill()
+    h.disk.flip_bit(h.snapshots()[-1], 40, 1)
+    h.open()
+    assert h.rows("t") == [(4, payloads[3]), (5, payloads[4]), (6, payloads[5])]
+    h.checkpoint()
+    h.kill_and_open()
+    assert h.seqs("t") == [4, 5, 6]

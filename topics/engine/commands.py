@@ -234,6 +234,7 @@ class LastByTag:
     each: bool = False
     after: bytes = b""
     limit: int = 0
+    max_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -103,9 +103,11 @@ class Queries(Staging):
 
     def wake_waiters(self) -> None:
         """Let the long polls of changed topics look again, and answer those whose time is up."""
-        dirty, self.dirty, self.unwoken = list((self.dirty | self.unwoken).values()), {}, {}
+        changed, unwoken = self.dirty, self.unwoken
+        self.dirty, self.unwoken = {}, {}
         room = limits.WAKE_BYTES_MAX
-        for log in dirty:
+        for log in (changed | unwoken).values():
+            is_changed = log.id in changed
             waiters, log.waiters = log.waiters, []
             for i, waiter in enumerate(waiters):
                 assert isinstance(waiter, Waiter)
@@ -113,9 +115,13 @@ class Queries(Staging):
                     log.waiters += waiters[i:]
                     self.dirty[log.id] = log  # the next turn goes on
                     break
-                if self.may_wake(waiter.token):
+                if not is_changed and not waiter.unwoken:
+                    log.waiters.append(waiter)  # it has seen the topic as it is
+                elif self.may_wake(waiter.token):
+                    waiter.unwoken = False
                     room -= self._look_again(waiter)
                 else:
+                    waiter.unwoken = True
                     log.waiters.append(waiter)
                     self.unwoken[log.id] = log
         while room > 0 and self.waiter_heap and self.waiter_heap[0][0] <= self.clock.mono_ms:
@@ -137,7 +143,9 @@ class Queries(Staging):
                 page = self._read_page(log, waiter.command)
                 if not is_last and self._nothing_yet(page, waiter.head):
                     log.waiters.append(waiter)
-                    return WAKE_COST
+                    return (
+                        0  # or the next turn, which begins with the same ones, would never come to the others
+                    )
                 size = page.size
                 if type(page) is cmd.Page and page.seqs and log.is_timeless:
                     self._close_waiter(waiter)
@@ -201,7 +209,7 @@ class Queries(Staging):
         self._refuse_the_latest()
         if command.each:
             tags, more = tags_page(log, command)
-            seqs, all_fit = self._last_seqs(log, tags)
+            seqs, all_fit = self._last_seqs(log, tags, command.max_bytes or limits.DIFF_BYTES_MAX)
             self._answer_records(token, log, seqs, more=more or not all_fit)
         else:
             tags = log.tags.names(command.match)
@@ -209,19 +217,21 @@ class Queries(Staging):
             self._answer_records(token, log, [newest] if newest else [])
 
     @staticmethod
-    def _last_seqs(log: TopicLog, tags: list[bytes]) -> tuple[list[int], bool]:
+    def _last_seqs(log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], bool]:
         """The last seq of each tag, ascending; of as many tags as a page has room for, and whether that was all."""
         seqs: list[int] = []
         size = 0
+        taken = b""  # no page ends with the empty tag, which no cursor can say
         for tag in tags:
             seq = log.tags.last(tag, log.are_live)
             found = log.find(seq) if seq else None
             if found is None:
                 continue
             size += found[0].length_at(found[1])
-            if size > limits.DIFF_BYTES_MAX and seqs:
+            if size > bytes_max and taken:
                 return sorted(seqs), False
             seqs.append(seq)
+            taken = tag
         return sorted(seqs), True
 
     def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:

@@ -337,11 +337,16 @@ class Replay:
             except (Corrupt, FileNotFoundError) as error:
                 self._report.rotten.append(str(error))
                 continue  # the old generation is whole: it stays
+            if len(rows) != chunk.count:
+                continue  # not the rows that the log gives: the log and the old generation have them all
             ended = np.nonzero(chunk.live(0, chunk.count, frames.DEAD) & (rows["length"] == 0))[0]
             log.stage_delete(as_ranges((ended + first_seq).tolist()), op)  # by a TTL of their own
             chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
             self._checkpointer.doom(log.id, meta)
             chunk.meta, chunk.marked = new, None
+            # Some of it may have been in the log alone when the older snapshot was made, from which this start goes on.
+            chunk.stored, chunk.closed = chunk.count, True
+            chunk.tag_ids, chunk.node_ids, chunk.hashed, chunk.mended = {}, {}, None, None
             late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
             chunk.unmarked = [(int(i), int(i) + 1) for i in late]
 

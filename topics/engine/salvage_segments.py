@@ -204,6 +204,8 @@ def _check_versions(disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
             continue
         if meta.idx_digest and problem.path.endswith((".idx", ".dict")):
             continue
+        if meta.del_bytes and problem.path.endswith(".del"):
+            continue  # of the version that the snapshot knows
         head = file_or_nothing(disk, problem.path)[:12]
         version = int.from_bytes(head[8:12], "little")
         latest = DEL_VERSION if problem.path.endswith(".del") else VERSION

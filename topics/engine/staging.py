@@ -31,7 +31,7 @@ CONTROL_BYTES = 512  # more than any control frame but a long delete
 ID_STEP = 1024  # ids of different shards never meet: shard n takes n, n+1024, n+2048 …
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiter:
     """A long poll parked on a topic."""
 
@@ -41,6 +41,7 @@ class Waiter:
     log: TopicLog
     head: int  # at its first look; a poll ends with any record that comes after, also one that it filters out
     done: bool = False
+    unwoken: bool = False  # its topic has changed since its last look
 
 
 @dataclass(slots=True)
