@@ -173,6 +173,15 @@ def test_large_answer_that_comes_when_too_much_is_buffered() -> None:
     bench.refused("buffered")
 
 
+def test_large_answer_to_a_write_is_sent_all_the_same() -> None:
+    """It was refused with 429 although it was done, and a client that tried again wrote twice."""
+    bench = Bench()
+    bench.ask(b"POST", b"/v0/topics/a", BODY)
+    bench.buffered = SLOW_READERS_BYTES_MAX + 1
+    bench.answer(b"x" * LARGE_ANSWER)
+    assert bench.only.status == 200
+
+
 def test_small_answer_is_sent_all_the_same() -> None:
     bench = Bench()
     bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
