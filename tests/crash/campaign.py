@@ -179,7 +179,14 @@ class Campaign:
             self._deaths += 1
 
     def error_at(
-        self, point: str, error: str, *, shard: int = 1, times: int = 1, timeout_s: float = 30.0
+        self,
+        point: str,
+        error: str,
+        *,
+        shard: int = 1,
+        times: int = 1,
+        latches: bool = False,
+        timeout_s: float = 30.0,
     ) -> bool:
         """Have disk calls of a shard fail where `point` says; False when it did not come there in time.
 
@@ -200,7 +207,8 @@ class Campaign:
                 failpoints.disarm()
         self.done[f"{error} at {point}"] += 1
         target = workload.acks + 20
-        until(lambda: workload.acks > target or self.latched(), 60)
+        # Where it must turn read-only that is waited for: the other shard goes on meanwhile.
+        until(lambda: (workload.acks > target and not latches) or self.latched(), 60)
         workload.hold()
         if end:
             workload.recorder.happened(end, workload.names(shard))

@@ -42,7 +42,7 @@ def test_where_an_error_makes_the_shard_read_only(campaign: Callable[..., Campai
     ]
     with this.workload.running():
         for i, (point, error) in enumerate(failures):
-            assert this.error_at(point, error, shard=i % 2), point
+            assert this.error_at(point, error, shard=i % 2, latches=True), point
     assert this.done["read-only"] == len(failures), this.done
     this.finish()
 

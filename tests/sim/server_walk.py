@@ -347,7 +347,8 @@ class Story:
             # One of two is always good, or there is nothing to start from.
             return snapshots[-1] if len(snapshots) == 2 and not self._rotten & set(snapshots) else ""
         suffix = self.rng.choice((".data", ".data", ".data", ".del", ".idx", ".dict", ".sum"))
-        stored = [path for path in disk.paths() if path.endswith(suffix) and path not in self._rotten]
+        paths = (path for path in disk.paths() if path.startswith("topics/") and path.endswith(suffix))
+        stored = [path for path in paths if path not in self._rotten]
         return self.rng.choice(stored) if stored else ""
 
     # -- time ----------------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ def test_an_erase_that_a_crash_stopped_is_no_damage(call: int) -> None:
 
 
 @fault("verify", "a file of a later version", "verify refuses by name and a repair changes nothing")
-@pytest.mark.parametrize("ending", [WAL, SNAP, OLD_SNAP, f"{OPEN}.data", f"{SEALED}.del"])
+@pytest.mark.parametrize("ending", [WAL, SNAP, OLD_SNAP, f"{OPEN}.data"])
 def test_a_later_version_is_refused(ending: str) -> None:
     d = shard()
     path = next(path for path in d.disk.paths() if path.endswith(ending))
