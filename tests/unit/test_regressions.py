@@ -391,13 +391,8 @@ def test_a_404_does_not_tell_of_a_drop_that_a_crash_may_undo() -> None:
     assert h.order.index(dropped) < h.order.index(refused)
 
 
-@fault(
-    "segment",
-    "a checkpoint is the first to load a topic with a rotten segment",
-    "the loss is logged before anything is captured; the checkpoint goes on",
-)
-def test_a_checkpoint_may_find_a_loss() -> None:
-    """It died of an assertion at each checkpoint, until a client happened to ask for that topic."""
+def with_rotten_topics() -> Harness:
+    """Two topics that nobody has touched since the start, each with a record that has rotted."""
     h = Harness(config(index_rows_max=0))
     for name in ("a", "b"):
         h.put(name, TopicConfig(durability="memory"))
@@ -413,6 +408,17 @@ def test_a_checkpoint_may_find_a_loss() -> None:
         if path.endswith((".idx", ".sum")):
             h.disk.flip_bit(path, 40, 1)
     h.open()
+    return h
+
+
+@fault(
+    "segment",
+    "a checkpoint is the first to load a topic with a rotten segment",
+    "the loss is logged before anything is captured; the checkpoint goes on",
+)
+def test_a_checkpoint_may_find_a_loss() -> None:
+    """It died of an assertion at each checkpoint, until a client happened to ask for that topic."""
+    h = with_rotten_topics()
     h.checkpoint()
     assert h.gaps("a") == [(1, 1, "corrupt")]
 
@@ -469,21 +475,7 @@ def test_answered_long_polls_do_not_pile_up() -> None:
 
 def test_a_topic_made_while_a_checkpoint_loads_others_survives_it() -> None:
     """The snapshot claimed every change up to the end of the log, and was captured from what was touched before."""
-    h = Harness(config(index_rows_max=0))
-    for name in ("a", "b"):
-        h.put(name, TopicConfig(durability="memory"))
-        for payload in numbered(0, 8):
-            h.append(name, payload)
-    h.checkpoint()
-    for name in ("a", "b"):
-        h.append(name, b"more")
-    h.kill()
-    for path in h.disk.paths():
-        if path.endswith(".data") and "/seg-0000000000000001-" in path:
-            h.disk.flip_bit(path, 60, 1)  # what it finds to be lost it has to log, and to wait for
-        if path.endswith((".idx", ".sum")):
-            h.disk.flip_bit(path, 40, 1)
-    h.open()
+    h = with_rotten_topics()  # what it finds to be lost it has to log, and to wait for
     h.engine.checkpoint()
     h.ask()
     (made, written) = h.ask(c.PutTopic("new", FSYNC), c.Append("new", c.Records([b"1"])))
