@@ -106,6 +106,28 @@ class DiffBody(msgspec.Struct):
     from_ts: U64 = 0
 
 
+class StartBody(msgspec.Struct):
+    """Where a watcher of one topic begins: after a seq, or at the end."""
+
+    from_seq: U64 = 0
+    tail: bool = False
+
+
+class WatchBody(msgspec.Struct):
+    """What a stream follows: topics by name, or by patterns of names."""
+
+    topics: dict[str, StartBody]
+    node: str | list[str] | None = None
+    limit: U32 = 0
+    max_batch_bytes: U64 = 262_144
+    heartbeat_ms: U64 = 15_000
+    include_data: bool = True
+    include_meta: bool = True
+    include_tags: bool = False
+    consistency: Literal["eventual", "strong"] = "eventual"
+    group: str | None = None
+
+
 class DeleteBody(msgspec.Struct):
     """A delete of records; the selectors are joined by AND."""
 

@@ -32,8 +32,10 @@ VERSION = 1
 
 WRITE, WRITE_LINES, DIFF, DIFF_FRAMES, DELETE = 1, 2, 3, 4, 5
 PUT_TOPIC, GET_TOPIC, DROP_TOPIC, LIST_TOPICS = 6, 7, 8, 9
-LAST_BY_TAG, COUNT_BY_TAG = 10, 11
-READY, METRICS, CATALOG, TAKEN = 12, 13, 14, 15
+LAST_BY_TAG, COUNT_BY_TAG, WATCH_READ = 10, 11, 12
+# About the shard itself, or about who follows what: no command of the engine.
+READY, METRICS, CATALOG, TAKEN = 32, 33, 34, 35
+FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION = 36, 37, 38, 39, 40, 41
 
 # An outcome may be unknown when the worker dies while one of these is on its way.
 CHANGES = frozenset((WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC))
@@ -41,6 +43,7 @@ CHANGES = frozenset((WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC))
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
 
 JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
+FEED, NEW_TOPIC, END = 4, 5, 6  # under the number of a FOLLOW, of a LOOK_OUT, of a stream
 
 BODY_APART = 64 * 1024  # from here on one copy more costs more than one message part more
 FOLLOWS = 0xFFFF_FFFF

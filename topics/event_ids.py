@@ -1,0 +1,53 @@
+"""The id of an event: where all topics of its stream stand.
+
+An id is base64url without padding of a JSON object, topic → cursor. It is made of pieces, one a topic, each padded with
+blanks to a multiple of three bytes, so that the texts of the pieces can be kept and just joined.
+
+A stream of more than ID_TOPICS_MAX topics names only those that have moved since a save of its session, and under `#`,
+which no topic is called, the number of that save.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+
+import msgspec
+
+_END = urlsafe_b64encode(b"}  ")
+_START = urlsafe_b64encode(b"{  ")
+SAVE = "#"
+ID_BYTES_MAX = 1 << 20
+
+_decoder = msgspec.json.Decoder(dict[str, int])
+
+
+def piece(topic: str, cursor: int) -> bytes:
+    """One topic's part of an id, for any place but the first."""
+    return _padded(b',"%b":%d' % (topic.encode(), cursor))
+
+
+def first_piece(topic: str, cursor: int) -> bytes:
+    return _padded(b'{"%b":%d' % (topic.encode(), cursor))
+
+
+def _padded(text: bytes) -> bytes:
+    return urlsafe_b64encode(text + b"  "[: -len(text) % 3])
+
+
+def join(pieces: Iterable[bytes]) -> bytes:
+    """A whole id, of a first piece and others."""
+    return b"".join((*pieces, _END)) or _START + _END
+
+
+def decode(text: str) -> tuple[int | None, dict[str, int]] | None:
+    """The save that it builds on, if it does, and cursors; None when it is not one of ours."""
+    if not text or len(text) > ID_BYTES_MAX or not text.isascii():
+        return None
+    try:
+        cursors = _decoder.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, msgspec.DecodeError):
+        return None
+    if any(cursor < 0 for cursor in cursors.values()):
+        return None
+    return cursors.pop(SAVE, None), cursors
