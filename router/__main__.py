@@ -41,6 +41,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     client = ShardClient(arguments.shards, loop, now_us)
     services = Services(client.core, settings, now_us, topics.__version__, arguments.started_us)
+    services.open_desk(lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000)
     server = Server(services, loop)
     ended = asyncio.Event()
 
@@ -61,7 +62,9 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     gc.freeze()
     await ended.wait()
     logger.info("the front drains")
+    services.desk.drain()
     await server.drain()
+    await client.settle()
     client.close()
 
 

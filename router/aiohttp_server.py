@@ -20,6 +20,7 @@ from router.budget import ByteBudget
 from router.call import error_response
 from router.exchange import Body, Request, Response
 from router.gate import Gate
+from router.streams import forsake
 
 if TYPE_CHECKING:
     from router.fastpath import Connection
@@ -142,12 +143,19 @@ class Handler:
         owner.opened(request)
 
         def respond(response: Response) -> None:
-            if not answer.done():  # else the client is gone, and nobody waits
-                owner.answer_is_here(len(response.body))
-                answer.set_result(response)
+            if answer.done():  # the client is gone, and nobody waits
+                forsake(response)
+                return
+            owner.answer_is_here(len(response.body))
+            answer.set_result(response)
 
         self._gate.handle(request, respond)
-        return Plain(await answer)
+        try:
+            return Plain(await answer)
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled():
+                forsake(answer.result())
+            raise
 
     @staticmethod
     async def _discard(web_request: BaseRequest, declared: int | None) -> bool:
@@ -183,6 +191,7 @@ class Handler:
             accept=header("Accept", first=False),
             accept_encoding=header("Accept-Encoding", first=False),
             idempotency_key=header("Idempotency-Key"),
+            last_event_id=header("Last-Event-ID"),
         )
 
     async def _read(self, web_request: BaseRequest) -> Body | Response:

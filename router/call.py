@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
 import xxhash
 
 from router.exchange import Request, Respond, Response
+from router.fanout import Fanout, Later
 from router.front_core import READS, FrontCore
+from router.streams_desk import StreamsDesk
 from topics import wire
 from topics.api_keys import ApiKey
 from topics.http_errors import STATUS, error_body, error_head
@@ -31,6 +33,17 @@ class Services:
     version: str
     started_us: int
     draining: bool = False
+    # What streams need; see `open_desk`.
+    later: Later = field(init=False)
+    desk: StreamsDesk = field(init=False)
+
+    def open_desk(self, later: Later, wall_ms: Callable[[], int]) -> None:
+        """From here on streams can be opened. `later` calls something after so many microseconds."""
+        self.later = later
+        fanout = Fanout(self.core, self.now_us, later)
+        self.desk = StreamsDesk(
+            self.core, fanout, self.settings, now_us=self.now_us, wall_ms=wall_ms, later=later
+        )
 
 
 @dataclass(slots=True)

@@ -1,10 +1,11 @@
 """One client connection: hot requests are served straight from the received bytes, all others by aiohttp.
 
-A connection is always in one of five states.
+A connection is always in one of six states.
 
     idle      nothing is open; the next request is looked at
     fast      a plain hot request is with its shard; further input waits in the buffer
     slow      aiohttp has one request, whose end is known; input beyond it waits in the buffer
+    stream    an answer without an end is being written; what comes in is thrown away, and its end is the stream's
     handed    HTTP/2 has the connection for good
     closing   the last answer is written; what still comes is thrown away
 
@@ -22,10 +23,11 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from router.call import error_response
-from router.exchange import Request, Response
+from router.exchange import Request, Response, Stream
 from router.framing import HEAD_BYTES_MAX, HOST, Chunks, Refused, read_frame
-from router.http1 import render_head
+from router.http1 import render_head, render_stream_head
 from router.http2 import Http2Connection
+from router.streams import ConnectionSink, forsake
 
 if TYPE_CHECKING:
     from router.aiohttp_server import AiohttpConnection
@@ -40,6 +42,8 @@ BYTES_PER_S_MIN = 16 * 1024  # a slower sender or reader is not waited for
 HOLD_FROM = 64 * 1024  # an unfinished fast request of this size counts among the bodies being received
 LINGER_US = 2_000_000
 ENDED_US = 2_000_000  # how long a client that sends nothing more may wait for its answer
+# A stream's owner parts with a client that takes nothing, in words; whoever does not take those either is cut.
+STREAM_STALL_US = 60_000_000
 KNOWN_HEADS_MAX = 2048
 KNOWN_HEAD_BYTES_MAX = 1024
 
@@ -70,7 +74,7 @@ _PLAIN = {
     b"x-request-id": "",
 }
 _PASSED = ("content_type", "authorization", "accept", "accept_encoding", "idempotency_key")
-IDLE, FAST, SLOW, HANDED, CLOSING = "idle", "fast", "slow", "handed", "closing"
+IDLE, FAST, SLOW, STREAM, HANDED, CLOSING = "idle", "fast", "slow", "stream", "handed", "closing"
 
 
 class PlainHead:
@@ -165,6 +169,7 @@ class Connection(asyncio.Protocol):
         "_paused",
         "_plain",
         "_server",
+        "_sink",
         "_slow_left",
         "_stalled_bytes",
         "_stalled_max",
@@ -184,6 +189,7 @@ class Connection(asyncio.Protocol):
         self._plain: PlainHead | None = None  # of the request that is still arriving
         self._aiohttp: AiohttpConnection | None = None
         self._http2: Http2Connection | None = None
+        self._sink: ConnectionSink | None = None
         self._slow_left = 0  # bytes of aiohttp's request that have not come yet
         self._chunks: Chunks | None = None  # in place of that, for a body that does not say its length
         self._arrived = 0  # bytes of aiohttp's request that have come
@@ -222,18 +228,24 @@ class Connection(asyncio.Protocol):
         if self._http2 is not None:
             self._http2.connection_lost()
             self._http2 = None
+        if self._sink is not None:
+            self._sink.lost()
+            self._sink = None
 
     def eof_received(self) -> bool:
         """A client that has sent all may still wait for its answers: it is for us to close."""
         self._ended = True
         if self._http2 is not None:
             self._http2.drain()  # it closes when the last stream is answered
+        elif self._sink is not None:
+            self._shut()
+            self._sink.lost()
         elif self.state is CLOSING or self._is_receiving or not self._is_blocked:
             self._shut()
         return True
 
     def data_received(self, data: bytes) -> None:
-        if self.state is CLOSING:
+        if self.state is CLOSING or self.state is STREAM:
             return
         self.active_us = self._server.now_us()
         if self._http2 is not None:
@@ -262,6 +274,8 @@ class Connection(asyncio.Protocol):
             self._http2.pause_writing()
         if self._aiohttp is not None:
             self._aiohttp.pause_writing()
+        if self._sink is not None:
+            self._sink.is_full = True
 
     def resume_writing(self) -> None:
         self._all_taken()
@@ -271,6 +285,8 @@ class Connection(asyncio.Protocol):
             return
         if self._aiohttp is not None:
             self._aiohttp.resume_writing()
+        if self._sink is not None:
+            self._sink.drained()
         if self.state is IDLE:
             self._advance()
 
@@ -412,6 +428,10 @@ class Connection(asyncio.Protocol):
 
     def _answer_fast(self, response: Response) -> None:
         if self.transport is None or self.state is not FAST:
+            forsake(response)
+            return
+        if response.stream is not None:
+            self._begin_stream(response, response.stream)
             return
         keep_alive = not self._server.draining
         self._write(response, keep_alive)
@@ -460,14 +480,17 @@ class Connection(asyncio.Protocol):
         self.state = CLOSING
         self.active_us = self._server.now_us()
         self._clear_input()
-        if self._aiohttp is not None:
-            self._aiohttp.leave()
-            self._aiohttp = None
+        self._leave_aiohttp()
         if self._ended:
             self._shut()
             return
         self.transport.write_eof()
         self.transport.resume_reading()
+
+    def _leave_aiohttp(self) -> None:
+        if self._aiohttp is not None:
+            self._aiohttp.leave()
+            self._aiohttp = None
 
     def _shut(self) -> None:
         """Close once all is written. The state keeps anything more from being begun or written."""
@@ -481,6 +504,39 @@ class Connection(asyncio.Protocol):
         self._plain = self._chunks = None
         self._slow_left = self.began_us = 0
         self._hold(0)
+
+    # -- answers without an end ----------------------------------------------------------------------------
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.state is STREAM
+
+    def _begin_stream(self, response: Response, stream: Stream, *, with_body: bool = True) -> None:
+        """The head goes out, and the connection belongs to the stream until one of the two ends."""
+        transport = self.transport
+        assert transport is not None
+        self._open = None
+        transport.write(render_stream_head(response))
+        if not with_body or self._ended:
+            self._hang_up()
+            stream.closed()
+            return
+        self.state = STREAM
+        self._clear_input()
+        self._leave_aiohttp()
+        transport.resume_reading()  # else we would not hear that the client goes
+        self._sink = ConnectionSink(self, transport, stream, is_full=self._stalled_us != 0)
+        self._sink.open()
+
+    def end_stream(self) -> None:
+        """Its owner has written all: what is written is sent, and the connection closed."""
+        if self.transport is not None and self.state is STREAM:
+            self._hang_up()
+        self._server.soon(self._sink_lost)
+
+    def _sink_lost(self) -> None:
+        if self._sink is not None:
+            self._sink.lost()
 
     # -- the other ways ------------------------------------------------------------------------------------
 
@@ -528,6 +584,10 @@ class Connection(asyncio.Protocol):
     def answer_slow(self, response: Response, keep_alive: bool, *, old_client: bool, with_body: bool) -> bool:
         """aiohttp's request is answered; returns whether the connection stays."""
         if self.transport is None or self.state is not SLOW:
+            forsake(response)
+            return False
+        if response.stream is not None:
+            self._begin_stream(response, response.stream, with_body=with_body)
             return False
         # What is answered before it is complete has no end that we know of.
         keep_alive = keep_alive and not self._server.draining and not self._is_receiving
@@ -567,7 +627,7 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return
         silent_us = now_us - self.active_us
-        if self._stalled_us and self._is_unread(now_us, request_us):
+        if self._stalled_us and self._is_unread(now_us, self._patience_us(request_us)):
             transport.abort()
         elif self._http2 is not None:
             self._http2.sweep(now_us - request_us)
@@ -594,10 +654,13 @@ class Connection(asyncio.Protocol):
             self._arrived_before = arrived
             self.began_us = now_us
 
-    def _is_unread(self, now_us: int, request_us: int) -> bool:
+    def _patience_us(self, request_us: int) -> int:
+        return max(request_us, STREAM_STALL_US) if self._sink is not None else request_us
+
+    def _is_unread(self, now_us: int, patience_us: int) -> bool:
         """The client takes its answer too slowly, or not at all."""
         taken = self._stalled_max - self._look_at_stalled()
-        return now_us - self._stalled_us > request_us + taken * 1_000_000 // BYTES_PER_S_MIN
+        return now_us - self._stalled_us > patience_us + taken * 1_000_000 // BYTES_PER_S_MIN
 
     def drain(self) -> None:
         """The server stops: nothing new is begun here."""

@@ -31,9 +31,10 @@ REQUEST_COST = 256  # what an entry takes beside its body
 BUDGET_MS = 30_000
 GIVE_UP_US = 65_000_000
 
-READS = (wire.DIFF, wire.DIFF_FRAMES)
+READS = (wire.DIFF, wire.DIFF_FRAMES, wire.WATCH_READ)
 
 OnReply: TypeAlias = Callable[[wire.Reply], None]
+OnPush: TypeAlias = Callable[[int, wire.Reply], None]  # shard, what it says without having been asked
 Message: TypeAlias = tuple[int, list[wire.Buffer]]  # shard, parts
 
 
@@ -71,6 +72,9 @@ class FrontCore:
         self.refused_full = 0
         self._next_id = 0
         self._on_send = on_send  # something waits to be sent
+        self.on_push: OnPush = lambda shard, reply: None
+        self.on_up: Callable[[int], None] = lambda shard: None
+        self.on_down: Callable[[int], None] = lambda shard: None
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -115,6 +119,13 @@ class FrontCore:
         self._on_send()
         return number
 
+    def tell(self, shard: int, op: int, number: int) -> None:
+        """Something without an answer, about what has that number. A shard that is down need not hear it."""
+        link = self.links[shard]
+        if link.incarnation is not None:
+            link.outbox.append(wire.request_head(number, 0, 0, op, 0, b"", b"", 0))
+            self._on_send()
+
     @staticmethod
     def _join(link: Link) -> None:
         if link.outbox:
@@ -141,7 +152,9 @@ class FrontCore:
         pending = link.pending
         for reply in wire.read_replies(message, apart):
             entry = pending.pop(reply.id, None)
-            if entry is not None:  # else it was given up
+            if entry is None:  # it was not asked for, or was given up
+                self._push(shard, reply)
+            else:
                 link.cost -= entry.cost
                 try:  # as _answer does, without the call: this is the hot path
                     entry.on_reply(reply)
@@ -152,6 +165,12 @@ class FrontCore:
             link.outbox.append(wire.taken_item(link.taken))
             link.taken = 0
             self._on_send()
+
+    def _push(self, shard: int, reply: wire.Reply) -> None:
+        try:
+            self.on_push(shard, reply)
+        except Exception:
+            logger.exception("news could not be passed on")
 
     def forget(self, shard: int, number: int) -> None:
         """Whoever asked is gone. A read has no other purpose, so nothing waits for it any longer."""
@@ -185,6 +204,7 @@ class FrontCore:
         assert link.incarnation is None, "the worker before it was never reported down"
         link.incarnation = incarnation
         link.head = wire.message_head(incarnation)
+        self.on_up(shard)
 
     def worker_down(self, shard: int) -> None:
         """Everything on its way to it is answered: what it may have done is not known."""
@@ -196,6 +216,7 @@ class FrontCore:
         link.cost = 0
         for entry in pending.values():
             _answer(entry, _lost(entry.op, "this topic's shard stopped while it had the request"))
+        self.on_down(shard)
 
     def expire(self, now_us: int) -> None:
         """Give up what has waited longer than any request may. Entries are in the order of their sending."""

@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from router.call import JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
-from router.endpoints import health, records, topics
+from router.endpoints import health, records, sockets, topics, watch
 from router.exchange import Body, Request, Respond, Response
+from router.query import parse_query
 from topics.api_keys import ApiKey, find_key
 from topics.engine.errors import TopicsError
 from topics.http_errors import error_head, error_parts
@@ -43,12 +44,15 @@ class Route:
     is_probe: bool = False  # answered always, and without a key
     is_read: bool = False  # its answer may be large
     body_max: int = 1 << 40  # bytes; the server's own limit is lower where this one is not
+    own_key: bool = False  # the endpoint looks at the key; it may come in the query
 
 
 SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would only keep others waiting
 
 _FIXED: dict[bytes, dict[bytes, Route]] = {
     b"/v0/topics": {b"GET": Route(topics.list_all, "read", is_read=True)},
+    b"/v0/watch": {b"POST": Route(watch.create, "read", (JSON_TYPE,), body_max=SMALL_BODY)},
+    b"/v0/ws": {b"GET": Route(sockets.open_socket)},
     b"/v0/metrics": {b"GET": Route(health.metrics, "read")},
     b"/v0/openapi.json": {b"GET": Route(health.open_api)},
     b"/v0/health": {b"GET": Route(health.health, is_probe=True)},
@@ -70,7 +74,9 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"tags": {b"GET": Route(records.tags, "read", is_read=True)},
     b"last": {b"GET": Route(records.last, "read", is_read=True)},
 }
+_STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
 _TOPICS = b"/v0/topics/"
+_STREAMS = b"/v0/watch/"
 # What may be done at a path, the topic that it names, and what comes after the topic's name.
 Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes | None]
 PLACES_MAX = 4096
@@ -150,7 +156,9 @@ class Gate:
         methods, topic, sub = place
         route = methods.get(method) if methods is not None else None
         key: ApiKey | None = None
-        if self._keys:
+        if self._keys and route is not None and route.own_key:
+            key = self._find_key(request.authorization) or self._key_in_query(request.query)
+        elif self._keys:
             checked = self._check_key(request, route, topic, sub if methods is None else None)
             if isinstance(checked, Response):
                 return checked
@@ -172,6 +180,9 @@ class Gate:
             # A name is one segment, and `/v0/topics/x/` is no other spelling of `/v0/topics/x`.
             known = name and (sub or not path.endswith(b"/"))
             methods = _TOPIC.get(sub) if known else None
+        elif path.startswith(_STREAMS):
+            topic = unquote_to_bytes(path[len(_STREAMS) :])  # the name of a session, in this case
+            methods = _STREAM if topic and b"/" not in topic else None
         else:
             methods = _FIXED.get(path)
         place = methods, topic, sub
@@ -209,6 +220,10 @@ class Gate:
         if not authorization.startswith(b"Bearer "):
             return None
         return find_key(self._keys, authorization[7:].decode("utf-8", "replace").strip())
+
+    def _key_in_query(self, query: bytes) -> ApiKey | None:
+        """For browsers, whose EventSource sends no headers of ours."""
+        return find_key(self._keys, parse_query(query).get("token", ""))
 
     # -- bodies --------------------------------------------------------------------------------------------
 

@@ -49,3 +49,13 @@ def render_head(response: Response, *, keep_alive: bool = True, old_client: bool
     elif old_client:
         entity += b"Connection: keep-alive\r\n"
     return b"%b%b%b%b\r\n" % (_STATUS_LINES[status], entity, date_line(), response.head)
+
+
+def render_stream_head(response: Response) -> bytes:
+    """Everything before a body that ends with the connection: no length, and no chunks that a proxy could hold back."""
+    return b"%bContent-Type: %b\r\nConnection: close\r\n%b%b\r\n" % (
+        _STATUS_LINES[response.status],
+        response.content_type,
+        date_line(),
+        response.head,
+    )

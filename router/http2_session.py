@@ -44,6 +44,7 @@ FIELDS = {
     b"accept": "accept",
     b"accept-encoding": "accept_encoding",
     b"idempotency-key": "idempotency_key",
+    b"last-event-id": "last_event_id",
 }
 LISTS = frozenset((b"content-encoding", b"accept", b"accept-encoding"))
 NOT_IN_HTTP2 = frozenset(

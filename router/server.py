@@ -58,6 +58,10 @@ class Server:
     def _buffered(self) -> int:
         return self.stalled_bytes + self._sending.held
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        """In the loop's next turn, so that nobody is called from within his own call."""
+        self._loop.call_soon(callback)
+
     def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         """Run work on another thread; False when too much of it waits already."""
         if self._offloaded >= OFFLOADED_MAX:
@@ -138,8 +142,9 @@ class Server:
         self._threads.shutdown(wait=False)
 
     async def _flush(self, give_up: float) -> None:
-        """Answers that are written but not taken yet get what is left of the time."""
+        """Answers that are written but not taken yet get what is left of the time, and streams that are ending."""
         while self._loop.time() < give_up and any(
-            c.transport is not None and c.transport.get_write_buffer_size() for c in self.connections
+            c.is_streaming or (c.transport is not None and c.transport.get_write_buffer_size())
+            for c in self.connections
         ):
             await asyncio.sleep(0.02)

@@ -21,6 +21,7 @@ from topics.sockets import descriptor, has_input
 logger = logging.getLogger("topics.front")
 
 EXPIRE_EVERY_S = 1.0
+SETTLE_S = 2.0
 SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
 SEND_FROM = 16  # requests; they leave before the tick ends, so that shard and front work side by side
 
@@ -118,6 +119,12 @@ class ShardClient:
     def _expire(self) -> None:
         self.core.expire(self._now_us())
         self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire)
+
+    async def settle(self) -> None:
+        """Wait for the last answers, so that nothing is cut off on its way: streams that ended save where they stand."""
+        give_up = self._loop.time() + SETTLE_S
+        while self.core.in_flight and self._loop.time() < give_up:
+            await asyncio.sleep(0.005)
 
     def close(self) -> None:
         self._expire_timer.cancel()

@@ -3,32 +3,41 @@
 An id is base64url without padding of a JSON object, topic → cursor. It is made of pieces, one a topic, each padded with
 blanks to a multiple of three bytes, so that the texts of the pieces can be kept and just joined.
 
-A stream of more than ID_TOPICS_MAX topics names only those that have moved since a save of its session, and under `#`,
-which no topic is called, the number of that save.
+An id comes back in the head of a request, which is bounded. A stream of more topics than `name_all` allows names only those
+that have moved since a save of its session, and under `#`, which no topic is called, the number of that save.
 """
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
+from topics.watching import ID_TOPICS_MAX
+
 _END = urlsafe_b64encode(b"}  ")
-_START = urlsafe_b64encode(b"{  ")
+_EMPTY = urlsafe_b64encode(b"{} ")
 SAVE = "#"
 ID_BYTES_MAX = 1 << 20
+ID_NAMES_BYTES_MAX = 4096  # with their cursors, and as base64, names of that length make 8 KiB at most
+_CURSOR_MAX = (1 << 64) - 1
 
 _decoder = msgspec.json.Decoder(dict[str, int])
 
 
+def name_all(topics: Collection[str]) -> bool:
+    """Whether the ids of a stream of these topics name all of them."""
+    return len(topics) <= ID_TOPICS_MAX and sum(map(len, topics)) <= ID_NAMES_BYTES_MAX
+
+
 def piece(topic: str, cursor: int) -> bytes:
     """One topic's part of an id, for any place but the first."""
-    return _padded(b',"%b":%d' % (topic.encode(), cursor))
+    return _padded(b",%b:%d" % (msgspec.json.encode(topic), cursor))
 
 
 def first_piece(topic: str, cursor: int) -> bytes:
-    return _padded(b'{"%b":%d' % (topic.encode(), cursor))
+    return _padded(b"{%b:%d" % (msgspec.json.encode(topic), cursor))
 
 
 def _padded(text: bytes) -> bytes:
@@ -37,7 +46,8 @@ def _padded(text: bytes) -> bytes:
 
 def join(pieces: Iterable[bytes]) -> bytes:
     """A whole id, of a first piece and others."""
-    return b"".join((*pieces, _END)) or _START + _END
+    joined = b"".join(pieces)
+    return joined + _END if joined else _EMPTY
 
 
 def decode(text: str) -> tuple[int | None, dict[str, int]] | None:
@@ -48,6 +58,6 @@ def decode(text: str) -> tuple[int | None, dict[str, int]] | None:
         cursors = _decoder.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, msgspec.DecodeError):
         return None
-    if any(cursor < 0 for cursor in cursors.values()):
+    if not all(0 <= cursor <= _CURSOR_MAX for cursor in cursors.values()):
         return None
     return cursors.pop(SAVE, None), cursors

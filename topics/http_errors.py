@@ -15,6 +15,7 @@ STATUS = {
     "topic_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
+    "not_acceptable": 406,
     "request_timeout": 408,
     "topic_exists_incompatible": 409,
     "topic_not_empty": 409,

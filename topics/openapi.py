@@ -41,6 +41,7 @@ CODES = {
     "topic_not_found": "There is no such topic. `detail`: `topic`.",
     "not_found": "There is no such route.",
     "method_not_allowed": "The route exists, but not with this method.",
+    "not_acceptable": "The stream is text/event-stream, and `Accept` does not take that.",
     "request_timeout": "The request did not arrive in time.",
     "topic_exists_incompatible": "A topic's `type` cannot change. `detail`: `topic`, `existing_type`, `requested_type`.",
     "topic_not_empty": "`if_empty` was given and records are left. `detail`: `topic`, `count`.",

@@ -28,7 +28,9 @@ PAGES_AHEAD = 2
 WATCH_TOPICS_MAX = 256  # names and patterns in one request
 STREAM_TOPICS_MAX = 10_000  # topics that one stream follows, patterns included
 SESSION_TTL_MS = 300_000
-ID_TOPICS_MAX = 64  # an event id names all topics up to so many; beyond that, what changed since the last save
+ID_TOPICS_MAX = (
+    64  # an event id names all topics up to so many; beyond that, what changed since the last save
+)
 
 _PAGE = struct.Struct("<QQQQIB")  # from_seq, to_seq, head_seq, earliest_seq, records, caught up
 PAGE_BYTES = _PAGE.size
@@ -103,9 +105,9 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
 
     options: FeedOptions
     heartbeat_ms: int
+    names: list[str] = []
     patterns: list[str] = []
     group: str | None = None
-    prefixes: list[str] | None = None
 
 
 class CreateSession(msgspec.Struct, frozen=True, array_like=True, tag="create"):

@@ -12,6 +12,8 @@ from topics.engine.config import TopicConfig
 from topics.engine.priority import effective_priority
 from topics.engine.render import render_records
 from topics.schemas import DiffBody
+from topics.watching import WatchRead, page_head
+from workers.feeds import feed_page, render
 
 Rendered: TypeAlias = tuple[int, int, bytes, wire.Buffer]  # status, kind, header lines, body
 
@@ -78,6 +80,11 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
         )
     )
     return OK, wire.JSON, b"", body
+
+
+def watch_page(result: cmd.Page, wish: WatchRead) -> Rendered:
+    page = feed_page(result, wish.from_seq)
+    return OK, wire.FEED, page_head(page), render(result, wish.options)
 
 
 def tombstone(gone: cmd.Tombstone | None) -> bytes:

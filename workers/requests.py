@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from topics import wire
+from topics.bodies import TOO_DEEP, check_u64, checked, decode, node_names
 from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine.config import TopicConfig
@@ -27,19 +27,17 @@ from topics.schemas import (
     Predicate,
     RecordBody,
     WriteBody,
-    within_u64,
 )
+from topics.watching import WatchRead
 
 TAG_BYTES_MAX = 256
 META_BYTES_MAX = 16 * limits.KIB
 META_KEYS_MAX = 64
 META_KEYS_BYTES = 5 * META_KEYS_MAX  # an object with more keys than that is longer: `"":0,` each
 DELETE_SEQS_MAX = 10_000
-NODES_MAX = 256  # names of one read; each costs a look at every row
 TTL_MS_MAX = 1 << 53  # of one record; an expiry later than that is no expiry
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
-_TOO_DEEP = "the JSON is nested too deeply"
 
 _write = msgspec.json.Decoder(WriteBody)
 _bare = msgspec.json.Decoder(BareWrite)
@@ -47,33 +45,10 @@ _lines = msgspec.json.Decoder(RecordBody)
 _diff = msgspec.json.Decoder(DiffBody)
 _delete = msgspec.json.Decoder(DeleteBody)
 _config = msgspec.json.Decoder(ConfigBody)
+_watch_read = msgspec.msgpack.Decoder(WatchRead).decode
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _compact = msgspec.json.format
 _NO_META = (b"", b"null")
-
-
-def decode(decoder: Callable[[Any], Any], body: wire.Buffer) -> Any:
-    """Decode JSON or say what is wrong with it."""
-    text = _checked(body)
-    if not text:
-        raise InvalidRequest("the body is empty")
-    try:
-        return decoder(text)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body does not fit: {error}") from None
-    except RecursionError:
-        raise InvalidRequest(_TOO_DEEP) from None
-
-
-def _checked(body: wire.Buffer) -> bytes:
-    """The body as UTF-8. Payloads are kept as they came, so the text is checked as a whole."""
-    text = body if isinstance(body, bytes) else bytes(body)
-    if not text.isascii():
-        try:
-            text.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"the body is not UTF-8: byte {error.start}") from None
-    return text
 
 
 # -- writes ------------------------------------------------------------------------------------------------
@@ -110,7 +85,7 @@ _NO_RECORDS = cmd.Records([])
 
 def _read_bare(body: wire.Buffer) -> cmd.Records | None:
     """The records of a body that has nothing but their data; None when there is more to it, or something wrong."""
-    text = _checked(body)
+    text = checked(body)
     try:
         rows = _bare.decode(text).records
     except (msgspec.DecodeError, RecursionError):
@@ -121,7 +96,7 @@ def _read_bare(body: wire.Buffer) -> cmd.Records | None:
 
 def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
     """One record a line. What a JSON body says beside its records comes in the query and in headers."""
-    text = _checked(request.body)
+    text = checked(request.body)
     if text.count(b"\n") > 2 * limits.BATCH_RECORDS_MAX:  # far too many, and not worth the decoding
         _check_count(text.count(b"\n"))
     rows: list[RecordBody] = decode(_lines.decode_lines, text)
@@ -150,7 +125,7 @@ def _checked_key(key: str) -> bytes:
 
 def _set_conditions(command: cmd.Append, body: WriteBody) -> None:
     wanted = body.if_tag_last_seq
-    _check_u64(if_last_seq=body.if_last_seq, if_tag_last_seq=wanted.seq if wanted is not None else None)
+    check_u64(if_last_seq=body.if_last_seq, if_tag_last_seq=wanted.seq if wanted is not None else None)
     command.if_last_seq = body.if_last_seq
     if wanted is not None:
         command.if_tag_last_seq = (wanted.tag.encode(), wanted.seq)
@@ -166,7 +141,7 @@ def read_records(rows: list[RecordBody], body: wire.Buffer, node: str | None) ->
         if not all(payloads):
             raise InvalidRequest(f"record {payloads.index(b'')} has no data")
         metas = [bytes(row.meta) for row in rows]
-        records = _json_records(payloads, metas if any(metas) else [], _checked(body))
+        records = _json_records(payloads, metas if any(metas) else [], checked(body))
     tags = [row.tag for row in rows]
     if tags.count(None) < count:
         records.tags = [tag.encode() if tag is not None else None for tag in tags]
@@ -232,14 +207,14 @@ def compact_size(text: bytes, escaped: bool) -> int:
         try:
             text = _compact(text, indent=-1)
         except RecursionError:
-            raise InvalidRequest(_TOO_DEEP) from None
+            raise InvalidRequest(TOO_DEEP) from None
     if escaped and b"\\" in text:
         try:
             return len(msgspec.json.encode(msgspec.json.decode(text)))
         except (msgspec.MsgspecError, OverflowError, ValueError):
             pass  # numbers that only text can hold
         except RecursionError:
-            raise InvalidRequest(_TOO_DEEP) from None
+            raise InvalidRequest(TOO_DEEP) from None
     return len(text)
 
 
@@ -290,11 +265,9 @@ def _raw_records(rows: list[RecordBody]) -> cmd.Records:
 
 def read_diff(topic: str, request: wire.Request) -> tuple[cmd.Diff, DiffBody]:
     body: DiffBody = decode(_diff.decode, request.body) if len(request.body) else DiffBody()
-    _check_u64(from_seq=body.from_seq, max_batch_bytes=body.max_batch_bytes, from_ts=body.from_ts)
+    check_u64(from_seq=body.from_seq, max_batch_bytes=body.max_batch_bytes, from_ts=body.from_ts)
     frames = request.op == wire.DIFF_FRAMES
-    names = [body.node] if isinstance(body.node, str) else list(dict.fromkeys(body.node or []))
-    if len(names) > NODES_MAX:
-        raise InvalidRequest(f"{len(names)} names in node; at most {NODES_MAX} can be left out")
+    names = node_names(body.node)
     command = cmd.Diff(
         topic,
         body.from_seq,
@@ -310,9 +283,22 @@ def read_diff(topic: str, request: wire.Request) -> tuple[cmd.Diff, DiffBody]:
     return command, body
 
 
+def read_watch(request: wire.Request) -> WatchRead:
+    try:
+        return _watch_read(request.body)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"a read for a watcher cannot be understood: {error}") from None
+
+
+def watch_command(topic: str, wish: WatchRead) -> cmd.Diff:
+    options = wish.options
+    nodes = tuple(node.encode() for node in options.nodes)
+    return cmd.Diff(topic, wish.from_seq, options.limit, nodes, options.max_bytes, synced=options.strong)
+
+
 def read_delete(topic: str, request: wire.Request) -> cmd.Delete:
     body: DeleteBody = decode(_delete.decode, request.body)
-    _check_u64(before_seq=body.before_seq, keep=body.keep)
+    check_u64(before_seq=body.before_seq, keep=body.keep)
     if body.seqs is not None and len(body.seqs) > DELETE_SEQS_MAX:
         raise BatchTooLarge(
             f"{len(body.seqs)} seqs in one delete; send at most {DELETE_SEQS_MAX}",
@@ -342,12 +328,6 @@ def make_match(op: str, value: str) -> TagMatch:
         raise InvalidRequest(str(error)) from None
 
 
-def _check_u64(**numbers: int | None) -> None:
-    name = within_u64(**numbers)
-    if name is not None:
-        raise InvalidRequest(f"{name} is beyond 64 bits")
-
-
 # -- topics ------------------------------------------------------------------------------------------------
 
 
@@ -359,7 +339,7 @@ def read_config(request: wire.Request, args: wire.Args) -> TopicConfig:
 
 
 def topic_config(body: ConfigBody) -> TopicConfig:
-    _check_u64(
+    check_u64(
         ttl_ms=body.ttl_ms,
         cap_records=body.cap_records,
         cap_bytes=body.cap_bytes,

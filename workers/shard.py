@@ -123,7 +123,15 @@ def main() -> int:
         now_us=now_us,
     )
     metrics = ShardMetrics(engine, lambda: disk.write_ns)
-    core = ShardCore(engine, caps, metrics, incarnation=arguments.incarnation, now_us=now_us)
+    core = ShardCore(
+        engine,
+        caps,
+        metrics,
+        incarnation=arguments.incarnation,
+        now_us=now_us,
+        disk=disk,
+        max_sessions=settings.max_watch_sessions,
+    )
     loop = ShardLoop(core, control, arguments.socket)
     try:
         loop.obey(heard)

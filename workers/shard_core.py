@@ -23,12 +23,14 @@ from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine.engine import Engine, Job, Outcome
 from topics.engine.errors import InvalidRequest, OverGrant, TopicsError
+from topics.engine.ports import Disk
 from topics.http_errors import error_head, error_parts
 from topics.schemas import DiffBody
 from workers import replies, requests
 from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
 from workers.metrics import ShardMetrics
+from workers.watch_desk import JOB_KIND, WatchDesk
 
 logger = logging.getLogger("topics.shard")
 
@@ -62,6 +64,7 @@ class NotReady(TopicsError):
 
 
 LARGE_READS = (cmd.Diff, cmd.LastByTag)
+DESK_BUDGET_MS = 1 << 31  # what the desk asks is never too late
 
 
 class ShardCore:
@@ -73,6 +76,8 @@ class ShardCore:
         *,
         incarnation: int,
         now_us: Callable[[], int],
+        disk: Disk,
+        max_sessions: int = 0,
     ) -> None:
         self.engine = engine
         self.caps = caps
@@ -90,12 +95,16 @@ class ShardCore:
         self._window = AnswerWindow()
         self._reopened = False  # since the last turn
         self._probe_at_us = 0
+        self._wake_at_ms: int | None = None  # as the engine said last
         engine.shard.may_wake = self._may_wake
         self._peers: dict[int, int] = {}
         self._turn = Turn()
         self._turns_again: list[Turn] = []  # of writes that were parked, and are asked again in this turn
         self._out: dict[bytes, list[bytes]] = {}  # small replies of this turn, by peer
         self._apart: list[tuple[bytes, list[wire.Buffer]]] = []
+        self.desk = WatchDesk(
+            engine, disk, max_sessions=max_sessions, send=self._send, ask=self._ask_for_desk, now_us=now_us
+        )
         self._read: dict[int, Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]] = {
             wire.WRITE: self._read_write,
             wire.WRITE_LINES: lambda t, r, a: (requests.read_lines(t, r, a), None),
@@ -108,6 +117,7 @@ class ShardCore:
             wire.LIST_TOPICS: self._read_list,
             wire.LAST_BY_TAG: self._read_last,
             wire.COUNT_BY_TAG: self._read_counts,
+            wire.WATCH_READ: self._read_watch,
         }
 
     # -- in ------------------------------------------------------------------------------------------------
@@ -125,6 +135,11 @@ class ShardCore:
         if self._waiting or self._reopened or self.caps.has_released:
             return True
         return any(map(self._window.is_open, self._held_reads))
+
+    def start(self) -> None:
+        """The shard has recovered."""
+        self.caps.start()
+        self.desk.load()
 
     def receive(self, peer: bytes, message: bytes, apart: wire.Buffer | None = None) -> None:
         if wire.read_message_head(message) != self._incarnation:
@@ -151,12 +166,15 @@ class ShardCore:
 
     def _check_serving(self, request: wire.Request, now_us: int) -> None:
         if self.progress < 1.0:
-            raise NotReady(
-                "this topic's shard is still replaying its log; try again shortly",
-                replay_progress=round(self.progress, 4),
-            )
+            raise self._replaying()
         if now_us - request.received_us > request.budget_ms * 1000:
             raise NotReady("the request waited too long and was not executed; try again")
+
+    def _replaying(self) -> NotReady:
+        return NotReady(
+            "this topic's shard is still replaying its log; try again shortly",
+            replay_progress=round(self.progress, 4),
+        )
 
     def _read_write(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
         return requests.read_write(topic, request, args, self.engine.shard.staged.__contains__), None
@@ -178,6 +196,21 @@ class ShardCore:
         match = requests.make_match("Glob", args.prefix + "*")
         return cmd.CountByTag(topic, match, args.after.encode(), args.page_size), None
 
+    def _read_watch(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+        wish = requests.read_watch(request)
+        log = self.engine.shard.published.get(topic)
+        if wish.options.strong and log is not None:
+            self.engine.shard.keep_safe(log)
+        return requests.watch_command(topic, wish), wish
+
+    def _ask_for_desk(self, peer: bytes, number: int, asker: Any, command: cmd.Command | None) -> Token:
+        """A question of the desk to the engine; without a command it only wants the token for one."""
+        request = wire.Request(number, self._now_us(), DESK_BUDGET_MS, wire.FOLLOW, 0, b"", b"", b"")
+        token = (peer, request, asker, self._turn, command)
+        if command is not None:
+            self._waiting.append((token, command))  # type: ignore[arg-type]
+        return token  # type: ignore[return-value]
+
     def _internal(self, peer: bytes, request: wire.Request) -> None:
         """Questions about the shard itself, answered also while it recovers."""
         if request.op == wire.READY:
@@ -196,9 +229,21 @@ class ShardCore:
             self._reopened |= self._window.is_open(peer) and not was_open
             return
         else:
-            self._refuse(peer, request, InvalidRequest(f"there is no operation {request.op}"))
+            self._at_desk(peer, request)
             return
         self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
+
+    def _at_desk(self, peer: bytes, request: wire.Request) -> None:
+        try:
+            if self.progress < 1.0:
+                raise self._replaying()
+            if not self.desk.receive(peer, request):
+                raise InvalidRequest(f"there is no operation {request.op}")
+        except TopicsError as error:
+            self._refuse(peer, request, error)
+        except Exception as error:  # as with any other request
+            logger.exception("a message about watching could not be handled")
+            self._refuse(peer, request, TopicsError(f"the request could not be handled: {error!r}"))
 
     # -- the turn ------------------------------------------------------------------------------------------
 
@@ -263,16 +308,21 @@ class ShardCore:
         """That front is gone, and nobody waits for its reads."""
         self._window.forget(peer)
         self._held_reads.pop(peer, None)
+        self.desk.front_gone(peer)
         self._reopened = True
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
         if job.kind == "sync":
             self.metrics.synced(took_ms)
+        elif job.kind == JOB_KIND:
+            self.desk.saved(error)
+            return self._act(Outcome([], [], self._wake_at_ms), 0.0)
         outcome = self.engine.finish(job, error)
         return self._act(outcome, took_ms)
 
     def close(self) -> Actions:
         """The last turn: what is open is committed, and a snapshot is written."""
+        self.desk.close()
         return self._act(self.engine.close(), 0.0)
 
     def idle(self) -> Actions:
@@ -289,14 +339,17 @@ class ShardCore:
             self._answer(token, result, now_us, sync_ms)  # type: ignore[arg-type]
         if self.caps.has_mail:
             self.caps.attend()
-        wake_at_ms = outcome.wake_at_ms
+        jobs = outcome.jobs + self.desk.tend() if self.is_ready else outcome.jobs
+        wake_at_ms = self._wake_at_ms = outcome.wake_at_ms
+        if self.is_ready:
+            wake_at_ms = self.desk.wake_at_ms(wake_at_ms)
         if self.caps.wake_at_us is not None:
             wake_at_ms = self._tend_parked(now_us, wake_at_ms)
         messages = self._messages()
         closed = self._window.closed()
         if closed:
             wake_at_ms = self._probe(closed, messages, now_us, wake_at_ms)
-        return Actions(outcome.jobs, messages, wake_at_ms)
+        return Actions(jobs, messages, wake_at_ms)
 
     def _probe(
         self,
@@ -323,6 +376,9 @@ class ShardCore:
 
     def _answer(self, token: Token, result: object, now_us: int, sync_ms: float) -> None:
         peer, request, options, turn, _ = token
+        if request.op == wire.FOLLOW:
+            self.desk.answered(options, token, result)
+            return
         total_ms = (now_us - request.received_us) / MS
         if type(result) is cmd.Appended:
             status, kind, head, body = replies.appended(
@@ -361,6 +417,8 @@ class ShardCore:
                 # Records come in the order of seqs, pages in that of tags.
                 last = max(filter(None, result.tags), default=None) if result.more and result.tags else None
                 return replies.last_by_tag(result, _cursor(last), total_ms)
+            case cmd.Page() if request.op == wire.WATCH_READ:
+                return replies.watch_page(result, options)
             case cmd.Page():
                 assert isinstance(options, DiffBody)
                 return replies.page(result, options, total_ms)

@@ -133,7 +133,7 @@ class ShardLoop:
         core.progress = 1.0
         gc.collect()
         gc.freeze()  # what recovery built stays; the collector need not walk it again and again
-        core.caps.start()
+        core.start()
         self._control.send(Ready())
         fields = {
             "topics": len(core.engine.shard.published),

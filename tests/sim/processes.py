@@ -115,7 +115,15 @@ class SimShard:
             now_us=now_us,
         )
         metrics = ShardMetrics(engine, lambda: 0)
-        self.core = ShardCore(engine, caps, metrics, incarnation=self.incarnation, now_us=now_us)
+        self.core = ShardCore(
+            engine,
+            caps,
+            metrics,
+            incarnation=self.incarnation,
+            now_us=now_us,
+            disk=self.disk,  # type: ignore[arg-type]
+            max_sessions=self.server.settings.max_watch_sessions,
+        )
         self._recovery = engine.recover_steps()
         self.server.listening(self)
         self._recover()
@@ -133,7 +141,7 @@ class SimShard:
             progress = next(self._recovery, None)
             if progress is None:
                 core.progress = 1.0
-                core.caps.start()
+                core.start()
                 self._do(core.turn())
                 self.server.ready(self)
                 self._plan_step()
@@ -286,6 +294,7 @@ class SimFront:
         self.core = FrontCore(server.shards, self._schedule)
         now_us = server.machine.clock.monotonic_us
         self.services = Services(self.core, server.settings, now_us, "sim", now_us())
+        self.services.open_desk(self._later, server.machine.clock.wall_ms)
         self.gate = Gate(self.services, [], lambda: 0, self._offload)
         self._scheduled = False
         self.world.after(1 * S, self._expire)
@@ -297,6 +306,9 @@ class SimFront:
     def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         self.world.after(300, lambda: self.alive and done(work()))
         return True
+
+    def _later(self, delay_us: int, action: Callable[[], None]) -> None:
+        self.world.after(delay_us, lambda: self.alive and action())
 
     def _schedule(self) -> None:
         if not self._scheduled:

@@ -50,7 +50,12 @@ class Rig:
             engine, shard=config.shard, shards=shards, incarnation=incarnation, now_us=self.now_us
         )
         self.core = ShardCore(
-            engine, self.caps, ShardMetrics(engine, lambda: 0), incarnation=incarnation, now_us=self.now_us
+            engine,
+            self.caps,
+            ShardMetrics(engine, lambda: 0),
+            incarnation=incarnation,
+            now_us=self.now_us,
+            disk=self.disk,
         )
         self.takes = True  # fronts tell that they have taken their answers
         self.jobs: list[Job] = []
@@ -69,7 +74,7 @@ class Rig:
         for progress in self.core.engine.recover_steps():
             self.core.progress = min(progress, 0.9999)
         self.core.progress = 1.0
-        self.caps.start()
+        self.core.start()
         self.turn()
 
     # -- in ------------------------------------------------------------------------------------------------

@@ -83,6 +83,8 @@ class Diff:
     match: TagMatch | None = None
     from_ts: int = 0
     frames: bool = False
+    standing: bool = False  # it waits for as long as it takes
+    synced: bool = False  # only of what no crash can undo; see Staging.keep_safe
 
 
 @dataclass(slots=True)

@@ -240,6 +240,7 @@ class Engine:
                 self._latch(reason, log_failed=True, group_in_reach=in_reach)
                 return
         shard.committed(lsn)
+        shard.written_lsn, shard.publishing_lsn = self.wal.last_lsn, lsn
         for op in ops:
             log = op.log
             if op.sync and self.wal.last_lsn > self.wal.synced_lsn:
@@ -347,6 +348,7 @@ class Engine:
             gate = next(iter(self._parked))
             if gate > lsn:
                 break
+            self.shard.publishing_lsn = gate
             for op in self._parked.pop(gate):
                 self.shard.publish(op)
         if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:

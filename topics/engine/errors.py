@@ -3,8 +3,8 @@
 TopicsError
 ├── CallerError           what the request asked for cannot be; nothing changed
 │   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
-│   ├── TopicNotFound · TopicExistsIncompatible
-│   ├── Forbidden
+│   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound
+│   ├── Unauthorized · Forbidden
 │   ├── Conflict          the topic is not in the state that the request needs
 │   │   └── TopicNotEmpty · TopicFull · WrongLastSeq
 │   └── Throttled         a bound is reached; try again later
@@ -94,6 +94,21 @@ class WrongLastSeq(Conflict):
         if tag is not None:
             detail["tag"] = tag
         super().__init__(f"the last seq of {whose} is {actual}, not {expected}", **detail)
+
+
+class SessionNotFound(CallerError):
+    """There never was such a watch session, or nobody has read it for too long."""
+
+    code = "not_found"
+
+    def __init__(self, wid: str) -> None:
+        super().__init__("there is no such watch session; make one with POST /v0/watch", wid=wid)
+
+
+class Unauthorized(CallerError):
+    """Whoever asks has not shown the key that this needs."""
+
+    code = "unauthorized"
 
 
 class Forbidden(CallerError):

@@ -18,6 +18,9 @@ HEADER_BYTES = HEADER.size
 VERSION = 1
 DIGEST_BYTES = 8
 TEMP_SUFFIX = ".tmp"
+# Beside log and snapshots lies a file of the worker's own, with watch sessions. Here it matters only whether it is whole.
+WATCH_NAME = "watch"
+WATCH_MAGIC = b"TPCSWCH\0"
 
 Hasher = xxhash.xxh3_64
 

@@ -34,6 +34,12 @@ DEDUPE_KEYS_MAX = 100_000
 # Pages that long polls are woken with in one turn; the others are woken by the next one.
 WAKE_BYTES_MAX = 32 * MIB
 
+# Subject patterns. The results of matches are cached until there are this many, then the newest few stay.
+SUBJECT_PATTERN_BYTES_MAX = 255  # as long as a topic name; bounds the depth of the trie, at 128 tokens
+MATCHES_CACHED_MAX = 1024
+MATCHES_CACHED_SWEPT = 256
+SUBJECT_CHANGES_KEPT = 64  # that a cached result can catch up with: more would cost as much as a new walk
+
 # Long polls parked on one topic; more are answered at once with an empty page.
 WAITERS_PER_TOPIC_MAX = 10_000
 

@@ -36,9 +36,9 @@ class Queries(Staging):
         page = self._read_page(log, command)
         if self._nothing_yet(page, page.head_seq) or command.from_seq > page.head_seq:
             self._refuse_the_latest()
-        may_wait = command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX
+        may_wait = command.standing or (command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX)
         if may_wait and self._nothing_yet(page, page.head_seq):
-            self._park(token, command, log, page.head_seq)
+            self.park(token, command, log, page.head_seq)
         else:
             self._answer(token, page, log)
 
@@ -86,12 +86,23 @@ class Queries(Staging):
         self.count_live(op)
         log.publish_found(op)
 
-    def _park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
+    def park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
+        """Keep a read that has seen the topic up to its head, until there is more."""
         wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
         waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log, head)
         log.waiters.append(waiter)
         self._waiting += 1
-        self._push_waiter(waiter, waiter.deadline_ms)
+        if not command.standing:
+            self._push_waiter(waiter, waiter.deadline_ms)
+
+    def unpark(self, token: object, log: TopicLog) -> None:
+        """Whoever asked does not want to know any more. Without effect when it is not parked."""
+        for waiter in log.waiters:
+            assert isinstance(waiter, Waiter)
+            if waiter.token is token:
+                log.waiters.remove(waiter)
+                self._close_waiter(waiter)
+                return
 
     def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
         self._waiter_count += 1

@@ -236,8 +236,10 @@ class Reader:
     def diff(self, log: TopicLog, command: Diff) -> Page | FramePage:
         view = log.view
         head = view.head
-        earliest = min(view.first_seq, head + 1)
         cursor = command.from_seq
+        if command.synced and cursor <= head:
+            head = max(min(log.safe_head, head), cursor)
+        earliest = min(view.first_seq, head + 1)
         tombstone: Tombstone | None = None
         floor = view.evict_floor
         if cursor > head:
@@ -249,6 +251,7 @@ class Reader:
             reason = self._reason(view.cap_lost, view.ttl_lost, cursor + 1)
             tombstone = Tombstone(cursor + 1, floor - 1, reason, floor - 1 - cursor, floor, head)
             cursor = floor - 1
+            head = max(head, cursor)
         stop = head + 1
         for first, last, reason in view.losses:
             if last <= cursor or last < floor:

@@ -6,6 +6,7 @@ staged to published. Which commands there are stands in writes.py and queries.py
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -100,6 +101,12 @@ class Staging:
         self.seq_ceilings: list[tuple[int, TopicLog, int]] = []
         self._new_time_ceiling = 0
         self._new_seq_ceilings: list[tuple[TopicLog, int]] = []
+        # Who must know how much of a topic is synced; see `keep_safe`.
+        self.written_lsn = 0
+        self.synced_lsn = 0
+        self.publishing_lsn = 0  # what covers the op that is being published
+        self.unsafe: dict[int, TopicLog] = {}
+        self.on_created: Callable[[str], None] = lambda name: None
         # Work for the engine.
         self.dirty: dict[int, TopicLog] = {}  # topics whose waiters must look again
         self.unwoken: dict[int, TopicLog] = {}  # those of them with waiters that may not be woken yet
@@ -201,7 +208,36 @@ class Staging:
             self.seq_ceilings += [(lsn, log, ceiling) for log, ceiling in self._new_seq_ceilings]
             self._new_seq_ceilings = []
 
+    def keep_safe(self, log: TopicLog) -> None:
+        """From here on `log.safe_head` tells up to where the topic is synced."""
+        if log.unsafe_heads is None:
+            log.unsafe_heads = deque()
+            self.publishing_lsn = self.written_lsn
+            self._note_head(log)
+
+    def _note_head(self, log: TopicLog) -> None:
+        assert log.unsafe_heads is not None
+        if self.publishing_lsn <= self.synced_lsn and not log.unsafe_heads:
+            log.safe_head = log.view.head
+        else:
+            log.unsafe_heads.append((self.publishing_lsn, log.view.head))
+            self.unsafe[log.id] = log
+
+    def _heads_synced(self, lsn: int) -> None:
+        for log in list(self.unsafe.values()):
+            heads = log.unsafe_heads
+            assert heads is not None
+            while heads and heads[0][0] <= lsn:
+                log.safe_head = heads.popleft()[1]
+                if log.waiters:
+                    self.dirty[log.id] = log
+            if not heads:
+                del self.unsafe[log.id]
+
     def synced(self, lsn: int) -> None:
+        self.synced_lsn = max(self.synced_lsn, lsn)
+        if self.unsafe:
+            self._heads_synced(lsn)
         while self.time_ceilings and self.time_ceilings[0][0] <= lsn:
             self.time_ceiling_synced_ms = self.time_ceilings.pop(0)[1]
         while self.seq_ceilings and self.seq_ceilings[0][0] <= lsn:
@@ -216,6 +252,8 @@ class Staging:
             log.publish(op)
             if log.waiters:
                 self.dirty[log.id] = log
+            if log.unsafe_heads is not None:
+                self._note_head(log)
             self.ready.append((op.token, op.result))
             return
         log.expiring -= op.expiry
@@ -226,6 +264,8 @@ class Staging:
             self._publish_name(op)
         if log.waiters and (op.head or op.first_seq or op.dropped or op.loss):
             self.dirty[log.id] = log
+        if log.unsafe_heads is not None:
+            self._note_head(log)
         if op.erase is not None:
             self.erase_requests.append(op.erase)
         if op.later:
@@ -265,6 +305,7 @@ class Staging:
         elif self.published.get(log.name) is not log:
             self.published[log.name] = log
             self.names.add(log.name)
+            self.on_created(log.name)
 
     def discard_staged(self) -> None:
         """A commit failed: fall back to what is published. The shard is read-only from here on."""

@@ -1,4 +1,4 @@
-"""Subject patterns and tag matches: which tags a request means.
+"""Subject patterns and tag matches: which tags a request means. The trie: who subscribed to what matches a subject.
 
 A subject is a tag read as tokens split on `.`. In a pattern the token `*` stands for exactly one token and a final
 `>` for one or more. Only a whole token is a wildcard: `a*` is the literal token `a*`, as in NATS. A subject with an
@@ -7,8 +7,18 @@ empty token matches no pattern, since a pattern cannot name one.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Generic, Literal, TypeVar
+
+from topics.engine.limits import (
+    MATCHES_CACHED_MAX,
+    MATCHES_CACHED_SWEPT,
+    SUBJECT_CHANGES_KEPT,
+    SUBJECT_PATTERN_BYTES_MAX,
+)
 
 SEPARATOR = b"."
 ANY_TOKEN = b"*"
@@ -114,3 +124,286 @@ class TagMatch:
         if self.op == "Glob":
             return tag.startswith(self.value[:-1])
         return tag == self.value
+
+
+S = TypeVar("S", bound=Hashable)
+GroupName = bytes | str  # compared as given: the bytes and the text of a name are two names
+
+
+@dataclass(frozen=True, slots=True)
+class Matched(Generic[S]):
+    """Who gets a subject: every plain subscriber, and one member of each group. Who subscribed first stands first."""
+
+    plain: tuple[S, ...]
+    groups: Mapping[GroupName, tuple[S, ...]]
+
+
+class _Subscribers(Generic[S]):
+    """Those of one pattern. Each maps to the serial of its subscription, so every dict is ordered by its values."""
+
+    __slots__ = ("groups", "plain")
+
+    def __init__(self) -> None:
+        self.plain: dict[S, int] = {}
+        self.groups: dict[GroupName, dict[S, int]] = {}
+
+    def add(self, subscriber: S, group: GroupName | None, serial: int) -> bool:
+        members = self.plain if group is None else self.groups.setdefault(group, {})
+        return members.setdefault(subscriber, serial) == serial
+
+    def discard(self, subscriber: S, group: GroupName | None) -> bool:
+        members = self.plain if group is None else self.groups.get(group, {})
+        if members.pop(subscriber, None) is None:
+            return False
+        if group is not None and not members:
+            del self.groups[group]
+        return True
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.plain and not self.groups
+
+
+class _Node(Generic[S]):
+    """One token of a pattern, and what follows it. Wildcards stand beside the children, so that no token of a
+    subject is ever taken for one."""
+
+    __slots__ = ("any_token", "children", "here", "tail")
+
+    def __init__(self) -> None:
+        self.children: dict[bytes, _Node[S]] = {}
+        self.any_token: _Node[S] | None = None
+        self.here: _Subscribers[S] | None = None  # of the pattern that ends with this token
+        self.tail: _Subscribers[S] | None = None  # of the pattern that goes on with `>`
+
+    def child(self, token: bytes) -> _Node[S] | None:
+        return self.any_token if token == ANY_TOKEN else self.children.get(token)
+
+    def grow(self, token: bytes) -> _Node[S]:
+        child = self.child(token)
+        if child is None:
+            child = _Node()
+            if token == ANY_TOKEN:
+                self.any_token = child
+            else:
+                self.children[token] = child
+        return child
+
+    def cut(self, token: bytes) -> None:
+        if token == ANY_TOKEN:
+            self.any_token = None
+        else:
+            del self.children[token]
+
+    @property
+    def is_empty(self) -> bool:
+        return self.here is None and self.tail is None and self.any_token is None and not self.children
+
+
+@dataclass(slots=True)
+class _Cached(Generic[S]):
+    """A result, and how many changes of the trie it knows of."""
+
+    matched: Matched[S]
+    changes_seen: int
+
+
+@dataclass(slots=True)
+class _Change(Generic[S]):
+    """One subscription that came, or one that went."""
+
+    pattern: Pattern
+    subscriber: S
+    group: GroupName | None
+    is_added: bool
+
+
+def _in_order(holders: list[dict[S, int]]) -> tuple[S, ...]:
+    """Everybody once, by their first subscription. The dicts are ordered runs, which is what sorting likes best."""
+    if len(holders) == 1:
+        return tuple(holders[0])
+    pairs = sorted(chain.from_iterable(holder.items() for holder in holders), key=itemgetter(1))
+    return tuple(dict.fromkeys(subscriber for subscriber, _ in pairs))
+
+
+def _merged(found: list[_Subscribers[S]]) -> Matched[S]:
+    by_name: dict[GroupName, list[dict[S, int]]] = {}
+    for subscribers in found:
+        for name, members in subscribers.groups.items():
+            by_name.setdefault(name, []).append(members)
+    first = {name: min(next(iter(m.values())) for m in holders) for name, holders in by_name.items()}
+    return Matched(
+        _in_order([subscribers.plain for subscribers in found if subscribers.plain]),
+        {name: _in_order(by_name[name]) for name in sorted(first, key=first.__getitem__)},
+    )
+
+
+def _with_added(matched: Matched[S], changes: list[_Change[S]]) -> Matched[S]:
+    """Later subscriptions come last, so this is the result that a walk of the trie would give."""
+    plain = dict.fromkeys(matched.plain)
+    groups = {name: dict.fromkeys(members) for name, members in matched.groups.items()}
+    for change in changes:
+        members = plain if change.group is None else groups.setdefault(change.group, {})
+        members[change.subscriber] = None
+    return Matched(tuple(plain), {name: tuple(members) for name, members in groups.items()})
+
+
+class SubjectTrie(Generic[S]):
+    """Who subscribed to the patterns that match a subject. For one thread.
+
+    A subscription is a pattern, a subscriber and perhaps a group. A match walks the trie level by level, without
+    recursion, and meets every node at most once: however the wildcards are nested, it costs no more than looking at
+    each pattern. Results are cached by subject. The cache is not searched when a pattern comes or goes, which would make
+    every subscription pay for a thousand subjects; the change is noted, and a cached result catches up with the
+    notes when it is next asked for: it takes in who came, and is made anew if somebody went.
+    """
+
+    def __init__(self) -> None:
+        self._root: _Node[S] = _Node()
+        self._count = 0
+        self._serial = 0  # of the newest subscription
+        self._cache: dict[bytes, _Cached[S]] = {}
+        self._changes: list[_Change[S]] = []  # the newest
+        self._changes_count = 0  # of all that were ever noted
+
+    @property
+    def count(self) -> int:
+        """How many subscriptions there are."""
+        return self._count
+
+    def insert(self, pattern: bytes, subscriber: S, group: GroupName | None = None) -> bool:
+        """Add a subscription; False when it is there already, ValueError when the pattern is none."""
+        # No subject is shorter than a pattern that matches it, so a longer pattern would match no name.
+        if len(pattern) > SUBJECT_PATTERN_BYTES_MAX:
+            raise ValueError(f"a subject pattern has at most {SUBJECT_PATTERN_BYTES_MAX} bytes")
+        parsed = parse_pattern(pattern)
+        node = self._root
+        for token in parsed.tokens:
+            node = node.grow(token)
+        if parsed.has_tail:
+            subscribers = node.tail = node.tail or _Subscribers()
+        else:
+            subscribers = node.here = node.here or _Subscribers()
+        self._serial += 1
+        if not subscribers.add(subscriber, group, self._serial):
+            return False
+        self._count += 1
+        if not parsed.is_literal or pattern in self._cache:
+            self._note(_Change(parsed, subscriber, group, is_added=True))
+        return True
+
+    def remove(self, pattern: bytes, subscriber: S, group: GroupName | None = None) -> bool:
+        """Take a subscription away; False when there is none like it, also when the pattern could never be one."""
+        tokens = pattern.split(SEPARATOR)
+        has_tail = tokens[-1] == ANY_TAIL
+        if has_tail:
+            tokens.pop()
+        path = self._path(tokens)
+        if path is None:
+            return False
+        subscribers = path[-1].tail if has_tail else path[-1].here
+        if subscribers is None or not subscribers.discard(subscriber, group):
+            return False
+        self._count -= 1
+        if subscribers.is_empty:
+            self._prune(path, tokens, has_tail)
+        self._forget(pattern, subscriber, group)
+        return True
+
+    def match(self, subject: bytes) -> Matched[S]:
+        """Who gets this subject. The result is shared and never changes; until a change concerns it, it is the same."""
+        cached = self._cache.get(subject)
+        if cached is None:
+            return self._match_anew(subject)
+        if cached.changes_seen == self._changes_count or self._catch_up(subject, cached):
+            return cached.matched
+        del self._cache[subject]  # a new result goes to the end, furthest from the next sweep
+        return self._match_anew(subject)
+
+    def _match_anew(self, subject: bytes) -> Matched[S]:
+        parts = subject.split(SEPARATOR)
+        if b"" in parts:
+            return Matched((), {})
+        matched = _merged(self._find(parts))
+        self._cache[subject] = _Cached(matched, self._changes_count)
+        if len(self._cache) > MATCHES_CACHED_MAX:
+            # The newest stay. A new dict, since one emptied from its front is slow to walk from there.
+            kept = islice(self._cache.items(), len(self._cache) - MATCHES_CACHED_SWEPT, None)
+            self._cache = dict(kept)
+        return matched
+
+    def _find(self, parts: list[bytes]) -> list[_Subscribers[S]]:
+        found: list[_Subscribers[S]] = []
+        level = [self._root]
+        for part in parts:
+            below: list[_Node[S]] = []
+            for node in level:
+                if node.tail is not None:
+                    found.append(node.tail)
+                if (child := node.children.get(part)) is not None:
+                    below.append(child)
+                if node.any_token is not None:
+                    below.append(node.any_token)
+            level = below
+            if not level:
+                break
+        found += [node.here for node in level if node.here is not None]
+        return found
+
+    def _path(self, tokens: list[bytes]) -> list[_Node[S]] | None:
+        """The nodes from the root to that of the last token, or None when it is not there."""
+        path = [self._root]
+        for token in tokens:
+            node = path[-1].child(token)
+            if node is None:
+                return None
+            path.append(node)
+        return path
+
+    def _prune(self, path: list[_Node[S]], tokens: list[bytes], has_tail: bool) -> None:
+        """The last node of the path lost its last subscriber: nodes that lead nowhere go."""
+        node = path.pop()
+        if has_tail:
+            node.tail = None
+        else:
+            node.here = None
+        for parent, token in zip(reversed(path), reversed(tokens)):
+            if not node.is_empty:
+                return
+            parent.cut(token)
+            node = parent
+
+    def _forget(self, pattern: bytes, subscriber: S, group: GroupName | None) -> None:
+        """No cached result shows a subscription that went."""
+        if False:
+            self._cache.clear()
+            self._changes.clear()
+            return
+        parsed = parse_pattern(pattern)
+        if parsed.is_literal:
+            self._cache.pop(pattern, None)
+        else:
+            self._note(_Change(parsed, subscriber, group, is_added=False))
+
+    def _note(self, change: _Change[S]) -> None:
+        if not self._cache:
+            return
+        self._changes.append(change)
+        self._changes_count += 1
+        if len(self._changes) < 2 * SUBJECT_CHANGES_KEPT:
+            return
+        # Results too old to catch up go now, so that they do not hold on to subscribers that left.
+        del self._changes[:-SUBJECT_CHANGES_KEPT]
+        oldest = self._changes_count - SUBJECT_CHANGES_KEPT
+        self._cache = {key: cached for key, cached in self._cache.items() if cached.changes_seen >= oldest}
+
+    def _catch_up(self, subject: bytes, cached: _Cached[S]) -> bool:
+        """Bring a cached result up to date; False when it has to be made anew. The notes reach back to all of them."""
+        missed = self._changes_count - cached.changes_seen
+        concerning = [change for change in self._changes[-missed:] if change.pattern.matches(subject)]
+        if not all(change.is_added for change in concerning):
+            return False
+        if concerning:
+            cached.matched = _with_added(cached.matched, concerning)
+        cached.changes_seen = self._changes_count
+        return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,10 +129,12 @@ class TopicLog:
         "pending",
         "ram_bytes",
         "runs",
+        "safe_head",
         "stored",
         "sum_chain",
         "tags",
         "ttl_lost",
+        "unsafe_heads",
         "view",
         "waiters",
     )
@@ -179,6 +182,9 @@ class TopicLog:
         self.last_read_ts = 0
         self.last_touch = 0
         self.waiters: list[object] = []
+        # Of a topic that somebody watches for what is synced: (lsn, head) of what is published and not synced yet.
+        self.unsafe_heads: deque[tuple[int, int]] | None = None
+        self.safe_head = 0
         self.doomed: list[
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them

@@ -1,0 +1,18 @@
+"""GET /v0/ws: a WebSocket, if there is a place for one."""
+
+from __future__ import annotations
+
+from router.call import Call, error_response
+from router.exchange import Respond, Response
+from router.websocket import SocketWatcher
+
+
+def open_socket(call: Call, respond: Respond) -> None:
+    if not call.request.wants_websocket:
+        respond(error_response("invalid_request", "this is a WebSocket: ask for an upgrade, over HTTP/1.1"))
+        return
+    leave = call.services.desk.take_place(call.key)
+    if leave is None:
+        respond(error_response("throttled", "too many streams are open", {"limit": "max_sse_connections"}))
+        return
+    respond(Response(101, conversation=SocketWatcher(call, leave)))

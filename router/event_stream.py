@@ -1,0 +1,184 @@
+"""One open event stream: a session's topics, written to one client as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from router import sse
+from router.exchange import Sink
+from router.fanout import ENDED, Fanout, News, Sub, Watcher
+from topics import event_ids
+from topics.watching import ID_TOPICS_MAX, OpenedSession
+
+if TYPE_CHECKING:
+    from router.streams_desk import StreamsDesk
+
+_SINGLE = b"1"  # the text for a stream of this topic alone
+
+
+class EventStream(Watcher):
+    def __init__(
+        self,
+        fanout: Fanout,
+        desk: StreamsDesk,
+        wid: str,
+        number: int,
+        opened: OpenedSession,
+        prefixes: list[str] | None,
+        on_closed: Callable[[], None],
+    ) -> None:
+        super().__init__(fanout, prefixes)
+        spec = opened.spec
+        self.wid = wid
+        self.number = number
+        self.save = opened.save
+        self.moved: dict[str, int] = {}  # cursors since the last save that was sent
+        self.saving: dict[str, int] = {}  # and those of a save that is not acknowledged
+        self.heartbeat_us = spec.heartbeat_ms * 1000
+        self.wrote_us = 0
+        self._desk = desk
+        self._spec = spec
+        self._starts = opened.cursors
+        self._on_closed = on_closed
+        self._sink: Sink | None = None
+        self._is_single = len(opened.cursors) == 1 and not spec.patterns
+        self._refused = False
+
+    # -- the connection's calls ----------------------------------------------------------------------------
+
+    def opened(self, sink: Sink) -> None:
+        self._sink = sink
+        self._write(sse.RETRY)
+        spec = self._spec
+        self._desk.opened(self)
+        for topic, cursor in self._starts.items():
+            self.fanout.subscribe(
+                self, topic, cursor, spec.options, group=spec.group, by_pattern=self._is_by_pattern(topic)
+            )
+        for pattern in spec.patterns:
+            self.fanout.look_out(self, pattern, spec.options, spec.group)
+        self._end_if_done()
+
+    def _is_by_pattern(self, topic: str) -> bool:
+        """A topic that only patterns led to may be gone without anybody noticing."""
+        return bool(self._spec.patterns) and topic not in self._spec.names
+
+    def drained(self) -> None:
+        self.fanout.drained(self)
+
+    def closed(self) -> None:
+        if not self.is_closed:
+            self.fanout.close(self)
+            self._desk.closed(self)
+        self._sink = None
+        self._on_closed()
+
+    @property
+    def is_full(self) -> bool:
+        return self._sink is None or self._sink.is_full
+
+    def _write(self, text: bytes) -> None:
+        if self._sink is not None:
+            self._sink.write(text)
+            self.wrote_us = self.fanout.now_us()
+
+    # -- news ----------------------------------------------------------------------------------------------
+
+    def start_of(self, topic: str) -> int:
+        return self._starts.get(topic, 0)
+
+    def take(self, sub: Sub, news: News) -> None:
+        if news.tombstone is not None:
+            self._take_tombstone(sub, news)
+        self._move(sub, news.to_seq)
+        if news.count:
+            sub.owes_caught_up = not news.caught_up
+            if self._is_single:
+                text = news.texts.get(_SINGLE)
+                if text is None:
+                    text = news.texts[_SINGLE] = self._text(news, self._event_id())
+            else:
+                text = self._text(news, self._event_id())
+            self._write(text)
+
+    def _take_tombstone(self, sub: Sub, news: News) -> None:
+        gone = news.tombstone
+        assert gone is not None
+        recreated = gone.reason == "recreated"
+        self._move(sub, min(news.to_seq, gone.gap_to) if recreated else gone.gap_to)
+        reason = "from_seq_too_old" if sub.fresh and not recreated else gone.reason
+        self._write(sse.tombstone(news.topic, self._event_id(), gone, reason))
+        sub.owes_caught_up = True
+
+    def _text(self, news: News, event_id: bytes) -> bytes:
+        text = sse.record(news.topic, event_id, news.records, news.from_seq, news.to_seq, news.head_seq)
+        if news.caught_up:
+            text += sse.caught_up(news.topic, event_id, news.head_seq)
+        return text
+
+    def tell_caught_up(self, sub: Sub, head_seq: int) -> None:
+        self._write(sse.caught_up(sub.topic.encode(), self._event_id(), head_seq))
+
+    def tell_gone(self, sub: Sub) -> None:
+        self._write(sse.topic_deleted(sub.topic.encode(), self._event_id()))
+        self._end_if_done()
+
+    def tell_too_many(self, topic: str) -> None:
+        if not self._refused:
+            self._refused = True
+            message = "a stream follows no more topics than that; use another one for the rest"
+            self._write(sse.error(429, message, retry_after_ms=0, topics=[topic]))
+
+    def _end_if_done(self) -> None:
+        if not self._spec.patterns and all(sub.state is ENDED for sub in self.subs.values()):
+            self.end()
+
+    # -- where it stands -----------------------------------------------------------------------------------
+
+    def _move(self, sub: Sub, cursor: int) -> None:
+        if sub.cursor != cursor:
+            sub.cursor = cursor
+            sub.piece = None
+            if not self.moved:
+                self._desk.has_moved(self)
+            self.moved[sub.topic] = cursor
+
+    def _event_id(self) -> bytes:
+        if len(self.subs) > ID_TOPICS_MAX:
+            return self._short_id()
+        pieces: list[bytes] = []
+        for sub in self.subs.values():
+            piece = sub.piece
+            if piece is None:
+                make = event_ids.piece if pieces else event_ids.first_piece
+                piece = sub.piece = make(sub.topic, sub.cursor)
+            pieces.append(piece)
+        return event_ids.join(pieces)
+
+    def _short_id(self) -> bytes:
+        """What has moved since the last save that is certain to be known."""
+        pieces = [event_ids.first_piece(event_ids.SAVE, self.save)]
+        for topic, cursor in (self.saving | self.moved).items():
+            pieces.append(event_ids.piece(topic, cursor))
+        return event_ids.join(pieces)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def beat(self, now_ms: int) -> None:
+        if not self.is_full:
+            self._write(sse.heartbeat(now_ms))
+
+    def end_with(self, code: str, message: str) -> None:
+        self.end(sse.error(code, message))
+
+    def end(self, last: bytes = b"") -> None:
+        """Close the stream; `last` is what it has to say. The session stays."""
+        if self.is_closed:
+            return
+        self.fanout.close(self)
+        self._desk.closed(self)
+        if self._sink is not None:
+            if last:
+                self._sink.write(last)
+            self._sink.close()

@@ -1,0 +1,196 @@
+"""The open streams of this front: their places under the caps, their heartbeats, and the saving of how far they are. Pure.
+
+Where a stream stands is saved at its session's shard every SAVE_EVERY_US while it moves, and when it ends. A shard that
+has restarted hears at once which streams are open here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+
+from router.event_stream import EventStream
+from router.fanout import Fanout, Later, Watcher
+from router.front_core import FrontCore
+from topics import wire
+from topics.api_keys import ApiKey
+from topics.settings import Settings
+from topics.watching import SaveSession, encode
+
+SAVE_EVERY_US = 1_000_000
+SWEEP_EVERY_US = 1_000_000
+STALLED_US = 30_000_000  # a client that takes nothing for so long is let go
+
+
+class StreamsDesk:
+    def __init__(
+        self,
+        core: FrontCore,
+        fanout: Fanout,
+        settings: Settings,
+        *,
+        now_us: Callable[[], int],
+        wall_ms: Callable[[], int],
+        later: Later,
+    ) -> None:
+        self._core = core
+        self.fanout = fanout
+        self._settings = settings
+        self._now_us = now_us
+        self._wall_ms = wall_ms
+        self._later = later
+        self.count = 0  # of open streams and WebSockets
+        self._per_key: dict[bytes, int] = {}
+        self._last_number = 0
+        self._streams: dict[int, EventStream] = {}
+        self._sockets: dict[Watcher, None] = {}
+        self._unsaved: dict[EventStream, None] = {}
+        self._is_saving = False  # a timer runs
+        self._beats: list[tuple[int, int, EventStream]] = []
+        self._beat_at_us: int | None = None
+        fanout.on_end = self._taken_over
+        fanout.on_up = self._shard_up
+        later(SWEEP_EVERY_US, self._sweep)
+
+    # -- caps ----------------------------------------------------------------------------------------------
+
+    def take_place(self, key: ApiKey | None) -> Callable[[], None] | None:
+        """A place for one stream; what is returned gives it back. None: there is none."""
+        most, most_per_key = self._settings.max_sse_connections, self._settings.max_sse_connections_per_key
+        if most and self.count >= most:
+            return None
+        digest = key.digest if key is not None else b""
+        if digest and most_per_key and self._per_key.get(digest, 0) >= most_per_key:
+            return None
+        self.count += 1
+        if digest:
+            self._per_key[digest] = self._per_key.get(digest, 0) + 1
+        held = True
+
+        def give_back() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self.count -= 1
+                if digest:
+                    left = self._per_key[digest] - 1
+                    if left:
+                        self._per_key[digest] = left
+                    else:
+                        del self._per_key[digest]
+
+        return give_back
+
+    def next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    # -- event streams -------------------------------------------------------------------------------------
+
+    def opened(self, stream: EventStream) -> None:
+        self._streams[stream.number] = stream
+        self._plan_beat(stream, self._now_us() + stream.heartbeat_us)
+
+    def closed(self, stream: EventStream) -> None:
+        """Its client is gone, or it was ended: the session hears where it stands."""
+        self._streams.pop(stream.number, None)
+        self._unsaved.pop(stream, None)
+        save = stream.save + (2 if stream.saving else 1)  # one may be under way
+        self.release(stream.wid, stream.number, save, stream.saving | stream.moved)
+
+    def release(self, wid: str, number: int, save: int, cursors: dict[str, int]) -> None:
+        self._send_save(SaveSession(wid, number, save, cursors, closes=True), lambda reply: None)
+
+    def has_moved(self, stream: EventStream) -> None:
+        self._unsaved[stream] = None
+        if not self._is_saving:
+            self._is_saving = True
+            self._later(SAVE_EVERY_US, self._save_all)
+
+    def _save_all(self) -> None:
+        self._is_saving = False
+        unsaved, self._unsaved = self._unsaved, {}
+        for stream in unsaved:
+            self._save(stream)
+
+    def _save(self, stream: EventStream) -> None:
+        if stream.saving:
+            self.has_moved(stream)  # when that one is there
+            return
+        stream.saving, stream.moved = stream.moved, {}
+        number = stream.save + 1
+        wish = SaveSession(stream.wid, stream.number, number, stream.saving)
+        self._send_save(wish, partial(self._saved, stream, number))
+
+    def _saved(self, stream: EventStream, number: int, reply: wire.Reply) -> None:
+        if reply.status == 200:
+            stream.save, stream.saving = number, {}
+        elif stream.number in self._streams:
+            stream.moved, stream.saving = stream.saving | stream.moved, {}
+            self.has_moved(stream)
+
+    def _send_save(self, wish: SaveSession, on_reply: Callable[[wire.Reply], None]) -> None:
+        shard = self.fanout.shard_of(wish.wid)
+        self._core.send(shard, wire.SESSION, 0, b"", b"", encode(wish), self._now_us(), on_reply)
+
+    def _taken_over(self, number: int) -> None:
+        stream = self._streams.get(number)
+        if stream is not None:
+            stream.end_with("taken_over", "this session is followed through another connection now")
+
+    def _shard_up(self, shard: int) -> None:
+        for stream in list(self._streams.values()):
+            if self.fanout.shard_of(stream.wid) == shard:
+                self._save(stream)
+
+    # -- WebSockets ----------------------------------------------------------------------------------------
+
+    def socket_opened(self, socket: Watcher) -> None:
+        self._sockets[socket] = None
+
+    def socket_closed(self, socket: Watcher) -> None:
+        self._sockets.pop(socket, None)
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def _plan_beat(self, stream: EventStream, at_us: int) -> None:
+        heapq.heappush(self._beats, (at_us, stream.number, stream))
+        if self._beat_at_us is None or at_us < self._beat_at_us:
+            self._beat_at_us = at_us
+            self._later(max(0, at_us - self._now_us()), partial(self._beat, at_us))
+
+    def _beat(self, planned_us: int) -> None:
+        if planned_us != self._beat_at_us:
+            return  # an earlier one was planned after this
+        now_us, now_ms = self._now_us(), self._wall_ms()
+        self._beat_at_us = None
+        beats = self._beats
+        again: list[tuple[int, EventStream]] = []
+        while beats and beats[0][0] <= now_us:
+            stream = heapq.heappop(beats)[2]
+            if stream.is_closed:
+                continue
+            if stream.wrote_us + stream.heartbeat_us <= now_us:
+                stream.beat(now_ms)
+                again.append((now_us + stream.heartbeat_us, stream))
+            else:
+                again.append((stream.wrote_us + stream.heartbeat_us, stream))
+        for at_us, stream in again:
+            heapq.heappush(beats, (at_us, stream.number, stream))
+        if beats:
+            self._beat_at_us = beats[0][0]
+            self._later(max(0, self._beat_at_us - now_us), partial(self._beat, self._beat_at_us))
+
+    def _sweep(self) -> None:
+        """Let go of clients that take nothing."""
+        late_us = self._now_us() - STALLED_US
+        for watcher, since_us in list(self.fanout.stalled.items()):
+            if since_us <= late_us:
+                watcher.end_with("slow_consumer", "nothing was taken for 30 s; reconnect to go on")
+        self._later(SWEEP_EVERY_US, self._sweep)
+
+    def drain(self) -> None:
+        """The server stops: every stream ends, and may be continued when it is back."""
+        for stream in [*self._streams.values(), *self._sockets]:
+            stream.end_with("server_shutting_down", "the server is stopping; reconnect to go on")

@@ -1,0 +1,342 @@
+"""The server's end of one WebSocket: commands in, news out.
+
+Commands are carried out in the order they come, and each is answered before the next begins: an answer is always in
+front of the pushes that it causes, and after `unsubscribed` nothing more of that topic comes. While the client does not
+take what was written, no command is begun and no news are read for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from router.call import Call, key_prefixes
+from router.endpoints.watch import Resolved, check_names, feed_options, is_pattern, resolve, starts
+from router.exchange import Response, Sink
+from router.fanout import News, Sub, Watcher
+from router.sse import tombstone_members
+from router.websocket_frames import text_frame
+from topics import wire
+from topics.bodies import decode
+from topics.engine.errors import Forbidden, InvalidRequest, TopicsError
+from topics.schemas import U32, U64, StartBody, WatchBody
+from topics.watching import STREAM_TOPICS_MAX
+
+COMMANDS_WAITING_MAX = 64  # beyond them the client is not read from; see `is_busy`
+
+_SOCKET = b"ws"
+_encode = msgspec.json.encode
+
+
+class Command(msgspec.Struct):
+    """Any command; which fields count depends on `op`."""
+
+    op: Literal["subscribe", "unsubscribe", "publish", "ping"]
+    request_id: msgspec.Raw = msgspec.Raw(b"null")
+    topic: str | None = None
+    from_seq: U64 = 0
+    tail: bool = False
+    node: Any = None
+    limit: U32 = 1000
+    max_batch_bytes: U64 = 1 << 20
+    include_data: bool = True
+    include_meta: bool = True
+    include_tags: bool = False
+    lenient: bool = False
+    records: msgspec.Raw | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: msgspec.Raw | None = None
+    disable_backpressure: bool = False
+    return_seqs: bool = True
+
+
+class Starts(msgspec.Struct):
+    topics: dict[str, StartBody] = {}
+
+
+class Names(msgspec.Struct):
+    topics: list[str] = []
+
+
+_command = msgspec.json.Decoder(Command).decode
+_starts = msgspec.json.Decoder(Starts).decode
+_list = msgspec.json.Decoder(Names).decode
+_nodes = msgspec.json.Decoder(str | list[str] | None).decode
+
+
+class SocketWatcher(Watcher):
+    def __init__(self, call: Call, leave: Callable[[], None]) -> None:
+        super().__init__(call.services.desk.fanout, key_prefixes(call))
+        self._call = call
+        self._leave = leave
+        self._sink: Sink | None = None
+        self._commands: deque[str | None] = deque()  # None: a binary message
+        self._is_working = False
+        self._patterns: dict[str, StartBody] = {}
+
+    # -- the connection's calls ----------------------------------------------------------------------------
+
+    def opened(self, sink: Sink) -> None:
+        self._sink = sink
+        self._call.services.desk.socket_opened(self)
+
+    def received(self, message: str) -> None:
+        self._commands.append(message)
+        self._work()
+
+    def received_bytes(self) -> None:
+        self._commands.append(None)
+        self._work()
+
+    def drained(self) -> None:
+        self.fanout.drained(self)
+        self._work()
+
+    def closed(self) -> None:
+        if not self.is_closed:
+            self.fanout.close(self)
+        self._call.services.desk.socket_closed(self)
+        self._sink = None
+        self._commands.clear()
+        self._leave()
+
+    @property
+    def is_full(self) -> bool:
+        return self._sink is None or self._sink.is_full
+
+    @property
+    def is_busy(self) -> bool:
+        """So many commands wait that no more should be read."""
+        return len(self._commands) >= COMMANDS_WAITING_MAX
+
+    def _write(self, payload: bytes) -> None:
+        if self._sink is not None:
+            self._sink.write(text_frame(payload))
+
+    def end_with(self, code: str, message: str) -> None:
+        if self.is_closed:
+            return
+        self.fanout.close(self)
+        self._write(_encode({"op": "error", "code": code, "message": message}))
+        if self._sink is not None:
+            self._sink.close()
+
+    # -- commands ------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while self._commands and not self._is_working and not self.is_full and not self.is_closed:
+            message = self._commands.popleft()
+            if message is None:
+                self._write(
+                    _encode(
+                        {"op": "error", "request_id": None, "code": "unsupported_message",
+                         "message": "messages are JSON text"}
+                    )
+                )  # fmt: skip
+                continue
+            self._is_working = True
+            self._begin(message)
+
+    def _done(self) -> None:
+        self._is_working = False
+
+    def _begin(self, message: str) -> None:
+        try:
+            command: Command = decode(_command, message.encode("utf-8", "replace"))
+        except InvalidRequest as error:
+            self._refuse(b"null", "invalid_json", str(error))
+            self._done()
+            return
+        request_id = bytes(command.request_id)
+        try:
+            getattr(self, f"_{command.op}")(command, request_id, message)
+        except TopicsError as error:
+            self._refuse(b"null" if isinstance(error, InvalidJson) else request_id, error.code, str(error))
+            self._done()
+
+    def _refuse(self, request_id: bytes, code: str, message: str) -> None:
+        self._write(
+            b'{"op":"error","request_id":%b,"code":%b,"message":%b}'
+            % (request_id, _encode(code), _encode(message))
+        )
+
+    def _refuse_with(self, request_id: bytes, response: Response) -> None:
+        error = msgspec.json.decode(response.body)["error"]
+        self._refuse(request_id, error["code"], error["message"])
+        self._finish()
+
+    def _finish(self) -> None:
+        """An answer came later: go on with what waits."""
+        self._done()
+        self._work()
+
+    def _ping(self, command: Command, request_id: bytes, message: str) -> None:
+        self._write(b'{"op":"pong","request_id":%b}' % request_id)
+        self._done()
+
+    def _check_scope(self, scope: str) -> None:
+        key = self._call.key
+        if key is not None and scope not in key.scopes:
+            raise Forbidden(f"this key lacks the scope {scope}")
+
+    def _subscribe(self, command: Command, request_id: bytes, message: str) -> None:
+        self._check_scope("read")
+        wanted = dict(self._decode(_starts, message).topics)
+        if command.topic is not None:
+            wanted.setdefault(command.topic, StartBody(command.from_seq, command.tail))
+        if not wanted:
+            raise InvalidRequest("say which topic: topic or topics")
+        check_names(self._call, wanted)
+        options = feed_options(
+            WatchBody(
+                topics=wanted,
+                node=self._decode(_nodes, _encode(command.node)),
+                limit=command.limit or 1000,
+                max_batch_bytes=command.max_batch_bytes,
+                include_data=command.include_data,
+                include_meta=command.include_meta,
+                include_tags=command.include_tags,
+            )
+        )
+
+        def subscribed(found: Resolved) -> None:
+            new = sum(name not in self.subs for name in found.topics)
+            if len(self.subs) + new > STREAM_TOPICS_MAX:
+                self._refuse(
+                    request_id, "invalid_request", f"a socket follows at most {STREAM_TOPICS_MAX} topics"
+                )
+                self._finish()
+                return
+            self._write(
+                b'{"op":"subscribed","request_id":%b,"topics":%b}' % (request_id, _encode(starts(found)))
+            )
+            for name, (start, _) in found.topics.items():
+                by_pattern = name not in wanted
+                self.fanout.subscribe(self, name, start, options, by_pattern=by_pattern)
+            for pattern in found.patterns:
+                self._patterns[pattern] = wanted[pattern]
+                self.fanout.look_out(self, pattern, options)
+            self._finish()
+
+        resolve(
+            self._call,
+            wanted,
+            command.lenient,
+            lambda response: self._refuse_with(request_id, response),
+            subscribed,
+        )
+
+    @staticmethod
+    def _decode(decoder: Callable[[Any], Any], text: str | bytes) -> Any:
+        """Fields whose type depends on the command."""
+        try:
+            return decoder(text)
+        except msgspec.DecodeError as error:
+            raise InvalidJson(f"the message does not fit: {error}") from None
+
+    def _unsubscribe(self, command: Command, request_id: bytes, message: str) -> None:
+        names = list(self._decode(_list, message).topics)
+        if command.topic is not None:
+            names.append(command.topic)
+        for name in names:
+            self.fanout.unsubscribe(self, name)
+            if is_pattern(name):
+                self._patterns.pop(name, None)
+                self.fanout.stop_looking_out(self, name)
+        self._write(
+            b'{"op":"unsubscribed","request_id":%b,"topics":%b}'
+            % (request_id, _encode(list(dict.fromkeys(names))))
+        )
+        self._done()
+
+    def _publish(self, command: Command, request_id: bytes, message: str) -> None:
+        self._check_scope("write")
+        key, topic = self._call.key, command.topic
+        if topic is None or command.records is None:
+            raise InvalidJson("a publish has topic and records")
+        if command.config is not None and key is not None and "admin" not in key.scopes:
+            raise Forbidden("publishing with a config needs the scope admin")
+        if key is not None and not key.covers(topic):
+            raise Forbidden("this key may not use that name")
+        flags = 0 if command.return_seqs else wire.NO_SEQS
+        if key is not None and "admin" not in key.scopes:
+            flags |= wire.NO_ADMIN
+        args = wire.encode_args(wire.Args(prefixes=self.prefixes)) if self.prefixes is not None else b""
+        services = self._call.services
+        services.core.send(
+            self.fanout.shard_of(topic),
+            wire.WRITE,
+            flags,
+            topic.encode(),
+            args,
+            message.encode(),
+            services.now_us(),
+            lambda reply: self._published(request_id, command.return_seqs, reply),
+        )
+
+    def _published(self, request_id: bytes, with_seqs: bool, reply: wire.Reply) -> None:
+        if self.is_closed:
+            return
+        body = bytes(reply.body)
+        if reply.status not in (200, 201):
+            self._refuse_with(request_id, Response(reply.status, body))
+            return
+        seqs = b"" if with_seqs else b',"seqs":null'
+        self._write(b'{"op":"ack","request_id":%b%b,%b' % (request_id, seqs, body[1:]))
+        self._finish()
+
+    # -- news ----------------------------------------------------------------------------------------------
+
+    def start_of(self, topic: str) -> int:
+        return 0  # what is found later is new
+
+    def take(self, sub: Sub, news: News) -> None:
+        if news.tombstone is not None:
+            members = tombstone_members(news.topic, news.tombstone, news.tombstone.reason)
+            self._write(b'{"op":"tombstone",%b}' % members)
+            sub.owes_caught_up = True
+        sub.cursor = news.to_seq
+        if not news.count:
+            return
+        sub.owes_caught_up = not news.caught_up
+        frames = news.texts.get(_SOCKET)
+        if frames is None:
+            frames = news.texts[_SOCKET] = self._frames(news)
+        if self._sink is not None:
+            self._sink.write(frames)
+
+    @staticmethod
+    def _frames(news: News) -> bytes:
+        frames = text_frame(
+            b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}'
+            % (news.topic, news.from_seq, news.to_seq, news.head_seq, news.records)
+        )
+        if news.caught_up:
+            frames += text_frame(
+                b'{"op":"caught_up","topic":"%b","head_seq":%d}' % (news.topic, news.head_seq)
+            )
+        return frames
+
+    def tell_caught_up(self, sub: Sub, head_seq: int) -> None:
+        self._write(b'{"op":"caught_up","topic":"%b","head_seq":%d}' % (sub.topic.encode(), head_seq))
+
+    def tell_gone(self, sub: Sub) -> None:
+        self.subs.pop(sub.topic, None)
+        self._write(
+            b'{"op":"topic_deleted","topic":"%b","head_seq":0,"reason":"deleted"}' % sub.topic.encode()
+        )
+
+    def tell_too_many(self, topic: str) -> None:
+        self._refuse(
+            b"null", "throttled", f"{topic!r} is not followed: a socket follows {STREAM_TOPICS_MAX} topics"
+        )
+
+
+class InvalidJson(TopicsError):
+    """A message whose fields are not what its op takes."""
+
+    code = "invalid_json"

@@ -1,0 +1,508 @@
+"""Answers without an end over HTTP/1: does the owner hear of everything once, and the client get all that was written?
+
+First over a transport that only remembers, so that every moment is exact; then over real sockets, on both loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from router.aiohttp_server import Handler
+from router.budget import ByteBudget
+from router.call import Services
+from router.exchange import Request, Respond, Response, Sink
+from router.fastpath import CLOSING, LINGER_US, STREAM, STREAM_STALL_US, Connection
+from router.server import Server
+from tests.support.faults import fault
+from tests.unit.test_fastpath import Gate, Transport, World, fast, others, rest, run, slow
+from topics.settings import Settings
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nX-A: b\r\n\r\n"
+PATIENT_S = 20
+
+
+class Tap:
+    """A stream's owner that remembers what it heard."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.sink: Sink | None = None
+        self.changed = asyncio.Event()
+
+    def _hear(self, what: str) -> None:
+        assert "closed" not in self.heard, "it is the last that one hears"
+        self.heard.append(what)
+        self.changed.set()
+
+    def opened(self, sink: Sink) -> None:
+        self.sink = sink
+        self._hear("opened")
+
+    def drained(self) -> None:
+        self._hear("drained")
+
+    def closed(self) -> None:
+        self._hear("closed")
+
+    @property
+    def open_sink(self) -> Sink:
+        assert self.sink is not None
+        return self.sink
+
+    async def hears(self, what: str) -> None:
+        while what not in self.heard:
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), PATIENT_S)
+
+
+class StreamGate:
+    """Answers every request with a stream; one for `/wait` when the test says so."""
+
+    def __init__(self) -> None:
+        self.handled: list[Request] = []
+        self.taps: list[Tap] = []
+        self.waiting: list[Callable[[], None]] = []
+        self.asked = asyncio.Event()
+        self.echo: Gate | None = None  # has the requests for topics
+
+    def screen(self, _request: Request, _declared: int | None) -> Response | None:
+        return None
+
+    def handle(self, request: Request, respond: Respond) -> None:
+        if self.echo is not None and request.path.startswith(b"/v0/topics"):
+            self.echo.handle(request, respond)
+            return
+        self.handled.append(request)
+        tap = Tap()
+        self.taps.append(tap)
+        response = self.response(tap)
+        self.asked.set()
+        if request.path.endswith(b"wait"):
+            self.waiting.append(lambda: respond(response))
+        else:
+            respond(response)
+
+    def response(self, tap: Tap) -> Response:
+        return Response(200, b"", b"text/event-stream", b"X-A: b\r\n", stream=tap)
+
+
+def stream_world(gate: Any = None) -> tuple[World, StreamGate]:
+    world = World()
+    gate = gate or StreamGate()
+    world.gate = gate
+    world.server.gate = gate
+    world.server._aiohttp.request_handler = cast(
+        Any, Handler(gate, world.server.receiving, 1 << 20, world.server.now_us)
+    )
+    return world, gate
+
+
+async def open_stream(request: bytes = b"") -> tuple[World, Connection, Transport, Tap]:
+    world, gate = stream_world()
+    connection, transport = world.connect()
+    connection.data_received(request or slow(b"/s"))
+    await rest()
+    assert connection.state is STREAM
+    return world, connection, transport, gate.taps[-1]
+
+
+# -- moments -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        slow(b"/s"),
+        b"GET /s HTTP/1.0\r\n\r\n",
+        slow(b"/s", headers=b"Connection: close\r\n"),
+        fast(b"/v0/topics/s"),
+        fast(b"/s", headers=b"X-Odd: 1\r\n"),
+    ],
+)
+def test_the_head_and_then_what_the_owner_writes(request_: bytes) -> None:
+    async def test() -> None:
+        world, connection, transport, tap = await open_stream(request_)
+        assert transport.out == HEAD and tap.heard == ["opened"]
+        tap.open_sink.write(b"one")
+        tap.open_sink.write(b"two")
+        assert transport.writes[-2:] == [b"one", b"two"] and not transport.ended
+        tap.open_sink.close()
+        assert transport.ended and tap.heard == ["opened"], "nobody is called from within his own call"
+        tap.open_sink.write(b"late")
+        tap.open_sink.close()
+        await rest()
+        assert tap.heard == ["opened", "closed"] and transport.out == HEAD + b"onetwo"
+        assert connection.state is CLOSING and not others()
+        world.sweep(connection, after_us=LINGER_US + 1)
+        assert transport.closed
+        connection.connection_lost(None)
+        assert tap.heard == ["opened", "closed"]
+
+    run(test)
+
+
+def test_fields_that_a_stream_needs_reach_the_gate() -> None:
+    async def test() -> None:
+        world, gate = stream_world()
+        connection, _ = world.connect()
+        connection.data_received(slow(b"/s?token=a", headers=b"Last-Event-ID: 1-2\r\n"))
+        await rest()
+        assert gate.handled[0].last_event_id == b"1-2"
+
+    run(test)
+
+
+def test_answers_before_a_stream_come_first_and_requests_after_it_are_nothing() -> None:
+    async def test() -> None:
+        world, gate = stream_world()
+        gate.echo = echo = Gate()
+        connection, transport = world.connect()
+        connection.data_received(fast() + slow(b"/v0/topics/b") + slow(b"/s") + fast() * 10)
+        await rest(40)
+        assert transport.out.count(b"HTTP/1.1 200") == 3 and transport.out.endswith(HEAD)
+        connection.data_received(fast() * 5000)
+        assert len(echo.handled) == 2 and not connection._buffer and transport.reads
+        gate.taps[0].open_sink.write(b"still here")
+        assert transport.out.endswith(b"still here")
+
+    run(test)
+
+
+def test_much_input_before_a_stream_does_not_keep_us_from_hearing_its_end() -> None:
+    async def test() -> None:
+        world, gate = stream_world()
+        connection, transport = world.connect()
+        connection.data_received(slow(b"/wait"))
+        await rest()
+        connection.data_received(bytes(1 << 20))
+        assert not transport.reads
+        gate.waiting.pop()()
+        await rest()
+        assert transport.reads and not connection._buffer
+
+    run(test)
+
+
+def test_head_gets_the_head() -> None:
+    async def test() -> None:
+        world, gate = stream_world()
+        connection, transport = world.connect()
+        connection.data_received(slow(b"/s", method=b"HEAD"))
+        await rest()
+        assert transport.out == HEAD and transport.ended and connection.state is CLOSING
+        assert gate.taps[0].heard == ["closed"] and not others()
+
+    run(test)
+
+
+@fault("client", "a client goes before its stream has begun", "the stream's owner hears so, once")
+@pytest.mark.parametrize("path", [b"/wait", b"/v0/topics/wait"])
+@pytest.mark.parametrize("turns", range(4))
+def test_a_client_that_went_early(path: bytes, turns: int) -> None:
+    async def test() -> None:
+        for answered_first in (True, False):
+            world, gate = stream_world()
+            connection, _ = world.connect()
+            connection.data_received(fast(path) if path.startswith(b"/v0") else slow(path))
+            await rest()
+            if answered_first:
+                gate.waiting.pop()()
+                await rest(turns)
+                connection.connection_lost(None)
+            else:
+                connection.connection_lost(None)
+                await rest(turns)
+                gate.waiting.pop()()
+            await rest()
+            assert gate.taps[0].heard[-1:] == ["closed"] and not others()
+
+    run(test)
+
+
+def test_a_client_that_has_said_that_it_ends_gets_no_stream() -> None:
+    async def test() -> None:
+        world, gate = stream_world()
+        connection, transport = world.connect()
+        connection.data_received(slow(b"/wait"))
+        await rest()
+        connection.eof_received()
+        gate.waiting.pop()()
+        await rest()
+        assert transport.out == HEAD and transport.closed and gate.taps[0].heard == ["closed"]
+
+    run(test)
+
+
+def test_a_connection_that_was_refused_meanwhile() -> None:
+    async def test() -> None:
+        world, gate = stream_world()
+        connection, transport = world.connect()
+        connection.data_received(slow(b"/wait"))
+        await rest()
+        connection._refuse(Response(400))
+        gate.waiting.pop()()
+        await rest()
+        assert b" 200 " not in transport.out and gate.taps[0].heard == ["closed"]
+
+    run(test)
+
+
+def test_the_end_of_the_server_in_the_turn_of_the_answer() -> None:
+    """aiohttp's task is cancelled when it has the answer, and has not seen it."""
+
+    async def test() -> None:
+        world, gate = stream_world()
+        connection, _ = world.connect()
+        connection.data_received(slow(b"/wait"))
+        await rest()
+        assert connection._aiohttp is not None
+        task = connection._aiohttp._task_handler
+        assert task is not None
+        gate.waiting.pop()()
+        task.cancel()
+        await rest()
+        assert gate.taps[0].heard == ["closed"]
+        connection.connection_lost(None)
+
+    run(test)
+
+
+@pytest.mark.parametrize("end", [Connection.eof_received, lambda it: it.connection_lost(None)])
+def test_the_end_of_the_client_ends_the_stream(end: Callable[[Connection], object]) -> None:
+    async def test() -> None:
+        _, connection, transport, tap = await open_stream()
+        end(connection)
+        assert tap.heard == ["opened", "closed"]
+        tap.open_sink.write(b"late")
+        tap.open_sink.close()
+        tap.open_sink.abort()
+        connection.connection_lost(None)
+        await rest()
+        assert tap.heard == ["opened", "closed"] and transport.out == HEAD
+
+    run(test)
+
+
+def test_abort() -> None:
+    async def test() -> None:
+        _, connection, transport, tap = await open_stream()
+        tap.open_sink.write(b"half")
+        tap.open_sink.abort()
+        assert transport.aborted and tap.heard == ["opened"]
+        tap.open_sink.write(b"late")
+        connection.connection_lost(None)
+        assert tap.heard == ["opened", "closed"]
+
+    run(test)
+
+
+def test_full_and_drained() -> None:
+    async def test() -> None:
+        world, connection, transport, tap = await open_stream()
+        sink = tap.open_sink
+        assert not sink.is_full
+        transport.unread = 70_000
+        connection.pause_writing()
+        assert sink.is_full and world.server.stalled_bytes == 70_000
+        transport.unread = 90_000
+        world.sweep(connection, after_us=1_000_000)
+        assert world.server.stalled_bytes == 90_000, "the gate hears of it"
+        transport.unread = 0
+        connection.resume_writing()
+        assert not sink.is_full and tap.heard == ["opened", "drained"] and world.server.stalled_bytes == 0
+        connection.pause_writing()
+        sink.close()
+        connection.resume_writing()
+        await rest()
+        assert tap.heard == ["opened", "drained", "closed"]
+
+    run(test)
+
+
+@fault("client", "a watcher takes nothing", "its stream's owner has a minute to say so; then it is cut")
+def test_streams_are_swept_only_when_they_are_stuck() -> None:
+    async def test() -> None:
+        world, connection, transport, tap = await open_stream()
+        world.sweep(connection, after_us=3_600_000_000)
+        assert not transport.closed, "a quiet stream is none that was left"
+        transport.unread = 70_000
+        connection.pause_writing()
+        world.now_us += STREAM_STALL_US - 1
+        connection.sweep(world.now_us, idle_us=1, request_us=1)
+        assert not transport.closed
+        connection.sweep(world.now_us + 2, idle_us=1, request_us=1)
+        assert transport.aborted
+        connection.connection_lost(None)
+        assert tap.heard == ["opened", "closed"] and world.server.stalled_bytes == 0
+
+    run(test)
+
+
+@fault("front", "a stream's owner fails as it begins", "that connection is cut; the front goes on")
+def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        world, gate = stream_world()
+        tap = Tap()
+
+        def fail(_sink: Sink) -> None:
+            raise RuntimeError("a fault")
+
+        cast(Any, tap).opened = fail
+        connection, transport = world.connect()
+        gate.handle = lambda _request, respond: respond(gate.response(tap))  # type: ignore[method-assign]
+        connection.data_received(slow(b"/s"))
+        await rest()
+        assert transport.aborted
+        connection.connection_lost(None)
+        assert tap.heard == ["closed"]
+
+    run(test)
+    assert [record.message for record in caplog.records] == ["a stream failed"]
+
+
+# -- real sockets ------------------------------------------------------------------------------------------
+
+
+class Site:
+    """A server on a socket, with a gate of the test's."""
+
+    def __init__(self, gate: Any) -> None:
+        loop = asyncio.get_running_loop()
+        services = Services(cast(Any, self), Settings(), lambda: int(loop.time() * 1e6), "0", 0)
+        self.gate = gate
+        gate.open = 0
+        self.server = Server(services, loop)
+        self.server.gate = gate
+        self.server.receiving = ByteBudget(1 << 20)
+        handler = Handler(gate, self.server.receiving, 64 << 20, self.server.now_us)
+        self.server._aiohttp.request_handler = cast(Any, handler)
+        self.address: tuple[str, int] = ("", 0)
+
+    def end_reads(self, _before_us: int) -> None:
+        """As the front's core."""
+
+    async def __aenter__(self) -> Site:
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.address = listening.getsockname()
+        await self.server.start(listening)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        for connection in list(self.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self.server.drain()
+
+    async def connect(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*self.address, limit=1 << 16)
+        writer.write(request)
+        return reader, writer
+
+    async def watch(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Tap]:
+        self.gate.asked.clear()
+        reader, writer = await self.connect(request)
+        await asyncio.wait_for(self.gate.asked.wait(), PATIENT_S)
+        tap = self.gate.taps[-1]
+        await tap.hears("opened")
+        return reader, writer, tap
+
+
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run_on(new_loop: NewLoop, test: Callable[[], Awaitable[None]]) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(cast(Any, test()))
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    return await asyncio.wait_for(reader.read(), PATIENT_S)
+
+
+@LOOPS
+@pytest.mark.parametrize("request_", [slow(b"/s"), b"GET /s HTTP/1.0\r\n\r\n", fast(b"/v0/topics/s")])
+def test_close_sends_all_that_was_written(new_loop: NewLoop, request_: bytes) -> None:
+    async def test() -> None:
+        async with Site(StreamGate()) as site:
+            reader, writer, tap = await site.watch(request_)
+            for i in range(2000):
+                tap.open_sink.write(b"%d\n" % i * 2000)
+            assert tap.open_sink.is_full
+            tap.open_sink.close()
+            head, _, body = (await read_all(reader)).partition(b"\r\n\r\n")
+            assert b"Content-Length" not in head and b"Transfer-Encoding" not in head
+            assert body == b"".join(b"%d\n" % i * 2000 for i in range(2000))
+            writer.close()
+            await tap.hears("closed")
+            assert tap.heard == ["opened", "closed"]
+
+    run_on(new_loop, test)
+
+
+@LOOPS
+def test_a_client_that_reads_again(new_loop: NewLoop) -> None:
+    async def test() -> None:
+        async with Site(StreamGate()) as site:
+            reader, writer, tap = await site.watch(slow(b"/s"))
+            written = 0
+            while not tap.open_sink.is_full:
+                tap.open_sink.write(bytes(100_000))
+                written += 100_000
+                await asyncio.sleep(0)
+            assert site.server.stalled_bytes > 0
+            await reader.readuntil(b"\r\n\r\n")
+            await asyncio.wait_for(reader.readexactly(written), PATIENT_S)
+            await tap.hears("drained")
+            assert not tap.open_sink.is_full and site.server.stalled_bytes == 0
+            tap.open_sink.write(b"more")
+            assert await asyncio.wait_for(reader.readexactly(4), PATIENT_S) == b"more"
+            writer.close()
+            await tap.hears("closed")
+
+    run_on(new_loop, test)
+
+
+@LOOPS
+def test_input_is_ignored_and_a_reset_ends(new_loop: NewLoop) -> None:
+    async def test() -> None:
+        async with Site(StreamGate()) as site:
+            reader, writer, tap = await site.watch(slow(b"/s") + slow(b"/second"))
+            for _ in range(30):
+                writer.write(bytes(100_000))
+                await asyncio.wait_for(writer.drain(), PATIENT_S)
+            tap.open_sink.write(b"still here")
+            await asyncio.wait_for(reader.readuntil(b"still here"), PATIENT_S)
+            assert len(site.gate.handled) == 1
+            writer.transport.abort()
+            while "closed" not in tap.heard:
+                tap.open_sink.write(b"x" * 100)
+                await asyncio.sleep(0)
+            for _ in range(10):
+                tap.open_sink.write(b"into the void")
+
+    run_on(new_loop, test)
+
+
+@LOOPS
+def test_draining_waits_for_streams_to_end(new_loop: NewLoop) -> None:
+    async def test() -> None:
+        async with Site(StreamGate()) as site:
+            reader, writer, tap = await site.watch(slow(b"/s"))
+            drained = asyncio.ensure_future(site.server.drain())
+            tap.open_sink.write(bytes(8 << 20))
+            await asyncio.sleep(0)
+            assert not drained.done()
+            tap.open_sink.close()
+            body = await read_all(reader)
+            assert len(body) > 8 << 20
+            writer.close()
+            await asyncio.wait_for(drained, PATIENT_S)
+
+    run_on(new_loop, test)

@@ -1,0 +1,407 @@
+"""Feeds: what is new in a topic, read once and sent to each front that has watchers of it.
+
+A feed is a read that is asked again as soon as it is answered, as long as its front keeps up: at most PAGES_AHEAD of its
+pages are not FED, and what comes meanwhile makes the next page larger. It stands in the engine as a long poll does, so a
+publication wakes it in the same turn, and a front that takes nothing of what it was sent is not read for.
+
+A group is read once for all of its members, and a page is dealt to those that have room. Its cursor is this shard's:
+records are given to one member each, in order. A page that its member has not passed on when it leaves goes back, unless
+later ones were dealt already; what had been passed on is not given to anybody else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from topics import wire
+from topics.engine import commands as cmd
+from topics.engine.engine import Engine
+from topics.engine.errors import Throttled, TopicNotFound, TopicsError
+from topics.engine.render import render_records
+from topics.engine.topic_log import TopicLog
+from topics.http_errors import error_parts
+from topics.watching import PAGES_AHEAD, SESSION_TTL_MS, FeedOptions, FeedPage, Follow, page_head
+
+FEEDS_PER_FRONT_MAX = 200_000
+GROUPS_MAX = 100_000
+REJOIN_MS = 100  # after a restart: until every front has said where it knows a group to have been
+RENDERED_MAX = 64  # texts of a turn that another front may want as well
+
+Send: TypeAlias = Callable[[bytes, int, int, int, bytes, wire.Buffer], None]
+Ask: TypeAlias = Callable[[bytes, Any, cmd.Diff], Any]  # peer, who asks, what; returns the token
+
+
+@dataclass(slots=True, eq=False)
+class Feed:
+    """One front's feed of one topic, or one member of a group."""
+
+    peer: bytes
+    number: int
+    topic: str
+    options: FeedOptions
+    position: int  # where its next page begins
+    unfed: deque[tuple[int, int]] = field(default_factory=deque)  # pages that were sent and not passed on
+    group: Group | None = None
+    token: Any = None  # of the read that stands in the engine
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.unfed) < PAGES_AHEAD
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    topic: str
+    topic_id: int
+    name: str
+    cursor: int
+    members: list[Feed] = field(default_factory=list)
+    turn: int = 0  # which member is next
+    token: Any = None
+    ready_ms: int = 0  # nothing is dealt before
+    restored: bool = False  # its cursor may be behind
+    empty_since_ms: int = 0
+
+
+class Feeds:
+    def __init__(self, engine: Engine, send: Send, ask: Ask, now_ms: Callable[[], int]) -> None:
+        self._shard = engine.shard
+        self._clock = engine.clock
+        self._send = send
+        self._ask_engine = ask
+        self._now_ms = now_ms
+        self._feeds: dict[tuple[bytes, int], Feed] = {}
+        self._per_front: dict[bytes, int] = {}
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._waiting: list[Group] = []  # that are not ready to be dealt
+        self._rendered: OrderedDict[tuple[int, int, int, FeedOptions], bytes] = OrderedDict()
+        self.groups_changed = False  # since they were saved
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    # -- followers -----------------------------------------------------------------------------------------
+
+    def follow(self, peer: bytes, number: int, topic: str, wish: Follow) -> None:
+        log = self._shard.published.get(topic)
+        if log is None:
+            raise TopicNotFound(topic)
+        if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
+            raise Throttled("too many feeds of one front", limit="feeds", max=FEEDS_PER_FRONT_MAX)
+        if wish.options.strong:
+            self._shard.keep_safe(log)
+        head = self._head(log, wish.options)
+        feed = Feed(peer, number, topic, wish.options, head)
+        self._feeds[peer, number] = feed
+        self._per_front[peer] = self._per_front.get(peer, 0) + 1
+        if wish.group is not None:
+            feed.group = self._join(feed, log, wish)
+            feed.position = feed.group.cursor
+        self._push(
+            feed, FeedPage(feed.position, feed.position, head, _earliest(log), 0, feed.position >= head), b""
+        )
+        if feed.group is not None:
+            self._deal_on(feed.group)
+        else:
+            self._ask(feed)
+
+    def fed(self, peer: bytes, number: int) -> None:
+        feed = self._feeds.get((peer, number))
+        if feed is None or not feed.unfed:
+            return
+        feed.unfed.popleft()
+        if feed.group is not None:
+            self._deal_on(feed.group)
+        elif feed.token is None:
+            self._ask(feed)
+
+    def unfollow(self, peer: bytes, number: int) -> None:
+        feed = self._feeds.pop((peer, number), None)
+        if feed is None:
+            return
+        left = self._per_front[peer] - 1
+        if left:
+            self._per_front[peer] = left
+        else:
+            del self._per_front[peer]
+        if feed.group is not None:
+            self._leave(feed, feed.group, hand_back=True)
+        else:
+            self._withdraw(feed)
+
+    def front_gone(self, peer: bytes) -> None:
+        for feed in [feed for feed in self._feeds.values() if feed.peer == peer]:
+            del self._feeds[peer, feed.number]
+            if feed.group is not None:
+                # What was on its way to a dead front may have arrived: nobody else gets it.
+                self._leave(feed, feed.group, hand_back=False)
+            else:
+                self._withdraw(feed)
+        self._per_front.pop(peer, None)
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _head(log: TopicLog, options: FeedOptions) -> int:
+        return min(log.safe_head, log.view.head) if options.strong else log.view.head
+
+    def _ask(self, asker: Feed | Group) -> None:
+        """Let a read stand in the engine; where there is nothing new it need not even look."""
+        if isinstance(asker, Group):
+            options, position, peer = asker.members[0].options, asker.cursor, b""
+            room = sum(member.has_room for member in asker.members)
+        else:
+            options, position, peer, room = asker.options, asker.position, asker.peer, 1
+        command = cmd.Diff(
+            asker.topic,
+            position,
+            min(options.limit * room, 1000),
+            tuple(node.encode() for node in options.nodes),
+            options.max_bytes,
+            touch=False,
+            standing=True,
+            synced=options.strong,
+        )
+        log = self._shard.published.get(asker.topic)
+        at_head = log is not None and position == self._head(log, options) and position == log.view.head
+        if at_head and log is not None and not log.expiring:
+            asker.token = self._ask_engine(peer, asker, None)  # type: ignore[arg-type]
+            self._shard.park(asker.token, command, log, position)
+        else:
+            asker.token = self._ask_engine(peer, asker, command)
+
+    def _withdraw(self, asker: Feed | Group) -> None:
+        log = self._shard.published.get(asker.topic)
+        if asker.token is not None and log is not None:
+            self._shard.unpark(asker.token, log)
+        asker.token = None
+
+    def answered(self, asker: Feed | Group, token: Any, result: object) -> None:
+        """The read that stood for it has found something."""
+        if asker.token is not token:
+            return  # it was withdrawn meanwhile
+        asker.token = None
+        if isinstance(result, TopicsError):
+            self._fail(asker, result)
+            return
+        assert isinstance(result, cmd.Page)
+        if result.seqs:
+            log = self._shard.published.get(asker.topic)
+            if log is not None:
+                log.last_read_ts = self._clock.now_ms
+        if isinstance(asker, Group):
+            self._deal(asker, result)
+            return
+        page = feed_page(result, asker.position)
+        asker.position = page.to_seq
+        self._push(asker, page, self._render(result, asker.options))
+        asker.unfed.append((page.from_seq, page.to_seq))
+        if asker.has_room:
+            self._ask(asker)
+
+    def _fail(self, asker: Feed | Group, error: TopicsError) -> None:
+        """The topic is gone, or cannot be read: the fronts hear of it, and follow again if they want to."""
+        status, body = error_parts(error)
+        feeds = list(asker.members) if isinstance(asker, Group) else [asker]
+        for feed in feeds:
+            self._send(feed.peer, feed.number, status, wire.JSON, b"", body)
+            self.unfollow(feed.peer, feed.number)
+        if isinstance(asker, Group):
+            self._groups.pop((asker.topic, asker.name), None)
+            self.groups_changed = True
+
+    def _push(self, feed: Feed, page: FeedPage, body: bytes) -> None:
+        self._send(feed.peer, feed.number, 200, wire.FEED, page_head(page), body)
+
+    def _render(self, page: cmd.Page, options: FeedOptions) -> bytes:
+        """Once, though several fronts want the same."""
+        if not page.seqs:
+            return b""
+        log = self._shard.published.get(page.topic)
+        key = (log.id if log is not None else 0, page.seqs[0], page.seqs[-1], options)
+        text = self._rendered.get(key)
+        if text is None:
+            text = render(page, options)
+            self._rendered[key] = text
+            if len(self._rendered) > RENDERED_MAX:
+                self._rendered.popitem(last=False)
+        return text
+
+    def turn_ended(self) -> None:
+        """What was rendered is sent; records may be deleted by the next turn."""
+        self._rendered.clear()
+
+    # -- groups --------------------------------------------------------------------------------------------
+
+    def _join(self, feed: Feed, log: TopicLog, wish: Follow) -> Group:
+        assert wish.group is not None
+        group = self._groups.get((feed.topic, wish.group))
+        if group is None or group.topic_id != log.id:
+            self._sweep_groups()
+            if len(self._groups) >= GROUPS_MAX:
+                self._feeds.pop((feed.peer, feed.number))
+                self._per_front[feed.peer] -= 1
+                raise Throttled("too many groups", limit="groups", max=GROUPS_MAX)
+            group = Group(feed.topic, log.id, wish.group, min(wish.from_seq, log.view.head))
+            self._groups[feed.topic, wish.group] = group
+            self.groups_changed = True
+        if group.restored:
+            group.cursor = max(group.cursor, min(wish.seen, log.view.head))
+            if not group.ready_ms:
+                group.ready_ms = self._now_ms() + REJOIN_MS
+                self._waiting.append(group)
+        elif group.token is not None:
+            self._withdraw(group)  # it asks again with one more to read for
+        group.members.append(feed)
+        return group
+
+    def _leave(self, feed: Feed, group: Group, *, hand_back: bool) -> None:
+        place = group.members.index(feed)
+        group.members.remove(feed)
+        if place < group.turn:
+            group.turn -= 1
+        if hand_back and feed.unfed and _ends_at(feed.unfed, group.cursor):
+            group.cursor = feed.unfed[0][0]
+            self.groups_changed = True
+            self._withdraw(group)
+        if not group.members:
+            self._withdraw(group)
+            group.empty_since_ms = self._now_ms()
+        else:
+            self._deal_on(group)
+
+    def _deal_on(self, group: Group) -> None:
+        """Read on for a group if somebody has room."""
+        if group.token is None and not self._is_waiting(group) and any(m.has_room for m in group.members):
+            self._ask(group)
+
+    def _is_waiting(self, group: Group) -> bool:
+        return group.restored and group.ready_ms > self._now_ms()
+
+    def _deal(self, group: Group, page: cmd.Page) -> None:
+        takers = [member for member in group.members if member.has_room]
+        if not takers:
+            return  # nobody has it, and the cursor stays
+        first = group.turn % len(takers)
+        takers = takers[first:] + takers[:first]
+        caught_up = page.next_from_seq >= page.head_seq
+        parts = split(page, min(len(takers), len(page.seqs)) or 1)
+        from_seq = group.cursor
+        for taker, part in zip(takers, parts):
+            fed = feed_page(part, from_seq)
+            fed.caught_up = caught_up
+            from_seq = fed.to_seq
+            if fed.count or fed.tombstone is not None:
+                self._push(taker, fed, render(part, taker.options))
+                taker.unfed.append((fed.from_seq, fed.to_seq))
+        group.turn = (first + len(parts)) % max(len(group.members), 1)
+        group.cursor = page.next_from_seq
+        group.restored = False
+        self.groups_changed = True
+        self._deal_on(group)
+
+    def group_rows(self) -> list[tuple[str, int, str, int]]:
+        return [(group.topic, group.topic_id, group.name, group.cursor) for group in self._groups.values()]
+
+    def load_groups(self, rows: list[tuple[str, int, str, int]]) -> None:
+        for topic, topic_id, name, cursor in rows:
+            log = self._shard.published.get(topic)
+            if log is not None and log.id == topic_id and len(self._groups) < GROUPS_MAX:
+                group = Group(topic, topic_id, name, min(cursor, log.view.head), restored=True)
+                group.empty_since_ms = self._now_ms()
+                self._groups[topic, name] = group
+
+    def _sweep_groups(self) -> None:
+        late_ms = self._now_ms() - SESSION_TTL_MS
+        gone = [
+            key for key, group in self._groups.items() if not group.members and group.empty_since_ms < late_ms
+        ]
+        for key in gone:
+            del self._groups[key]
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    @property
+    def wake_at_ms(self) -> int | None:
+        return min((group.ready_ms for group in self._waiting), default=None)
+
+    def tend(self) -> None:
+        """Groups whose fronts have had the time to speak."""
+        waiting, self._waiting = self._waiting, []
+        for group in waiting:
+            if self._is_waiting(group):
+                self._waiting.append(group)
+            else:
+                group.restored = False
+                self._deal_on(group)
+
+
+def _earliest(log: TopicLog) -> int:
+    return min(log.view.first_seq, log.view.head + 1)
+
+
+def feed_page(page: cmd.Page, from_seq: int) -> FeedPage:
+    to_seq = page.next_from_seq
+    return FeedPage(
+        from_seq,
+        to_seq,
+        page.head_seq,
+        page.earliest_seq,
+        len(page.seqs),
+        to_seq >= page.head_seq,
+        page.tombstone,
+    )
+
+
+def render(page: cmd.Page, options: FeedOptions) -> bytes:
+    return render_records(
+        page,
+        include_tags=options.include_tags,
+        include_meta=options.include_meta,
+        include_data=options.include_data,
+    )
+
+
+def _ends_at(unfed: deque[tuple[int, int]], cursor: int) -> bool:
+    """Whether these pages are the last that were dealt, one behind the other."""
+    end = cursor
+    for from_seq, to_seq in reversed(unfed):
+        if to_seq != end:
+            return False
+        end = from_seq
+    return True
+
+
+def split(page: cmd.Page, parts: int) -> list[cmd.Page]:
+    """A page as several that follow each other; the tombstone goes with the first, the rest of the way with the last."""
+    if parts <= 1:
+        return [page]
+    count = len(page.seqs)
+    bounds = [count * i // parts for i in range(parts + 1)]
+    pages: list[cmd.Page] = []
+    for start, stop in pairwise(bounds):
+        last = stop == count
+        pages.append(
+            cmd.Page(
+                page.topic,
+                page.seqs[start:stop],
+                page.timestamps[start:stop],
+                page.flags[start:stop],
+                page.tags[start:stop] if page.tags is not None else None,
+                page.nodes[start:stop] if page.nodes is not None else None,
+                page.frames,
+                page.which[start:stop] if page.which is not None else None,
+                page.starts[start:stop],
+                page.lengths[start:stop],
+                page.next_from_seq if last else page.seqs[stop - 1],
+                page.head_seq,
+                page.earliest_seq,
+                page.tombstone if start == 0 else None,
+                page.scanned,
+            )
+        )
+    return pages

@@ -1,0 +1,338 @@
+"""Watch sessions: what each is about, how far it has come, and which stream has it. No files, no clock.
+
+    create                         a session, without a stream
+    open  → OpenedSession          a stream has it from here on, and may save its cursors
+          → TakeOver               another stream has it: end that one, ask again when it has saved, or with `force`
+    save                           of the stream that has it; anybody else's is ignored
+    front_gone, rows, load, sweep
+
+Cursors at open are the stored ones, set back to those of the last event id that the client has seen. They are stored as
+set back: an event id that names only changes builds on a numbered save, and the new stream's must build on where it began.
+
+Stored cursors *may be old* when a stream got further than its last save: its front died, it was taken over by force, or
+this worker died. Then, and only then, the client's id may also move them forward.
+
+To find the cursors of an earlier save, later ones are undone. A topic that a pattern has found since is absent then,
+and begins with its first record. Saves can be lost with this worker, and their numbers must not come to mean others: what
+may move cursors back or follow a loss begins an *era*, with numbers of its own, which come from the time since an era can
+be lost, too. Within an era cursors only grow, so the last known save before one that was lost repeats some records and
+skips none. Where an era has no known save, the oldest save that is known has to do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from topics import event_ids
+from topics.engine.errors import InvalidRequest, SessionNotFound, Throttled, Unauthorized
+from topics.watching import (
+    SESSION_TTL_MS,
+    STREAM_TOPICS_MAX,
+    CreateSession,
+    OpenedSession,
+    OpenSession,
+    SaveSession,
+    SessionSpec,
+)
+
+# What can be undone, of a session: so many cursors, and in any case so many saves.
+UNDO_CURSORS_MAX = 4096
+UNDO_SAVES_MIN = 4
+# What of it is written to the file: enough for what was on its way to a client when the server stopped.
+STORED_CURSORS_MAX = 256
+STORED_SAVES_MIN = 2
+ERA = 1 << 26  # numbers of saves in it: one a second for two years
+ERA_MS = 16  # a worker is not restarted faster
+
+
+class Undo(msgspec.Struct, frozen=True, array_like=True):
+    """How to get from the cursors of a save to those of the save before."""
+
+    number: int
+    previous: int
+    before: dict[str, int | None]  # None: the topic was not there yet
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.before)
+
+
+class SessionRow(msgspec.Struct, frozen=True, array_like=True):
+    """A session as the file has it."""
+
+    wid: str
+    key: bytes
+    spec: SessionSpec
+    cursors: dict[str, int]
+    save: int
+    stream: int  # that had it then; 0: none
+    maybe_old: bool
+    learned: list[str]
+    undo: list[Undo]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The stream that has the session, by its front and that front's number for it."""
+
+    peer: bytes
+    stream: int
+
+
+@dataclass(slots=True)
+class _Session:
+    key: bytes
+    spec: SessionSpec
+    cursors: dict[str, int]
+    save: int = 0
+    peer: bytes = b""
+    stream: int = 0  # 0: no stream has it
+    maybe_old: bool = False
+    is_restored: bool = False  # from the file, and not opened since
+    orphan: int = 0  # the stream that had it when the worker died, and that may still be there
+    learned: set[str] = field(default_factory=set)  # topics that came after the session was made
+    undo: deque[Undo] = field(default_factory=deque)
+    undo_size: int = 0
+
+    # -- saves ---------------------------------------------------------------------------------------------
+
+    def apply(self, number: int, changed: dict[str, int | None]) -> None:
+        """Set cursors, as the save of this number; None takes a topic out."""
+        cursors = self.cursors
+        before: dict[str, int | None] = {}
+        for topic, cursor in changed.items():
+            old = cursors.get(topic)
+            if cursor is None:
+                cursors.pop(topic, None)
+                self.learned.discard(topic)
+            elif old is not None:
+                cursors[topic] = cursor
+            elif len(cursors) < STREAM_TOPICS_MAX:
+                cursors[topic] = cursor
+                self.learned.add(topic)
+            else:
+                continue
+            before[topic] = old
+        self._remember(Undo(number, self.save, before))
+        self.save = number
+
+    def _remember(self, undo: Undo) -> None:
+        if undo.number <= undo.previous:  # nobody counts like this: what an older number meant is not known
+            self.undo.clear()
+            self.undo_size = 0
+        elif self.spec.patterns or not event_ids.name_all(self.cursors):
+            self.undo.append(undo)
+            self.undo_size += undo.size
+            while self.undo_size > UNDO_CURSORS_MAX and len(self.undo) > UNDO_SAVES_MIN:
+                self.undo_size -= self.undo.popleft().size
+
+    def cursors_at(self, save: int) -> dict[str, int]:
+        """As they were with that save, or earlier when that is not known."""
+        cursors, at = dict(self.cursors), self.save
+        for undo in reversed(self.undo):
+            if at <= save and at // ERA == save // ERA:
+                break
+            for topic, cursor in undo.before.items():
+                if cursor is None:
+                    cursors.pop(topic, None)
+                else:
+                    cursors[topic] = cursor
+            at = undo.previous
+        return cursors
+
+    def begin_era(self, moved: dict[str, int | None], now_ms: int) -> None:
+        self.apply(max(now_ms // ERA_MS, self.save // ERA + 1) * ERA, moved)
+        self.maybe_old = self.is_restored = False
+
+    # -- event ids -----------------------------------------------------------------------------------------
+
+    def moved_to(self, last_event_id: str) -> dict[str, int | None]:
+        """Which cursors a client that has seen this id wants elsewhere."""
+        decoded = event_ids.decode(last_event_id)
+        if decoded is None:
+            return {}
+        save, seen = decoded
+        if save is not None:
+            seen = self.cursors_at(save) | seen
+        moved: dict[str, int | None] = {}
+        for topic, cursor in self.cursors.items():
+            wanted = seen.get(topic)
+            if wanted is None:
+                # An id that does not name a topic which came later is from before that.
+                if topic in self.learned:
+                    moved[topic] = None
+            elif wanted < cursor or (self.maybe_old and wanted > cursor):
+                moved[topic] = wanted
+        return moved
+
+    # -- the file ------------------------------------------------------------------------------------------
+
+    def row(self, wid: str) -> SessionRow:
+        undo: deque[Undo] = deque()
+        size = 0
+        for one in reversed(self.undo):
+            size += one.size
+            if size > STORED_CURSORS_MAX and len(undo) >= STORED_SAVES_MIN:
+                break
+            undo.appendleft(one)
+        return SessionRow(
+            wid=wid,
+            key=self.key,
+            spec=self.spec,
+            cursors=self.cursors,
+            save=self.save,
+            stream=self.stream or self.orphan,
+            maybe_old=self.maybe_old,
+            learned=sorted(self.learned),
+            undo=list(undo),
+        )
+
+
+class Sessions:
+    """All sessions of a shard. `max_sessions` 0: as many as there are. `now_ms` does not run back, over restarts either."""
+
+    def __init__(self, max_sessions: int) -> None:
+        self._max = max_sessions
+        self._sessions: dict[str, _Session] = {}
+        # Those that no stream has, and since when; the longest idle first.
+        self._idle: dict[str, int] = {}
+        self._dirty = False
+
+    @property
+    def count(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything has changed since `rows`."""
+        return self._dirty
+
+    def mark_dirty(self) -> None:
+        """What `rows` gave did not get to the file."""
+        self._dirty = True
+
+    # -- what fronts ask for -------------------------------------------------------------------------------
+
+    def create(self, request: CreateSession, now_ms: int) -> None:
+        self.sweep(now_ms)
+        if len(request.cursors) > STREAM_TOPICS_MAX:
+            raise InvalidRequest(
+                f"a stream follows at most {STREAM_TOPICS_MAX} topics, not {len(request.cursors)}",
+                max=STREAM_TOPICS_MAX,
+            )
+        if self._max and request.wid not in self._sessions and len(self._sessions) >= self._max:
+            raise Throttled(
+                f"there are {self._max} watch sessions, which is the limit; a session that nobody reads goes after "
+                f"{SESSION_TTL_MS // 1000} s",
+                limit="max_watch_sessions",
+                max=self._max,
+            )
+        self._sessions[request.wid] = _Session(request.key, request.spec, dict(request.cursors))
+        self._rest(request.wid, now_ms)
+
+    def open(
+        self, peer: bytes, request: OpenSession, now_ms: int, *, force: bool = False
+    ) -> OpenedSession | TakeOver:
+        """Give the session to a stream. `force`: though the stream that has it has not let go."""
+        self.sweep(now_ms)
+        session = self._find(request)
+        if request.stream == 0:
+            return _opened(session)
+        if session.stream and (session.peer, session.stream) != (peer, request.stream):
+            if not force:
+                return TakeOver(session.peer, session.stream)
+            session.maybe_old = True
+        moved = session.moved_to(request.last_event_id)
+        if moved or session.maybe_old or session.is_restored:
+            session.begin_era(moved, now_ms)
+        self._hand_over(request.wid, session, peer, request.stream)
+        return _opened(session)
+
+    def _find(self, request: OpenSession) -> _Session:
+        session = self._sessions.get(request.wid)
+        if session is None:
+            raise SessionNotFound(request.wid)
+        if session.key and session.key != request.key:
+            raise Unauthorized("send the key with which this watch session was made")
+        return session
+
+    def save(self, peer: bytes, request: SaveSession, now_ms: int) -> bool:
+        """Take over cursors. False: another stream has the session, or it is gone; nothing was changed."""
+        session = self._sessions.get(request.wid)
+        if session is None:
+            return False
+        if session.orphan == request.stream != 0:  # it has outlived the worker: the session is still its own
+            self._hand_over(request.wid, session, peer, request.stream)
+        if (session.peer, session.stream) != (peer, request.stream):
+            return False
+        if request.number != session.save + 1:
+            session.maybe_old = True  # what was in the saves between is not known
+        session.apply(request.number, dict(request.cursors))
+        self._dirty = True
+        if request.closes:
+            self._rest(request.wid, now_ms)
+        return True
+
+    def front_gone(self, peer: bytes, now_ms: int) -> None:
+        """Its streams have ended, and may have got further than they could save."""
+        for wid, session in self._sessions.items():
+            if session.stream and session.peer == peer:
+                session.maybe_old = True
+                self._rest(wid, now_ms)
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def sweep(self, now_ms: int) -> None:
+        """Forget sessions that no stream has had for SESSION_TTL_MS."""
+        gone: list[str] = []
+        for wid, since_ms in self._idle.items():
+            if now_ms - since_ms < SESSION_TTL_MS:
+                break
+            gone.append(wid)
+        for wid in gone:
+            del self._idle[wid], self._sessions[wid]
+            self._dirty = True
+
+    def _hand_over(self, wid: str, session: _Session, peer: bytes, stream: int) -> None:
+        session.peer, session.stream, session.orphan = peer, stream, 0
+        self._idle.pop(wid, None)
+        self._dirty = True
+
+    def _rest(self, wid: str, now_ms: int) -> None:
+        session = self._sessions[wid]
+        session.peer, session.stream = b"", 0
+        self._idle.pop(wid, None)  # so that it is put last
+        self._idle[wid] = now_ms
+        self._dirty = True
+
+    # -- the file ------------------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[SessionRow]:
+        """All sessions, for the file; from here on changes make the table dirty again."""
+        self._dirty = False
+        return (session.row(wid) for wid, session in self._sessions.items())
+
+    def load(self, rows: Iterable[SessionRow], now_ms: int) -> None:
+        """Begin with what the file has. Nothing is open, and everything is idle from now on."""
+        for row in rows:
+            self._sessions[row.wid] = _Session(
+                key=row.key,
+                spec=row.spec,
+                cursors=row.cursors,
+                save=row.save,
+                maybe_old=row.maybe_old or row.stream != 0,
+                is_restored=True,
+                orphan=row.stream,
+                learned=set(row.learned),
+                undo=deque(row.undo),
+                undo_size=sum(undo.size for undo in row.undo),
+            )
+            self._idle[row.wid] = now_ms
+
+
+def _opened(session: _Session) -> OpenedSession:
+    return OpenedSession(session.spec, dict(session.cursors), session.save)

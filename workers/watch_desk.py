@@ -1,0 +1,323 @@
+"""Everything a shard does for watchers: feeds of its topics, look-outs for new ones, and the sessions that it keeps.
+
+Sessions and the cursors of groups are saved to a small file: at once when a session is made (its maker is answered when it
+lasts), else within SAVE_MS of a change. A save that fails is tried again; it keeps nobody from watching.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from topics import wire
+from topics.engine import commands as cmd
+from topics.engine.engine import Engine, Job
+from topics.engine.errors import InvalidRequest, TopicsError
+from topics.engine.ports import Disk
+from topics.engine.subjects import Pattern, SubjectTrie, parse_pattern
+from topics.http_errors import error_head, error_parts
+from topics.watching import (
+    STREAM_TOPICS_MAX,
+    CreateSession,
+    Find,
+    Follow,
+    Found,
+    LookOut,
+    OpenSession,
+    SessionRequest,
+    encode,
+)
+from workers import watch_file
+from workers.feeds import Feed, Feeds, Group, Send
+from workers.sessions import Sessions, TakeOver
+
+if TYPE_CHECKING:
+    from workers.shard_core import Token
+
+logger = logging.getLogger("topics.shard")
+
+SAVE_MS = 1000
+TAKE_OVER_MS = 1000  # how long a front may take to end a stream that is continued elsewhere
+LOOK_OUTS_PER_FRONT_MAX = 100_000
+JOB_KIND = "watch"
+
+_find = msgspec.msgpack.Decoder(Find).decode
+_follow = msgspec.msgpack.Decoder(Follow).decode
+_look_out = msgspec.msgpack.Decoder(LookOut).decode
+_session: Callable[[wire.Buffer], SessionRequest] = msgspec.msgpack.Decoder(SessionRequest).decode
+
+
+@dataclass(slots=True, eq=False)
+class Finding:
+    """A FIND whose topics are being asked for one by one."""
+
+    peer: bytes
+    number: int
+    left: int
+    found: list[Found] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Opening:
+    """A stream that waits for the one before it to end."""
+
+    peer: bytes
+    number: int
+    request: OpenSession
+    until_ms: int
+
+
+class WatchDesk:
+    def __init__(
+        self,
+        engine: Engine,
+        disk: Disk,
+        *,
+        max_sessions: int,
+        send: Send,
+        ask: Callable[[bytes, int, Any, cmd.Command | None], Token],
+        now_us: Callable[[], int],
+    ) -> None:
+        self._engine = engine
+        self._disk = disk
+        self._send = send
+        self._ask = ask
+        self._now_ms: Callable[[], int] = lambda: now_us() // 1000
+        self.sessions = Sessions(max_sessions)
+        self.feeds = Feeds(engine, send, self._ask_for_feed, self._now_ms)
+        self._look_outs: dict[tuple[bytes, int], LookOut] = {}
+        self._per_front: dict[bytes, int] = {}
+        self._trie: SubjectTrie[tuple[bytes, int]] = SubjectTrie()
+        self._opening: list[Opening] = []
+        self._made: list[tuple[bytes, int]] = []  # answers that wait for the next save
+        self._answers: list[tuple[bytes, int]] = []  # that wait for the save that runs
+        self._saving = False
+        self._saved_ms = 0
+        engine.shard.on_created = self._created
+        self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
+            wire.FIND: self._on_find,
+            wire.FOLLOW: self._on_follow,
+            wire.LOOK_OUT: self._on_look_out,
+            wire.FED: lambda peer, request: self.feeds.fed(peer, request.id),
+            wire.UNFOLLOW: self._on_unfollow,
+            wire.SESSION: self._on_session,
+        }
+
+    # -- in ------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """The shard has recovered: what was saved is there again."""
+        saved = watch_file.read(self._disk, self._engine.config.shard_dir)
+        if saved is not None:
+            self.sessions.load(saved.sessions, self._wall_ms())
+            self.feeds.load_groups(saved.groups)
+
+    def _wall_ms(self) -> int:
+        """A time that goes on over restarts, for what lasts longer than this process."""
+        return self._engine.clock.now_ms
+
+    def receive(self, peer: bytes, request: wire.Request) -> bool:
+        """Whether it was for the desk; a TopicsError is what the front is to be told."""
+        handler = self._ops.get(request.op)
+        if handler is None:
+            return False
+        try:
+            handler(peer, request)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidRequest(f"a message about watching cannot be read: {error}") from None
+        return True
+
+    def front_gone(self, peer: bytes) -> None:
+        self.feeds.front_gone(peer)
+        self.sessions.front_gone(peer, self._wall_ms())
+        for key in [key for key in self._look_outs if key[0] == peer]:
+            self._end_look_out(key)
+
+    # -- topics --------------------------------------------------------------------------------------------
+
+    def _ask_for_feed(self, peer: bytes, asker: Feed | Group, command: cmd.Diff | None) -> Token:
+        return self._ask(peer, 0, asker, command)
+
+    def _on_find(self, peer: bytes, request: wire.Request) -> None:
+        wish = _find(request.body)
+        finding = Finding(peer, request.id, len(wish.names))
+        named = set(wish.names)
+        by_name: dict[str, list[int]] = {}
+        for place, text in enumerate(wish.patterns):
+            for name in self._matching(parse_pattern(text.encode()), wish.prefixes):
+                by_name.setdefault(name, []).append(place)
+        for name, places in by_name.items():
+            if name not in named:
+                log = self._engine.shard.published[name]
+                head = log.view.head
+                finding.found.append(Found(name, head, min(log.view.first_seq, head + 1), places))
+        for name in wish.names:
+            self._ask(peer, 0, finding, cmd.State(name, touch=False))
+        if not wish.names:
+            self._end_find(finding)
+
+    def _matching(self, pattern: Pattern, prefixes: list[str] | None) -> list[str]:
+        """Names of published topics, one more than a stream may follow at most."""
+        start = pattern.literal_prefix.decode()
+        names = self._engine.shard.names.irange(start, start + "\U0010ffff")
+        matching = (
+            name
+            for name in names
+            if pattern.matches(name.encode()) and (prefixes is None or name.startswith(tuple(prefixes)))
+        )
+        return list(islice(matching, STREAM_TOPICS_MAX + 1))
+
+    def answered(self, asker: object, token: Any, result: object) -> None:
+        """The engine has answered one of the desk's own questions."""
+        if isinstance(asker, Finding):
+            if isinstance(result, cmd.TopicState):
+                asker.found.append(Found(result.topic, result.head_seq, result.earliest_seq))
+            asker.left -= 1
+            if not asker.left:
+                self._end_find(asker)
+        else:
+            assert isinstance(asker, Feed | Group)
+            self.feeds.answered(asker, token, result)
+
+    def _end_find(self, finding: Finding) -> None:
+        self._reply(finding.peer, finding.number, encode(finding.found))
+
+    def _on_follow(self, peer: bytes, request: wire.Request) -> None:
+        self.feeds.follow(peer, request.id, request.topic.decode(), _follow(request.body))
+
+    def _on_look_out(self, peer: bytes, request: wire.Request) -> None:
+        wish = _look_out(request.body)
+        if self._per_front.get(peer, 0) >= LOOK_OUTS_PER_FRONT_MAX:
+            raise InvalidRequest("too many patterns are watched through one front")
+        key = peer, request.id
+        pattern = parse_pattern(wish.pattern.encode())
+        self._trie.insert(wish.pattern.encode(), key)
+        self._look_outs[key] = wish
+        self._per_front[peer] = self._per_front.get(peer, 0) + 1
+        self._reply(peer, request.id, encode(self._matching(pattern, wish.prefixes)))
+
+    def _created(self, name: str) -> None:
+        if not self._look_outs:
+            return
+        for key in self._trie.match(name.encode()).plain:
+            prefixes = self._look_outs[key].prefixes
+            if prefixes is None or name.startswith(tuple(prefixes)):
+                self._send(key[0], key[1], 200, wire.NEW_TOPIC, b"", name.encode())
+
+    def _on_unfollow(self, peer: bytes, request: wire.Request) -> None:
+        key = peer, request.id
+        if key in self._look_outs:
+            self._end_look_out(key)
+        else:
+            self.feeds.unfollow(*key)
+
+    def _end_look_out(self, key: tuple[bytes, int]) -> None:
+        self._trie.remove(self._look_outs.pop(key).pattern.encode(), key)
+        left = self._per_front[key[0]] - 1
+        if left:
+            self._per_front[key[0]] = left
+        else:
+            del self._per_front[key[0]]
+
+    # -- sessions ------------------------------------------------------------------------------------------
+
+    def _on_session(self, peer: bytes, request: wire.Request) -> None:
+        wish = _session(request.body)
+        if isinstance(wish, CreateSession):
+            self.sessions.create(wish, self._wall_ms())
+            self._made.append((peer, request.id))
+        elif isinstance(wish, OpenSession):
+            self._open(Opening(peer, request.id, wish, self._now_ms() + TAKE_OVER_MS))
+        else:
+            taken = self.sessions.save(peer, wish, self._wall_ms())
+            self._reply(peer, request.id, encode(taken))
+            if wish.closes:
+                self._open_again(wish.wid)
+
+    def _open(self, opening: Opening, *, force: bool = False) -> None:
+        try:
+            opened = self.sessions.open(opening.peer, opening.request, self._wall_ms(), force=force)
+        except TopicsError as error:
+            self._refuse(opening, error)
+            return
+        if isinstance(opened, TakeOver):
+            self._send(opened.peer, opened.stream, 200, wire.END, b"", b"")
+            self._opening.append(opening)
+        else:
+            self._reply(opening.peer, opening.number, encode(opened))
+
+    def _open_again(self, wid: str) -> None:
+        waiting = [opening for opening in self._opening if opening.request.wid == wid]
+        self._opening = [opening for opening in self._opening if opening.request.wid != wid]
+        for opening in waiting:
+            self._open(opening)
+
+    def _refuse(self, opening: Opening, error: TopicsError) -> None:
+        status, body = error_parts(error)
+        self._send(opening.peer, opening.number, status, wire.JSON, error_head(status), body)
+
+    def _reply(self, peer: bytes, number: int, body: bytes) -> None:
+        self._send(peer, number, 200, wire.INTERNAL, b"", body)
+
+    # -- time and the file ---------------------------------------------------------------------------------
+
+    @property
+    def _is_dirty(self) -> bool:
+        return self.sessions.is_dirty or self.feeds.groups_changed
+
+    def wake_at_ms(self, at_ms: int | None) -> int | None:
+        """The earlier of this and what is due here."""
+        due = [at_ms, self.feeds.wake_at_ms]
+        due += [opening.until_ms for opening in self._opening]
+        if self._is_dirty and not self._saving:
+            due.append(0 if self._made else self._saved_ms + SAVE_MS)
+        return min((at for at in due if at is not None), default=None)
+
+    def tend(self) -> list[Job]:
+        """What is due by now; returns the save that is to be run."""
+        now_ms = self._now_ms()
+        self.feeds.turn_ended()
+        if self.feeds.wake_at_ms is not None:
+            self.feeds.tend()
+        late = [opening for opening in self._opening if opening.until_ms <= now_ms]
+        if late:
+            self._opening = [opening for opening in self._opening if opening.until_ms > now_ms]
+            for opening in late:
+                self._open(opening, force=True)
+        if self._saving or not self._is_dirty:
+            return []
+        if not self._made and now_ms < self._saved_ms + SAVE_MS:
+            return []
+        return [self._save()]
+
+    def _save(self) -> Job:
+        self._saving = True
+        self._saved_ms = self._now_ms()
+        self._answers, self._made = self._made, []
+        data = watch_file.encode(self.sessions.rows(), self.feeds.group_rows())
+        self.feeds.groups_changed = False
+        shard_dir = self._engine.config.shard_dir
+        return Job(JOB_KIND, lambda: watch_file.write(self._disk, shard_dir, data), lambda value, error: None)
+
+    def saved(self, error: BaseException | None) -> None:
+        self._saving = False
+        if error is not None:
+            logger.warning("watch sessions could not be saved: %s", error)
+            self.sessions.mark_dirty()
+        for peer, number in self._answers:
+            self._reply(peer, number, b"")
+        self._answers = []
+
+    def close(self) -> None:
+        """The last save, on the way out."""
+        if self._is_dirty or self._saving:
+            try:
+                data = watch_file.encode(self.sessions.rows(), self.feeds.group_rows())
+                watch_file.write(self._disk, self._engine.config.shard_dir, data)
+            except OSError as error:
+                logger.warning("watch sessions could not be saved: %s", error)
