@@ -15,7 +15,8 @@ from tests.support.server import Server, running
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests of a worker that only use topics of their own."""
-    with running(tmp_path_factory.mktemp("server"), environment={"TOPICS_VERIFY": "1"}) as server:
+    environment = {"TOPICS_VERIFY": "1", "TOPICS_TEST_MIN_HEARTBEAT_MS": "20"}
+    with running(tmp_path_factory.mktemp("server"), environment=environment) as server:
         yield server
 
 

@@ -24,7 +24,7 @@ Headers = Iterable[tuple[str, str]]
 _NOT_SENT = ("host", "connection", "content-length", "transfer-encoding")
 
 
-class _Session(H2Connection):
+class Session(H2Connection):
     """h2 closes both directions at a GOAWAY, but what is open is still answered."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
@@ -34,7 +34,7 @@ class _Session(H2Connection):
 class Http2Client:
     def __init__(self, server: Server, timeout_s: float = 30.0) -> None:
         self.socket = server.connect(timeout_s)
-        self._h2 = _Session(H2Configuration(client_side=True, validate_outbound_headers=False))
+        self._h2 = Session(H2Configuration(client_side=True, validate_outbound_headers=False))
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(32 << 20)
         self._replies: dict[int, Reply] = {}

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ class Server:
     host: str = ""
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
+    credentials: Mapping[str, str] = field(default_factory=dict)  # headers of every request
+
+    def with_key(self, secret: str) -> Server:
+        """The same server, as a client with this key sees it."""
+        return replace(self, credentials={"Authorization": f"Bearer {secret}"})
 
     @property
     def data_dir(self) -> Path:
@@ -155,7 +160,7 @@ class Server:
         timeout_s: float = 30.0,
     ) -> Reply:
         """One request on a connection of its own. A body that is not bytes is sent as JSON."""
-        sent = dict(headers or {})
+        sent = {**self.credentials, **(headers or {})}
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body, separators=(",", ":")).encode()
             sent.setdefault("Content-Type", "application/json")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from typing import Generic, Literal, TypeVar
 
@@ -222,20 +222,27 @@ def _in_order(holders: list[dict[S, int]]) -> tuple[S, ...]:
     """Everybody once, by their first subscription. The dicts are ordered runs, which is what sorting likes best."""
     if len(holders) == 1:
         return tuple(holders[0])
-    pairs = sorted(chain.from_iterable(holder.items() for holder in holders), key=itemgetter(1))
-    return tuple(dict.fromkeys(subscriber for subscriber, _ in pairs))
+    pairs: list[tuple[S, int]] = []
+    for holder in holders:
+        pairs += holder.items()
+    pairs.sort(key=itemgetter(1))
+    return tuple(dict(pairs))  # of several subscriptions of one, the first gives the place
+
+
+def _first_serial(group: tuple[GroupName, list[dict[S, int]]]) -> int:
+    return min([next(iter(members.values())) for members in group[1]])
 
 
 def _merged(found: list[_Subscribers[S]]) -> Matched[S]:
-    by_name: dict[GroupName, list[dict[S, int]]] = {}
+    plain: list[dict[S, int]] = []
+    groups: dict[GroupName, list[dict[S, int]]] = {}
     for subscribers in found:
+        if subscribers.plain:
+            plain.append(subscribers.plain)
         for name, members in subscribers.groups.items():
-            by_name.setdefault(name, []).append(members)
-    first = {name: min(next(iter(m.values())) for m in holders) for name, holders in by_name.items()}
-    return Matched(
-        _in_order([subscribers.plain for subscribers in found if subscribers.plain]),
-        {name: _in_order(by_name[name]) for name in sorted(first, key=first.__getitem__)},
-    )
+            groups.setdefault(name, []).append(members)
+    in_order = sorted(groups.items(), key=_first_serial) if len(groups) > 1 else groups.items()
+    return Matched(_in_order(plain), {name: _in_order(holders) for name, holders in in_order})
 
 
 def _with_added(matched: Matched[S], changes: list[_Change[S]]) -> Matched[S]:
@@ -375,7 +382,7 @@ class SubjectTrie(Generic[S]):
 
     def _forget(self, pattern: bytes, subscriber: S, group: GroupName | None) -> None:
         """No cached result shows a subscription that went."""
-        if False:
+        if not self._count:
             self._cache.clear()
             self._changes.clear()
             return

@@ -1,0 +1,131 @@
+"""Goal: a thousand watchers get every record in order and soon, though one in twenty takes nothing; those lose nothing.
+
+Method: one process reads all streams but the stalled ones, whose connections have small buffers. These also follow a topic of
+large records, so that there is far more for them than any buffer on the way may hold. The front's memory is measured.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.contract import Json, ok
+from tests.support.faults import fault
+from tests.support.ledger import Ledger
+from tests.support.server import Server, running
+from tests.support.sse_client import EventStream, Frame, open_stream, pump, watch
+
+WATCHERS = 1000
+STALLED = WATCHERS // 20
+WRITES = 25
+LARGE_BYTES = 250_000  # one of them fills a frame
+LARGE_RECORDS = 40
+GROWTH_MAX = 160 << 20  # of the front; all that the stalled have not taken would be three times that
+PROMPT_S = 10.0  # for one record to reach all, on a machine that does something else as well
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))
+    with running(tmp_path_factory.mktemp("crowd")) as made:
+        yield made
+
+
+def rss_bytes(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def open_many(
+    server: Server, topics: Json, count: int, receive_buffer: int | None = None
+) -> list[EventStream]:
+    def one(_: int) -> EventStream:
+        return open_stream(server, watch(server, topics), receive_buffer=receive_buffer)
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(one, range(count)))
+
+
+@fault(
+    "client",
+    "one watcher in twenty takes nothing any more",
+    "the others get every record at once; the front holds little for the stalled; they go on from their cursors",
+)
+def test_a_thousand_watchers_and_some_are_stalled(server: Server) -> None:
+    for name in ("small", "large"):
+        ok(server.write(name, 0), 201)
+    front = server.pid("front 0")
+    healthy = open_many(server, {"small": {}}, WATCHERS - STALLED)
+    both = {"small": {}, "large": {}}
+    stalled_sessions = [watch(server, both) for _ in range(STALLED)]
+    stalled = [open_stream(server, session, receive_buffer=4096) for session in stalled_sessions]
+    ledgers = {stream: Ledger({"small": 0}) for stream in healthy}
+
+    def take(stream: EventStream, frame: Frame) -> None:
+        ledgers[stream].take(frame)
+
+    def all_have(seq: int) -> bool:
+        return all(ledger.cursors["small"] == seq for ledger in ledgers.values())
+
+    pump(healthy, lambda: all_have(1), take, 30)
+    before = rss_bytes(front)
+    grown = 0
+    for _ in range(LARGE_RECORDS):
+        ok(server.write("large", "x" * LARGE_BYTES))
+        grown = max(grown, rss_bytes(front) - before)
+    slowest = 0.0
+    for i in range(WRITES):
+        started = time.monotonic()
+        ok(server.write("small", i))
+        pump(healthy, lambda i=i: all_have(i + 2), take, PROMPT_S)
+        slowest = max(slowest, time.monotonic() - started)
+        grown = max(grown, rss_bytes(front) - before)
+    assert grown < GROWTH_MAX, f"the front grew by {grown >> 20} MiB"
+    assert all(ledger.seqs["small"] == list(range(1, WRITES + 2)) for ledger in ledgers.values())
+    for stream in healthy:
+        stream.close()
+    for session, stream in zip(stalled_sessions, stalled):
+        recover(server, session, stream)
+    print(f"slowest {slowest * 1000:.0f} ms, front grew by {grown >> 20} MiB")
+
+
+def recover(server: Server, session: Json, stream: EventStream) -> None:
+    """Reads what it has missed; one that was given up meanwhile goes on with its id."""
+    ledger = Ledger({"small": 0, "large": 0})
+    while ledger.cursors != {"small": WRITES + 1, "large": LARGE_RECORDS + 1}:
+        frame = stream.read(30)
+        if frame is None:
+            stream.close()
+            stream = open_stream(server, session, last_event_id=ledger.last_id)
+        else:
+            ledger.take(frame)
+    stream.close()
+    assert ledger.seqs["small"] == list(range(1, WRITES + 2))
+    assert ledger.seqs["large"] == list(range(1, LARGE_RECORDS + 2))
+    assert not ledger.gaps
+
+
+def test_all_stall_and_all_come_back(server: Server) -> None:
+    """What waits for somebody is not kept for it, but read again when it has room."""
+    ok(server.write("again", 0), 201)
+    streams = open_many(server, {"again": {"tail": True}}, 30, receive_buffer=4096)
+    before = rss_bytes(server.pid("front 0"))
+    for _ in range(60):
+        ok(server.write("again", "x" * LARGE_BYTES))
+    assert rss_bytes(server.pid("front 0")) - before < GROWTH_MAX
+    ledgers = {stream: Ledger({"again": 1}) for stream in streams}
+    pump(
+        streams,
+        lambda: all(ledger.cursors["again"] == 61 for ledger in ledgers.values()),
+        lambda stream, frame: ledgers[stream].take(frame),
+        60,
+    )
+    for stream, ledger in ledgers.items():
+        assert ledger.seqs["again"] == list(range(2, 62))
+        stream.close()

@@ -1,0 +1,332 @@
+"""Goal: whatever process dies, no watcher misses a record or sees one twice, and who is not concerned notices nothing.
+
+Method: real processes are killed under open streams while somebody writes. A ledger over all streams of a client refuses a
+frame that does not begin where the one before has ended. A client behaves as a browser does: it goes on with its last id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import pytest
+
+from tests.support.contract import Json, fresh, ok
+from tests.support.faults import fault
+from tests.support.ledger import Ledger
+from tests.support.server import Server, running, until
+from tests.support.sse_client import EventStream, NotOpened, open_stream, pump, try_open, watch
+from tests.support.ws_client import WebSocket
+from topics.engine.placement import shard_of
+
+SHARDS = 2
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("restarts"), shards=SHARDS) as made:
+        yield made
+
+
+def on_shard(shard: int) -> str:
+    """A new name of a topic that this shard owns."""
+    return next(name for name in (fresh("r") for _ in range(1000)) if shard_of(name, SHARDS) == shard)
+
+
+def killed(server: Server, name: str) -> None:
+    """kill -9, and wait until the supervisor has put another process in its place."""
+    before = server.pid(name)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: server.children().get(name) not in (None, before))
+
+
+class Writer:
+    """Writes numbers to topics, each once and in order, whatever happens to the server meanwhile."""
+
+    def __init__(self, server: Server, names: list[str], count: int) -> None:
+        self.server, self.names, self.count = server, names, count
+        self.written = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for i in range(self.count):
+            for name in self.names:
+                until(lambda name=name, i=i: self._write(name, i), 60)
+            self.written = i + 1
+
+    def _write(self, name: str, number: int) -> bool:
+        try:
+            return self.server.write(name, number, idempotency_key=str(number)).status in (200, 201)
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+class Browser:
+    """A client with one session that reconnects with its last id until the stream opens."""
+
+    def __init__(self, server: Server, names: list[str]) -> None:
+        self.server, self.names = server, names
+        self.session: Json = watch(server, {name: {} for name in names})
+        self.ledger = Ledger(dict.fromkeys(names, 0), keeps_data=True)
+        self.streams = 0
+        self.stream = self.connect()
+
+    def connect(self) -> EventStream:
+        self.streams += 1
+        stream: EventStream = until(
+            lambda: try_open(self.server, self.session, last_event_id=self.ledger.last_id), 30, 0.05
+        )
+        return stream
+
+    def read_until(self, count: int) -> None:
+        """Until so many records of each topic have come."""
+        while any(len(self.ledger.seqs[name]) < count for name in self.names):
+            frame = self.stream.read(30)
+            if frame is None:
+                self.stream.close()
+                self.stream = self.connect()
+            else:
+                self.ledger.take(frame)
+
+    def has_seen(self, count: int) -> None:
+        self.read_until(count)
+        for name in self.names:
+            assert self.ledger.seqs[name] == list(range(1, count + 1))
+            assert self.ledger.data[name] == list(range(count))
+        assert not self.ledger.gaps
+        self.stream.close()
+
+
+# -- workers -----------------------------------------------------------------------------------------------
+
+
+@fault(
+    "worker",
+    "the worker of a watched topic is killed",
+    "the stream stays open and goes on without loss or repeat; streams of other shards notice nothing",
+)
+@pytest.mark.parametrize("shard", [0, 1])
+def test_the_worker_of_a_topic_dies(server: Server, shard: int) -> None:
+    """Shard 0 is also the one that keeps sessions."""
+    hit, other = on_shard(shard), on_shard(1 - shard)
+    for name in (hit, other):
+        ok(server.write(name, 0, idempotency_key="0"), 201)
+    browsers = [Browser(server, [hit]), Browser(server, [other]), Browser(server, [hit, other])]
+    for browser in browsers:
+        browser.read_until(1)
+    writer = Writer(server, [hit, other], 60)
+    for step in (15, 35):
+        until(lambda step=step: writer.written >= step)
+        killed(server, f"shard {shard}")
+    writer.join()
+    for browser in browsers:
+        browser.has_seen(60)
+        assert browser.streams == 1, "the stream was cut"
+
+
+def test_while_a_worker_is_away_the_others_topics_go_on(start_server: Start) -> None:
+    """Its successor is kept from starting by the lock of its shard, for as long as the test looks."""
+    server = start_server(shards=SHARDS)
+    away, other = on_shard(1), on_shard(0)
+    for name in (away, other):
+        ok(server.write(name, 0), 201)
+    both = Browser(server, [away, other])
+    both.read_until(1)
+    talk = WebSocket(server)
+    talk.ask("subscribe", topics={other: {"tail": True}, away: {"tail": True}})
+    talk.take("caught_up", "caught_up")
+    with hold_lock(server, 1):
+        for i in range(1, 10):
+            ok(server.write(other, i))
+            pump(
+                [both.stream],
+                lambda i=i: both.ledger.cursors[other] == i + 1,
+                lambda _, f: both.ledger.take(f),
+            )
+            [record, _] = talk.take("record", "caught_up")
+            assert record["topic"] == other
+    server.wait_ready()
+    ok(server.write(away, 1))
+    pump([both.stream], lambda: both.ledger.cursors[away] == 2, lambda _, frame: both.ledger.take(frame))
+    [record, _] = talk.take("record", "caught_up")
+    assert (record["topic"], record["from_seq"]) == (away, 1)
+    assert both.streams == 1
+    both.stream.close()
+    talk.close()
+
+
+@contextlib.contextmanager
+def hold_lock(server: Server, shard: int) -> Iterator[None]:
+    """Kill a shard's worker and keep its successor from beginning."""
+    with (server.data_dir / "layout-1" / f"shard-{shard:02}" / "LOCK").open() as file:
+        os.kill(server.pid(f"shard {shard}"), signal.SIGKILL)
+        until(lambda: locks(file), 10, 0.001)  # before the supervisor has even started another
+        yield
+
+
+def locks(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# -- fronts ------------------------------------------------------------------------------------------------
+
+
+@fault(
+    "front",
+    "the front of a watcher is killed",
+    "the client reconnects with its last id, misses nothing and sees nothing twice",
+)
+def test_the_front_dies(server: Server) -> None:
+    names = [on_shard(0), on_shard(1)]
+    for name in names:
+        ok(server.write(name, 0, idempotency_key="0"), 201)
+    browser = Browser(server, names)
+    writer = Writer(server, names, 60)
+    for step in (10, 30):
+        browser.read_until(step)
+        killed(server, "front 0")
+        browser.read_until(step + 5)
+    writer.join()
+    browser.has_seen(60)
+    assert browser.streams >= 3
+
+
+def test_the_front_and_all_workers_die(server: Server) -> None:
+    names = [on_shard(0), on_shard(1)]
+    for name in names:
+        ok(server.write(name, 0, idempotency_key="0"), 201)
+    browser = Browser(server, names)
+    writer = Writer(server, names, 40)
+    browser.read_until(15)
+    pids = server.children()
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: len(now := server.children()) == len(pids) and not set(now.values()) & set(pids.values()))
+    writer.join()
+    browser.has_seen(40)
+
+
+# -- the whole server --------------------------------------------------------------------------------------
+
+
+@fault(
+    "supervisor",
+    "the whole server is restarted under watchers",
+    "they go on with their last id; none is lost",
+)
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_the_server_restarts_on_its_port(start_server: Start, end: str) -> None:
+    port = free_port()
+    server = start_server(environment={"TOPICS_PORT": str(port)}, shards=SHARDS)
+    names = [on_shard(0), on_shard(1)]
+    for name in names:
+        ok(server.write(name, 0, idempotency_key="0"), 201)
+    browser = Browser(server, names)
+    silent = watch(server, {name: {} for name in names})  # has never been opened
+    writer = Writer(server, names, 40)
+    browser.read_until(15)
+    getattr(server, end)()
+    server.start()
+    assert server.port == port
+    writer.join()
+    browser.has_seen(40)
+    stream = open_stream(server, silent)
+    ledger = Ledger(dict.fromkeys(names, 0))
+    pump([stream], lambda: ledger.count == 80, lambda _, frame: ledger.take(frame))
+    stream.close()
+
+
+def test_after_a_stop_a_client_without_an_id_goes_on_where_it_was(start_server: Start) -> None:
+    server = start_server(shards=SHARDS)
+    name = on_shard(1)
+    ok(server.write(name, 1, 2, 3), 201)
+    session = watch(server, name)
+    stream = open_stream(server, session)
+    stream.take("record", "caught-up")
+    assert server.stop() == 0
+    [error] = stream.rest()
+    assert error.data["code"] == "server_shutting_down"
+    server.start()
+    ok(server.write(name, 4))
+    stream = open_stream(server, session)
+    [record, _] = stream.take("record", "caught-up")
+    assert (record.data["from_seq"], record.seqs) == (3, [4])
+    stream.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+# -- meanwhile ---------------------------------------------------------------------------------------------
+
+
+@fault(
+    "worker",
+    "a stream is asked for while the worker of its session restarts",
+    "the request waits: a browser gives up on any answer but a stream",
+)
+def test_a_stream_waits_for_its_session(start_server: Start) -> None:
+    server = start_server(shards=SHARDS)
+    name = on_shard(1)
+    ok(server.write(name, 1), 201)
+    session = watch(server, name)
+    opened: list[EventStream] = []
+    failed: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            opened.append(open_stream(server, session))
+        except (NotOpened, OSError) as error:
+            failed.append(error)
+
+    with hold_lock(server, 0):
+        until(lambda: server.get("/readyz").status == 503)
+        asking = threading.Thread(target=ask)
+        asking.start()
+        # Others are served meanwhile, and those who asked later, too.
+        for i in range(20):
+            ok(server.write(name, i))
+        assert not opened
+        assert not failed
+    asking.join(30)
+    assert not failed, failed
+    [stream] = opened
+    assert stream.until_records(21)
+    stream.close()
+
+
+def test_a_stream_waits_for_its_topic(start_server: Start) -> None:
+    """The session is there, one of the topics is not yet: the stream opens, and says more when it can."""
+    server = start_server(shards=SHARDS)
+    away, other = on_shard(1), on_shard(0)
+    for name in (away, other):
+        ok(server.write(name, 1), 201)
+    session = watch(server, {away: {}, other: {}})
+    ledger = Ledger({away: 0, other: 0})
+    with hold_lock(server, 1):
+        until(lambda: server.get("/readyz").status == 503)
+        stream = open_stream(server, session)
+        pump([stream], lambda: ledger.cursors[other] == 1, lambda _, frame: ledger.take(frame))
+        assert ledger.cursors[away] == 0
+    pump([stream], lambda: ledger.cursors[away] == 1, lambda _, frame: ledger.take(frame), 30)
+    stream.close()
