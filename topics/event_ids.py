@@ -18,6 +18,7 @@ from topics.watching import ID_TOPICS_MAX
 
 _END = urlsafe_b64encode(b"}  ")
 _EMPTY = urlsafe_b64encode(b"{} ")
+_BRACE = urlsafe_b64encode(b'{" ')[:2]  # the text up to here depends on `{"` alone, or in a piece on `,"`
 SAVE = "#"
 ID_BYTES_MAX = 1 << 20
 ID_NAMES_BYTES_MAX = 4096  # with their cursors, and as base64, names of that length make 8 KiB at most
@@ -45,9 +46,9 @@ def _padded(text: bytes) -> bytes:
 
 
 def join(pieces: Iterable[bytes]) -> bytes:
-    """A whole id, of a first piece and others."""
+    """A whole id. Any piece may be the first: the topics before it may be gone since it was made."""
     joined = b"".join(pieces)
-    return joined + _END if joined else _EMPTY
+    return _BRACE + joined[2:] + _END if joined else _EMPTY
 
 
 def decode(text: str) -> tuple[int | None, dict[str, int]] | None:

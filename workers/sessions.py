@@ -22,7 +22,7 @@ skips none. Where an era has no known save, the oldest save that is known has to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -47,6 +47,8 @@ STORED_CURSORS_MAX = 256
 STORED_SAVES_MIN = 2
 ERA = 1 << 26  # numbers of saves in it: one a second for two years
 ERA_MS = 16  # a worker is not restarted faster
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Undo(msgspec.Struct, frozen=True, array_like=True):
@@ -172,24 +174,27 @@ class _Session:
     # -- the file ------------------------------------------------------------------------------------------
 
     def row(self, wid: str) -> SessionRow:
-        undo: deque[Undo] = deque()
-        size = 0
-        for one in reversed(self.undo):
-            size += one.size
-            if size > STORED_CURSORS_MAX and len(undo) >= STORED_SAVES_MIN:
-                break
-            undo.appendleft(one)
         return SessionRow(
-            wid=wid,
-            key=self.key,
-            spec=self.spec,
-            cursors=self.cursors,
-            save=self.save,
-            stream=self.stream or self.orphan,
-            maybe_old=self.maybe_old,
-            learned=sorted(self.learned),
-            undo=list(undo),
+            wid,
+            self.key,
+            self.spec,
+            self.cursors,
+            self.save,
+            self.stream or self.orphan,
+            self.maybe_old,
+            sorted(self.learned),
+            self._stored_undo() if self.undo else [],
         )
+
+    def _stored_undo(self) -> list[Undo]:
+        newest: list[Undo] = []
+        size = 0
+        for undo in reversed(self.undo):
+            size += undo.size
+            if size > STORED_CURSORS_MAX and len(newest) >= STORED_SAVES_MIN:
+                break
+            newest.append(undo)
+        return newest[::-1]
 
 
 class Sessions:
@@ -200,6 +205,9 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
         # Those that no stream has, and since when; the longest idle first.
         self._idle: dict[str, int] = {}
+        # Each as the file has it, and those that have changed since: of many sessions few move between two writings.
+        self._encoded: dict[str, msgspec.Raw] = {}
+        self._changed: dict[str, None] = {}
         self._dirty = False
 
     @property
@@ -272,7 +280,7 @@ class Sessions:
         if request.number != session.save + 1:
             session.maybe_old = True  # what was in the saves between is not known
         session.apply(request.number, dict(request.cursors))
-        self._dirty = True
+        self._note_change(request.wid)
         if request.closes:
             self._rest(request.wid, now_ms)
         return True
@@ -295,26 +303,35 @@ class Sessions:
             gone.append(wid)
         for wid in gone:
             del self._idle[wid], self._sessions[wid]
+            self._encoded.pop(wid, None)
+            self._changed.pop(wid, None)
             self._dirty = True
 
     def _hand_over(self, wid: str, session: _Session, peer: bytes, stream: int) -> None:
         session.peer, session.stream, session.orphan = peer, stream, 0
         self._idle.pop(wid, None)
-        self._dirty = True
+        self._note_change(wid)
 
     def _rest(self, wid: str, now_ms: int) -> None:
         session = self._sessions[wid]
         session.peer, session.stream = b"", 0
         self._idle.pop(wid, None)  # so that it is put last
         self._idle[wid] = now_ms
+        self._note_change(wid)
+
+    def _note_change(self, wid: str) -> None:
+        self._changed[wid] = None
         self._dirty = True
 
     # -- the file ------------------------------------------------------------------------------------------
 
-    def rows(self) -> Iterator[SessionRow]:
-        """All sessions, for the file; from here on changes make the table dirty again."""
+    def rows(self) -> list[msgspec.Raw]:
+        """All sessions for the file, each an encoded SessionRow; later changes make the table dirty again."""
+        for wid in self._changed:
+            self._encoded[wid] = msgspec.Raw(_encode(self._sessions[wid].row(wid)))
+        self._changed.clear()
         self._dirty = False
-        return (session.row(wid) for wid, session in self._sessions.items())
+        return list(self._encoded.values())
 
     def load(self, rows: Iterable[SessionRow], now_ms: int) -> None:
         """Begin with what the file has. Nothing is open, and everything is idle from now on."""
@@ -332,6 +349,7 @@ class Sessions:
                 undo_size=sum(undo.size for undo in row.undo),
             )
             self._idle[row.wid] = now_ms
+            self._changed[row.wid] = None
 
 
 def _opened(session: _Session) -> OpenedSession:

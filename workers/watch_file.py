@@ -9,7 +9,7 @@ What is in it is a convenience: without it clients are told that their session i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -43,8 +43,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(WatchRows)
 
 
-def encode(sessions: Iterable[SessionRow], groups: Iterable[GroupRow]) -> bytes:
-    return with_digest(WATCH_MAGIC, _encoder.encode(WatchRows(list(sessions), list(groups))))
+def encode(sessions: Sequence[SessionRow | msgspec.Raw], groups: Sequence[GroupRow]) -> bytes:
+    """Sessions may be encoded already, as `Sessions.rows` gives them."""
+    return with_digest(WATCH_MAGIC, _encoder.encode((sessions, groups)))
 
 
 def decode(data: bytes, path: str = WATCH_NAME) -> WatchRows:

@@ -83,13 +83,17 @@ def repair_shard(
     if refused:
         raise CannotRepair(f"{refused[0].what}; nothing was changed")
     done = Repaired(found)
-    if not found.damage:
+    if not found.damage and not found.bad_watch:
         return done
     overlay = OverlayDisk(disk)
     try:
-        yield "what can be read is put together"
-        _Mender(overlay, clock, config, shards, found, done).mend()
-        yield from _settle(overlay, clock, config, done)
+        if found.damage:
+            yield "what can be read is put together"
+            _Mender(overlay, clock, config, shards, found, done).mend()
+            yield from _settle(overlay, clock, config, done)
+        if found.bad_watch:
+            overlay.remove(found.bad_watch)
+            done.notes.append(f"{found.bad_watch}: its watch sessions are gone; clients make new ones")
         done.after = yield from _prove(overlay, clock, config, shards)
         yield "files are moved"
         _carry_out(disk, overlay, config.shard, run, done)

@@ -20,7 +20,7 @@ from topics.engine.config import EngineConfig
 from topics.engine.control import Swapped
 from topics.engine.engine import Engine
 from topics.engine.errors import Corrupt, ShardReadOnly, TopicsError, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, TEMP_SUFFIX
+from topics.engine.files import HEADER_BYTES, TEMP_SUFFIX, WATCH_MAGIC, WATCH_NAME, read_digest_file
 from topics.engine.intents import apply_patches, pending_intents
 from topics.engine.limits import MIB
 from topics.engine.overlay import OverlayDisk
@@ -64,6 +64,7 @@ class Found:
     snapshots: dict[int, tuple[ShardRow, list[TopicRow]]] = field(default_factory=dict)  # the sound ones
     bad_snapshots: list[int] = field(default_factory=list)
     bad_intents: list[str] = field(default_factory=list)
+    bad_watch: str = ""  # the file of watch sessions, when it is damaged
     log: SalvagedLog = field(default_factory=lambda: SalvagedLog([]))
     bad_segments: dict[tuple[int, int, int], SegmentMeta] = field(
         default_factory=dict
@@ -133,6 +134,8 @@ class _Checker:
             if row.segments:
                 yield f"topic {row.name}"
                 self._check_topic(row)
+        yield "watch sessions"
+        self._check_watch()
         yield "files that nothing names"
         self._check_older()
         self._check_names()
@@ -188,6 +191,25 @@ class _Checker:
                     found.add("damage", path, HEADER_BYTES, f"says that it is number {shard_row.number}")
                 continue
             found.bad_snapshots.append(number)
+
+    def _check_watch(self) -> None:
+        """Damage here costs no record: a server starts without the sessions, and clients make new ones."""
+        path = f"{self._config.shard_dir}/{WATCH_NAME}"
+        if not self._disk.exists(path):
+            return
+        try:
+            read_digest_file(self._disk, path, WATCH_MAGIC)
+        except UnsupportedFormat as error:
+            self.found.add("unsupported", path, 8, str(error))
+            return
+        except Corrupt as error:
+            offset, problem = error.offset, error.problem
+        except OSError as error:
+            offset, problem = 0, f"cannot be read: {error}"
+        else:
+            return
+        self.found.bad_watch = path
+        self.found.add("extra", path, offset, f"{problem}; a start goes without these watch sessions")
 
     def _check_log(self) -> None:
         found = self.found
@@ -377,7 +399,7 @@ class _Checker:
         for directory, ours in (
             (self._meta_dir, ("snap-", "intent-", LATCH_MARK)),
             (self._wal_dir, ("wal-",)),
-            (self._config.shard_dir, ("LOCK", "meta", "wal")),
+            (self._config.shard_dir, ("LOCK", "meta", "wal", WATCH_NAME)),
         ):
             for name in self._disk.list(directory):
                 if not name.startswith(ours) or name.endswith(TEMP_SUFFIX):
