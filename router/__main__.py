@@ -62,6 +62,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     gc.freeze()
     await ended.wait()
     logger.info("the front drains")
+    services.draining = True  # WebSockets say so as they close
     services.desk.drain()
     await server.drain()
     await client.settle()

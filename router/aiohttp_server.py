@@ -1,7 +1,8 @@
 """Requests that aiohttp parses: its parser and its flow control, our gate, and our own bytes for the answer.
 
 `finish_response` is the one place where aiohttp writes an answer. It is ours here and passes the response to the
-connection, so it has the same bytes whichever way its request came in, and aiohttp never closes a transport.
+connection, so it has the same bytes whichever way its request came in, and aiohttp never closes a transport. Only the
+101 of a WebSocket is aiohttp's own.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from aiohttp.web_request import BaseRequest
 
 from router.budget import ByteBudget
 from router.call import error_response
+from router.conversations import MESSAGE_BYTES_MAX, Socket, asks_for_websocket, converse
 from router.exchange import Body, Request, Response
 from router.gate import Gate
-from router.streams import forsake
+from router.streams import forsake, without_conversation
 
 if TYPE_CHECKING:
     from router.fastpath import Connection
@@ -75,6 +77,8 @@ class AiohttpConnection(RequestHandler):
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, Socket):
+            return resp, True
         if not isinstance(resp, Plain):
             answered = await super().finish_response(request, resp, start_time)
             self.owner.slow_ended()
@@ -122,6 +126,7 @@ class Handler:
         self._gate = gate
         self._receiving = receiving
         self._body_bytes_max = body_bytes_max
+        self._message_bytes_max = min(body_bytes_max, MESSAGE_BYTES_MAX)
         self._now_us = now_us
 
     async def __call__(self, web_request: BaseRequest) -> web.StreamResponse:
@@ -151,11 +156,14 @@ class Handler:
 
         self._gate.handle(request, respond)
         try:
-            return Plain(await answer)
+            response = await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled():
                 forsake(answer.result())
             raise
+        if response.conversation is not None and request.wants_websocket:
+            return await converse(owner, web_request, response.conversation, self._message_bytes_max)
+        return Plain(without_conversation(response))
 
     @staticmethod
     async def _discard(web_request: BaseRequest, declared: int | None) -> bool:
@@ -192,6 +200,7 @@ class Handler:
             accept_encoding=header("Accept-Encoding", first=False),
             idempotency_key=header("Idempotency-Key"),
             last_event_id=header("Last-Event-ID"),
+            wants_websocket=asks_for_websocket(web_request),
         )
 
     async def _read(self, web_request: BaseRequest) -> Body | Response:

@@ -9,11 +9,12 @@ from router import sse
 from router.exchange import Sink
 from router.fanout import ENDED, Fanout, News, Sub, Watcher
 from topics import event_ids
-from topics.watching import ID_TOPICS_MAX, OpenedSession
+from topics.watching import OpenedSession
 
 if TYPE_CHECKING:
     from router.streams_desk import StreamsDesk
 
+MOVED_MAX = 32  # of an id that names changes: more are saved before their time, so that it stays short
 _SINGLE = b"1"  # the text for a stream of this topic alone
 
 
@@ -44,6 +45,8 @@ class EventStream(Watcher):
         self._sink: Sink | None = None
         self._is_single = len(opened.cursors) == 1 and not spec.patterns
         self._refused = False
+        self._counted = 0  # of the subs, when `_names_all` was found out
+        self._names_all = True
 
     # -- the connection's calls ----------------------------------------------------------------------------
 
@@ -106,13 +109,13 @@ class EventStream(Watcher):
         gone = news.tombstone
         assert gone is not None
         recreated = gone.reason == "recreated"
-        self._move(sub, min(news.to_seq, gone.gap_to) if recreated else gone.gap_to)
+        self._move(sub, news.after_gap)
         reason = "from_seq_too_old" if sub.fresh and not recreated else gone.reason
         self._write(sse.tombstone(news.topic, self._event_id(), gone, reason))
         sub.owes_caught_up = True
 
     def _text(self, news: News, event_id: bytes) -> bytes:
-        text = sse.record(news.topic, event_id, news.records, news.from_seq, news.to_seq, news.head_seq)
+        text = sse.record(news.topic, event_id, news.records, news.after_gap, news.to_seq, news.head_seq)
         if news.caught_up:
             text += sse.caught_up(news.topic, event_id, news.head_seq)
         return text
@@ -143,22 +146,26 @@ class EventStream(Watcher):
             if not self.moved:
                 self._desk.has_moved(self)
             self.moved[sub.topic] = cursor
+            if len(self.moved) > MOVED_MAX and not self._names_all:
+                self._desk.save_now(self)
 
     def _event_id(self) -> bytes:
-        if len(self.subs) > ID_TOPICS_MAX:
+        if len(self.subs) != self._counted:
+            self._counted = len(self.subs)
+            self._names_all = event_ids.name_all(self.subs)
+        if not self._names_all:
             return self._short_id()
         pieces: list[bytes] = []
         for sub in self.subs.values():
             piece = sub.piece
             if piece is None:
-                make = event_ids.piece if pieces else event_ids.first_piece
-                piece = sub.piece = make(sub.topic, sub.cursor)
+                piece = sub.piece = event_ids.piece(sub.topic, sub.cursor)
             pieces.append(piece)
         return event_ids.join(pieces)
 
     def _short_id(self) -> bytes:
         """What has moved since the last save that is certain to be known."""
-        pieces = [event_ids.first_piece(event_ids.SAVE, self.save)]
+        pieces = [event_ids.piece(event_ids.SAVE, self.save)]
         for topic, cursor in (self.saving | self.moved).items():
             pieces.append(event_ids.piece(topic, cursor))
         return event_ids.join(pieces)

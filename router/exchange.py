@@ -58,7 +58,8 @@ class Stream(Protocol):
     """Whoever fills a response that has no end of its own.
 
     `opened` is called once the head of the response is written, if the client is still there. `closed` is called once
-    in any case, and last: the client has gone, also before the head could be written, or the sink was closed.
+    in any case, and last: the client has gone, also before the head could be written, or the sink was closed. None of
+    them is called from within a call to the sink.
     """
 
     def opened(self, sink: Sink) -> None: ...
@@ -71,6 +72,10 @@ class Stream(Protocol):
 
 class Conversation(Stream, Protocol):
     """A stream that also listens: the server's end of a WebSocket. Its sink takes whole WebSocket frames."""
+
+    @property
+    def is_busy(self) -> bool:
+        """So much waits to be answered that no more should be read. It is looked at again after each write."""
 
     def received(self, message: str) -> None: ...
 

@@ -54,9 +54,9 @@ class News:
     """A page as watchers take it. Texts that several of them get are made once."""
 
     __slots__ = (
+        "after_gap",  # where the records begin: from the page's own beginning, or behind the gap
         "caught_up",
         "count",
-        "from_seq",
         "head_seq",
         "records",
         "texts",
@@ -67,10 +67,16 @@ class News:
 
     def __init__(self, topic: bytes, page: FeedPage, records: bytes) -> None:
         self.topic = topic
-        self.from_seq, self.to_seq, self.head_seq = page.from_seq, page.to_seq, page.head_seq
+        gone: Tombstone | None = page.tombstone
+        if gone is not None:
+            # Records of a topic that was made again come from its beginning, below the end of the gap.
+            self.after_gap = gone.earliest_seq - 1 if gone.reason == "recreated" else gone.gap_to
+        else:
+            self.after_gap = page.from_seq
+        self.to_seq, self.head_seq = page.to_seq, page.head_seq
         self.count = page.count
         self.caught_up = page.caught_up
-        self.tombstone: Tombstone | None = page.tombstone
+        self.tombstone = gone
         self.records = records
         self.texts: dict[bytes, bytes] = {}
 
@@ -425,8 +431,6 @@ class Fanout:
         self._end(sub)
         if untouched:
             del watcher.subs[sub.topic]  # it was gone before anybody saw it
-            for other in watcher.subs.values():
-                other.piece = None  # another one may be the first now
         else:
             watcher.tell_gone(sub)
 

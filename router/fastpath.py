@@ -1,11 +1,12 @@
 """One client connection: hot requests are served straight from the received bytes, all others by aiohttp.
 
-A connection is always in one of six states.
+A connection is always in one of seven states.
 
     idle      nothing is open; the next request is looked at
     fast      a plain hot request is with its shard; further input waits in the buffer
     slow      aiohttp has one request, whose end is known; input beyond it waits in the buffer
     stream    an answer without an end is being written; what comes in is thrown away, and its end is the stream's
+    socket    it is a WebSocket: aiohttp has all input, and a conversation answers
     handed    HTTP/2 has the connection for good
     closing   the last answer is written; what still comes is thrown away
 
@@ -23,11 +24,13 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from router.call import error_response
-from router.exchange import Request, Response, Stream
+from router.conversations import ConversationSink
+from router.exchange import Conversation, Request, Response, Stream
 from router.framing import HEAD_BYTES_MAX, HOST, Chunks, Refused, read_frame
 from router.http1 import render_head, render_stream_head
 from router.http2 import Http2Connection
-from router.streams import ConnectionSink, forsake
+from router.streams import STREAM_STALL_US, ConnectionSink, forsake, into_the_void, without_conversation
+from router.websocket_frames import GOING_AWAY, NORMAL, TRY_AGAIN_LATER
 
 if TYPE_CHECKING:
     from router.aiohttp_server import AiohttpConnection
@@ -42,8 +45,6 @@ BYTES_PER_S_MIN = 16 * 1024  # a slower sender or reader is not waited for
 HOLD_FROM = 64 * 1024  # an unfinished fast request of this size counts among the bodies being received
 LINGER_US = 2_000_000
 ENDED_US = 2_000_000  # how long a client that sends nothing more may wait for its answer
-# A stream's owner parts with a client that takes nothing, in words; whoever does not take those either is cut.
-STREAM_STALL_US = 60_000_000
 KNOWN_HEADS_MAX = 2048
 KNOWN_HEAD_BYTES_MAX = 1024
 
@@ -74,7 +75,8 @@ _PLAIN = {
     b"x-request-id": "",
 }
 _PASSED = ("content_type", "authorization", "accept", "accept_encoding", "idempotency_key")
-IDLE, FAST, SLOW, STREAM, HANDED, CLOSING = "idle", "fast", "slow", "stream", "handed", "closing"
+IDLE, FAST, SLOW, STREAM = "idle", "fast", "slow", "stream"
+SOCKET, HANDED, CLOSING = "socket", "handed", "closing"
 
 
 class PlainHead:
@@ -236,7 +238,7 @@ class Connection(asyncio.Protocol):
         """A client that has sent all may still wait for its answers: it is for us to close."""
         self._ended = True
         if self._http2 is not None:
-            self._http2.drain()  # it closes when the last stream is answered
+            self._http2.client_ended()  # it closes when the last stream is answered
         elif self._sink is not None:
             self._shut()
             self._sink.lost()
@@ -250,6 +252,9 @@ class Connection(asyncio.Protocol):
         self.active_us = self._server.now_us()
         if self._http2 is not None:
             self._http2.data_received(data)
+            return
+        if self.state is SOCKET:
+            self._feed_socket(data)
             return
         if self.state is SLOW and self._is_receiving:
             try:
@@ -430,6 +435,7 @@ class Connection(asyncio.Protocol):
         if self.transport is None or self.state is not FAST:
             forsake(response)
             return
+        response = without_conversation(response)
         if response.stream is not None:
             self._begin_stream(response, response.stream)
             return
@@ -509,7 +515,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_streaming(self) -> bool:
-        return self.state is STREAM
+        if self._http2 is not None:
+            return self._http2.is_streaming
+        return self.state is STREAM or self.state is SOCKET
 
     def _begin_stream(self, response: Response, stream: Stream, *, with_body: bool = True) -> None:
         """The head goes out, and the connection belongs to the stream until one of the two ends."""
@@ -517,7 +525,7 @@ class Connection(asyncio.Protocol):
         assert transport is not None
         self._open = None
         transport.write(render_stream_head(response))
-        if not with_body or self._ended:
+        if not with_body or self._ended or self._server.draining:  # who would end it, then?
             self._hang_up()
             stream.closed()
             return
@@ -530,13 +538,47 @@ class Connection(asyncio.Protocol):
 
     def end_stream(self) -> None:
         """Its owner has written all: what is written is sent, and the connection closed."""
-        if self.transport is not None and self.state is STREAM:
+        if self.transport is not None and (self.state is STREAM or self.state is SOCKET):
+            assert self._sink is not None
+            self._sink.write = into_the_void
             self._hang_up()
-        self._server.soon(self._sink_lost)
 
-    def _sink_lost(self) -> None:
-        if self._sink is not None:
-            self._sink.lost()
+    def begin_conversation(self, conversation: Conversation) -> ConversationSink | None:
+        """aiohttp has shaken hands; None when the client has gone over it."""
+        if self.transport is None or self.state is not SLOW or self._aiohttp is None:
+            conversation.closed()
+            return None
+        self.state = SOCKET
+        self._open = None
+        early = self._buffer
+        self._clear_input()
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        sink = ConversationSink(self, self.transport, conversation, is_full=self._stalled_us != 0)
+        self._sink = sink
+        sink.open()
+        if self._server.draining:
+            sink.close()
+        if early:
+            self.data_received(bytes(early))
+        return sink
+
+    def _feed_socket(self, data: bytes) -> None:
+        """What waits to become a message counts among the bodies being received."""
+        assert self._aiohttp is not None
+        assert isinstance(self._sink, ConversationSink)
+        if self._hold(self._held + len(data)):
+            self._aiohttp.data_received(data)
+        else:
+            self._sink.end(TRY_AGAIN_LATER)
+
+    def message_is_here(self) -> None:
+        self._hold(0)
+
+    @property
+    def farewell_code(self) -> int:
+        return GOING_AWAY if self._server.draining else NORMAL
 
     # -- the other ways ------------------------------------------------------------------------------------
 
@@ -655,7 +697,9 @@ class Connection(asyncio.Protocol):
             self.began_us = now_us
 
     def _patience_us(self, request_us: int) -> int:
-        return max(request_us, STREAM_STALL_US) if self._sink is not None else request_us
+        if self._sink is not None or self.is_streaming:
+            return max(request_us, STREAM_STALL_US)
+        return request_us
 
     def _is_unread(self, now_us: int, patience_us: int) -> bool:
         """The client takes its answer too slowly, or not at all."""

@@ -5,6 +5,7 @@
 - A stream that is forgotten is marked `gone`. A late `respond` holds the stream itself, not its number, and sees that.
 - A request's bytes are held in `receiving` from their arrival until the gate has the request; a response's bytes in
   `sending` while a window or the socket keeps them back: all of them until the last is sent, as they are one piece.
+- A response without an end is fed by `router.http2_streams`; it keeps its stream open, and quiet ones are left alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ from h2.exceptions import ProtocolError
 from router.budget import ByteBudget
 from router.exchange import Request, Respond, Response
 from router.http2_session import STREAMS_MAX, Session, read_head, response_headers
+from router.http2_streams import OpenStream, Sinks
+from router.streams import STREAM_STALL_US, forsake, without_conversation
 from topics.http_errors import STATUS, error_body, error_head
 
 # Large enough to keep a socket busy, small enough that a stream's turn is short and the transport's buffer, which no
@@ -61,27 +63,6 @@ class Gate(Protocol):
         """Takes the whole request and calls `respond` once, at once or later."""
 
 
-@dataclass(slots=True, eq=False)
-class _Stream:
-    id: int
-    request: Request
-    declared_bytes: int | None
-    body: bytes | bytearray = b""
-    ended: bool = False  # the client has sent everything
-    answered: bool = False
-    gone: bool = False
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of the response, until they are sent
-    chunks: deque[memoryview] = field(default_factory=deque)
-    final: bool = False  # no chunk comes after these
-    unsent: int = 0
-    kept: int = 0  # bytes of the chunks that are not sent to their ends
-    held: int = 0  # of `kept`, what is counted in the budget
-    queued: bool = False
-    moved_us: int = 0
-    lingers: bool = False  # the response is sent, the request has not ended
-    discarded: int = 0
-
-
 class Http2Connection:
     def __init__(
         self,
@@ -99,9 +80,12 @@ class Http2Connection:
         self._receiving = receiving
         self._sending = sending
         self._now_us = now_us
-        self._streams: dict[int, _Stream] = {}
-        self._outbox: deque[_Stream] = deque()  # streams with something to send; may hold some that are gone
-        self._expecting: list[_Stream] = []
+        self._streams: dict[int, OpenStream] = {}
+        self._outbox: deque[OpenStream] = (
+            deque()
+        )  # streams with something to send; may hold some that are gone
+        self._expecting: list[OpenStream] = []
+        self._sinks = Sinks(flush=self._flush, abort=self._abort_stream)
         self._noise = 0.0
         self._noise_us = now_us()
         self._paused = False
@@ -116,6 +100,11 @@ class Http2Connection:
     @property
     def busy(self) -> bool:
         return bool(self._streams)
+
+    @property
+    def is_streaming(self) -> bool:
+        """There are answers without an end, or their last bytes are not sent."""
+        return bool(self._sinks)
 
     # What the front calls
 
@@ -145,6 +134,7 @@ class Http2Connection:
     def pause_writing(self) -> None:
         self._paused = True
         self._paused_bytes = 0
+        self._sinks.fill_all()
 
     def resume_writing(self) -> None:
         self._paused = False
@@ -157,6 +147,12 @@ class Http2Connection:
         self._outbox.clear()
         self._expecting.clear()
 
+    def client_ended(self) -> None:
+        """Who sends nothing more may wait for answers, but not for those that have no end."""
+        for stream in self._sinks.streams():
+            self._reset(stream, ErrorCodes.CANCEL)
+        self.drain()
+
     def drain(self) -> None:
         if self._closed or self._draining:
             return
@@ -166,9 +162,10 @@ class Http2Connection:
         self._flush()
 
     def sweep(self, before_us: int) -> None:
+        stalled_before_us = min(before_us, self._now_us() - STREAM_STALL_US)
         for stream in list(self._streams.values()):
             if stream.queued:
-                if stream.moved_us < before_us:
+                if stream.moved_us < (before_us if stream.sink is None else stalled_before_us):
                     self._reset(stream, ErrorCodes.CANCEL)
             elif not stream.ended and stream.request.received_us < before_us:
                 if stream.lingers:
@@ -187,7 +184,7 @@ class Http2Connection:
         request, declared_bytes, expects = read_head(event.headers, self._now_us())
         if declared_bytes is None and event.stream_ended is not None:
             declared_bytes = 0
-        stream = self._streams[event.stream_id] = _Stream(event.stream_id, request, declared_bytes)
+        stream = self._streams[event.stream_id] = OpenStream(event.stream_id, request, declared_bytes)
         refusal = self._gate.screen(request, declared_bytes)
         if refusal is None and (declared_bytes or 0) > self._body_bytes_max:
             refusal = TOO_LARGE
@@ -206,7 +203,7 @@ class Http2Connection:
         elif stream is not None:
             self._receive(stream, event.data)
 
-    def _receive(self, stream: _Stream, data: bytes) -> None:
+    def _receive(self, stream: OpenStream, data: bytes) -> None:
         if stream.answered:
             stream.discarded += len(data)
             if stream.lingers and stream.discarded > LINGER_BYTES_MAX:
@@ -284,7 +281,7 @@ class Http2Connection:
             self._transport.close()
         self.connection_lost()
 
-    def _reset(self, stream: _Stream, code: ErrorCodes) -> None:
+    def _reset(self, stream: OpenStream, code: ErrorCodes) -> None:
         self._reset_id(stream.id, code)
         self._forget(stream)
 
@@ -294,7 +291,7 @@ class Http2Connection:
         except ProtocolError:
             pass  # the client was faster, later in this batch
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: OpenStream) -> None:
         del self._streams[stream.id]
         stream.gone = True
         stream.request.leave()
@@ -303,27 +300,44 @@ class Http2Connection:
         self._sending.give(stream.held)
         stream.held = 0
         stream.chunks.clear()
+        if stream.sink is not None:
+            self._sinks.remove(stream)
 
-    def _give_back_body(self, stream: _Stream) -> None:
+    def _give_back_body(self, stream: OpenStream) -> None:
         self._receiving.give(len(stream.body))
         stream.body = b""
 
     # Sending
 
-    def _respond(self, stream: _Stream, response: Response) -> None:
-        if not stream.gone:
-            self._answer(stream, response)
+    def _respond(self, stream: OpenStream, response: Response) -> None:
+        if stream.gone:
+            forsake(response)
+            return
+        self._answer(stream, response)
+        if stream.sink is None:  # else it is flushed when its owner has had his say
             self._flush()
 
-    def _answer(self, stream: _Stream, response: Response) -> None:
+    def _answer(self, stream: OpenStream, response: Response) -> None:
         assert not stream.answered, "a stream is answered once"
         stream.answered = True
         self._give_back_body(stream)
+        response = without_conversation(response)
         stream.headers = response_headers(response)
         body = b"" if response.status == 204 or stream.request.method == b"HEAD" else response.body
-        self._queue(stream, body, final=True)
+        # A stream that begins while the server stops would have nobody to end it.
+        if response.stream is None or stream.request.method == b"HEAD" or self._draining:
+            self._queue(stream, body, final=True)
+            forsake(response)
+        else:
+            self._queue(stream, b"", final=False)
+            self._sinks.add(stream, response.stream, is_full=self._paused)
 
-    def _queue(self, stream: _Stream, chunk: bytes | memoryview, *, final: bool) -> None:
+    def _abort_stream(self, stream: OpenStream) -> None:
+        if not stream.gone:
+            self._reset(stream, ErrorCodes.CANCEL)
+            self._flush()
+
+    def _queue(self, stream: OpenStream, chunk: bytes | memoryview, *, final: bool) -> None:
         if chunk:
             stream.chunks.append(memoryview(chunk).cast("B"))
             stream.unsent += len(stream.chunks[-1])
@@ -339,6 +353,8 @@ class Http2Connection:
             return
         self._busy_inside = True
         try:
+            for stream, chunk, final in self._sinks.take_gathered():
+                self._queue(stream, chunk, final=final)
             self._send_continues()
             more = True
             while more and not self._closed:
@@ -357,6 +373,8 @@ class Http2Connection:
         if self._draining and not self._streams and not self._closed:
             self._transport.close()
             self._closed = True
+        if not self._paused:
+            self._sinks.tell_drained()
 
     def _send_continues(self) -> None:
         for stream in self._expecting:
@@ -379,7 +397,7 @@ class Http2Connection:
                 stuck = 0 if size else stuck + 1
         return room <= 0
 
-    def _send_frame(self, stream: _Stream) -> int:
+    def _send_frame(self, stream: OpenStream) -> int:
         """Sends the head, if it is still here, and as much of the first chunk as the client and fairness allow."""
         last = stream.final and not stream.unsent
         if stream.headers:
@@ -395,7 +413,7 @@ class Http2Connection:
         stream.queued = False  # until the next chunk comes
         return 0
 
-    def _send_slice(self, stream: _Stream) -> int:
+    def _send_slice(self, stream: OpenStream) -> int:
         chunk = stream.chunks.popleft()
         window = self._h2.local_flow_control_window(stream.id)
         size = min(window, self._h2.max_outbound_frame_size, SLICE_BYTES_MAX, len(chunk))
@@ -418,7 +436,7 @@ class Http2Connection:
             stream.queued = False
         return size
 
-    def _finish(self, stream: _Stream) -> None:
+    def _finish(self, stream: OpenStream) -> None:
         self._noise = max(0.0, self._noise - 1)
         if stream.ended:
             self._forget(stream)

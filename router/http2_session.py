@@ -139,7 +139,8 @@ def response_headers(response: Response) -> list[tuple[bytes, bytes]]:
     if response.status != 204:
         if response.content_type:
             headers.append((b"content-type", response.content_type))
-        headers.append((b"content-length", b"%d" % len(response.body)))
+        if response.stream is None:
+            headers.append((b"content-length", b"%d" % len(response.body)))
     headers.append((b"date", date_line.value()))
     for line in response.head.split(b"\r\n"):
         name, colon, value = line.partition(b":")

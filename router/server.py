@@ -58,10 +58,6 @@ class Server:
     def _buffered(self) -> int:
         return self.stalled_bytes + self._sending.held
 
-    def soon(self, callback: Callable[[], None]) -> None:
-        """In the loop's next turn, so that nobody is called from within his own call."""
-        self._loop.call_soon(callback)
-
     def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         """Run work on another thread; False when too much of it waits already."""
         if self._offloaded >= OFFLOADED_MAX:

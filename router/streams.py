@@ -12,11 +12,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from router.exchange import Response, Stream
+from topics.http_errors import STATUS, error_body, error_head
 
 if TYPE_CHECKING:
     from router.fastpath import Connection
 
 logger = logging.getLogger("topics.front")
+
+# A stream's owner parts with a client that takes nothing, in words; whoever does not take those either is cut.
+STREAM_STALL_US = 60_000_000
 
 
 def forsake(response: Response) -> None:
@@ -24,6 +28,16 @@ def forsake(response: Response) -> None:
     for stream in (response.stream, response.conversation):
         if stream is not None:
             stream.closed()
+
+
+def without_conversation(response: Response) -> Response:
+    """What a client gets that has not asked for a WebSocket, or not as the protocol demands."""
+    if response.conversation is None:
+        return response
+    forsake(response)
+    status = STATUS["invalid_request"]
+    body = error_body("invalid_request", "this is a WebSocket: ask for an upgrade, over HTTP/1.1")
+    return Response(status, body, head=error_head(status) + b"Sec-WebSocket-Version: 13\r\n")
 
 
 def into_the_void(_data: bytes) -> None:
@@ -47,9 +61,14 @@ class ConnectionSink:
         self.is_full = is_full
         self.write: Callable[[bytes], None] = transport.write
 
+    @property
+    def is_over(self) -> bool:
+        return self.write is into_the_void
+
     def close(self) -> None:
         self.write = into_the_void
         self._connection.end_stream()
+        asyncio.get_running_loop().call_soon(self.lost)
 
     def abort(self) -> None:
         self.write = into_the_void
@@ -67,7 +86,7 @@ class ConnectionSink:
 
     def drained(self) -> None:
         self.is_full = False
-        if self.write is not into_the_void:
+        if not self.is_over:
             self._stream.drained()
 
     def lost(self) -> None:

@@ -108,6 +108,11 @@ class StreamsDesk:
             self._is_saving = True
             self._later(SAVE_EVERY_US, self._save_all)
 
+    def save_now(self, stream: EventStream) -> None:
+        if not stream.saving:
+            self._unsaved.pop(stream, None)
+            self._save(stream)
+
     def _save_all(self) -> None:
         self._is_saving = False
         unsaved, self._unsaved = self._unsaved, {}

@@ -28,6 +28,7 @@ from topics.watching import STREAM_TOPICS_MAX
 COMMANDS_WAITING_MAX = 64  # beyond them the client is not read from; see `is_busy`
 
 _SOCKET = b"ws"
+NOTHING = msgspec.Raw(b"")  # of `Raw | None` msgspec would take null alone
 _encode = msgspec.json.encode
 
 
@@ -46,10 +47,10 @@ class Command(msgspec.Struct):
     include_meta: bool = True
     include_tags: bool = False
     lenient: bool = False
-    records: msgspec.Raw | None = None
+    records: msgspec.Raw = NOTHING
     idempotency_key: str | None = None
     create: bool | None = None
-    config: msgspec.Raw | None = None
+    config: msgspec.Raw = NOTHING
     disable_backpressure: bool = False
     return_seqs: bool = True
 
@@ -256,9 +257,9 @@ class SocketWatcher(Watcher):
     def _publish(self, command: Command, request_id: bytes, message: str) -> None:
         self._check_scope("write")
         key, topic = self._call.key, command.topic
-        if topic is None or command.records is None:
+        if topic is None or not command.records:
             raise InvalidJson("a publish has topic and records")
-        if command.config is not None and key is not None and "admin" not in key.scopes:
+        if bytes(command.config) not in (b"", b"null") and key is not None and "admin" not in key.scopes:
             raise Forbidden("publishing with a config needs the scope admin")
         if key is not None and not key.covers(topic):
             raise Forbidden("this key may not use that name")
@@ -313,7 +314,7 @@ class SocketWatcher(Watcher):
     def _frames(news: News) -> bytes:
         frames = text_frame(
             b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}'
-            % (news.topic, news.from_seq, news.to_seq, news.head_seq, news.records)
+            % (news.topic, news.after_gap, news.to_seq, news.head_seq, news.records)
         )
         if news.caught_up:
             frames += text_frame(

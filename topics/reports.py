@@ -41,6 +41,7 @@ class ShardReport(msgspec.Struct, array_like=True):
     fsync_micros_total: int
     fsync_buckets: list[int]  # counts per bound of FSYNC_BUCKETS_US, and those beyond
     topics: list[TopicRow]  # the first TOPIC_ROWS_MAX by name
+    watch_sessions: int = 0
 
     @property
     def topic_count(self) -> int:

@@ -131,7 +131,7 @@ class SaveSession(msgspec.Struct, frozen=True, array_like=True, tag="save"):
 
     wid: str
     stream: int
-    number: int  # counts the saves of a stream from 1
+    number: int  # goes on from that of the opened session
     cursors: dict[str, int]
     closes: bool = False
 

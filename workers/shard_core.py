@@ -216,7 +216,9 @@ class ShardCore:
         if request.op == wire.READY:
             body = msgspec.msgpack.encode(self.metrics.readiness(self.progress))
         elif request.op == wire.METRICS:
-            body = msgspec.msgpack.encode(self.metrics.report(self.progress))
+            report = self.metrics.report(self.progress)
+            report.watch_sessions = self.desk.sessions.count
+            body = msgspec.msgpack.encode(report)
         elif request.op == wire.CATALOG:
             try:
                 self.caps.receive_report(peer, request.body)
@@ -327,7 +329,7 @@ class ShardCore:
 
     def idle(self) -> Actions:
         """Replies that needed no turn."""
-        return Actions([], self._messages(), None)
+        return self._act(Outcome([], [], self._wake_at_ms), 0.0)
 
     def _act(self, outcome: Outcome, sync_ms: float) -> Actions:
         now_us = self._now_us()

@@ -127,7 +127,7 @@ class ShardLoop:
                 look_at = now + RECOVERY_SLICE_S
                 self._poll(0)
                 self._receive()
-                self._send(core.idle())
+                self._do(core.idle())
                 if self._stopping:
                     return
         core.progress = 1.0
@@ -182,7 +182,7 @@ class ShardLoop:
         if core.has_requests or due:
             self._do(core.turn())
         else:
-            self._send(core.idle())
+            self._do(core.idle())
 
     def _close(self) -> None:
         """Finish the jobs that are out, then the engine's last turn, then the last replies."""

@@ -148,7 +148,7 @@ class SimShard:
                 return
             core.progress = min(progress, 0.9999)
         self._drain()
-        self._send(core.idle())
+        self._do(core.idle())
         if self.stopping:
             self.server.ended(self)
             return
@@ -198,7 +198,7 @@ class SimShard:
         if core.has_requests or self._is_due():
             self._do(core.turn())
         else:
-            self._send(core.idle())
+            self._do(core.idle())
         if self._inbox or self._finished or core.has_requests:
             self._plan_step()
         elif self._wake_at_ms is not None:

@@ -103,7 +103,7 @@ class Rig:
 
     def rest(self) -> None:
         """Turns and jobs until nothing is due."""
-        self.send(self.core.idle())
+        self._take(self.core.idle())
         for _ in range(1000):
             if self.jobs:
                 job = self.jobs.pop(0)
@@ -223,7 +223,7 @@ class Cluster:
     def _collect(self) -> None:
         """Put on the wires what the shards have to say."""
         for shard, rig in self._living():
-            rig.send(rig.core.idle())
+            rig._take(rig.core.idle())
             if shard and self.rigs[0] is not None:
                 for message in rig.core.reports():
                     self.wires.append((shard, 0, message))

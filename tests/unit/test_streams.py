@@ -17,8 +17,9 @@ from router.aiohttp_server import Handler
 from router.budget import ByteBudget
 from router.call import Services
 from router.exchange import Request, Respond, Response, Sink
-from router.fastpath import CLOSING, LINGER_US, STREAM, STREAM_STALL_US, Connection
+from router.fastpath import CLOSING, LINGER_US, STREAM, Connection
 from router.server import Server
+from router.streams import STREAM_STALL_US
 from tests.support.faults import fault
 from tests.unit.test_fastpath import Gate, Transport, World, fast, others, rest, run, slow
 from topics.settings import Settings
@@ -239,6 +240,20 @@ def test_a_client_that_has_said_that_it_ends_gets_no_stream() -> None:
     run(test)
 
 
+def test_a_stream_that_would_begin_while_the_server_stops() -> None:
+    async def test() -> None:
+        world, gate = stream_world()
+        connection, transport = world.connect()
+        connection.data_received(slow(b"/wait"))
+        await rest()
+        world.server.services.draining = True
+        gate.waiting.pop()()
+        await rest()
+        assert transport.out == HEAD and transport.ended and gate.taps[0].heard == ["closed"]
+
+    run(test)
+
+
 def test_a_connection_that_was_refused_meanwhile() -> None:
     async def test() -> None:
         world, gate = stream_world()
@@ -372,15 +387,15 @@ def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
 class Site:
     """A server on a socket, with a gate of the test's."""
 
-    def __init__(self, gate: Any) -> None:
+    def __init__(self, gate: Any, *, body_bytes_max: int = 64 << 20) -> None:
         loop = asyncio.get_running_loop()
         services = Services(cast(Any, self), Settings(), lambda: int(loop.time() * 1e6), "0", 0)
         self.gate = gate
         gate.open = 0
         self.server = Server(services, loop)
         self.server.gate = gate
-        self.server.receiving = ByteBudget(1 << 20)
-        handler = Handler(gate, self.server.receiving, 64 << 20, self.server.now_us)
+        self.server.receiving = ByteBudget(4 << 20)
+        handler = Handler(gate, self.server.receiving, body_bytes_max, self.server.now_us)
         self.server._aiohttp.request_handler = cast(Any, handler)
         self.address: tuple[str, int] = ("", 0)
 

@@ -37,7 +37,9 @@ class Queries(Staging):
         if self._nothing_yet(page, page.head_seq) or command.from_seq > page.head_seq:
             self._refuse_the_latest()
         may_wait = command.standing or (command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX)
-        if may_wait and self._nothing_yet(page, page.head_seq):
+        # A standing read has to know how far it has come; a long poll of a client waits for a record.
+        is_news = command.standing and page.next_from_seq != command.from_seq
+        if may_wait and not is_news and self._nothing_yet(page, page.head_seq):
             self.park(token, command, log, page.head_seq)
         else:
             self._answer(token, page, log)
