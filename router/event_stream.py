@@ -124,6 +124,7 @@ class EventStream(Watcher):
         self._write(sse.caught_up(sub.topic.encode(), self._event_id(), head_seq))
 
     def tell_gone(self, sub: Sub) -> None:
+        self._move(sub, 0)  # should it be made again, all of it is new to whoever goes on from here
         self._write(sse.topic_deleted(sub.topic.encode(), self._event_id()))
         self._end_if_done()
 

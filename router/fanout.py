@@ -586,12 +586,14 @@ class Fanout:
             self._found(watcher, name, options, group)
 
     def _found(self, watcher: Watcher, name: str, options: FeedOptions, group: str | None) -> None:
-        if watcher.is_closed or name in watcher.subs:
+        known = watcher.subs.get(name)
+        if watcher.is_closed or (known is not None and known.state is not ENDED):
             return
         if len(watcher.subs) >= STREAM_TOPICS_MAX:
             watcher.tell_too_many(name)
             return
-        cursor = watcher.start_of(name)
+        # One that ended here and was made again is another topic: all of it is new.
+        cursor = watcher.start_of(name) if known is None else 0
         self.subscribe(watcher, name, cursor, options, group=group, by_pattern=True)
 
     def _leave_share(self, watcher: Watcher, share: LookOutShare) -> None:

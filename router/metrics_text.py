@@ -20,7 +20,7 @@ class Totals:
     shards: int
     uptime_ms: int
     refused_full: int
-    streams: int = 0  # open at the front that was asked
+    streams: int = 0  # open, at all fronts
     covers: Callable[[str], bool] = lambda name: True  # whether the asker may know of a topic
 
     @property
@@ -107,7 +107,7 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     )
     yield "topics_queue_topics", "gauge", "Topics that are queues", wal("queue_topics")
     yield "topics_queue_leases_in_flight", "gauge", "Leased jobs", 0
-    yield "topics_sse_connections", "gauge", "Open streams and WebSockets of this front", totals.streams
+    yield "topics_sse_connections", "gauge", "Open streams and WebSockets", totals.streams
     yield "topics_watch_sessions", "gauge", "Stored watch sessions", totals.total("watch_sessions")
     yield "topics_ready", "gauge", "1 when every shard serves", int(totals.ready)
     yield "topics_recovery_progress", "gauge", "Progress of recovery, 0 to 1", round(totals.progress, 4)

@@ -19,7 +19,10 @@ from topics.settings import Settings
 from topics.watching import SaveSession, encode
 
 SAVE_EVERY_US = 1_000_000
+TELL_AFTER_US = 50_000
 SWEEP_EVERY_US = 1_000_000
+BEAT_TICK_US = 250_000
+BEAT_TICK_FROM_US = 5_000_000  # shorter heartbeats keep their own time
 STALLED_US = 30_000_000  # a client that takes nothing for so long is let go
 
 
@@ -42,6 +45,7 @@ class StreamsDesk:
         self._later = later
         self.count = 0  # of open streams and WebSockets
         self._per_key: dict[bytes, int] = {}
+        self._is_telling = False
         self._last_number = 0
         self._streams: dict[int, EventStream] = {}
         self._sockets: dict[Watcher, None] = {}
@@ -55,15 +59,22 @@ class StreamsDesk:
 
     # -- caps ----------------------------------------------------------------------------------------------
 
-    def take_place(self, key: ApiKey | None) -> Callable[[], None] | None:
-        """A place for one stream; what is returned gives it back. None: there is none."""
+    def full(self, key: ApiKey | None) -> tuple[str, int] | None:
+        """The cap that leaves no place for another stream, if one does."""
         most, most_per_key = self._settings.max_sse_connections, self._settings.max_sse_connections_per_key
         if most and self.count >= most:
+            return "max_sse_connections", most
+        if key is not None and most_per_key and self._per_key.get(key.digest, 0) >= most_per_key:
+            return "max_sse_connections_per_key", most_per_key
+        return None
+
+    def take_place(self, key: ApiKey | None) -> Callable[[], None] | None:
+        """A place for one stream; what is returned gives it back. None: there is none."""
+        if self.full(key) is not None:
             return None
         digest = key.digest if key is not None else b""
-        if digest and most_per_key and self._per_key.get(digest, 0) >= most_per_key:
-            return None
         self.count += 1
+        self._tell_count()
         if digest:
             self._per_key[digest] = self._per_key.get(digest, 0) + 1
         held = True
@@ -73,6 +84,7 @@ class StreamsDesk:
             if held:
                 held = False
                 self.count -= 1
+                self._tell_count()
                 if digest:
                     left = self._per_key[digest] - 1
                     if left:
@@ -82,6 +94,16 @@ class StreamsDesk:
 
         return give_back
 
+    def _tell_count(self) -> None:
+        """The first shard adds the fronts up, for whoever asks any of them for figures."""
+        if not self._is_telling:
+            self._is_telling = True
+            self._later(TELL_AFTER_US, self._tell)
+
+    def _tell(self) -> None:
+        self._is_telling = False
+        self._core.tell(0, wire.STREAMS, self.count)
+
     def next_number(self) -> int:
         self._last_number += 1
         return self._last_number
@@ -90,7 +112,7 @@ class StreamsDesk:
 
     def opened(self, stream: EventStream) -> None:
         self._streams[stream.number] = stream
-        self._plan_beat(stream, self._now_us() + stream.heartbeat_us)
+        self._plan_beat(stream, self._beat_due_us(stream, self._now_us()))
 
     def closed(self, stream: EventStream) -> None:
         """Its client is gone, or it was ended: the session hears where it stands."""
@@ -145,6 +167,8 @@ class StreamsDesk:
             stream.end_with("taken_over", "this session is followed through another connection now")
 
     def _shard_up(self, shard: int) -> None:
+        if shard == 0:
+            self._tell_count()
         for stream in list(self._streams.values()):
             if self.fanout.shard_of(stream.wid) == shard:
                 self._save(stream)
@@ -158,6 +182,13 @@ class StreamsDesk:
         self._sockets.pop(socket, None)
 
     # -- time ----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _beat_due_us(stream: EventStream, since_us: int) -> int:
+        """When it is to be heard of again. Streams share ticks: a wake-up each would cost more than the beats."""
+        tick_us = BEAT_TICK_US if stream.heartbeat_us >= BEAT_TICK_FROM_US else 1
+        due_us = since_us + stream.heartbeat_us
+        return due_us + -due_us % tick_us
 
     def _plan_beat(self, stream: EventStream, at_us: int) -> None:
         heapq.heappush(self._beats, (at_us, stream.number, stream))
@@ -178,9 +209,9 @@ class StreamsDesk:
                 continue
             if stream.wrote_us + stream.heartbeat_us <= now_us:
                 stream.beat(now_ms)
-                again.append((now_us + stream.heartbeat_us, stream))
+                again.append((self._beat_due_us(stream, now_us), stream))
             else:
-                again.append((stream.wrote_us + stream.heartbeat_us, stream))
+                again.append((self._beat_due_us(stream, stream.wrote_us), stream))
         for at_us, stream in again:
             heapq.heappush(beats, (at_us, stream.number, stream))
         if beats:

@@ -22,10 +22,12 @@ from router.websocket_frames import text_frame
 from topics import wire
 from topics.bodies import decode
 from topics.engine.errors import Forbidden, InvalidRequest, TopicsError
-from topics.schemas import U32, U64, StartBody, WatchBody
+from topics.schemas import U32, U64, StartBody, WatchBody, WriteBody
 from topics.watching import STREAM_TOPICS_MAX
 
-COMMANDS_WAITING_MAX = 64  # beyond them the client is not read from; see `is_busy`
+# Beyond them the client is not read from; see `is_busy`.
+COMMANDS_WAITING_MAX = 64
+COMMANDS_BYTES_MAX = 1 << 20
 
 _SOCKET = b"ws"
 NOTHING = msgspec.Raw(b"")  # of `Raw | None` msgspec would take null alone
@@ -47,7 +49,6 @@ class Command(msgspec.Struct):
     include_meta: bool = True
     include_tags: bool = False
     lenient: bool = False
-    records: msgspec.Raw = NOTHING
     idempotency_key: str | None = None
     create: bool | None = None
     config: msgspec.Raw = NOTHING
@@ -66,6 +67,7 @@ class Names(msgspec.Struct):
 _command = msgspec.json.Decoder(Command).decode
 _starts = msgspec.json.Decoder(Starts).decode
 _list = msgspec.json.Decoder(Names).decode
+_write = msgspec.json.Decoder(WriteBody).decode
 _nodes = msgspec.json.Decoder(str | list[str] | None).decode
 
 
@@ -76,6 +78,7 @@ class SocketWatcher(Watcher):
         self._leave = leave
         self._sink: Sink | None = None
         self._commands: deque[str | None] = deque()  # None: a binary message
+        self._waiting_bytes = 0  # of the commands
         self._is_working = False
         self._patterns: dict[str, StartBody] = {}
 
@@ -87,6 +90,7 @@ class SocketWatcher(Watcher):
 
     def received(self, message: str) -> None:
         self._commands.append(message)
+        self._waiting_bytes += len(message)
         self._work()
 
     def received_bytes(self) -> None:
@@ -103,6 +107,7 @@ class SocketWatcher(Watcher):
         self._call.services.desk.socket_closed(self)
         self._sink = None
         self._commands.clear()
+        self._waiting_bytes = 0
         self._leave()
 
     @property
@@ -112,7 +117,7 @@ class SocketWatcher(Watcher):
     @property
     def is_busy(self) -> bool:
         """So many commands wait that no more should be read."""
-        return len(self._commands) >= COMMANDS_WAITING_MAX
+        return len(self._commands) >= COMMANDS_WAITING_MAX or self._waiting_bytes >= COMMANDS_BYTES_MAX
 
     def _write(self, payload: bytes) -> None:
         if self._sink is not None:
@@ -139,6 +144,7 @@ class SocketWatcher(Watcher):
                     )
                 )  # fmt: skip
                 continue
+            self._waiting_bytes -= len(message)
             self._is_working = True
             self._begin(message)
 
@@ -257,8 +263,9 @@ class SocketWatcher(Watcher):
     def _publish(self, command: Command, request_id: bytes, message: str) -> None:
         self._check_scope("write")
         key, topic = self._call.key, command.topic
-        if topic is None or not command.records:
-            raise InvalidJson("a publish has topic and records")
+        write: WriteBody = self._decode(_write, message)
+        if topic is None or any(not row.data and row.data_base64 is None for row in write.records):
+            raise InvalidJson("a publish has a topic, and records with data")
         if bytes(command.config) not in (b"", b"null") and key is not None and "admin" not in key.scopes:
             raise Forbidden("publishing with a config needs the scope admin")
         if key is not None and not key.covers(topic):
@@ -286,8 +293,9 @@ class SocketWatcher(Watcher):
         if reply.status not in (200, 201):
             self._refuse_with(request_id, Response(reply.status, body))
             return
-        seqs = b"" if with_seqs else b',"seqs":null'
-        self._write(b'{"op":"ack","request_id":%b%b,%b' % (request_id, seqs, body[1:]))
+        if not with_seqs:
+            body = body.replace(b',"head_seq":', b',"seqs":null,"head_seq":', 1)
+        self._write(b'{"op":"ack","request_id":%b,%b' % (request_id, body[1:]))
         self._finish()
 
     # -- news ----------------------------------------------------------------------------------------------

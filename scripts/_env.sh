@@ -19,12 +19,16 @@ _is_recent_python() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
 
+# Silent unless it fails. Another installation that is under way is waited for.
 _apt_install() {
     [[ "$(id -u)" == 0 ]] && command -v apt-get >/dev/null || return 1
     _say "installing $*"
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$@" >&2 ||
-        { apt-get update -q >&2 && DEBIAN_FRONTEND=noninteractive apt-get install -y -q "$@" >&2; }
+    local said
+    said="$({ _apt_get install -y "$@" || { _apt_get update && _apt_get install -y "$@"; }; } 2>&1)" ||
+        { printf '%s\n' "$said" >&2; return 1; }
 }
+
+_apt_get() { DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" </dev/null; }
 
 # The project with its extra $1 into the environment.
 _install_packages() {

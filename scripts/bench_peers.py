@@ -17,14 +17,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from peers import compare, machine, scaling, tail, work
-from peers.systems import Fleet, version
+from peers import adding, fanout, fanout_aims, machine, scaling, tail, work
+from peers.systems import Fleet, absent, version
 
 SYSTEMS = ("topics", "redis", "nats")
 DURABILITIES = ("fsync", "disk")
 FULL_SECONDS = 5.0
 FULL_ROUNDS = 2
-SECTIONS = (*work.RECORDS, "null", "tail", "scaling", "backlog", "stages")
+SECTIONS = (*work.RECORDS, "null", "tail", "fanout", "scaling", "backlog", "stages")
+
+
+RESULTS = ("points", "null", "tail", "fanout", "idle", "scaling", "backlog", "stages", "aims", "failed")
 
 
 class Progress:
@@ -69,10 +72,17 @@ class Plan:
             and (not options.payloads or str(point.payload_bytes) in options.payloads.split(","))
             and (not options.durability or point.durability == options.durability)
         ]
+        self.watchers = [
+            count
+            for count in fanout.WATCHERS
+            if not options.watchers or str(count) in options.watchers.split(",")
+        ]
+        self.idle_streams: int = options.idle_streams
         self.whole = (
             self.only == SECTIONS
             and self.systems == SYSTEMS
             and len(self.points) == len(list(work.all_points()))
+            and len(self.watchers) == len(fanout.WATCHERS)
         )
         self.backlog = scaling.BACKLOGS[-1] if self.whole or options.only == "backlog" else 1_000_000
 
@@ -85,12 +95,31 @@ class Plan:
             "points": (len(self.points) * self.rounds * systems, one),
             "null": (len(work.NULL_POINTS) * systems, work.run_s(self.short)),
             "tail": (4 * systems, one + 1),
+            "fanout": (
+                len(fanout.SHAPES)
+                * len(self.watchers)
+                * self.rounds
+                * (systems + ("topics" in self.systems)),
+                one + 1,
+            ),
+            "idle": (1, 2 * self.idle_s),
             "scaling": (len(scaling.SHARDS) * len(scaling.CLIENTS), one + 1),
             "backlog": (backlogs * 3, one + self.backlog / 1e6),
             "stages": (1, 12 * self.seconds),
         }
         chosen = [each[name] for name in each if name == "points" or name in self.only]
+        if "fanout" in self.only:
+            chosen.append(each["idle"])
         return sum(count for count, _ in chosen), sum(count * seconds for count, seconds in chosen)
+
+    @property
+    def needs_fleet(self) -> bool:
+        """Fan-out has servers of its own, as have the parts about topics alone."""
+        return bool(self.points) or not {"null", "tail"}.isdisjoint(self.only)
+
+    @property
+    def idle_s(self) -> float:
+        return fanout.IDLE_S if self.seconds >= FULL_SECONDS else 2 * self.seconds
 
     @property
     def short(self) -> float:
@@ -108,7 +137,7 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
             "rounds": plan.rounds,
             "command": command,
         },
-        **{name: [] for name in ("points", "null", "tail", "scaling", "backlog", "stages", "aims", "failed")},
+        **{name: [] for name in RESULTS},
     }
 
     def keep(section: str, rows: Iterable[dict[str, Any]]) -> None:
@@ -122,13 +151,13 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
         save(results)
 
     meta = results["meta"]
-    fleet = Fleet(f"{folder}/fleet", plan.systems, DURABILITIES)
+    meta["missing"] = {
+        **dict.fromkeys(set(SYSTEMS) - set(plan.systems), "left out of this run"),
+        **{name: why for name in plan.systems if (why := absent(name))},
+    }
+    meta["versions"] = {name: version(name) for name in SYSTEMS if name not in meta["missing"]}
+    fleet = Fleet(f"{folder}/fleet", plan.systems if plan.needs_fleet else (), DURABILITIES)
     try:
-        meta["missing"] = {
-            **dict.fromkeys(set(SYSTEMS) - set(plan.systems), "left out of this run"),
-            **fleet.missing,
-        }
-        meta["versions"] = {name: version(name) for name in SYSTEMS if name not in meta["missing"]}
         for point in plan.points:
             rows = work.measure(fleet, point, seconds=plan.seconds, rounds=plan.rounds, say=progress)
             keep("points", rows)
@@ -138,6 +167,8 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
             keep("tail", tail.measure(fleet, results["points"], seconds=plan.seconds, say=progress))
     finally:
         fleet.stop()
+    if "fanout" in plan.only:
+        _fanout(plan, folder, keep, progress)
     if "scaling" in plan.only:
         keep("scaling", scaling.measure_shards(folder, seconds=plan.seconds, say=progress))
     if "backlog" in plan.only:
@@ -147,8 +178,25 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
     if "stages" in plan.only:
         progress("stages")
         keep("stages", _stages(folder, plan.seconds))
-    keep("aims", [judged.as_json() for judged in compare.judge(results["points"])])
+    keep("aims", adding.aims(results))
     return results
+
+
+def _fanout(
+    plan: Plan, folder: str, keep: Callable[[str, Iterable[dict[str, Any]]], None], progress: Progress
+) -> None:
+    fleet = fanout.contenders(f"{folder}/fanout", plan.systems)
+    try:
+        for shape in fanout.SHAPES:
+            for watchers in plan.watchers:
+                rows = fanout.measure(
+                    fleet, shape, watchers, seconds=plan.seconds, rounds=plan.rounds, say=progress
+                )
+                keep("fanout", rows)
+        idle = fanout.measure_idle(fleet, plan.idle_streams, seconds=plan.idle_s, say=progress)
+        keep("idle", idle)
+    finally:
+        fleet.stop()
 
 
 def _stages(folder: str, seconds: float) -> Iterator[dict[str, Any]]:
@@ -167,8 +215,15 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--systems", default=",".join(SYSTEMS), metavar="NAMES", help="some of %(default)s")
     parser.add_argument("--clients", default="", metavar="COUNTS", help="some of 1,16,64,256")
     parser.add_argument("--payloads", default="", metavar="SIZES", help="some of 100,1024")
+    parser.add_argument("--watchers", default="", metavar="COUNTS", help="some of 1,10,100,1000")
+    parser.add_argument(
+        "--idle-streams", type=int, default=fanout_aims.IDLE_STREAMS, help="open and silent (%(default)s)"
+    )
     parser.add_argument("--durability", default="", choices=["", *DURABILITIES], help="only this one")
     parser.add_argument("--docs", metavar="FOLDER", help="where benchmarks.md goes: docs, or bench-out")
+    parser.add_argument(
+        "--add", action="store_true", help="put these parts into the results that docs has, and keep the rest"
+    )
     parser.add_argument("--json", metavar="PATH", help="where results go: benchmarks/results.json there")
     parser.add_argument(
         "--dir", default="bench-out/data", help="where data directories are made (%(default)s)"
@@ -180,19 +235,24 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended too
     options = arguments().parse_args()
     plan = Plan(options)
-    docs = Path(options.docs or ("docs" if plan.whole else "bench-out"))
+    docs = Path(options.docs or ("docs" if plan.whole or options.add else "bench-out"))
     path = Path(options.json) if options.json else docs / "benchmarks" / "results.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.path.abspath(options.dir)
     os.makedirs(folder, exist_ok=True)
 
+    earlier = json.loads(path.read_text(encoding="utf-8")) if options.add else None
+
+    def whole(results: dict[str, Any]) -> dict[str, Any]:
+        return adding.added(earlier, results, plan.only) if earlier else results
+
     def save(results: dict[str, Any]) -> None:
-        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(whole(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     results = measure(plan, folder, save, shlex.join(["scripts/bench", "peers", *sys.argv[1:]]))
     from peers import report
 
-    report.write(results, docs)
+    report.write(whole(results), docs)
     for name, why in results["meta"]["missing"].items():
         print(f"{name}: {why}", file=sys.stderr)
     for row in results["failed"]:

@@ -1,4 +1,4 @@
-"""A guard for hot paths, in two minutes: the aims against Redis and the engine's floors: `scripts/bench quick`.
+"""A guard for hot paths, in two minutes: the aims against Redis, fan-out, the engine's floors: `scripts/bench quick`.
 
 Ratios only; each is of neighbours in one run. A ratio is held against its aim, or, where the published benchmarks do not
 reach that, against what they show. The measurements are short, so one counts as lost only when it is worse than that by
@@ -18,12 +18,16 @@ from typing import Any
 
 from bench_engine_hot import append_batches, append_singles, diff_to_json
 from bench_engine_support import Run
-from peers import compare, work
+from peers import compare, fanout, work
 from peers.load import SCRIPTS
-from peers.systems import Fleet
+from peers.systems import Fleet, absent
 
 PEER = "redis"
 FLOORS = (append_batches, append_singles, diff_to_json)
+# Redis's readers ask again for each record; a system that pushes should not deliver fewer.
+FAN_OUT = {"shape": "lock-step", "watchers": 100, "durability": "ephemeral"}
+FAN_OUT_NAME = f"fan-out lock-step 100 watchers deliveries_per_s vs {PEER}"
+FAN_OUT_AIM = 1.0
 SECONDS = 0.7
 ROUNDS = 3
 PUBLISHED = SCRIPTS.parent / "docs" / "benchmarks" / "results.json"
@@ -78,11 +82,37 @@ def against_peer(folder: str, only: str, seconds: float) -> list[Guarded]:
     ]
 
 
+def fan_out(folder: str, only: str, seconds: float) -> list[Guarded]:
+    if only not in FAN_OUT_NAME or absent(PEER):
+        return []
+    say(FAN_OUT_NAME)
+    fleet = fanout.contenders(f"{folder}/fanout", ("topics", PEER), disk=False)
+    try:
+        rows = list(
+            fanout.measure(fleet, "lock-step", 100, seconds=seconds, rounds=ROUNDS, say=lambda what: None)
+        )
+    finally:
+        fleet.stop()
+    for failed in [row for row in rows if "failed" in row]:
+        raise SystemExit(f"failed: {failed}")
+    quotient = fan_out_ratio(rows)
+    assert quotient is not None
+    published = read_published().get(FAN_OUT_NAME)
+    return [Guarded(FAN_OUT_NAME, quotient, FAN_OUT_AIM, at_most=False, published=published)]
+
+
+def fan_out_ratio(rows: list[dict[str, Any]]) -> float | None:
+    ours, theirs = (compare.find(rows, system=system, **FAN_OUT) for system in ("topics", PEER))
+    return compare.ratio(ours, theirs, "deliveries_per_s") if ours and theirs else None
+
+
 def read_published() -> dict[str, float]:
     if not PUBLISHED.exists():
         return {}
-    judged = compare.judge(json.loads(PUBLISHED.read_text(encoding="utf-8"))["points"])
-    return {name_of(one.aim): one.ratio for one in judged if one.ratio is not None}
+    results = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    found = {name_of(one.aim): one.ratio for one in compare.judge(results["points"])}
+    found[FAN_OUT_NAME] = fan_out_ratio(results.get("fanout", []))
+    return {name: ratio for name, ratio in found.items() if ratio is not None}
 
 
 def name_of(aim: compare.Aim) -> str:
@@ -135,7 +165,9 @@ def main() -> int:
     began = time.monotonic()
     folder = os.path.abspath(options.dir)
     os.makedirs(folder, exist_ok=True)
-    rows = against_peer(folder, options.only, options.seconds) + against_floors(folder, options.only)
+    rows = against_peer(folder, options.only, options.seconds)
+    rows += fan_out(folder, options.only, options.seconds)
+    rows += against_floors(folder, options.only)
     show(rows, options.slack)
     os.makedirs(os.path.dirname(os.path.abspath(options.json)), exist_ok=True)
     with open(options.json, "w", encoding="utf-8") as file:

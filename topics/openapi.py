@@ -1,36 +1,23 @@
-"""The OpenAPI document, made from the types that check the bodies.
+"""The OpenAPI document: every route, and the schemas made from the types that check the bodies.
 
-`python -m topics.openapi` prints it. What those types cannot say (lengths, which fields go together) is added in
-`_narrow`, and only as far as JSON Schema can tell the truth: a length limit counts UTF-8 bytes, `maxLength`
-characters, so it refuses nothing that the server takes.
+`python -m topics.openapi` prints it.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import msgspec
-from msgspec import NODEFAULT
 
 import topics
-from topics import responses, schemas
 from topics.engine import limits
 from topics.http_errors import STATUS
+from topics.openapi_schemas import REF, SUBJECT_PATTERN, TOPIC_PATTERN, Json, components
+from topics.watching import SESSION_TTL_MS
 
-Json: TypeAlias = dict[str, Any]
-
-REF = "#/components/schemas/{name}"
-TOPIC_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
-BASE64_PATTERN = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-# Tokens between dots; only the last may be a lone `>`.
-SUBJECT_PATTERN = r"^(?:(?:[^.>]|[^.][^.]+)\.)*[^.]+$"
-TAG_CHARACTERS_MAX = 256
-META_KEYS_MAX = 64
-SEQS_MAX = 10_000
 PAGE_MAX = limits.LIST_PAGE_MAX
 
 JSON_TYPE, LINES_TYPE = "application/json", "application/x-ndjson"
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
+EVENTS_TYPE = "text/event-stream"
 
 CODES = {
     "invalid_request": "The request is malformed, has a wrong type, misses a field or exceeds a length.",
@@ -39,9 +26,9 @@ CODES = {
     "unauthorized": "No valid key.",
     "forbidden": "The key lacks the scope, or the name is outside of its prefixes.",
     "topic_not_found": "There is no such topic. `detail`: `topic`.",
-    "not_found": "There is no such route.",
+    "not_found": "There is no such route, or no such watch: it was never made, or nobody has streamed it for too long.",
     "method_not_allowed": "The route exists, but not with this method.",
-    "not_acceptable": "The stream is text/event-stream, and `Accept` does not take that.",
+    "not_acceptable": "`Accept` excludes `text/event-stream`.",
     "request_timeout": "The request did not arrive in time.",
     "topic_exists_incompatible": "A topic's `type` cannot change. `detail`: `topic`, `existing_type`, `requested_type`.",
     "topic_not_empty": "`if_empty` was given and records are left. `detail`: `topic`, `count`.",
@@ -57,93 +44,6 @@ CODES = {
     "not_ready": "The topic's worker is starting or gone. `detail`: `replay_progress`; "
     '`outcome: "unknown"` when a change may or may not have been made.',
     "shutting_down": "The server is stopping.",
-}
-
-CONFIG_TEXT = {
-    "type": "Fixed when the topic is created.",
-    "ttl_ms": "Records older than this are no longer delivered; 0: no limit.",
-    "cap_records": "Most records that are kept; 0: no limit.",
-    "cap_bytes": "Most bytes that are kept; 0: no limit.",
-    "discard": "At a cap: drop the oldest, or refuse the write with 422.",
-    "durability": "When a write is acknowledged. It wins over `durable`.",
-    "priority": "Clamped to -1000 to 1000 when used.",
-    "auto_priority": "Priority by recent reads, when `priority` is null.",
-    "auto_create": "Whether a write without `create` may create the topic.",
-    "idempotency_window_ms": "How long an idempotency key is remembered; 0: not at all.",
-    "dedupe_node": "false: readers get the records of their own node too.",
-    "lease_ms": "Queues. Clamped to 100 to 86400000.",
-    "claim_jitter_ms": "Queues. Clamped to at most 5000.",
-    "max_deliveries": "Queues. 0: no limit.",
-    "dead_letter": "Queues. A topic name, not the queue's own.",
-    "leases_durable": "Queues.",
-    "cap_per_tag": "Most records of one tag that are kept; 0: no limit.",
-    "max_record_bytes": "Most bytes of one record, if less than the server's limit; 0: the server's limit.",
-}
-DURABLE_TEXT = "Read when `durability` is absent: true means `fsync`, false means `disk`."
-
-FIELD_TEXT: dict[str, dict[str, str]] = {
-    "ConfigBody": CONFIG_TEXT | {"durable": DURABLE_TEXT},
-    "Config": CONFIG_TEXT,
-    "RecordBody": {
-        "data": "Any JSON value, `null` included; it is returned as it came.",
-        "tag": "At most 256 bytes of UTF-8.",
-        "node": "Who wrote it; at most 128 bytes of UTF-8. Default: the write's `node`.",
-        "meta": "Small headers: at most 16 KiB of compact JSON, an object of at most 64 keys.",
-        "ttl_ms": "The record's own time to live; when it ends the record goes silently. 0: none.",
-        "data_base64": "Bytes instead of `data`, without `meta`: in all records of a write or in none.",
-    },
-    "TagLastSeq": {"tag": "Exactly this tag.", "seq": "Seq of its newest record; 0: it has none."},
-    "WriteBody": {
-        "records": "1 to 10000; they get consecutive seqs in this order.",
-        "node": "For records without one; at most 128 bytes of UTF-8.",
-        "idempotency_key": "1 to 256 bytes of UTF-8; it wins over the header `Idempotency-Key`.",
-        "create": "What to do when the topic does not exist: create it, or answer 404. Default: `config.auto_create`.",
-        "config": "Used if this write creates the topic; it then needs the scope `admin`.",
-        "disable_backpressure": "For later versions; changes nothing yet.",
-        "if_last_seq": "Write only if this is the topic's head; 0: if it has no records yet.",
-        "if_tag_last_seq": "Write only if this is the newest seq of a tag.",
-    },
-    "DiffBody": {
-        "from_seq": "Records after this seq.",
-        "limit": "0 means 256; more than 1000 means 1000. For frames: up to 1000000, and as many as fit when absent.",
-        "node": "Leave out records of these nodes.",
-        "include_tags": "Whether records show `$tag`.",
-        "include_meta": "Whether records show `meta`.",
-        "include_data": "Whether records show `data`.",
-        "wait_ms": "How long to wait for a record when there is none; at most 30000.",
-        "max_batch_bytes": "Record bytes of the page, but at least one record. 0 means 1 MiB (frames: 8 MiB); "
-        "at most 8 MiB.",
-        "tag": "Only records whose tag matches.",
-        "from_ts": "Only records written at this time or later, in milliseconds since the Unix epoch.",
-    },
-    "DeleteBody": {
-        "before_seq": "Records with a smaller seq.",
-        "match": "Records whose tag matches.",
-        "seqs": "These records; at most 10000.",
-        "keep": "All but the newest so many; of each tag, when `match` is given.",
-        "erase": "Overwrite the bytes on disk before answering.",
-    },
-}
-
-# Limits by component and field. `pattern` and the lengths concern strings only, so `null` passes where it may.
-_LIMITS: dict[str, dict[str, Json]] = {
-    "ConfigBody": {"dead_letter": {"pattern": TOPIC_PATTERN}},
-    "RecordBody": {
-        "tag": {"maxLength": TAG_CHARACTERS_MAX},
-        "node": {"maxLength": limits.NODE_BYTES_MAX},
-        "meta": {"maxProperties": META_KEYS_MAX},
-        "data_base64": {
-            "contentEncoding": "base64",
-            "pattern": BASE64_PATTERN,
-            "maxLength": -(-limits.RECORD_BYTES_MAX // 3) * 4,
-        },
-    },
-    "WriteBody": {
-        "records": {"minItems": 1, "maxItems": limits.BATCH_RECORDS_MAX},
-        "node": {"maxLength": limits.NODE_BYTES_MAX},
-        "idempotency_key": {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX},
-    },
-    "DeleteBody": {"seqs": {"maxItems": SEQS_MAX}},
 }
 
 
@@ -166,11 +66,12 @@ def document(version: str) -> Json:
         "tags": [
             {"name": "topics", "description": "Topics and their configuration."},
             {"name": "records", "description": "Writing, reading and deleting records."},
+            {"name": "watch", "description": "Following topics, as server-sent events or over a WebSocket."},
             {"name": "server", "description": "The server itself."},
         ],
         "paths": _paths(),
         "components": {
-            "schemas": _schemas(),
+            "schemas": components(),
             "responses": _error_responses(),
             "securitySchemes": {
                 "bearerAuth": {
@@ -180,97 +81,6 @@ def document(version: str) -> Json:
                 }
             },
         },
-    }
-
-
-# -- schemas -----------------------------------------------------------------------------------------------
-
-
-def _schemas() -> Json:
-    record = _without_raw_default(schemas.RecordBody)
-    write = _copy(schemas.WriteBody, records=list[record])  # type: ignore[valid-type]
-    types = [schemas.ConfigBody, record, write, schemas.DiffBody, schemas.DeleteBody, *responses.BODIES]
-    _, found = msgspec.json.schema_components(types, ref_template=REF)
-    for name, texts in FIELD_TEXT.items():
-        for field, text in texts.items():
-            found[name]["properties"][field].setdefault("description", text)
-    for name, fields in _LIMITS.items():
-        for field, bounds in fields.items():
-            found[name]["properties"][field] |= bounds
-    _narrow(found)
-    return dict(sorted(found.items()))
-
-
-def _without_raw_default(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A copy whose Raw fields have no default: msgspec cannot write such a default into a schema."""
-    return _copy(
-        body, **{f.name: f.type for f in msgspec.structs.fields(body) if isinstance(f.default, msgspec.Raw)}
-    )
-
-
-def _copy(body: type[msgspec.Struct], **types: Any) -> type[msgspec.Struct]:
-    """The same struct with other types for some fields, which lose their default."""
-    fields: list[Any] = []
-    for f in msgspec.structs.fields(body):
-        if f.name in types:
-            fields.append((f.name, types[f.name]))
-        elif f.default is not NODEFAULT:
-            fields.append((f.name, f.type, f.default))
-        else:
-            fields.append((f.name, f.type))
-    return msgspec.defstruct(body.__name__, fields, namespace={"__doc__": body.__doc__}, kw_only=True)
-
-
-def _narrow(found: Json) -> None:
-    """Which fields go together."""
-    record, write, delete = found["RecordBody"], found["WriteBody"], found["DeleteBody"]
-    absent, text = {"type": "null"}, {"type": "string"}
-    record.pop("required", None)
-    record["anyOf"] = [
-        {"required": ["data"], "properties": {"data_base64": absent}},
-        {
-            "required": ["data_base64"],
-            "properties": {"data_base64": text, "data": False, "meta": absent},
-        },
-    ]
-    write["properties"]["records"]["anyOf"] = [
-        {"items": {"properties": {"data_base64": absent}}},
-        {"items": {"required": ["data_base64"], "properties": {"data_base64": text}}},
-    ]
-    delete["anyOf"] = [
-        {"required": [name], "properties": {name: {"not": absent}}}
-        for name in ("before_seq", "match", "seqs", "keep")
-    ]
-    for body, field, name in (("DiffBody", "tag", "ReadPredicate"), ("DeleteBody", "match", "TagPredicate")):
-        properties = found[body]["properties"]
-        # A bare reference beside `null`; the description stays with the field.
-        properties[field] = {
-            "anyOf": [{"$ref": REF.format(name=name)}, absent],
-            "default": None,
-            "description": FIELD_TEXT[body][field],
-        }
-    forms = {"Eq": text, "Glob": text | {"pattern": "[*]$"}, "Subject": text | {"pattern": SUBJECT_PATTERN}}
-    found["TagPredicate"] = _predicate({op: forms[op] for op in ("Eq", "Glob")})
-    found["ReadPredicate"] = _predicate(forms)
-
-
-def _predicate(forms: dict[str, Json]) -> Json:
-    tuples = [
-        {
-            "type": "array",
-            "prefixItems": [{"const": "tag"}, {"const": op}, value],
-            "items": False,
-            "minItems": 3,
-            "maxItems": 3,
-        }
-        for op, value in forms.items()
-    ]
-    text = 'A tag; a prefix and a final `*`; or `["tag", op, value]`: `Eq` is the tag itself, `Glob` a prefix and a final `*`'
-    if "Subject" in forms:
-        text += ", `Subject` a dotted pattern where `*` stands for one token and a final `>` for one or more"
-    return {
-        "description": text + ". Records without a tag never match.",
-        "anyOf": [{"type": "string"}, *tuples],
     }
 
 
@@ -384,6 +194,9 @@ def _paths() -> Json:
         "/v0/topics/{topic}/delete": {"post": _delete_records()},
         "/v0/topics/{topic}/tags": {"get": _tags()},
         "/v0/topics/{topic}/last": {"get": _last()},
+        "/v0/watch": {"post": _make_watch()},
+        "/v0/watch/{wid}": {"get": _stream()},
+        "/v0/ws": {"get": _websocket()},
         "/v0/health": {"get": _probe("health", "Whether the server is alive", health, ())},
         "/v0/ready": {"get": _probe("ready", "Whether all topics are served", ready, (503,))},
         "/healthz": {"get": _probe("healthz", "The same as `/v0/health`", health, ())},
@@ -562,6 +375,68 @@ def _last() -> Json:
         ],
         answers={"200": _answer("LastRecords", "The newest records.")},
         errors=WITH_TOPIC,
+    )
+
+
+def _make_watch() -> Json:
+    return _operation(
+        "make_watch",
+        "watch",
+        "Say what a stream shall follow",
+        scopes=["read"],
+        description="The answer names the stream. The session behind it keeps the cursors, also over restarts, and is forgotten "
+        f"{SESSION_TTL_MS // 1000} s after its stream was closed, or if it never was opened.",
+        parameters=[_flag("lenient", False, "Leave out topics that do not exist, instead of 404.")],
+        body={"required": True, "content": {JSON_TYPE: _of("WatchBody")}},
+        answers={"200": _answer("WatchMade", "The session, and where each topic begins.")},
+        errors=(*WITH_TOPIC, *WITH_BODY),
+    )
+
+
+def _stream() -> Json:
+    return _operation(
+        "stream_watch",
+        "watch",
+        "Follow topics as server-sent events",
+        description="Needs the key that made the watch, if it was made with one. Events: `record` (`topic`, `records`, `from_seq`, "
+        "`to_seq`, `head_seq`), `tombstone` (`topic`, `reason`, `gap_from`, `gap_to`, `earliest_seq`, `head_seq`), `caught-up` (`topic`, "
+        "`head_seq`), `topic-deleted` (`topic`, `head_seq`, `reason`), `error` (`code`, `error`, `message`). Each but the last has "
+        "an id; a client that comes back with it, or without, misses nothing. A second stream of the same watch ends the first.",
+        parameters=[
+            {
+                "name": "wid",
+                "in": "path",
+                "required": True,
+                "schema": TEXT | {"minLength": 1},
+                "description": "The watch: `wid` of the answer that made it.",
+            },
+            _query(
+                "token", TEXT, "The key, for clients that cannot send a header, as browsers' EventSource."
+            ),
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "schema": TEXT,
+                "description": "Id of the last event that was seen: go on after it, if the server thinks further ahead.",
+            },
+        ],
+        answers={
+            "200": {"description": "Events, without an end.", "content": {EVENTS_TYPE: {"schema": TEXT}}}
+        },
+        errors=(*ANY_ROUTE, 404, 406, 429, 503),
+    )
+
+
+def _websocket() -> Json:
+    return _operation(
+        "websocket",
+        "watch",
+        "Follow and write over one WebSocket",
+        description="JSON messages both ways; `op` says what they are. To the server: `subscribe`, `unsubscribe`, `publish`, `ping`. From it: "
+        "`subscribed`, `unsubscribed`, `ack`, `pong`, `error`, and pushed `record`, `caught_up`, `tombstone`, `topic_deleted`. Any valid key "
+        "may connect; each message is checked on its own. A request that does not ask for a WebSocket is 400.",
+        answers={"101": {"description": "The connection is a WebSocket."}},
+        errors=(*ANY_ROUTE, 429, 503),
     )
 
 

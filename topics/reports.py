@@ -42,6 +42,7 @@ class ShardReport(msgspec.Struct, array_like=True):
     fsync_buckets: list[int]  # counts per bound of FSYNC_BUCKETS_US, and those beyond
     topics: list[TopicRow]  # the first TOPIC_ROWS_MAX by name
     watch_sessions: int = 0
+    streams_elsewhere: int = 0  # open at other fronts than the one that asks
 
     @property
     def topic_count(self) -> int:

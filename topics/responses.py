@@ -237,6 +237,24 @@ class LastRecords(Struct):
     next_cursor: NextCursor = UNSET
 
 
+class WatchedTopic(Struct):
+    from_seq: Annotated[Count, Meta(description="The stream begins after this seq.")]
+    head_seq: HeadSeq
+    earliest_seq: EarliestSeq
+
+
+class WatchMade(Struct):
+    """What a stream will follow, and where it is."""
+
+    wid: Annotated[str, Meta(description="The watch. Who knows it can follow it, if there are no keys.")]
+    stream_url: Annotated[str, Meta(description="Path of the stream.")]
+    session_ttl_ms: Annotated[Count, Meta(description="How long the watch is kept without an open stream.")]
+    topics: Annotated[
+        dict[str, WatchedTopic], Meta(description="The topics of now, those that match patterns included.")
+    ]
+    performance: Performance
+
+
 class Health(Struct):
     status: Literal["ok"]
     version: str
@@ -309,6 +327,7 @@ BODIES: tuple[type[msgspec.Struct], ...] = (
     Deleted,
     TagList,
     LastRecords,
+    WatchMade,
     Health,
     Readiness,
     Metrics,

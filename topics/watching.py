@@ -7,6 +7,7 @@
                     UNFOLLOW   no more of that feed, or of that look-out
                     WATCH_READ what comes after a cursor, for somebody who is not where the feed is
                     SESSION    about the stored cursors of a stream
+                    STREAMS    so many streams are open here
     shard → front   FEED       a page of a feed, or the answer to a WATCH_READ
                     NEW_TOPIC  a topic was made that matches a look-out
                     END        that stream is continued elsewhere: close it

@@ -35,7 +35,7 @@ PUT_TOPIC, GET_TOPIC, DROP_TOPIC, LIST_TOPICS = 6, 7, 8, 9
 LAST_BY_TAG, COUNT_BY_TAG, WATCH_READ = 10, 11, 12
 # About the shard itself, or about who follows what: no command of the engine.
 READY, METRICS, CATALOG, TAKEN = 32, 33, 34, 35
-FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION = 36, 37, 38, 39, 40, 41
+FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION, STREAMS = 36, 37, 38, 39, 40, 41, 42
 
 # An outcome may be unknown when the worker dies while one of these is on its way.
 CHANGES = frozenset((WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC))

@@ -341,7 +341,7 @@ class Sessions:
                 spec=row.spec,
                 cursors=row.cursors,
                 save=row.save,
-                maybe_old=row.maybe_old or row.stream != 0,
+                maybe_old=True,  # it may have been opened, and read, after the file was written
                 is_restored=True,
                 orphan=row.stream,
                 learned=set(row.learned),

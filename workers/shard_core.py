@@ -218,6 +218,7 @@ class ShardCore:
         elif request.op == wire.METRICS:
             report = self.metrics.report(self.progress)
             report.watch_sessions = self.desk.sessions.count
+            report.streams_elsewhere = self.desk.streams_elsewhere(peer)
             body = msgspec.msgpack.encode(report)
         elif request.op == wire.CATALOG:
             try:

@@ -93,6 +93,7 @@ class WatchDesk:
         self._look_outs: dict[tuple[bytes, int], LookOut] = {}
         self._per_front: dict[bytes, int] = {}
         self._trie: SubjectTrie[tuple[bytes, int]] = SubjectTrie()
+        self._streams: dict[bytes, int] = {}  # how many are open, by front
         self._opening: list[Opening] = []
         self._made: list[tuple[bytes, int]] = []  # answers that wait for the next save
         self._answers: list[tuple[bytes, int]] = []  # that wait for the save that runs
@@ -106,6 +107,7 @@ class WatchDesk:
             wire.FED: lambda peer, request: self.feeds.fed(peer, request.id),
             wire.UNFOLLOW: self._on_unfollow,
             wire.SESSION: self._on_session,
+            wire.STREAMS: lambda peer, request: self._streams.__setitem__(peer, request.id),
         }
 
     # -- in ------------------------------------------------------------------------------------------------
@@ -133,10 +135,15 @@ class WatchDesk:
         return True
 
     def front_gone(self, peer: bytes) -> None:
+        self._streams.pop(peer, None)
         self.feeds.front_gone(peer)
         self.sessions.front_gone(peer, self._wall_ms())
         for key in [key for key in self._look_outs if key[0] == peer]:
             self._end_look_out(key)
+
+    def streams_elsewhere(self, peer: bytes) -> int:
+        """Open streams of all other fronts."""
+        return sum(count for front, count in self._streams.items() if front != peer)
 
     # -- topics --------------------------------------------------------------------------------------------
 

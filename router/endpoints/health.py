@@ -64,8 +64,9 @@ def metrics(call: Call, respond: Respond) -> None:
         reports = [_report.decode(reply.body) for reply in replies if reply.status == 200]
         uptime_ms = (services.now_us() - services.started_us) // 1000
         covers = call.key.covers if call.key is not None else lambda name: True
+        streams = services.desk.count + sum(report.streams_elsewhere for report in reports)
         totals = metrics_text.Totals(
-            reports, len(replies), uptime_ms, services.core.refused_full, services.desk.count, covers
+            reports, len(replies), uptime_ms, services.core.refused_full, streams, covers
         )
         if not wants_json:
             respond(Response(200, metrics_text.as_text(totals), TEXT_TYPE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from router.call import Call, error_response
+from router.endpoints.watch import no_place
 from router.exchange import Respond, Response
 from router.websocket import SocketWatcher
 
@@ -13,6 +14,6 @@ def open_socket(call: Call, respond: Respond) -> None:
         return
     leave = call.services.desk.take_place(call.key)
     if leave is None:
-        respond(error_response("throttled", "too many streams are open", {"limit": "max_sse_connections"}))
+        respond(no_place(call))
         return
     respond(Response(101, conversation=SocketWatcher(call, leave)))

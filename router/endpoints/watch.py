@@ -12,7 +12,7 @@ import msgspec
 from router import sse
 from router.call import Call, error_response, from_reply, key_prefixes
 from router.event_stream import EventStream
-from router.exchange import Respond, Response
+from router.exchange import Respond, Response, Sink
 from router.query import flag, parse_query
 from topics import wire
 from topics.bodies import check_u64, decode, node_names
@@ -277,6 +277,8 @@ class Opening:
         if reply.status == 503 and services.now_us() < self._give_up_us and not services.draining:
             if not self._gone:
                 services.later(OPEN_RETRY_US, self.ask)
+        elif reply.status == 503:
+            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(services.draining)))
         elif reply.status != 200:
             self._finish(from_reply(reply))
         elif self._gone:
@@ -284,9 +286,7 @@ class Opening:
         elif self._call.request.method == b"HEAD":
             self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD))
         elif self._leave is None:
-            self._finish(
-                error_response("throttled", "too many streams are open", {"limit": "max_sse_connections"})
-            )
+            self._finish(no_place(self._call))
         else:
             self._open(_opened(reply.body))
 
@@ -312,6 +312,30 @@ class Opening:
     def _release(self, opened: OpenedSession) -> None:
         """It was opened for somebody who is not there any more."""
         self._call.services.desk.release(self._wid, self._number, opened.save + 1, {})
+
+
+class Farewell:
+    """A stream that cannot begin now. A browser comes back to it, as it would not to any answer but 200."""
+
+    def __init__(self, stopping: bool) -> None:
+        self._text = (
+            sse.error("server_shutting_down", "the server is stopping; reconnect to go on")
+            if stopping
+            else sse.error("not_ready", "the session's shard is starting; reconnect to go on")
+        )
+
+    def opened(self, sink: Sink) -> None:
+        sink.write(sse.RETRY + self._text)
+        sink.close()
+
+    def drained(self) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+def no_place(call: Call) -> Response:
+    limit, most = call.services.desk.full(call.key) or ("max_sse_connections", 0)
+    return error_response("throttled", "too many streams are open", {"limit": limit, "max": most})
 
 
 def refusal(error: TopicsError) -> Response:

@@ -16,7 +16,12 @@ Point = dict[str, Any]  # one entry of "points" or "tail" in the results
 OURS = "topics"
 PEERS = ("redis", "nats")
 SYSTEMS = (OURS, *PEERS)
-NAMES = {"topics": "topics", "redis": "Redis Streams", "nats": "NATS JetStream"}
+NAMES = {
+    "topics": "topics",
+    "redis": "Redis Streams",
+    "nats": "NATS JetStream",
+    "nats-core": "NATS core",
+}
 WORKS = ("single", "batch", "read")
 DURABILITIES = ("fsync", "disk")
 
@@ -186,9 +191,9 @@ def _tail_latencies(tail: list[Point]) -> Iterator[Comparison]:
                 )
 
 
-def behind(points: list[Point], tail: list[Point]) -> list[Comparison]:
+def behind(everything: list[Comparison]) -> list[Comparison]:
     """Worst first."""
-    return sorted((one for one in comparisons(points, tail) if one.ratio < 1), key=lambda one: one.ratio)
+    return sorted((one for one in everything if one.ratio < 1), key=lambda one: one.ratio)
 
 
 def ahead_but_longer_p99(points: list[Point]) -> list[tuple[Point, Point]]:

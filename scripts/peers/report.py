@@ -16,7 +16,7 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from peers import alone, beside, compare, wording
+from peers import alone, beside, compare, fanout_aims, fanout_page, wording
 from peers.compare import NAMES, PEERS, SYSTEMS, WORKS, Aim, Comparison, Judged, Point
 from peers.markdown import Plots, figure, rate, table, times, why_missing
 
@@ -45,6 +45,7 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
         *_behind(results),
         *(block for work in WORKS for block in beside.work(results, work, plots)),
         *beside.tail(results, plots),
+        *fanout_page.section(results, plots),
         *beside.processor(results),
         *alone.scaling(results, plots),
         *alone.backlog(results, plots),
@@ -67,6 +68,11 @@ def _opening(meta: dict[str, Any]) -> list[str]:
             f"{FULL_SECONDS} s. These figures show that the bench works, and little more."
         )
     blocks += [
+        f"> **A short run** of {part}, later than the rest: {one['seconds_per_point']:g} s a point."
+        for part, one in meta.get("added", {}).items()
+        if one["seconds_per_point"] < FULL_SECONDS
+    ]
+    blocks += [
         f"> **{NAMES[system]}** was {why_missing(meta, system)}."
         for system in PEERS
         if why_missing(meta, system)
@@ -85,10 +91,13 @@ def _failed(rows: list[dict[str, Any]]) -> list[str]:
 
 def _summary(results: dict[str, Any]) -> list[str]:
     judged = compare.judge(results.get("points", []))
+    held = fanout_aims.judge(results.get("fanout", []), results.get("idle", []))
     rows = [_aim_row(one, results["meta"]) for one in judged]
+    rows += fanout_page.aim_rows(held, results["meta"])
     head = ("work, records of 100 B", "against", "ours", "theirs", "ratio", "aim", "")
-    known = [one for one in judged if one.ratio is not None]
-    count = f"{sum(one.met for one in known)} of {compare.count_of(len(known), 'measured aim')} met."
+    known = [one.met for one in judged if one.ratio is not None]
+    known += [one.met for one in held if one.value is not None]
+    count = f"{sum(known)} of {compare.count_of(len(known), 'measured aim')} met."
     return ["## Summary", count if known else "No aim was measured.", table(head, rows), wording.RATIO]
 
 
@@ -115,14 +124,16 @@ def _setting(aim: Aim) -> str:
 def _verdict(one: Judged, meta: dict[str, Any]) -> str:
     if one.ratio is None:
         return why_missing(meta, one.aim.against) or "not part of this run"
-    if one.met:
-        return "met"
-    return f"**missed by {one.missed_by:.0%}**" if one.missed_by >= 0.01 else "**missed by less than 1%**"
+    return wording.met_or_missed(one.met, one.missed_by)
 
 
 def _behind(results: dict[str, Any]) -> list[str]:
     points, tail = results.get("points", []), results.get("tail", [])
-    everything, behind = compare.comparisons(points, tail), compare.behind(points, tail)
+    everything = [
+        *compare.comparisons(points, tail),
+        *fanout_aims.comparisons(results.get("fanout", [])),
+    ]
+    behind = compare.behind(everything)
     title = "## Where topics is behind"
     if not everything:
         return [title, "Nothing was measured that could be compared."]
@@ -145,7 +156,7 @@ def _behind(results: dict[str, Any]) -> list[str]:
 
 def _behind_words(everything: list[Comparison], behind: list[Comparison]) -> str:
     counts = []
-    for peer in PEERS:
+    for peer in dict.fromkeys(one.against for one in everything):
         if of_peer := sum(one.against == peer for one in everything):
             counts.append(f"{sum(one.against == peer for one in behind)} of {of_peer} against {NAMES[peer]}")
     worst = behind[0]
@@ -184,8 +195,13 @@ def _machine(meta: dict[str, Any]) -> list[str]:
         *([NAMES[s], versions.get(s) or why_missing(meta, s) or "unknown"] for s in SYSTEMS),
         ["seconds a point", f"{meta['seconds_per_point']:g}, in {compare.count_of(meta['rounds'], 'round')}"],
         ["whole run", f"{meta['took_s'] / 60:.0f} minutes, {meta['date']}"],
+        *(
+            [f"later: {part}", f"{one['date']}, {one['seconds_per_point']:g} s a point"]
+            for part, one in meta.get("added", {}).items()
+        ),
     ]
-    repeat = f"```\n{meta['command']}\n```"
+    commands = dict.fromkeys([meta["command"], *(one["command"] for one in meta.get("added", {}).values())])
+    repeat = "\n".join(["```", *commands, "```"])
     return ["## Machine and versions", table(("", ""), rows), "## How to repeat it", wording.REPEAT, repeat]
 
 

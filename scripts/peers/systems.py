@@ -8,6 +8,8 @@ All listen on loopback and keep their data below one folder, on one disk. A `Tar
 | Redis | `appendfsync always` | `appendfsync everysec` |
 | NATS | `sync_interval: always` | its default, a sync every 2 minutes |
 
+A third, `ephemeral`, is in memory alone: topics' class of that name, Redis without its log, and NATS without JetStream.
+
 Streams are deleted and made anew between measurements, so that neither disk nor Redis's memory fills up. Redis makes no
 snapshots, and compacts its log between measurements instead of within them, which is to its advantage.
 """
@@ -80,6 +82,10 @@ class TopicsServer:
             name = Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("topics: ")
             found.setdefault(name.rstrip("0123456789- "), []).append(int(pid))
         return found
+
+    def all_pids(self) -> dict[str, list[int]]:
+        """Also the process that only looks after them."""
+        return {**self.pids(), "supervisor": [self._process.pid]}
 
     def stop(self) -> None:
         self._process.terminate()
@@ -227,7 +233,7 @@ class Redis(Process):
             "port": str(port),
             "bind": "127.0.0.1",
             "dir": folder,
-            "appendonly": "yes",
+            "appendonly": "no" if self.durability == "ephemeral" else "yes",
             "appendfsync": "always" if self.durability == "fsync" else "everysec",
             "save": "",
             "auto-aof-rewrite-percentage": "0",
@@ -239,6 +245,8 @@ class Redis(Process):
 
     def clear(self, stream: str = STREAM) -> None:
         self._call(b"DEL", stream.encode())
+        if self.durability == "ephemeral":
+            return
         self._call(b"BGREWRITEAOF")
         while b"aof_rewrite_in_progress:1" in (text := self._info()) or b"aof_rewrite_scheduled:1" in text:
             time.sleep(0.02)
@@ -274,9 +282,10 @@ class Nats(Process):
 
     def command(self, folder: str, port: int) -> list[str]:
         sync = "sync_interval: always\n" if self.durability == "fsync" else ""
+        stored = f"jetstream {{\nstore_dir: {json.dumps(folder)}\nmax_file_store: 64G\n{sync}}}\n"
         Path(f"{folder}/server.conf").write_text(
             f"listen: 127.0.0.1:{port}\nping_interval: 10m\n"  # a client that only counts need not answer pings
-            f"jetstream {{\nstore_dir: {json.dumps(folder)}\nmax_file_store: 64G\n{sync}}}\n"
+            + ("" if self.durability == "ephemeral" else stored)
         )
         return [nats_server(), "-c", f"{folder}/server.conf"]
 
@@ -300,6 +309,9 @@ class Nats(Process):
             protocols.nats_ask(self.address, f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.tail", body)
 
     def clear(self, stream: str = STREAM) -> None:
+        if self.durability == "ephemeral":  # core keeps nothing; that it answers is all there is to know
+            protocols.ask(self.address, Exchange("nats", b"PING\r\n", end=protocols.HELLO_END))
+            return
         try:
             protocols.nats_ask(self.address, f"$JS.API.STREAM.DELETE.{stream}", None)
         except protocols.BadAnswer as error:
@@ -337,8 +349,12 @@ def free_port() -> int:
 class Fleet:
     """All systems at all durabilities, started together and kept: those that are not being measured are idle."""
 
-    def __init__(self, folder: str, names: tuple[str, ...], durabilities: tuple[str, ...]) -> None:
+    def __init__(
+        self, folder: str, names: tuple[str, ...], durabilities: tuple[str, ...], **environment: str
+    ) -> None:
+        """`environment` is of the topics server."""
         self.folder = folder
+        self._environment = environment
         self.missing = {name: why for name in names if (why := absent(name))}
         self.targets: dict[tuple[str, str], Target] = {}
         shutil.rmtree(folder, ignore_errors=True)
@@ -352,7 +368,7 @@ class Fleet:
 
     def _start(self, name: str, durabilities: tuple[str, ...]) -> None:
         if name == "topics":
-            server = TopicsServer(f"{self.folder}/topics")
+            server = TopicsServer(f"{self.folder}/topics", **self._environment)
             self.targets |= {(name, durability): Topics(durability, server) for durability in durabilities}
             return
         kind = Redis if name == "redis" else Nats

@@ -72,6 +72,35 @@ TAIL = (
     "at half the rate that the system can take, so that a faster system is measured under more writes."
 )
 
+FANOUT = (
+    "One stream, one writer, and so many watchers that each see all of it, every one on a connection of its own; records "
+    "of 100 B. In memory alone on all sides: topics' class `ephemeral` with a session and an event stream (SSE) a watcher, "
+    "Redis without its log and XREAD BLOCK, asked again after each answer, NATS core without JetStream and a plain SUB. "
+    "`topics, disk` is the same with the class `disk`. That nobody lost a record or saw one twice is checked after each "
+    "measurement."
+)
+
+SHAPES = {"lock-step": "One record at a time", "burst": "In bursts"}
+
+SHAPE_CELLS = {
+    "lock-step": (
+        "The next record is sent when all watchers have seen the last (topics and Redis: and it is acknowledged; NATS "
+        "core does not). A cell is **deliveries a second** above p50 / p99 in milliseconds, from just before the write is "
+        "sent until a watcher has the record."
+    ),
+    "burst": (
+        "Batches of 100 (topics: one POST, Redis: a pipeline, NATS: 100 PUB and a PING), each sent when the last is "
+        "acknowledged and watchers are on average at most 300 records behind. What reaches a watcher may be "
+        "joined to larger pieces. A cell is **records delivered a second**, of all watchers together."
+    ),
+}
+
+DELIVERY = (
+    "Processor time of all processes of the server for one record to one watcher, the write included; and the share of "
+    "a core that the load generator took, which is one process with one thread for all watchers. For few watchers the "
+    "write itself is most of it."
+)
+
 PROCESSOR = (
     "Of all processes of the server, without the load generator. Where throughput is bound by cores, this is what "
     "decides it; for topics the front and the worker are two processes."
@@ -110,7 +139,7 @@ of one figure, and a stall of the server also stops its clients: the tail is mil
 synced: topics begins a sync within 100 ms, Redis `everysec` within about a second, NATS by default within 2 minutes.
 - **Taking turns.** Every point of the three works is measured in {rounds} rounds, {seconds:g} s together, after a warm-up. In a \
 round each system has its turn, so that noise hits all alike. Figures are medians over rounds; the thin bars in the plots \
-reach from the worst round to the best. The sections on waiting readers, shards, backlog and stages are one measurement each.
+reach from the worst round to the best. Fan-out takes turns in the same way. The sections on waiting readers, shards, backlog and stages are one measurement each.
 - **What differs.** topics speaks HTTP and JSON, the peers protocols of their own; Redis keeps the log in memory and \
 its file beside it. The same first 1000 of 10,000 records are read again and again, so no system waits for its disk. Each server runs on loopback with its data on the same disk, \
 Redis without snapshots.
@@ -120,6 +149,12 @@ beside topics, whose two processes need the rest, less."""
 REPEAT = (
     "Uses `redis-server` and `nats-server` from the PATH; as root on Debian it installs the first with apt, and it installs "
     "the second into `.venv`. `PYTHON=/path/to/python` chooses the interpreter, whose build matters "
-    "([performance](performance.md)). A whole run takes about 35 minutes and overwrites this page; `--help` lists the "
+    "([performance](performance.md)). A whole run takes about 45 minutes and overwrites this page; `--help` lists the "
     "options for a shorter run, for a part of it, or for another place; the page then says so."
 )
+
+
+def met_or_missed(met: bool, missed_by: float) -> str:
+    if met:
+        return "met"
+    return f"**missed by {missed_by:.0%}**" if missed_by >= 0.01 else "**missed by less than 1%**"

@@ -16,11 +16,12 @@ SYSTEMS = ("topics", "redis", "nats")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One write, one read, and the tail, which has a way of its own to read."""
+    """One write, one read, and the tail and fan-out, which have ways of their own to read."""
     folder = tmp_path_factory.mktemp("bench")
     command = [
-        *(sys.executable, "scripts/bench_peers.py", "--seconds=0.2", "--rounds=2", "--only=single,read,tail"),
-        *("--clients=16", "--payloads=100", "--durability=disk"),
+        *(sys.executable, "scripts/bench_peers.py", "--seconds=0.2", "--rounds=2"),
+        *("--only=single,read,tail,fanout", "--clients=16", "--payloads=100", "--durability=disk"),
+        *("--watchers=10", "--idle-streams=20"),
         *(f"--docs={folder}/docs", f"--dir={folder}/data"),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
@@ -63,6 +64,27 @@ def test_its_waiting_reader_is_timed(run: Any, system: str) -> None:
     }
     assert all(row["count"] > 0 and row["p50_ms"] > 0 for row in rows)
     assert all((row["writes_per_s"] > 0) == (row["load"] == "half") for row in rows)
+
+
+def test_its_watchers_see_every_record(run: Any, system: str) -> None:
+    """That each saw each once is checked by the generator itself, whose failure would be among the failed."""
+    rows = [row for row in run[1]["fanout"] if row["system"] == system]
+    classes = ("ephemeral", "disk") if system == "topics" else ("ephemeral",)
+    assert {(row["shape"], row["durability"]) for row in rows} == {
+        (shape, durability) for shape in ("lock-step", "burst") for durability in classes
+    }
+    for row in rows:
+        assert row["watchers"] == 10
+        assert row["deliveries_per_s"] > 0
+        assert 0 < row["generator_share"] <= 1.1
+        assert (row["shape"] == "burst") or (0 < row["p50_ms"] <= row["p99_ms"])
+
+
+def test_idle_streams_are_measured(run: Any) -> None:
+    [row] = run[1]["idle"]
+    assert row["streams"] == 20
+    assert row["core_share"] >= 0
+    assert set(row["by_role"]) == {"front", "shard", "supervisor"}
 
 
 def test_the_machine_and_the_versions_are_kept(run: Any) -> None:

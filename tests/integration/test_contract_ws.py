@@ -182,6 +182,8 @@ def test_where_topics_begin(shared_server: Server, ws: WebSocket) -> None:
         shared_server.write(name, 1, 2, 3)
     reply = ws.ask("subscribe", topic=one, tail=True, topics={two: {"from_seq": 2}, three: {"tail": True}})
     assert {name: row["from_seq"] for name, row in reply["topics"].items()} == {one: 3, two: 2, three: 3}
+    pushes = [ws.next() for _ in range(4)]  # in any order, but for that of one topic
+    assert sorted(message["op"] for message in pushes) == ["caught_up"] * 3 + ["record"]
     # The entry of the map wins over the fields beside it.
     reply = ws.ask("subscribe", topic=one, from_seq=1, topics={one: {"from_seq": 2}})
     assert reply["topics"] == {one: {"from_seq": 2, "head_seq": 3, "earliest_seq": 1}}

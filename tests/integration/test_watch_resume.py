@@ -63,7 +63,7 @@ def test_at_every_frame(
     for cut in range(count + 1):
         session = watch(shared_server, starts, limit=2)
         stream = open_stream(shared_server, session, protocol=protocol)
-        ledger = Ledger(begin)
+        ledger = Ledger(begin, skips=True)  # the last record of one topic is deleted
         for _ in range(cut):
             ledger.take(stream.next())
         stream.close()

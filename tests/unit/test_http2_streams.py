@@ -347,7 +347,7 @@ def test_a_stream_that_would_begin_while_the_server_stops() -> None:
     run(test)
 
 
-@fault("front", "a stream's owner fails as it begins", "that stream is reset; the front goes on")
+@fault("front", "a stream's owner fails as it begins, over HTTP/2", "that stream is reset; the front goes on")
 def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Tap):
         def opened(self, sink: Sink) -> None:

@@ -41,6 +41,8 @@ REQUESTS = (
     schemas.WriteBody,
     schemas.DiffBody,
     schemas.DeleteBody,
+    schemas.StartBody,
+    schemas.WatchBody,
 )
 
 
@@ -153,6 +155,9 @@ def test_the_routes() -> None:
         ("POST", "/v0/topics/{topic}/delete"),
         ("GET", "/v0/topics/{topic}/tags"),
         ("GET", "/v0/topics/{topic}/last"),
+        ("POST", "/v0/watch"),
+        ("GET", "/v0/watch/{wid}"),
+        ("GET", "/v0/ws"),
         ("GET", "/v0/health"),
         ("GET", "/v0/ready"),
         ("GET", "/healthz"),
@@ -172,9 +177,10 @@ def test_operation_ids_are_unique() -> None:
 )
 def test_every_operation_says_how_it_fails(method: str, path: str, operation: dict[str, Any]) -> None:
     statuses = {int(status) for status in operation["responses"]}
-    assert statuses & {200, 201}
+    # What is not a success is an error of ours; a WebSocket begins with 101.
+    assert statuses & {200, 201} or (path, 101 in statuses) == ("/v0/ws", True)
     assert {400, 401, 408, 431, 500} <= statuses
-    assert statuses - {200, 201} <= set(STATUS.values())
+    assert statuses - {101, 200, 201} <= set(STATUS.values())
     if "{topic}" in path:
         assert {403, 429, 503} <= statuses
     assert ({413, 415} <= statuses) == ("requestBody" in operation)
@@ -299,6 +305,29 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.DeleteBody, False, {"keep": 1.5}),
     (schemas.DeleteBody, False, {"before_seq": 5, "erase": None}),
 ]
+# What is beyond the types is checked by the front: the contract tests of watching have it.
+WATCHES: list[tuple[bool, bool, Any]] = [  # fits the schema, fits the types
+    (True, True, {"topics": {"t": {}}}),
+    (True, True, {"topics": {"t": {"from_seq": U64, "tail": True}, "a.*.>": {"tail": True}}}),
+    (True, True, {"topics": {"t": {}}, "node": ["a"], "limit": 2**32 - 1, "max_batch_bytes": U64}),
+    (True, True, {"topics": {"t": {}}, "node": None, "group": None, "consistency": "strong"}),
+    (True, True, {"topics": {"t": {}}, "group": "g" * 128, "node": None, "heartbeat_ms": 0}),
+    (False, False, {}),
+    (False, False, {"topics": None}),
+    (False, False, {"topics": ["t"]}),
+    (False, False, {"topics": {"t": None}}),
+    (False, False, {"topics": {"t": {"from_seq": -1}}}),
+    (False, False, {"topics": {"t": {"tail": 1}}}),
+    (False, False, {"topics": {"t": {}}, "consistency": "none"}),
+    (False, False, {"topics": {"t": {}}, "limit": 2**32}),
+    (False, False, {"topics": {"t": {}}, "heartbeat_ms": None}),
+    (False, False, {"topics": {"t": {}}, "group": 5}),
+    (False, True, {"topics": {}}),
+    (False, True, {"topics": {f"t{i}": {} for i in range(257)}}),
+    (False, True, {"topics": {"t": {}}, "group": ""}),
+    (False, True, {"topics": {"t": {}}, "group": "g" * 129}),
+    (False, True, {"topics": {"t": {}}, "group": "g", "node": "n"}),
+]
 
 
 def sample_id(value: object) -> str:
@@ -336,6 +365,17 @@ def test_the_server_agrees(body: type[msgspec.Struct], accepted: bool, sample: A
     with pytest.raises(TopicsError) as refused:
         read(body, sample)
     assert STATUS[refused.value.code] == 400
+
+
+@pytest.mark.parametrize(("fits", "decodes", "sample"), WATCHES, ids=sample_id)
+def test_watches(fits: bool, decodes: bool, sample: Any) -> None:
+    assert validator("WatchBody").is_valid(sample) == fits
+    try:
+        msgspec.json.decode(json.dumps(sample), type=schemas.WatchBody)
+    except msgspec.ValidationError:
+        assert not decodes
+    else:
+        assert decodes
 
 
 def test_one_known_difference() -> None:
@@ -425,7 +465,7 @@ def test_the_page_names_what_there_is() -> None:
     for body in (*REQUESTS, *responses.BODIES):
         wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
     for _, path, operation in operations():
-        wanted.add(path.replace("{topic}", ":topic"))
+        wanted.add(re.sub(r"\{(\w+)\}", r":\1", path))
         wanted |= {f"`{p['name']}`" for p in operation.get("parameters", []) if p["name"] != "topic"}
     wanted -= {"`error`", "`performance`", "`wal`"}
     assert sorted(name for name in wanted if name not in PAGE) == []

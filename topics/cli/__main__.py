@@ -1,4 +1,4 @@
-"""The `topics` command: starts the server, or checks its data. `python -m topics.cli` is the same."""
+"""The `topics` command: starts the server, checks its data, or follows topics. `python -m topics.cli` is the same."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ usage: topics <command> [arguments]
 commands:
   serve       run the server; it is configured by TOPICS_* variables, `topics serve --help` lists them
   verify      check a data directory that no server uses, and with --repair make it whole again
+  tail        follow topics in the terminal: topics tail 'orders.>'; `topics tail --help`
 
 options:
   --version   print the version
@@ -27,6 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             become("workers", rest)
         case ["verify", *rest]:
             become("workers.verify", rest)
+        case ["tail", *rest]:
+            # Late: whoever starts the server does not need an HTTP client first.
+            from topics.cli import tail
+
+            return tail.main(rest)
         case ["--version"]:
             print(f"topics {topics.__version__}")
         case ["--help" | "-h" | "help"]:

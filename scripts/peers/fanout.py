@@ -1,0 +1,138 @@
+"""One stream and its many watchers: from a write until each has seen it, and what a delivery costs.
+
+In memory alone on all sides (topics' class `ephemeral`, Redis without its log, NATS core), in turns; topics' class `disk`
+beside them. And streams that are open while nothing is written, of topics alone.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from peers.fanout_load import Fanout, drive
+from peers.fanout_protocols import STREAM
+from peers.systems import Fleet, Target, Topics
+from peers.work import FAILURES, Say, settle, warm_up_s
+
+SHAPES = ("lock-step", "burst")
+WATCHERS = (1, 10, 100, 1000)
+IDLE_S = 30.0  # two heartbeats of each stream, whenever it was opened
+OTHER_FILES = 500  # that a process holds beside its streams
+# Sessions outlive their streams by minutes, and one measurement must not run into the caps of the next.
+ENVIRONMENT = {"TOPICS_MAX_WATCH_SESSIONS": "1000000", "TOPICS_MAX_SSE_CONNECTIONS": "100000"}
+
+
+def contenders(folder: str, systems: tuple[str, ...], *, disk: bool = True) -> Fleet:
+    raise_file_limit()
+    fleet = Fleet(folder, systems, ("ephemeral",), **ENVIRONMENT)
+    ours = fleet.targets.get(("topics", "ephemeral"))
+    if disk and isinstance(ours, Topics):
+        fleet.targets["topics", "disk"] = Topics("disk", ours.server)
+    return fleet
+
+
+def measure(
+    fleet: Fleet, shape: str, watchers: int, *, seconds: float, rounds: int, say: Say
+) -> Iterator[dict[str, Any]]:
+    """A row for each contender; one that fails has a row that says so."""
+    targets = list(fleet.targets.values())
+    results: list[list[dict[str, Any]]] = [[] for _ in targets]
+    failures: dict[int, str] = {}
+    for number in range(rounds):
+        turn = number % len(targets)  # so that nobody is always measured after the same other one
+        for i in [*range(turn, len(targets)), *range(turn)]:
+            target = targets[i]
+            if i in failures:
+                continue
+            say(
+                f"fan-out {shape} {watchers} watchers, round {number + 1}, {target.system} {target.durability}"
+            )
+            try:
+                results[i].append(measure_once(target, shape, watchers, seconds))
+            except FAILURES as error:
+                failures[i] = str(error)
+    for i, target in enumerate(targets):
+        row = {
+            "shape": shape,
+            "watchers": watchers,
+            "system": target.system,
+            "durability": target.durability,
+        }
+        if i in failures:
+            yield {"section": "fan-out", **row, "failed": failures[i]}
+        else:
+            yield {**row, **summary(results[i])}
+
+
+def measure_once(target: Target, shape: str, watchers: int, seconds: float) -> dict[str, Any]:
+    target.clear(STREAM)  # what a failure may have left
+    if isinstance(target, Topics):
+        target.make(STREAM)  # a peer's is there with its first record, or never
+    task = Fanout(target.protocol, target.address, shape, watchers, seconds, warm_up_s(seconds))
+    task.pids = target.pids()
+    try:
+        return drive(task)
+    finally:
+        target.clear(STREAM)
+        settle(target)
+
+
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds."""
+    figures = [
+        name
+        for name in ("deliveries_per_s", "writes_per_s", "p50_ms", "p99_ms", "p999_ms")
+        if name in rounds[0]
+    ]
+    return {
+        "rounds": rounds,
+        **{name: round(median([one[name] for one in rounds]), 4) for name in figures},
+        "cpu_us_per_delivery": {
+            role: round(median([one["cpu_s"][role] * 1e6 / max(1, one["count"]) for one in rounds]), 3)
+            for role in rounds[0]["cpu_s"]
+        },
+        "generator_share": round(median([one["cpu_s"]["load"] / one["seconds"] for one in rounds]), 3),
+    }
+
+
+def measure_idle(fleet: Fleet, streams: int, *, seconds: float, say: Say) -> Iterator[dict[str, Any]]:
+    """Processor time of all of topics' processes while many streams are open and nobody writes."""
+    target = fleet.targets.get(("topics", "ephemeral"))
+    if not isinstance(target, Topics):
+        return
+    row: dict[str, Any] = {"system": "topics", "streams": streams}
+    possible = raise_file_limit() - OTHER_FILES
+    if streams > possible:
+        yield {**row, "skipped": f"a process may have {possible + OTHER_FILES} open files here"}
+        return
+    say(f"{streams} idle streams")
+    target.clear(STREAM)
+    target.make(STREAM)
+    task = Fanout(
+        target.protocol, target.address, "idle", streams, seconds, warm_up=2.0, pids=target.server.all_pids()
+    )
+    try:
+        result = drive(task)
+        shares = {role: round(used / result["seconds"], 4) for role, used in result["cpu_s"].items()}
+        own = shares.pop("load")
+        yield {
+            **row,
+            "seconds": result["seconds"],
+            "core_share": round(sum(shares.values()), 4),
+            "by_role": shares,
+            "generator_share": own,
+        }
+    finally:
+        target.clear(STREAM)
+        settle(target)
+
+
+def raise_file_limit() -> int:
+    """As many open files as this process may allow itself; servers that it starts later inherit them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        most = 1 << 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most

@@ -1,0 +1,135 @@
+"""The aims for fan-out, and how the results stand against them: some beside a peer, some of topics alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from peers.compare import OURS, Comparison, Point, find, ratio
+
+MOST_WATCHERS = 1000
+IDLE_STREAMS = 10_000
+FLAT_FROM = 10
+FLAT = 1.2  # what grows by less with a hundred times the watchers counts as flat
+CLASS = "ephemeral"  # the one that keeps what its peers keep: nothing but memory
+
+# A peer as it is called here: without its store, NATS is another thing than in the rest of the page.
+AGAINST = {"redis": "redis", "nats": "nats-core"}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A figure and its bound. `value` is a quotient, or a figure of topics alone; None: it was not measured."""
+
+    what: str
+    bound: float
+    at_most: bool
+    unit: str
+    value: float | None
+    against: str = ""  # a system; empty: a bound of its own
+    ours: float | None = None
+    theirs: float | None = None
+
+    @property
+    def met(self) -> bool:
+        if self.value is None:
+            return False
+        return self.value <= self.bound if self.at_most else self.value >= self.bound
+
+    @property
+    def missed_by(self) -> float:
+        """How far the value lies on the wrong side, as a share of the bound."""
+        return 0.0 if self.value is None or self.met else abs(self.value - self.bound) / self.bound
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "work": self.what,
+            "against": self.against or None,
+            "ours": self.ours,
+            "theirs": self.theirs,
+            "ratio" if self.unit == "×" else "value": self.value,
+            "aim": self.bound,
+            "met": self.met,
+        }
+
+
+def judge(fanout: list[Point], idle: list[Point]) -> list[Held]:
+    """Every aim, also those that were not measured, so that none goes missing unseen."""
+    most = f"{MOST_WATCHERS} watchers"
+    return [
+        _beside_nats(fanout, "lock-step", 1.0, f"{most}, one record at a time: deliveries/s"),
+        _beside_nats(fanout, "burst", 0.5, f"{most}, in bursts: records delivered/s"),
+        _latency(fanout),
+        _growth(fanout),
+        _idle(idle),
+    ]
+
+
+def _beside_nats(fanout: list[Point], shape: str, bound: float, what: str) -> Held:
+    where = {"shape": shape, "watchers": MOST_WATCHERS, "durability": CLASS}
+    ours, theirs = find(fanout, system=OURS, **where), find(fanout, system="nats", **where)
+    return Held(
+        what,
+        bound,
+        at_most=False,
+        unit="×",
+        value=ratio(ours, theirs, "deliveries_per_s") if ours and theirs else None,
+        against="nats",
+        ours=ours["deliveries_per_s"] if ours else None,
+        theirs=theirs["deliveries_per_s"] if theirs else None,
+    )
+
+
+def _latency(fanout: list[Point]) -> Held:
+    row = find(fanout, system=OURS, shape="lock-step", watchers=1, durability=CLASS)
+    p50_ms = row["p50_ms"] if row else None
+    return Held("1 watcher: p50 from write to seen", 1.0, at_most=True, unit="ms", value=p50_ms, ours=p50_ms)
+
+
+def _growth(fanout: list[Point]) -> Held:
+    few, many = (
+        find(fanout, system=OURS, shape="lock-step", watchers=count, durability=CLASS)
+        for count in (FLAT_FROM, MOST_WATCHERS)
+    )
+    growth = server_cost(many) / server_cost(few) if few and many else None
+    what = f"processor time a delivery at {MOST_WATCHERS} watchers, in µs, over that at {FLAT_FROM}"
+    return Held(
+        what,
+        FLAT,
+        at_most=True,
+        unit="×",
+        value=growth,
+        ours=server_cost(many) if many else None,
+    )
+
+
+def _idle(idle: list[Point]) -> Held:
+    row = next((row for row in idle if "core_share" in row and row["streams"] >= IDLE_STREAMS), None)
+    share = row["core_share"] * 100 if row else None
+    what = f"{IDLE_STREAMS:,} idle streams: share of a core"
+    return Held(what, 2.0, at_most=True, unit="%", value=share, ours=share)
+
+
+def server_cost(row: Point) -> float:
+    """Microseconds of all of a server's processes for one delivery."""
+    return float(sum(used for role, used in row["cpu_us_per_delivery"].items() if role != "load"))
+
+
+def comparisons(fanout: list[Point]) -> Iterator[Comparison]:
+    """Ours beside each peer: what is delivered a second, and, where it was timed, p50."""
+    for ours in fanout:
+        if ours["system"] != OURS or ours["durability"] != CLASS:
+            continue
+        where = {key: ours[key] for key in ("shape", "watchers", "durability")}
+        what = f"fan-out, {ours['shape']}, {ours['watchers']} watcher{'s' * (ours['watchers'] > 1)}"
+        for peer, name in AGAINST.items():
+            theirs = find(fanout, system=peer, **where)
+            quotient = ratio(ours, theirs, "deliveries_per_s") if theirs else None
+            if not theirs or quotient is None:
+                continue
+            rates = [f"{one['deliveries_per_s']:,.0f} deliveries/s" for one in (ours, theirs)]
+            yield Comparison(what, name, rates[0], rates[1], quotient)
+            if slower := ratio(ours, theirs, "p50_ms"):
+                times = [f"{one['p50_ms']:.2f} ms" for one in (ours, theirs)]
+                yield Comparison(f"{what}: p50", name, times[0], times[1], 1 / slower)

@@ -1,0 +1,63 @@
+"""A browser for the tests of this folder, and servers that keep their port when they are started again."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser.clients import load_clients, url_of
+from tests.integration.conftest import shared_server, start_server, topic
+from tests.support import browser as browsers
+from tests.support.browser import Browser, Page
+from tests.support.server import Server
+
+__all__ = ["shared_server", "start_server", "topic"]
+
+# Below the ports that the kernel gives to clients: one of these could take the port while the server is away.
+PORTS = range(20_000, 30_000)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    path = browsers.program()
+    if path is None:
+        pytest.skip("NOT TESTED IN A BROWSER: there is no chromium here")
+    with browsers.running(path, tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[[Server], Page]]:
+    """Open pages of a server, with the clients of page.js in them; they are closed when the test ends."""
+    with contextlib.ExitStack() as pages:
+
+        def open_one(server: Server) -> Page:
+            page = pages.enter_context(browser.page(url_of(server)))
+            load_clients(page)
+            return page
+
+        yield open_one
+
+
+@pytest.fixture
+def start_lasting_server(start_server: Callable[..., Server]) -> Callable[..., Server]:
+    """Like start_server; `start` after a stop or a kill serves the same port."""
+
+    def start(**environment: str) -> Server:
+        options: dict[str, Any] = {"environment": {"TOPICS_PORT": str(_free_port()), **environment}}
+        return start_server(**options)
+
+    return start
+
+
+def _free_port() -> int:
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no port of {PORTS} is free")

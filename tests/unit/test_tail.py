@@ -1,0 +1,470 @@
+"""`topics tail`: what its lines look like, and what it does when a stream breaks, ends, or its session is forgotten.
+
+Method: formats and the reader of events are called; the rest runs against a server that follows a script, over a real
+socket, and the requests that it got are looked at.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from tests.support.event_server import Answer, EventServer, event, made, records, refusal, serving
+from topics.cli import lines
+from topics.cli.event_stream import Event, EventReader
+from topics.cli.following import Following, Wanted, is_pattern
+from topics.cli.server import Server
+from topics.cli.tail import FAILED, OK, UNREACHABLE, Stop, Tail
+from topics.watching import WATCH_TOPICS_MAX
+
+ROOT = Path(__file__).resolve().parents[2]
+SOON = b"retry: 1\n\n"
+
+
+# -- lines -------------------------------------------------------------------------------------------------
+
+RECORD = Raw(b'{"$seq":7,"$ts":1700000000123,"$tag":"eu","data":{"b": 1.0,"a":18446744073709551615}}')
+BYTES = Raw(b'{"$seq":7,"$ts":1700000000123,"$encoding":"base64","data":"AAH/"}')
+
+
+def test_a_line_for_people() -> None:
+    shown = b'orders.eu 7 2023-11-14T22:13:20.123Z {"b": 1.0,"a":18446744073709551615}\n'
+    assert lines.human("orders.eu", RECORD) == shown
+    assert lines.human("orders.eu", BYTES) == b"orders.eu 7 2023-11-14T22:13:20.123Z base64:AAH/\n"
+
+
+def test_a_time_that_no_calendar_has_is_shown_as_it_is() -> None:
+    record = Raw(b'{"$seq":1,"$ts":18446744073709551615,"data":null}')
+    assert lines.human("t", record) == b"t 1 18446744073709551615 null\n"
+
+
+def test_json_keeps_every_byte_of_the_record() -> None:
+    line = lines.as_json("orders.eu", RECORD)
+    assert line == b'{"topic":"orders.eu",' + bytes(RECORD)[1:] + b"\n"
+    assert json.loads(line)["topic"] == "orders.eu"
+
+
+def test_raw_is_data_alone() -> None:
+    assert lines.data_only("t", RECORD) == b'{"b": 1.0,"a":18446744073709551615}\n'
+    assert lines.data_only("t", BYTES) == b'"AAH/"\n'
+
+
+def test_a_terminal_gets_colours_and_obeys_no_record() -> None:
+    record = Raw('{"$seq":1,"$ts":0,"data":"\x9b2J\x7f ü"}'.encode())
+    line = lines.coloured("orders", record).decode()
+    assert line.endswith('"\\u009b2J\\u007f ü"\n')
+    assert line.startswith("\x1b[")
+    assert lines.coloured("orders", record) == lines.coloured("orders", record)
+
+
+# -- events ------------------------------------------------------------------------------------------------
+
+
+def read(reader: EventReader, text: bytes) -> list[Event]:
+    found = [reader.line(line) for line in io.BytesIO(text)]
+    return [event for event in found if event is not None]
+
+
+def test_frames_become_events() -> None:
+    reader = EventReader()
+    text = (
+        b"retry: 50\n\n: hb 1\n\nevent: record\nid: abc\ndata: {}\n\nevent: caught-up\nid: abd\ndata: 1\n\n"
+    )
+    assert read(reader, text) == [Event("record", b"{}"), Event("caught-up", b"1")]
+    assert (reader.retry_ms, reader.last_id) == (50, "abd")
+
+
+def test_an_event_without_an_id_keeps_the_one_before() -> None:
+    reader = EventReader()
+    read(reader, b"event: record\nid: abc\ndata: 1\n\nevent: error\ndata: 2\n\n")
+    assert reader.last_id == "abc"
+
+
+def test_what_is_cut_off_has_not_happened() -> None:
+    reader = EventReader()
+    assert read(reader, b"id: a\ndata: 1\n\nevent: record\nid: b\ndata: 2\n") == [Event("message", b"1")]
+    assert reader.last_id == "a"
+    reader.forget()
+    assert read(reader, b"data: 3\n\n") == [Event("message", b"3")]
+    assert reader.last_id == "a"
+
+
+def test_other_line_ends_several_data_lines_and_unknown_fields() -> None:
+    assert read(EventReader(), b"data:1\r\ndata: 2\r\nnews: 3\r\nretry: soon\r\n\r\n") == [
+        Event("message", b"1\n2")
+    ]
+
+
+# -- where it stands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("orders", False),
+        ("orders.*", True),
+        ("*.eu", True),
+        (">", True),
+        ("a.>", True),
+        ("a*", False),
+        (">x", False),
+    ],
+)
+def test_patterns(name: str, wanted: bool) -> None:
+    assert is_pattern(name) == wanted
+
+
+def test_a_tail_asks_for_what_comes_or_for_what_comes_after_a_seq() -> None:
+    assert Following(Wanted(("a", "b.>"))).body() == {"topics": {"a": {"tail": True}, "b.>": {"tail": True}}}
+    assert Following(Wanted(("a",), from_seq=5, group="g", limit=3, include_tags=True)).body() == {
+        "topics": {"a": {"from_seq": 5}},
+        "group": "g",
+        "limit": 3,
+        "include_tags": True,
+    }
+
+
+def test_later_it_asks_from_its_cursors_and_for_all_of_new_topics() -> None:
+    following = Following(Wanted(("a", "b.>")))
+    following.begin(made(**{"a": 4, "b.x": 2, "b.y": 0}).body)
+    following.moved("a", 9)
+    following.ended("b.y")
+    assert following.body()["topics"] == {
+        "b.>": {"from_seq": 0},
+        "b.x": {"from_seq": 2},
+        "a": {"from_seq": 9},
+    }
+
+
+def test_topics_that_no_request_can_name_go_on_with_what_comes() -> None:
+    following = Following(Wanted((">",)))
+    cursors = {f"t{i}": 1 for i in range(WATCH_TOPICS_MAX + 9)}
+    following.begin(made(**cursors).body)
+    following.moved("t0", 5)
+    asked = following.body()["topics"]
+    assert len(asked) == WATCH_TOPICS_MAX
+    assert asked[">"] == {"tail": True}
+    assert asked["t0"] == {"from_seq": 5}
+    assert following.begin(made(**cursors).body).unnamed == 10
+
+
+# -- over a socket -----------------------------------------------------------------------------------------
+
+
+class Run:
+    """A tail that has ended."""
+
+    def __init__(self, server: EventServer, *names: str, count: int | None = None, **wanted: Any) -> None:
+        self.out, self.told = io.BytesIO(), list[str]()
+        tail = Tail(
+            Server(server.url),
+            Wanted(names or ("t",), **wanted),
+            lines.data_only,
+            self.out,
+            self.told.append,
+            count,
+        )
+        with pytest.raises(Stop) as stop:
+            tail.run()
+        self.code, self.reason = stop.value.code, str(stop.value)
+
+    @property
+    def shown(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.getvalue().splitlines()]
+
+
+def test_it_shows_records_and_stops_after_so_many() -> None:
+    stream = SOON + records("t", "a", 1, 1, 2) + event("caught-up", "a", topic="t", head_seq=2)
+    with serving(made(t=0), Answer(body=stream + records("t", "b", 3, 3, 4), holds=True)) as server:
+        run = Run(server, count=3)
+    assert (run.code, run.shown, run.told) == (OK, [1, 2, 3], [])
+
+
+def test_a_broken_stream_goes_on_from_the_last_whole_event() -> None:
+    cut = records("t", "b", 2, "half")[:-1]
+    with serving(
+        made(t=0),
+        Answer(body=SOON + records("t", "a", 1, 1) + cut),
+        Answer(body=SOON + records("t", "b", 2, 2), holds=True),
+    ) as server:
+        run = Run(server, count=2)
+    assert run.shown == [1, 2]
+    assert server.ids == [None, "a"]
+    assert run.told == ["the connection broke; trying again every 0.001 s", "following again"]
+
+
+def test_a_forgotten_session_is_made_again_from_the_cursors() -> None:
+    with serving(
+        made(t=0),
+        Answer(body=SOON + records("t", "a", 1, 1)),
+        refusal(404, "not_found"),
+        made("wid_2", t=1),
+        Answer(body=SOON + records("t", "z", 2, 2), holds=True),
+    ) as server:
+        run = Run(server, count=2)
+    assert run.shown == [1, 2]
+    assert server.bodies == [{"topics": {"t": {"tail": True}}}, {"topics": {"t": {"from_seq": 1}}}]
+    assert [asked.path for asked in server.asked][-2:] == ["/v0/watch?lenient=true", "/v0/watch/wid_2"]
+    assert server.ids == [None, "a", None]
+
+
+def test_a_server_that_forgets_at_once_is_asked_after_a_pause() -> None:
+    with serving(
+        made(t=0),
+        Answer(body=SOON),
+        refusal(404, "not_found"),
+        made("wid_2", t=0),
+        refusal(404, "not_found", "no such watch"),
+        made("wid_3", t=0),
+        Answer(body=records("t", "a", 1, 1), holds=True),
+    ) as server:
+        run = Run(server, count=1)
+    assert run.shown == [1]
+    assert len(server.asked) == 7
+
+
+def test_gaps_and_deleted_topics_are_told() -> None:
+    gap = {"topic": "t", "earliest_seq": 5, "head_seq": 9}
+    stream = (
+        event("tombstone", "a", reason="cap", gap_from=1, gap_to=4, **gap)
+        + event("tombstone", "b", reason="crash", gap_from=6, gap_to=6, **gap)
+        + event("tombstone", "c", reason="recreated", gap_from=1, gap_to=0, **gap)
+        + event("topic-deleted", "d", topic="t", head_seq=0, reason="deleted")
+    )
+    with serving(made(t=0), Answer(body=stream)) as server:
+        run = Run(server)
+    assert run.told == [
+        "t: records 1 to 4 are gone (cap)",
+        "t: record 6 is gone (crash)",
+        "t was deleted and made again; following the new one",
+        "t was deleted",
+    ]
+    assert (run.code, run.reason) == (FAILED, "nothing is left to follow")
+
+
+def test_a_gap_moves_the_cursor_also_back() -> None:
+    gap = {"reason": "recreated", "gap_from": 1, "gap_to": 0, "earliest_seq": 1, "head_seq": 0}
+    with serving(
+        made(t=9),
+        Answer(body=SOON + event("tombstone", "a", topic="t", **gap)),
+        refusal(404, "not_found"),
+        made(t=0),
+        Answer(body=records("t", "b", 1, 1), holds=True),
+    ) as server:
+        Run(server, count=1)
+    assert server.bodies[1]["topics"] == {"t": {"from_seq": 0}}
+
+
+def test_a_pattern_outlives_its_topics() -> None:
+    deleted = event("topic-deleted", "a", topic="o.a", head_seq=0, reason="deleted")
+    with serving(
+        made(**{"o.a": 0}), Answer(body=SOON + deleted + records("o.b", "b", 1, 1), holds=True)
+    ) as server:
+        run = Run(server, "o.>", count=1)
+    assert (run.code, run.shown) == (OK, [1])
+
+
+def test_a_topic_deleted_while_nobody_looked() -> None:
+    with serving(
+        made(a=1, b=1),
+        Answer(body=SOON),
+        refusal(404, "not_found"),
+        made(b=1),
+        Answer(body=records("b", "x", 2, 2), holds=True),
+    ) as server:
+        run = Run(server, "a", "b", count=1)
+    assert run.shown == [2]
+    assert "a was deleted" in run.told
+
+
+@pytest.mark.parametrize("status", [502, 503, 429])
+def test_a_server_that_is_not_ready_is_asked_again(status: int) -> None:
+    with serving(
+        made(t=0),
+        Answer(body=SOON + records("t", "a", 1, 1)),
+        refusal(status, "not_ready", "not ready yet"),
+        Answer(body=records("t", "b", 2, 2), holds=True),
+    ) as server:
+        assert Run(server, count=2).shown == [1, 2]
+    assert server.ids == [None, "a", "a"]
+
+
+def test_why_a_stream_ended_is_told() -> None:
+    bye = event("error", code="server_shutting_down", error="stopping", message="the server is stopping")
+    advice = event("error", code=429, error="slow down", message="slow down", retry_after_ms=5, topics=["t"])
+    with serving(
+        made(t=0), Answer(body=SOON + advice + bye), Answer(body=records("t", "a", 1, 1), holds=True)
+    ) as server:
+        run = Run(server, count=1)
+    assert run.told == [
+        "slow down",
+        "the server is stopping; trying again every 0.001 s",
+        "following again",
+    ]
+
+
+def test_a_session_that_is_gone_while_it_streams() -> None:
+    gone = event("error", code=410, error="gone", message="gone")
+    with serving(
+        made(t=3), Answer(body=SOON + gone), made(t=3), Answer(body=records("t", "a", 4, 4), holds=True)
+    ) as server:
+        assert Run(server, count=1).shown == [4]
+    assert server.bodies[1]["topics"] == {"t": {"from_seq": 3}}
+
+
+def test_a_stream_that_somebody_else_took_over_is_not_taken_back() -> None:
+    over = event("error", code="taken_over", error="taken over", message="taken over")
+    with serving(made(t=0), Answer(body=SOON + over)) as server:
+        run = Run(server)
+    assert (run.code, run.reason) == (FAILED, "taken over")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (refusal(404, "topic_not_found", "topic 't' does not exist"), "topic 't' does not exist"),
+        (refusal(401, "unauthorized", "send a key"), "send a key"),
+        (refusal(429, "throttled", "too many"), "too many"),
+        (Answer(200, b"hello"), "it does not answer like a topics server"),
+        (Answer(418, b"<html>"), "it answers 418 I'm a Teapot, and not like a topics server"),
+    ],
+)
+def test_a_refusal_ends_it(answer: Answer, told: str) -> None:
+    with serving(answer) as server:
+        run = Run(server)
+    assert (run.code, run.reason) == (FAILED, f"{server.url}: {told}")
+
+
+def test_an_event_that_is_none_of_ours_ends_it() -> None:
+    with serving(made(t=0), Answer(body=event("record", "a", later=1))) as server:
+        assert Run(server).code == FAILED
+
+
+def test_events_of_later_versions_are_ignored() -> None:
+    stream = event("weather", "a", sky="grey") + records("t", "b", 1, 1)
+    with serving(made(t=0), Answer(body=stream, holds=True)) as server:
+        assert Run(server, count=1).shown == [1]
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str, **environment: str) -> list[str]:
+    return [
+        "env",
+        *(f"{name}={value}" for name, value in environment.items()),
+        sys.executable,
+        "-m",
+        "topics.cli",
+        "tail",
+        *arguments,
+    ]
+
+
+def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments, **environment), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_command_reads_its_environment() -> None:
+    with serving(made(t=0), Answer(body=records("t", "a", 1, {"n": 1}), holds=True)) as server:
+        done = run_command("t", "--count", "1", TOPICS_URL=server.url, TOPICS_API_KEY="secret")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == 't 1 2023-11-14T22:13:20.000Z {"n": 1}\n'
+    assert [asked.authorization for asked in server.asked] == ["Bearer secret"] * 2
+
+
+def test_options_are_put_into_the_request() -> None:
+    with serving(made(t=0), Answer(body=records("t", "a", 1, 5), holds=True)) as server:
+        done = run_command("t", "--json", "--all", "--group", "g", "--count", "1", "--url", server.url)
+    assert json.loads(done.stdout) == {"topic": "t", "$seq": 1, "$ts": 1_700_000_000_000, "data": 5}
+    assert server.bodies == [
+        {"topics": {"t": {"from_seq": 0}}, "group": "g", "limit": 1, "include_tags": True}
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["t", "--count", "0"], ["t", "--from", "-1"], ["t", "--all", "--from", "3"], ["t", "--json", "--raw"],
+     ["t", "--url", "ftp://x"], ["t", "--url", "http://x:port"], ["t", "--key", "a\nb"]],
+)  # fmt: skip
+def test_wrong_arguments(arguments: list[str]) -> None:
+    done = run_command(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr
+
+
+def test_a_server_that_is_not_there() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        done = run_command("t", "--url", url)
+    assert done.returncode == UNREACHABLE
+    assert done.stderr == (
+        f"topics tail: cannot reach {url}: connection refused. "
+        "Start a server with `topics serve`, or say where it is with --url or TOPICS_URL\n"
+    )
+
+
+def test_ctrl_c_ends_it_quietly() -> None:
+    with serving(made(t=0), Answer(body=records("t", "a", 1, 1), holds=True)) as server:
+        tail = subprocess.Popen(
+            command("t", "--raw", "--url", server.url),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == b"1\n"  # it came through a pipe while the stream goes on
+        tail.send_signal(signal.SIGINT)
+        out, err = tail.communicate(timeout=30)
+    assert (tail.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("last_words", [records("t", "b", 2, 2), b": hb 1\n\n"])
+def test_a_reader_that_goes_away_ends_it_quietly(last_words: bytes) -> None:
+    with serving(
+        made(t=0), Answer(body=SOON + records("t", "a", 1, 1)), Answer(body=last_words, holds=True)
+    ) as server:
+        tail = subprocess.Popen(
+            command("t", "--raw", "--url", server.url),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        assert tail.stdout.readline() == b"1\n"
+        tail.stdout.close()
+        assert b"Traceback" not in tail.stderr.read()
+        assert tail.wait(30) == 0
+        tail.stderr.close()
+
+
+def test_colours_are_for_terminals() -> None:
+    for environment, wanted in ({}, b"\x1b["), ({"NO_COLOR": "1"}, b"t 1 2023"):
+        ours, theirs = pty.openpty()
+        with serving(made(t=0), Answer(body=records("t", "a", 1, 1), holds=True)) as server:
+            subprocess.run(
+                command("t", "--count", "1", "--url", server.url, **environment),
+                cwd=ROOT,
+                stdout=theirs,
+                timeout=60,
+                check=True,
+            )
+        assert os.read(ours, 1000).startswith(wanted)
+        os.close(ours)
+        os.close(theirs)

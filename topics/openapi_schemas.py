@@ -1,0 +1,237 @@
+"""The schemas of the OpenAPI document, made from the types that check the bodies.
+
+What those types cannot say (lengths, which fields go together) is added here, and only as far as JSON Schema can tell
+the truth: a length limit counts UTF-8 bytes, `maxLength` characters, so it refuses nothing that the server takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import NODEFAULT
+
+from topics import responses, schemas
+from topics.engine import limits
+from topics.watching import STREAM_TOPICS_MAX, WATCH_TOPICS_MAX
+
+Json: TypeAlias = dict[str, Any]
+
+REF = "#/components/schemas/{name}"
+TOPIC_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
+BASE64_PATTERN = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+# Tokens between dots; only the last may be a lone `>`.
+SUBJECT_PATTERN = r"^(?:(?:[^.>]|[^.][^.]+)\.)*[^.]+$"
+TAG_CHARACTERS_MAX = 256
+META_KEYS_MAX = 64
+SEQS_MAX = 10_000
+GROUP_BYTES_MAX = 128
+
+CONFIG_TEXT = {
+    "type": "Fixed when the topic is created.",
+    "ttl_ms": "Records older than this are no longer delivered; 0: no limit.",
+    "cap_records": "Most records that are kept; 0: no limit.",
+    "cap_bytes": "Most bytes that are kept; 0: no limit.",
+    "discard": "At a cap: drop the oldest, or refuse the write with 422.",
+    "durability": "When a write is acknowledged. It wins over `durable`.",
+    "priority": "Clamped to -1000 to 1000 when used.",
+    "auto_priority": "Priority by recent reads, when `priority` is null.",
+    "auto_create": "Whether a write without `create` may create the topic.",
+    "idempotency_window_ms": "How long an idempotency key is remembered; 0: not at all.",
+    "dedupe_node": "false: readers get the records of their own node too.",
+    "lease_ms": "Queues. Clamped to 100 to 86400000.",
+    "claim_jitter_ms": "Queues. Clamped to at most 5000.",
+    "max_deliveries": "Queues. 0: no limit.",
+    "dead_letter": "Queues. A topic name, not the queue's own.",
+    "leases_durable": "Queues.",
+    "cap_per_tag": "Most records of one tag that are kept; 0: no limit.",
+    "max_record_bytes": "Most bytes of one record, if less than the server's limit; 0: the server's limit.",
+}
+DURABLE_TEXT = "Read when `durability` is absent: true means `fsync`, false means `disk`."
+
+FIELD_TEXT: dict[str, dict[str, str]] = {
+    "ConfigBody": CONFIG_TEXT | {"durable": DURABLE_TEXT},
+    "Config": CONFIG_TEXT,
+    "RecordBody": {
+        "data": "Any JSON value, `null` included; it is returned as it came.",
+        "tag": "At most 256 bytes of UTF-8.",
+        "node": "Who wrote it; at most 128 bytes of UTF-8. Default: the write's `node`.",
+        "meta": "Small headers: at most 16 KiB of compact JSON, an object of at most 64 keys.",
+        "ttl_ms": "The record's own time to live; when it ends the record goes silently. 0: none.",
+        "data_base64": "Bytes instead of `data`, without `meta`: in all records of a write or in none.",
+    },
+    "TagLastSeq": {"tag": "Exactly this tag.", "seq": "Seq of its newest record; 0: it has none."},
+    "WriteBody": {
+        "records": "1 to 10000; they get consecutive seqs in this order.",
+        "node": "For records without one; at most 128 bytes of UTF-8.",
+        "idempotency_key": "1 to 256 bytes of UTF-8; it wins over the header `Idempotency-Key`.",
+        "create": "What to do when the topic does not exist: create it, or answer 404. Default: `config.auto_create`.",
+        "config": "Used if this write creates the topic; it then needs the scope `admin`.",
+        "disable_backpressure": "For later versions; changes nothing yet.",
+        "if_last_seq": "Write only if this is the topic's head; 0: if it has no records yet.",
+        "if_tag_last_seq": "Write only if this is the newest seq of a tag.",
+    },
+    "DiffBody": {
+        "from_seq": "Records after this seq.",
+        "limit": "0 means 256; more than 1000 means 1000. For frames: up to 1000000, and as many as fit when absent.",
+        "node": "Leave out records of these nodes.",
+        "include_tags": "Whether records show `$tag`.",
+        "include_meta": "Whether records show `meta`.",
+        "include_data": "Whether records show `data`.",
+        "wait_ms": "How long to wait for a record when there is none; at most 30000.",
+        "max_batch_bytes": "Record bytes of the page, but at least one record. 0 means 1 MiB (frames: 8 MiB); "
+        "at most 8 MiB.",
+        "tag": "Only records whose tag matches.",
+        "from_ts": "Only records written at this time or later, in milliseconds since the Unix epoch.",
+    },
+    "DeleteBody": {
+        "before_seq": "Records with a smaller seq.",
+        "match": "Records whose tag matches.",
+        "seqs": "These records; at most 10000.",
+        "keep": "All but the newest so many; of each tag, when `match` is given.",
+        "erase": "Overwrite the bytes on disk before answering.",
+    },
+    "StartBody": {
+        "from_seq": "Records after this seq.",
+        "tail": "Only what comes from now on; it wins over `from_seq`.",
+    },
+    "WatchBody": {
+        "topics": f"1 to {WATCH_TOPICS_MAX} names of topics, or patterns of names, and where each begins. A pattern has a token `*` (any "
+        f"one token) or a last token `>` (one or more), and covers later topics too; {STREAM_TOPICS_MAX} topics in all.",
+        "node": "Leave out records of these nodes.",
+        "limit": "Most records of an event; 0 means 256, more than 1000 means 1000.",
+        "max_batch_bytes": "Record bytes of an event, but at least one record. 0 means 1 MiB; at most 8 MiB.",
+        "heartbeat_ms": "A stream says something at least this often; clamped to 1000 to 60000.",
+        "include_data": "Whether records show `data`.",
+        "include_meta": "Whether records show `meta`.",
+        "include_tags": "Whether records show `$tag`.",
+        "consistency": "`strong`: only what is synced to disk.",
+        "group": "1 to 128 bytes of UTF-8; not together with `node`. Members of a group share: each record goes to exactly one of them.",
+    },
+}
+
+# Limits by component and field. `pattern` and the lengths concern strings only, so `null` passes where it may.
+_LIMITS: dict[str, dict[str, Json]] = {
+    "ConfigBody": {"dead_letter": {"pattern": TOPIC_PATTERN}},
+    "RecordBody": {
+        "tag": {"maxLength": TAG_CHARACTERS_MAX},
+        "node": {"maxLength": limits.NODE_BYTES_MAX},
+        "meta": {"maxProperties": META_KEYS_MAX},
+        "data_base64": {
+            "contentEncoding": "base64",
+            "pattern": BASE64_PATTERN,
+            "maxLength": -(-limits.RECORD_BYTES_MAX // 3) * 4,
+        },
+    },
+    "WriteBody": {
+        "records": {"minItems": 1, "maxItems": limits.BATCH_RECORDS_MAX},
+        "node": {"maxLength": limits.NODE_BYTES_MAX},
+        "idempotency_key": {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX},
+    },
+    "DeleteBody": {"seqs": {"maxItems": SEQS_MAX}},
+    "WatchBody": {
+        "topics": {"minProperties": 1, "maxProperties": WATCH_TOPICS_MAX},
+        "group": {"minLength": 1, "maxLength": GROUP_BYTES_MAX},
+    },
+}
+
+
+def components() -> Json:
+    """Every schema, by its name."""
+    record = _without_raw_default(schemas.RecordBody)
+    write = _copy(schemas.WriteBody, records=list[record])  # type: ignore[valid-type]
+    types = [
+        schemas.ConfigBody,
+        record,
+        write,
+        schemas.DiffBody,
+        schemas.DeleteBody,
+        schemas.WatchBody,
+        *responses.BODIES,
+    ]
+    _, found = msgspec.json.schema_components(types, ref_template=REF)
+    for name, texts in FIELD_TEXT.items():
+        for field, text in texts.items():
+            found[name]["properties"][field].setdefault("description", text)
+    for name, fields in _LIMITS.items():
+        for field, bounds in fields.items():
+            found[name]["properties"][field] |= bounds
+    _narrow(found)
+    return dict(sorted(found.items()))
+
+
+def _without_raw_default(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A copy whose Raw fields have no default: msgspec cannot write such a default into a schema."""
+    return _copy(
+        body, **{f.name: f.type for f in msgspec.structs.fields(body) if isinstance(f.default, msgspec.Raw)}
+    )
+
+
+def _copy(body: type[msgspec.Struct], **types: Any) -> type[msgspec.Struct]:
+    """The same struct with other types for some fields, which lose their default."""
+    fields: list[Any] = []
+    for f in msgspec.structs.fields(body):
+        if f.name in types:
+            fields.append((f.name, types[f.name]))
+        elif f.default is not NODEFAULT:
+            fields.append((f.name, f.type, f.default))
+        else:
+            fields.append((f.name, f.type))
+    return msgspec.defstruct(body.__name__, fields, namespace={"__doc__": body.__doc__}, kw_only=True)
+
+
+def _narrow(found: Json) -> None:
+    """Which fields go together."""
+    record, write, delete = found["RecordBody"], found["WriteBody"], found["DeleteBody"]
+    absent, text = {"type": "null"}, {"type": "string"}
+    record.pop("required", None)
+    record["anyOf"] = [
+        {"required": ["data"], "properties": {"data_base64": absent}},
+        {
+            "required": ["data_base64"],
+            "properties": {"data_base64": text, "data": False, "meta": absent},
+        },
+    ]
+    write["properties"]["records"]["anyOf"] = [
+        {"items": {"properties": {"data_base64": absent}}},
+        {"items": {"required": ["data_base64"], "properties": {"data_base64": text}}},
+    ]
+    delete["anyOf"] = [
+        {"required": [name], "properties": {name: {"not": absent}}}
+        for name in ("before_seq", "match", "seqs", "keep")
+    ]
+    found["WatchBody"]["not"] = {
+        "required": ["group", "node"],
+        "properties": {"group": text, "node": {"not": absent}},
+    }
+    for body, field, name in (("DiffBody", "tag", "ReadPredicate"), ("DeleteBody", "match", "TagPredicate")):
+        properties = found[body]["properties"]
+        # A bare reference beside `null`; the description stays with the field.
+        properties[field] = {
+            "anyOf": [{"$ref": REF.format(name=name)}, absent],
+            "default": None,
+            "description": FIELD_TEXT[body][field],
+        }
+    forms = {"Eq": text, "Glob": text | {"pattern": "[*]$"}, "Subject": text | {"pattern": SUBJECT_PATTERN}}
+    found["TagPredicate"] = _predicate({op: forms[op] for op in ("Eq", "Glob")})
+    found["ReadPredicate"] = _predicate(forms)
+
+
+def _predicate(forms: dict[str, Json]) -> Json:
+    tuples = [
+        {
+            "type": "array",
+            "prefixItems": [{"const": "tag"}, {"const": op}, value],
+            "items": False,
+            "minItems": 3,
+            "maxItems": 3,
+        }
+        for op, value in forms.items()
+    ]
+    text = 'A tag; a prefix and a final `*`; or `["tag", op, value]`: `Eq` is the tag itself, `Glob` a prefix and a final `*`'
+    if "Subject" in forms:
+        text += ", `Subject` a dotted pattern where `*` stands for one token and a final `>` for one or more"
+    return {
+        "description": text + ". Records without a tag never match.",
+        "anyOf": [{"type": "string"}, *tuples],
+    }
