@@ -280,8 +280,8 @@ def test_a_stop_ends_streams_with_a_word(start_server: Callable[..., Server]) ->
     for stream in streams:
         [error] = stream.rest()
         assert (error.event, error.data["code"]) == ("error", "server_shutting_down")
-    error = talk.next()
-    assert (error["op"], error["code"]) == ("error", "server_shutting_down")
+    last = talk.next()
+    assert (last["op"], last["code"]) == ("error", "server_shutting_down")
     with pytest.raises(Closed):
         talk.next()
     assert server.process.wait(30) == 0

@@ -142,6 +142,33 @@ def test_a_restart_changes_nothing_about_the_cap(shard: int) -> None:
     assert [create(made, s, "more") for s in range(3)] == [429, 429, 429]
 
 
+@fault(
+    "disk",
+    "the sync of a topic's creation fails, and the restart finds the topic in the log",
+    "it had kept its place under the cap: no other topic has taken it",
+)
+def test_what_may_come_back_keeps_its_place() -> None:
+    made = cluster(2, max_topics=3)
+    fill(made, 2)
+    rig = made.rig(1)
+    key = rig.receive(wire.PUT_TOPIC, "perhaps", {"durability": "fsync"})
+    for _ in range(4):  # until the shard has its grant, and the creation is written
+        while made.carry():
+            pass
+        rig.turn()
+    [sync] = [job for job in rig.jobs if job.kind == "sync"]
+    rig.jobs.remove(sync)
+    rig._take(rig.core.finish(sync, OSError(5, "broken"), 0.0))
+    made.rest()
+    assert error_of(rig.replies[key])["detail"]["outcome"] == "unknown"
+    assert create(made, 0, "another") == 429
+    made.kill(1)
+    made.start(1)
+    made.rest()
+    assert "perhaps" in made.rig(1).core.engine.shard.published
+    assert made.used()[0] == 3
+
+
 @fault("link", "news of a worker's death come after its successor reported", "the successor is not shut out")
 def test_news_of_a_death_that_come_after_the_successor_s_report_do_not_shut_it_out() -> None:
     made = cluster(2, max_topics=10)

@@ -381,7 +381,10 @@ class Engine:
         shard.erase_requests = []
         if not self._task_blocked:
             self._close_task()  # else when its job has come back: another thread is in the middle of it
+        topics, size = len(shard.staged), shard.bytes_live
         shard.discard_staged()
+        shard.topics_unknown = max(0, topics - len(shard.staged))
+        shard.bytes_unknown = max(0, size - shard.bytes_live)
         if log_failed:
             self.checkpointer.note_latch()
         for op in logged + staged:

@@ -78,6 +78,9 @@ class Staging:
         # This shard's shares of the caps over all shards; None: the configured caps are its own.
         self.topics_granted: int | None = None
         self.bytes_granted: int | None = None
+        # What a failed commit may have left in the log, and a restart may bring back: it keeps its share of the caps.
+        self.topics_unknown = 0
+        self.bytes_unknown = 0
         self._class_counts: dict[str, int] | None = None
         self.ram_bytes = 0
         self.read_only: str | None = None
