@@ -124,7 +124,7 @@ class Sub:
         self.piece: bytes | None = None  # of the event id, while the cursor stays
         self.read = 0  # number of the read that is under way
         self.unfed = 0  # pages of a group that the client has not taken
-        self.seen = 0  # where it knows its group to have been
+        self.seen = 0  # where it knows its group to have been: what it was dealt last
 
 
 class Watcher:
@@ -220,7 +220,6 @@ class Fanout:
         if topic in watcher.subs:
             self.unsubscribe(watcher, topic)
         sub = Sub(watcher, topic, cursor, by_pattern=by_pattern)
-        sub.seen = cursor
         watcher.subs[topic] = sub
         feed = None if group is not None else self._feeds.get((topic, options))
         if feed is None:

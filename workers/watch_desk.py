@@ -140,6 +140,8 @@ class WatchDesk:
         self.sessions.front_gone(peer, self._wall_ms())
         for key in [key for key in self._look_outs if key[0] == peer]:
             self._end_look_out(key)
+        for wid in {opening.request.wid for opening in self._opening}:
+            self._open_again(wid)  # the stream that it waited for may have been there
 
     def streams_elsewhere(self, peer: bytes) -> int:
         """Open streams of all other fronts."""
