@@ -505,11 +505,13 @@ class Fanout:
         watcher = sub.watcher
         watcher.reads -= 1
         self._reading_bytes -= cost
-        sub.read = 0
+        refused_at_once, sub.read = sub.read == -1, 0
         if sub.feed is feed and not watcher.is_closed:
             self._read_ended(sub, feed, reply)
-            self._pump(watcher)
-        self._serve_starved()
+            if not refused_at_once:  # else `_pump` has called, and goes on by itself
+                self._pump(watcher)
+        if not refused_at_once:
+            self._serve_starved()
 
     def _read_ended(self, sub: Sub, feed: Feed, reply: wire.Reply) -> None:
         if reply.status == 404:

@@ -211,6 +211,8 @@ class SocketWatcher(Watcher):
         )
 
         def subscribed(found: Resolved) -> None:
+            if self.is_closed:
+                return  # the client has gone meanwhile
             new = sum(name not in self.subs for name in found.topics)
             if len(self.subs) + new > STREAM_TOPICS_MAX:
                 self._refuse(
