@@ -43,6 +43,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     services = Services(client.core, settings, now_us, topics.__version__, arguments.started_us)
     services.open_desk(lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000)
     server = Server(services, loop)
+    services.desk.fanout.buffered_bytes = server.buffered_bytes
     ended = asyncio.Event()
 
     def on_message(message: Message) -> None:

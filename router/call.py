@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +34,7 @@ class Services:
     version: str
     started_us: int
     draining: bool = False
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes
     # What streams need; see `open_desk`.
     later: Later = field(init=False)
     desk: StreamsDesk = field(init=False)

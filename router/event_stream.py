@@ -55,10 +55,13 @@ class EventStream(Watcher):
         self._write(sse.RETRY)
         spec = self._spec
         self._desk.opened(self)
+        subs: list[Sub] = []
         for topic, cursor in self._starts.items():
-            self.fanout.subscribe(
-                self, topic, cursor, spec.options, group=spec.group, by_pattern=self._is_by_pattern(topic)
-            )
+            by_pattern = self._is_by_pattern(topic)
+            if not by_pattern or self._covers(topic):
+                subs.append(self.fanout.add(self, topic, cursor, by_pattern=by_pattern))
+        for sub in subs:
+            self.fanout.start(sub, spec.options, spec.group)
         for pattern in spec.patterns:
             self.fanout.look_out(self, pattern, spec.options, spec.group)
         self._end_if_done()
@@ -66,6 +69,10 @@ class EventStream(Watcher):
     def _is_by_pattern(self, topic: str) -> bool:
         """A topic that only patterns led to may be gone without anybody noticing."""
         return bool(self._spec.patterns) and topic not in self._spec.names
+
+    def _covers(self, topic: str) -> bool:
+        """Whether the key may see it: what a pattern has found may come from an id that the client sent."""
+        return self.prefixes is None or topic.startswith(tuple(self.prefixes))
 
     def drained(self) -> None:
         self.fanout.drained(self)

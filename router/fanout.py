@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from router.front_core import FrontCore
 from topics import wire
@@ -41,6 +42,10 @@ from topics.watching import (
 
 READS_PER_WATCHER = 4
 READING_BYTES_MAX = 64 << 20  # of pages that were asked for and have not come
+# When clients leave so much where it is, pages are small, whatever was asked for: a client that takes nothing keeps the
+# page that it was sent.
+BUFFERED_BYTES_MAX = 64 << 20
+SMALL_PAGE_BYTES = 64 * 1024
 RETRY_US = 50_000  # until a shard that could not answer is asked again
 RETRY_MAX_US = 1_000_000
 
@@ -82,7 +87,18 @@ class News:
 
 
 class Feed:
-    __slots__ = ("group", "live", "number", "options", "position", "retry_us", "shard", "topic", "waiting")
+    __slots__ = (
+        "group",
+        "is_at_head",
+        "live",
+        "number",
+        "options",
+        "position",
+        "retry_us",
+        "shard",
+        "topic",
+        "waiting",
+    )
 
     def __init__(self, topic: str, options: FeedOptions, shard: int, group: str | None) -> None:
         self.topic = topic
@@ -91,6 +107,7 @@ class Feed:
         self.group = group
         self.number = 0
         self.position: int | None = None  # where the next page begins; None: it is not followed yet
+        self.is_at_head = False  # there was nothing more when its last page was read
         self.live: dict[Sub, None] = {}
         self.waiting: dict[Sub, None] = {}
         self.retry_us = RETRY_US
@@ -102,13 +119,13 @@ class Sub:
         "cursor",
         "feed",
         "fresh",
+        "held",
         "owes_caught_up",
         "piece",
         "read",
         "seen",
         "state",
         "topic",
-        "unfed",
         "watcher",
     )
 
@@ -123,7 +140,7 @@ class Sub:
         self.owes_caught_up = True
         self.piece: bytes | None = None  # of the event id, while the cursor stays
         self.read = 0  # number of the read that is under way
-        self.unfed = 0  # pages of a group that the client has not taken
+        self.held: deque[News] = deque()  # pages of a group for which there was no room
         self.seen = 0  # where it knows its group to have been: what it was dealt last
 
 
@@ -135,7 +152,7 @@ class Watcher:
         self.prefixes = prefixes
         self.subs: dict[str, Sub] = {}
         self.behind: dict[Sub, None] = {}
-        self.unfed: dict[Sub, None] = {}  # members of groups whose pages the client has not taken
+        self.holding: dict[Sub, None] = {}  # members of groups with pages that wait for room
         self.reads = 0
         self.look_outs: list[LookOutShare] = []
         self.is_closed = False
@@ -187,6 +204,7 @@ class Fanout:
         self.core = core
         self.now_us = now_us
         self.later = later
+        self.buffered_bytes: Callable[[], int] = lambda: 0  # that clients have not taken
         self.stalled: dict[Watcher, int] = {}  # that take nothing, and since when
         self.on_up: Callable[[int], None] = lambda shard: None
         self._feeds: dict[tuple[str, FeedOptions], Feed] = {}
@@ -217,10 +235,17 @@ class Fanout:
         by_pattern: bool = False,
     ) -> None:
         """Follow a topic from a cursor; what was followed of it before is replaced."""
+        self.start(self.add(watcher, topic, cursor, by_pattern=by_pattern), options, group)
+
+    def add(self, watcher: Watcher, topic: str, cursor: int, *, by_pattern: bool) -> Sub:
+        """A topic that will be followed. Who names all of his topics in each event adds them all before he starts any."""
         if topic in watcher.subs:
             self.unsubscribe(watcher, topic)
-        sub = Sub(watcher, topic, cursor, by_pattern=by_pattern)
-        watcher.subs[topic] = sub
+        sub = watcher.subs[topic] = Sub(watcher, topic, cursor, by_pattern=by_pattern)
+        return sub
+
+    def start(self, sub: Sub, options: FeedOptions, group: str | None) -> None:
+        topic = sub.topic
         feed = None if group is not None else self._feeds.get((topic, options))
         if feed is None:
             feed = Feed(topic, options, self.shard_of(topic), group)
@@ -286,8 +311,9 @@ class Fanout:
     def drained(self, watcher: Watcher) -> None:
         """Its connection has taken what was written."""
         self.stalled.pop(watcher, None)
-        for sub in list(watcher.unfed):
-            self._feed_on(sub)
+        for sub in list(watcher.holding):
+            if sub.feed is not None:
+                self._hand_on_held(sub, sub.feed)
         self._pump(watcher)
 
     # -- feeds ---------------------------------------------------------------------------------------------
@@ -321,7 +347,7 @@ class Fanout:
             self._follow_later(feed)
             return
         page = read_page_head(reply.head)
-        feed.position = page.to_seq
+        feed.position, feed.is_at_head = page.to_seq, page.caught_up
         feed.retry_us = RETRY_US
         waiting, feed.waiting = feed.waiting, {}
         for sub in waiting:
@@ -379,7 +405,7 @@ class Fanout:
             self._dealt(feed, news)
             return
         from_seq = page.from_seq
-        feed.position = page.to_seq
+        feed.position, feed.is_at_head = page.to_seq, page.caught_up
         for sub in list(feed.live):
             if sub.state is not LIVE:
                 continue
@@ -388,30 +414,44 @@ class Fanout:
                 self._fall_behind(sub)
                 self.stalled.setdefault(watcher, self.now_us())
             elif sub.cursor == from_seq:
-                watcher.take(sub, news)
+                self._take(sub, news)
             elif sub.cursor != page.to_seq:  # else it has read that already
                 self._fall_behind(sub)
                 self._pump(watcher)
         self.core.tell(feed.shard, wire.FED, feed.number)
 
-    def _dealt(self, feed: Feed, news: News) -> None:
-        """A page for one member of a group. It was dealt, so it is written; the next comes when there is room."""
-        for sub in list(feed.live):
-            sub.seen = news.to_seq
-            sub.watcher.take(sub, news)
-            sub.unfed += 1
-            if not sub.watcher.is_full:
-                self._feed_on(sub)
-            else:
-                sub.watcher.unfed[sub] = None
-                self.stalled.setdefault(sub.watcher, self.now_us())
+    @staticmethod
+    def _take(sub: Sub, news: News) -> None:
+        """Pass a page on; after one without records that reaches the head there is still that to be said."""
+        sub.watcher.take(sub, news)
+        if news.caught_up and sub.owes_caught_up:
+            sub.owes_caught_up = False
+            sub.watcher.tell_caught_up(sub, news.head_seq)
 
-    def _feed_on(self, sub: Sub) -> None:
-        feed = sub.feed
-        sub.watcher.unfed.pop(sub, None)
-        while sub.unfed and feed is not None and feed.number:
-            sub.unfed -= 1
+    def _dealt(self, feed: Feed, news: News) -> None:
+        """A page for one member of a group. One that cannot take it leaves it here, to go back should it leave."""
+        for sub in list(feed.live):
+            if sub.held or sub.watcher.is_full:
+                sub.held.append(news)
+                sub.watcher.holding[sub] = None
+                self.stalled.setdefault(sub.watcher, self.now_us())
+            else:
+                self._hand_on(sub, feed, news)
+
+    def _hand_on(self, sub: Sub, feed: Feed, news: News) -> None:
+        """From here on nobody else gets it."""
+        sub.seen = news.to_seq
+        self._take(sub, news)
+        if feed.number:
             self.core.tell(feed.shard, wire.FED, feed.number)
+
+    def _hand_on_held(self, sub: Sub, feed: Feed) -> None:
+        while sub.held and not sub.watcher.is_full:
+            self._hand_on(sub, feed, sub.held.popleft())
+        if not sub.held:
+            sub.watcher.holding.pop(sub, None)
+        else:
+            self.stalled.setdefault(sub.watcher, self.now_us())
 
     def _topic_gone(self, feed: Feed) -> None:
         feed.position = None
@@ -437,6 +477,8 @@ class Fanout:
         """Nothing more of this topic for this watcher."""
         feed, sub.state = sub.feed, ENDED
         sub.watcher.behind.pop(sub, None)
+        sub.watcher.holding.pop(sub, None)
+        sub.held.clear()
         if feed is None:
             return
         sub.feed = None
@@ -455,7 +497,7 @@ class Fanout:
         if sub.cursor == feed.position:
             sub.state = LIVE
             sub.fresh = False
-            if sub.owes_caught_up:
+            if sub.owes_caught_up and feed.is_at_head:  # else its next pages say so
                 sub.owes_caught_up = False
                 sub.watcher.tell_caught_up(sub, sub.cursor)
         else:
@@ -491,9 +533,12 @@ class Fanout:
             return
         sub.state = READING
         watcher.reads += 1
-        cost = feed.options.max_bytes
+        options = feed.options
+        if self.buffered_bytes() > BUFFERED_BYTES_MAX and options.max_bytes > SMALL_PAGE_BYTES:
+            options = replace(options, max_bytes=SMALL_PAGE_BYTES)
+        cost = options.max_bytes
         self._reading_bytes += cost
-        body = encode(WatchRead(feed.options, sub.cursor))
+        body = encode(WatchRead(options, sub.cursor))
         sub.read = -1
         number = self._ask(
             feed.shard, wire.WATCH_READ, feed.topic.encode(), body, partial(self._was_read, sub, feed, cost)
@@ -619,7 +664,9 @@ class Fanout:
                 del feed.live[sub]
                 sub.watcher.behind.pop(sub, None)
                 sub.state = WAITING
-                sub.unfed = 0
+                while sub.held:  # nobody is left to whom they could go back
+                    self._hand_on(sub, feed, sub.held.popleft())
+                sub.watcher.holding.pop(sub, None)
                 feed.waiting[sub] = None
 
     def _on_down(self, shard: int) -> None:

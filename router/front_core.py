@@ -119,6 +119,11 @@ class FrontCore:
         self._on_send()
         return number
 
+    def take_number(self) -> int:
+        """For something that a shard may speak of without being asked: no request has it, so it is never taken for an answer."""
+        self._next_id += 1
+        return self._next_id
+
     def tell(self, shard: int, op: int, number: int) -> None:
         """Something without an answer, about what has that number. A shard that is down need not hear it."""
         link = self.links[shard]

@@ -45,7 +45,7 @@ class Server:
         self._sending = ByteBudget(SENDING_BYTES_MAX)
         self._offloaded = 0
         self._threads = ThreadPoolExecutor(2, "packing")
-        self.gate = Gate(services, parse_keys(settings.api_keys), self._buffered, self._offload)
+        self.gate = Gate(services, parse_keys(settings.api_keys), self.buffered_bytes, self._offload)
         handler = Handler(self.gate, self.receiving, settings.max_body_bytes, self.now_us)
         self._aiohttp = web.Server(handler)
         self._listener: asyncio.Server | None = None
@@ -55,7 +55,7 @@ class Server:
     def draining(self) -> bool:
         return self.services.draining
 
-    def _buffered(self) -> int:
+    def buffered_bytes(self) -> int:
         return self.stalled_bytes + self._sending.held
 
     def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:

@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from router.event_stream import EventStream
 from router.fanout import Fanout, Later, Watcher
 from router.front_core import FrontCore
@@ -24,6 +26,9 @@ SWEEP_EVERY_US = 1_000_000
 BEAT_TICK_US = 250_000
 BEAT_TICK_FROM_US = 5_000_000  # shorter heartbeats keep their own time
 STALLED_US = 30_000_000  # a client that takes nothing for so long is let go
+
+
+_was_taken = msgspec.msgpack.Decoder(bool).decode
 
 
 class StreamsDesk:
@@ -46,7 +51,6 @@ class StreamsDesk:
         self.count = 0  # of open streams and WebSockets
         self._per_key: dict[bytes, int] = {}
         self._is_telling = False
-        self._last_number = 0
         self._streams: dict[int, EventStream] = {}
         self._sockets: dict[Watcher, None] = {}
         self._unsaved: dict[EventStream, None] = {}
@@ -105,8 +109,7 @@ class StreamsDesk:
         self._core.tell(0, wire.STREAMS, self.count)
 
     def next_number(self) -> int:
-        self._last_number += 1
-        return self._last_number
+        return self._core.take_number()
 
     # -- event streams -------------------------------------------------------------------------------------
 
@@ -151,7 +154,10 @@ class StreamsDesk:
         self._send_save(wish, partial(self._saved, stream, number))
 
     def _saved(self, stream: EventStream, number: int, reply: wire.Reply) -> None:
-        if reply.status == 200:
+        if reply.status == 200 and not _was_taken(reply.body):
+            # The session's shard has died, and its file is from before this stream: who comes back is known again.
+            stream.end_with("not_ready", "the session's shard has restarted; reconnect to go on")
+        elif reply.status == 200:
             stream.save, stream.saving = number, {}
         elif stream.number in self._streams:
             stream.moved, stream.saving = stream.saving | stream.moved, {}

@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 
 from topics import wire
 from topics.engine import commands as cmd
+from topics.engine import limits
 from topics.engine.engine import Engine
-from topics.engine.errors import Throttled, TopicNotFound, TopicsError
+from topics.engine.errors import Throttled, TopicsError
 from topics.engine.render import render_records
 from topics.engine.topic_log import TopicLog
 from topics.http_errors import error_parts
@@ -66,6 +67,16 @@ class Group:
     restored: bool = False  # its cursor may be behind
     empty_since_ms: int = 0
 
+    @property
+    def options(self) -> FeedOptions:
+        """What any of its members may be given, and enough of it for all that have room."""
+        ready = [member.options for member in self.members if member.has_room]
+        return FeedOptions(
+            limit=min(min(options.limit for options in ready) * len(ready), limits.DIFF_LIMIT_MAX),
+            max_bytes=min(options.max_bytes for options in ready),
+            strong=any(member.options.strong for member in self.members),
+        )
+
 
 class Feeds:
     def __init__(self, engine: Engine, send: Send, ask: Ask, now_ms: Callable[[], int]) -> None:
@@ -87,9 +98,7 @@ class Feeds:
     # -- followers -----------------------------------------------------------------------------------------
 
     def follow(self, peer: bytes, number: int, topic: str, wish: Follow) -> None:
-        log = self._shard.published.get(topic)
-        if log is None:
-            raise TopicNotFound(topic)
+        log = self._shard.to_follow(topic)
         if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
             raise Throttled("too many feeds of one front", limit="feeds", max=FEEDS_PER_FRONT_MAX)
         if wish.options.strong:
@@ -152,14 +161,13 @@ class Feeds:
     def _ask(self, asker: Feed | Group) -> None:
         """Let a read stand in the engine; where there is nothing new it need not even look."""
         if isinstance(asker, Group):
-            options, position, peer = asker.members[0].options, asker.cursor, b""
-            room = sum(member.has_room for member in asker.members)
+            options, position, peer = asker.options, asker.cursor, b""
         else:
-            options, position, peer, room = asker.options, asker.position, asker.peer, 1
+            options, position, peer = asker.options, asker.position, asker.peer
         command = cmd.Diff(
             asker.topic,
             position,
-            min(options.limit * room, 1000),
+            options.limit,
             tuple(node.encode() for node in options.nodes),
             options.max_bytes,
             touch=False,
@@ -288,8 +296,10 @@ class Feeds:
             return  # nobody has it, and the cursor stays
         first = group.turn % len(takers)
         takers = takers[first:] + takers[:first]
-        caught_up = page.next_from_seq >= page.head_seq
+        # Somebody may have left, or be full, since it was asked for.
+        page = cut(page, len(takers) * min(taker.options.limit for taker in takers))
         parts = split(page, min(len(takers), len(page.seqs)) or 1)
+        caught_up = page.next_from_seq >= page.head_seq
         from_seq = group.cursor
         for taker, part in zip(takers, parts):
             fed = feed_page(part, from_seq)
@@ -382,26 +392,29 @@ def split(page: cmd.Page, parts: int) -> list[cmd.Page]:
         return [page]
     count = len(page.seqs)
     bounds = [count * i // parts for i in range(parts + 1)]
-    pages: list[cmd.Page] = []
-    for start, stop in pairwise(bounds):
-        last = stop == count
-        pages.append(
-            cmd.Page(
-                page.topic,
-                page.seqs[start:stop],
-                page.timestamps[start:stop],
-                page.flags[start:stop],
-                page.tags[start:stop] if page.tags is not None else None,
-                page.nodes[start:stop] if page.nodes is not None else None,
-                page.frames,
-                page.which[start:stop] if page.which is not None else None,
-                page.starts[start:stop],
-                page.lengths[start:stop],
-                page.next_from_seq if last else page.seqs[stop - 1],
-                page.head_seq,
-                page.earliest_seq,
-                page.tombstone if start == 0 else None,
-                page.scanned,
-            )
-        )
-    return pages
+    return [_part(page, start, stop) for start, stop in pairwise(bounds)]
+
+
+def cut(page: cmd.Page, most: int) -> cmd.Page:
+    """No more of it than so many records."""
+    return page if len(page.seqs) <= most else _part(page, 0, most)
+
+
+def _part(page: cmd.Page, start: int, stop: int) -> cmd.Page:
+    return cmd.Page(
+        page.topic,
+        page.seqs[start:stop],
+        page.timestamps[start:stop],
+        page.flags[start:stop],
+        page.tags[start:stop] if page.tags is not None else None,
+        page.nodes[start:stop] if page.nodes is not None else None,
+        page.frames,
+        page.which[start:stop] if page.which is not None else None,
+        page.starts[start:stop],
+        page.lengths[start:stop],
+        page.next_from_seq if stop == len(page.seqs) else page.seqs[stop - 1],
+        page.head_seq,
+        page.earliest_seq,
+        page.tombstone if start == 0 else None,
+        page.scanned,
+    )

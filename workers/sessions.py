@@ -29,6 +29,7 @@ import msgspec
 
 from topics import event_ids
 from topics.engine.errors import InvalidRequest, SessionNotFound, Throttled, Unauthorized
+from topics.engine.subjects import parse_pattern
 from topics.watching import (
     SESSION_TTL_MS,
     STREAM_TOPICS_MAX,
@@ -169,7 +170,16 @@ class _Session:
                     moved[topic] = None
             elif wanted < cursor or (self.maybe_old and wanted > cursor):
                 moved[topic] = wanted
+        if self.maybe_old:
+            # Topics that patterns have found since what is stored was saved.
+            for topic, cursor in seen.items():
+                if topic not in self.cursors and self._finds(topic):
+                    moved[topic] = cursor
         return moved
+
+    def _finds(self, topic: str) -> bool:
+        name = topic.encode()
+        return any(parse_pattern(text.encode()).matches(name) for text in self.spec.patterns)
 
     # -- the file ------------------------------------------------------------------------------------------
 
@@ -273,7 +283,8 @@ class Sessions:
         session = self._sessions.get(request.wid)
         if session is None:
             return False
-        if session.orphan == request.stream != 0:  # it has outlived the worker: the session is still its own
+        if session.orphan == request.stream != 0:
+            # It has outlived the worker: the session is still its own.
             self._hand_over(request.wid, session, peer, request.stream)
         if (session.peer, session.stream) != (peer, request.stream):
             return False

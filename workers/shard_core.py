@@ -198,9 +198,8 @@ class ShardCore:
 
     def _read_watch(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
         wish = requests.read_watch(request)
-        log = self.engine.shard.published.get(topic)
-        if wish.options.strong and log is not None:
-            self.engine.shard.keep_safe(log)
+        if wish.options.strong:
+            self.engine.shard.keep_safe(self.engine.shard.to_follow(topic))
         return requests.watch_command(topic, wish), wish
 
     def _ask_for_desk(self, peer: bytes, number: int, asker: Any, command: cmd.Command | None) -> Token:

@@ -7,9 +7,9 @@ lasts), else within SAVE_MS of a change. A save that fails is tried again; it ke
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +19,7 @@ from topics.engine import commands as cmd
 from topics.engine.engine import Engine, Job
 from topics.engine.errors import InvalidRequest, TopicsError
 from topics.engine.ports import Disk
-from topics.engine.subjects import Pattern, SubjectTrie, parse_pattern
+from topics.engine.subjects import SubjectTrie
 from topics.http_errors import error_head, error_parts
 from topics.watching import (
     STREAM_TOPICS_MAX,
@@ -34,6 +34,7 @@ from topics.watching import (
 )
 from workers import watch_file
 from workers.feeds import Feed, Feeds, Group, Send
+from workers.name_search import NameSearch
 from workers.sessions import Sessions, TakeOver
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ logger = logging.getLogger("topics.shard")
 
 SAVE_MS = 1000
 TAKE_OVER_MS = 1000  # how long a front may take to end a stream that is continued elsewhere
+TOPICS_PER_STEP = 16  # some may have to be loaded
 LOOK_OUTS_PER_FRONT_MAX = 100_000
 JOB_KIND = "watch"
 
@@ -94,6 +96,7 @@ class WatchDesk:
         self._per_front: dict[bytes, int] = {}
         self._trie: SubjectTrie[tuple[bytes, int]] = SubjectTrie()
         self._streams: dict[bytes, int] = {}  # how many are open, by front
+        self._work: deque[Callable[[], bool]] = deque()  # searches, a step of one at a time
         self._opening: list[Opening] = []
         self._made: list[tuple[bytes, int]] = []  # answers that wait for the next save
         self._answers: list[tuple[bytes, int]] = []  # that wait for the save that runs
@@ -155,46 +158,53 @@ class WatchDesk:
     def _on_find(self, peer: bytes, request: wire.Request) -> None:
         wish = _find(request.body)
         finding = Finding(peer, request.id, len(wish.names))
-        named = set(wish.names)
-        by_name: dict[str, list[int]] = {}
-        for place, text in enumerate(wish.patterns):
-            for name in self._matching(parse_pattern(text.encode()), wish.prefixes):
-                by_name.setdefault(name, []).append(place)
-        for name, places in by_name.items():
-            if name not in named:
-                log = self._engine.shard.published[name]
-                head = log.view.head
-                finding.found.append(Found(name, head, min(log.view.first_seq, head + 1), places))
         for name in wish.names:
             self._ask(peer, 0, finding, cmd.State(name, touch=False))
-        if not wish.names:
-            self._end_find(finding)
+        if wish.patterns:
+            finding.left += 1
+            named = set(wish.names)
 
-    def _matching(self, pattern: Pattern, prefixes: list[str] | None) -> list[str]:
-        """Names of published topics, one more than a stream may follow at most."""
-        start = pattern.literal_prefix.decode()
-        names = self._engine.shard.names.irange(start, start + "\U0010ffff")
-        matching = (
-            name
-            for name in names
-            if pattern.matches(name.encode()) and (prefixes is None or name.startswith(tuple(prefixes)))
-        )
-        return list(islice(matching, STREAM_TOPICS_MAX + 1))
+            def found(matches: dict[str, list[int]]) -> None:
+                rows = deque((name, places) for name, places in matches.items() if name not in named)
+                self._work.append(lambda: self._look_at(finding, rows))
+
+            self._search(wish.patterns, wish.prefixes, found)
+        elif not wish.names:
+            self._reply(peer, request.id, encode([]))
+
+    def _search(
+        self, patterns: list[str], prefixes: list[str] | None, done: Callable[[dict[str, list[int]]], None]
+    ) -> None:
+        search = NameSearch(patterns, prefixes, STREAM_TOPICS_MAX, done)
+        self._work.append(lambda: search.step(self._engine.shard.names))
+
+    def _look_at(self, finding: Finding, rows: deque[tuple[str, list[int]]]) -> bool:
+        """Some of the topics that were found, as they stand; True when that were the last."""
+        for _ in range(min(TOPICS_PER_STEP, len(rows))):
+            name, places = rows.popleft()
+            if name in self._engine.shard.published:  # else it is gone again
+                log = self._engine.shard.to_follow(name)
+                head = log.view.head
+                finding.found.append(Found(name, head, min(log.view.first_seq, head + 1), places))
+        if rows:
+            return False
+        self._found_one(finding)
+        return True
+
+    def _found_one(self, finding: Finding) -> None:
+        finding.left -= 1
+        if not finding.left:
+            self._reply(finding.peer, finding.number, encode(finding.found))
 
     def answered(self, asker: object, token: Any, result: object) -> None:
         """The engine has answered one of the desk's own questions."""
         if isinstance(asker, Finding):
             if isinstance(result, cmd.TopicState):
                 asker.found.append(Found(result.topic, result.head_seq, result.earliest_seq))
-            asker.left -= 1
-            if not asker.left:
-                self._end_find(asker)
+            self._found_one(asker)
         else:
             assert isinstance(asker, Feed | Group)
             self.feeds.answered(asker, token, result)
-
-    def _end_find(self, finding: Finding) -> None:
-        self._reply(finding.peer, finding.number, encode(finding.found))
 
     def _on_follow(self, peer: bytes, request: wire.Request) -> None:
         self.feeds.follow(peer, request.id, request.topic.decode(), _follow(request.body))
@@ -204,11 +214,14 @@ class WatchDesk:
         if self._per_front.get(peer, 0) >= LOOK_OUTS_PER_FRONT_MAX:
             raise InvalidRequest("too many patterns are watched through one front")
         key = peer, request.id
-        pattern = parse_pattern(wish.pattern.encode())
         self._trie.insert(wish.pattern.encode(), key)
         self._look_outs[key] = wish
         self._per_front[peer] = self._per_front.get(peer, 0) + 1
-        self._reply(peer, request.id, encode(self._matching(pattern, wish.prefixes)))
+        self._search(
+            [wish.pattern],
+            wish.prefixes,
+            lambda matches: self._reply(peer, request.id, encode(list(matches))),
+        )
 
     def _created(self, name: str) -> None:
         if not self._look_outs:
@@ -283,14 +296,20 @@ class WatchDesk:
         """The earlier of this and what is due here."""
         due = [at_ms, self.feeds.wake_at_ms]
         due += [opening.until_ms for opening in self._opening]
+        if self._work:
+            due.append(self._now_ms())
         if self._is_dirty and not self._saving:
-            due.append(0 if self._made else self._saved_ms + SAVE_MS)
+            due.append(self._now_ms() if self._made else self._saved_ms + SAVE_MS)
         return min((at for at in due if at is not None), default=None)
 
     def tend(self) -> list[Job]:
         """What is due by now; returns the save that is to be run."""
         now_ms = self._now_ms()
         self.feeds.turn_ended()
+        if self._work:
+            step = self._work.popleft()
+            if not step():
+                self._work.append(step)
         if self.feeds.wake_at_ms is not None:
             self.feeds.tend()
         late = [opening for opening in self._opening if opening.until_ms <= now_ms]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from functools import partial
@@ -197,7 +196,7 @@ def _check_group(body: WatchBody) -> None:
 
 def _store(call: Call, spec: SessionSpec, found: Resolved, respond: Respond) -> None:
     services = call.services
-    wid = _new_wid(services.desk.fanout.shard_of)
+    wid = _new_wid(services.desk.fanout.shard_of, services.random_bytes)
     cursors = {name: start for name, (start, _) in found.topics.items()}
     wish = CreateSession(wid, call.key.digest if call.key is not None else b"", spec, cursors)
 
@@ -218,10 +217,10 @@ def _store(call: Call, spec: SessionSpec, found: Resolved, respond: Respond) -> 
     services.core.send(shard, wire.SESSION, 0, b"", b"", encode(wish), call.request.received_us, stored)
 
 
-def _new_wid(shard_of: Callable[[str], int]) -> str:
+def _new_wid(shard_of: Callable[[str], int], random_bytes: Callable[[int], bytes]) -> str:
     """128 random bits. Such as lie on the first shard: all sessions are counted in one place, so their cap is exact."""
     while True:
-        wid = "wid_" + urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+        wid = "wid_" + urlsafe_b64encode(random_bytes(16)).decode().rstrip("=")
         if shard_of(wid) == 0:
             return wid
 

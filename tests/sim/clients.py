@@ -11,11 +11,12 @@ import struct
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from router.exchange import Request, Response
 from tests.sim.processes import SimFront, SimServer
+from tests.sim.watchers import REST_US, Watcher
 from tests.sim.world import MS, S
 from tests.support.history import History, Op
 
@@ -71,12 +72,22 @@ class Appetite:
     huge: float = 0.004
     lines: float = 0.1
     frames: float = 0.15
+    grouped: bool = False  # all watchers share one group
+
+
+class Asker(Protocol):
+    """Whoever sends requests."""
+
+    patience: float  # how often it waits for its answer
+
+    def told(self, op: Op) -> None:
+        """An answer, or the news that there will be none."""
 
 
 class Crowd:
     """All clients of a story, and their history."""
 
-    def __init__(self, server: SimServer, appetite: Appetite, clients: int) -> None:
+    def __init__(self, server: SimServer, appetite: Appetite, clients: int, watchers: int = 0) -> None:
         self.server, self.world, self.rng = server, server.world, server.rng
         self.appetite = appetite
         self.history = History()
@@ -86,13 +97,14 @@ class Crowd:
         self.sent = 0
         self.stopped = False
         self.paused_until_us = 0
-        self._open: dict[int, tuple[SimFront, Client | Auditor, Op]] = {}  # by the op's moment
+        self._open: dict[int, tuple[SimFront, Asker, Op]] = {}  # by the op's moment
         self._unsettled: list[Op] = []
         self.on_answer: Callable[[Op], None] = lambda op: None
         server.on_front_death = self._front_died
         self.clients = [Client(self, f"c{i}") for i in range(clients)]
         for client in self.clients:
             self.world.after(self.rng.randrange(5 * MS), client.go)
+        self.watchers = [Watcher(self, f"w{i}") for i in range(watchers)]
 
     @property
     def is_idle(self) -> bool:
@@ -109,9 +121,22 @@ class Crowd:
             self.history.settled(op)
         self._unsettled = []
 
+    def rest_watchers(self) -> None:
+        """Let every watcher connect and take what there is, and say so."""
+        if self.watchers:
+            for watcher in self.watchers:
+                watcher.come_to_rest()
+            self.world.run_until(
+                lambda: all(watcher.is_at_rest for watcher in self.watchers),
+                within_us=120 * S,
+                what="every watcher is connected",
+            )
+            self.world.run_for(REST_US)
+            self.history.happened("rest")
+
     # -- the network ---------------------------------------------------------------------------------------
 
-    def send(self, client: Client | Auditor, op: Op, request: Request) -> bool:
+    def send(self, client: Asker, op: Op, request: Request) -> bool:
         """Whether there was a front to talk to."""
         fronts = [front for front in self.server.fronts if front is not None and front.alive]
         if not fronts:
@@ -125,7 +150,7 @@ class Crowd:
     def _net_us(self) -> int:
         return self.rng.choice((30, 60, 200))
 
-    def _arrive(self, front: SimFront, client: Client | Auditor, op: Op, request: Request) -> None:
+    def _arrive(self, front: SimFront, client: Asker, op: Op, request: Request) -> None:
         if op.sent_at not in self._open:
             return  # the connection broke before
         answered = False
@@ -140,14 +165,14 @@ class Crowd:
         if client.patience < 1 and self.rng.random() > client.patience:
             self.world.after(self.rng.randrange(3 * MS), lambda: self._hang_up(client, op, request))
 
-    def _answer(self, client: Client | Auditor, op: Op, response: Response) -> None:
+    def _answer(self, client: Asker, op: Op, response: Response) -> None:
         if self._open.pop(op.sent_at, None) is None:
             return
         self.history.answered(op, response.status, read_answer(op, response))
         self.on_answer(op)
         client.told(op)
 
-    def _hang_up(self, client: Client | Auditor, op: Op, request: Request) -> None:
+    def _hang_up(self, client: Asker, op: Op, request: Request) -> None:
         """The client does not want to wait any longer."""
         if self._open.pop(op.sent_at, None) is not None:
             request.leave()
@@ -160,6 +185,8 @@ class Crowd:
                 del self._open[number]
                 self._lost(op)
                 self.world.after(self._net_us(), lambda client=client, op=op: client.told(op))
+        for watcher in self.watchers:
+            watcher.front_died(front)
 
     def _lost(self, op: Op) -> None:
         self._unsettled.append(op)

@@ -13,6 +13,7 @@ has heard of its death already: real sockets do less, but nothing of the sort ma
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
@@ -267,6 +268,10 @@ class SimShard:
     def hear_peers(self, living: dict[int, int]) -> None:
         self._take(lambda: self._core().set_peers(living))
 
+    def hear_front_gone(self, peer: bytes) -> None:
+        """A message could not be sent: that front is dead."""
+        self._take(lambda: self._core().forget_peer(peer))
+
     def _core(self) -> ShardCore:
         assert self.core is not None
         return self.core
@@ -294,6 +299,7 @@ class SimFront:
         self.core = FrontCore(server.shards, self._schedule)
         now_us = server.machine.clock.monotonic_us
         self.services = Services(self.core, server.settings, now_us, "sim", now_us())
+        self.services.random_bytes = random.Random(life).randbytes  # names of sessions
         self.services.open_desk(self._later, server.machine.clock.wall_ms)
         self.gate = Gate(self.services, [], lambda: 0, self._offload)
         self._scheduled = False
@@ -334,6 +340,7 @@ class SimFront:
 
     def drain(self) -> None:
         """The server stops: no long poll is waited for, everything else is."""
+        self.services.desk.drain()
         self.services.draining = True
         self.core.end_reads(self.services.now_us())
 
@@ -522,6 +529,8 @@ class SimServer:
             for other in self.workers:
                 if other is not None and other.alive and other.core is not None and other.name == peer:
                     other.hear_push(bytes(parts[0]))
+            if peer.startswith(b"front") and not any(front and front.name == peer for front in self.fronts):
+                worker.hear_front_gone(peer)
 
         self.links.send(worker.name, peer, deliver)
 

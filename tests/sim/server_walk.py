@@ -16,6 +16,7 @@ import argparse
 import errno
 import hashlib
 import json
+import logging
 import random
 import sys
 import time
@@ -44,6 +45,20 @@ class Failed(AssertionError):
     """A story that must not be, and the seed that tells it again."""
 
 
+class Mishaps(logging.Handler):
+    """Exceptions that a process of the server has caught because it must go on. Here they are failures."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found.append(
+                f"{record.getMessage()}: {logging.Formatter().formatException(record.exc_info)}"
+            )
+
+
 class Story:
     def __init__(self, seed: int, *, steps: int = STEPS, verbose: bool = False) -> None:
         self.seed, self.steps, self.verbose = seed, steps, verbose
@@ -62,7 +77,12 @@ class Story:
         )
         self.server.on_crash = self._crash_at_call
         self.server.may_fail = self._may_fail
-        self.crowd = Crowd(self.server, self._appetite(), clients=rng.choice((2, 3, 4, 6)))
+        self.crowd = Crowd(
+            self.server,
+            self._appetite(),
+            clients=rng.choice((2, 3, 4, 6)),
+            watchers=rng.choice((0, 0, 1, 2, 4)),
+        )
         self.crowd.on_answer = self._answered
         self.history = self.crowd.history
         self.faults = self._draw_faults()
@@ -104,6 +124,7 @@ class Story:
             think_us=rng.choice((200, 3 * MS, 20 * MS)),
             keyed=rng.choice((0.0, 0.5, 0.9)),
             erase=rng.choice((0.0, 0.2, 1.0)),
+            grouped=rng.random() < 0.2,
         )
 
     def _draw_faults(self) -> dict[Callable[[], None], int]:
@@ -119,11 +140,16 @@ class Story:
     # -- the story -----------------------------------------------------------------------------------------
 
     def run(self) -> Counter[str]:
+        mishaps, logger = Mishaps(), logging.getLogger("topics")
+        logger.addHandler(mishaps)
         try:
             self._run()
+            assert not mishaps.found, mishaps.found[0]
         except Exception as problem:
             text = f"seed {self.seed}; replay: .venv/bin/python -m tests.sim.server_walk {self.seed} --steps {self.steps} --verbose"
             raise Failed(f"{text}\n{type(problem).__name__}: {problem}") from problem
+        finally:
+            logger.removeHandler(mishaps)
         return self.server.counts
 
     def _run(self) -> None:
@@ -162,12 +188,14 @@ class Story:
         self._broken.clear()
         self.world.run_for(SETTLE_US)
         self.crowd.settle()
+        self.crowd.rest_watchers()
 
     def _one_more_end(self) -> None:
         end = self.rng.choice((self.cut_power, self.kill_server, self.stop_server))
         self.say("last", end.__name__)
         end()
         self._await_up()
+        self.crowd.rest_watchers()
 
     def _await_up(self) -> None:
         self.world.run_until(self.server.is_up, within_us=300 * S, what="every shard serves again")
@@ -440,6 +468,7 @@ def digest(story: Story) -> str:
     lines += [
         f"{event.at} {event.kind} {event.note} {sorted(event.topics or ())}" for event in story.history.events
     ]
+    lines += [repr(stream) for stream in story.history.streams]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

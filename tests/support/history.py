@@ -21,7 +21,7 @@ from typing import Any
 class Op:
     """One request of one client.
 
-    `kind` is the endpoint: write, diff, delete, put, state, drop, list, last, tags. `request` is the JSON body; what
+    `kind` is the endpoint: write, diff, delete, put, state, drop, list, last, tags, watch. `request` is the JSON body; what
     goes into the query or a header stands in it too, under its name there (if_empty, return_seqs, prefix, tag, subject,
     idempotency_key, …).
     """
@@ -82,6 +82,7 @@ class Event:
     | error    | a disk call failed with an I/O error; the shard may be read-only until it restarts |
     | rot      | stored bytes were changed behind the server's back |
     | clock    | somebody set the wall clock |
+    | rest     | nobody writes any more, nothing breaks any more, and what was on its way has had time to arrive |
 
     `topics` are those that it can touch; None is all of them.
     """
@@ -94,9 +95,39 @@ class Event:
 
 
 @dataclass(slots=True)
+class Frame:
+    """What a client read from a stream, one event of it."""
+
+    at: int
+    event: str  # record, tombstone, caught-up, topic-deleted or error
+    id: str | None
+    data: Any
+
+
+@dataclass(slots=True)
+class Stream:
+    """One connection that follows a session: a GET of /v0/watch/:wid, and what came of it."""
+
+    client: str
+    wid: str
+    sent_at: int
+    last_event_id: str | None  # None: without the header
+    answered_at: int | None = None
+    status: int | None = None
+    frames: list[Frame] = field(default_factory=list)
+    ended_at: int | None = None  # None: it is open to the end of the history
+    end: str | None = None  # client, server or broken: who ended it
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+
+@dataclass(slots=True)
 class History:
     ops: list[Op] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
     _now: int = 0
 
     def now(self) -> int:
@@ -121,6 +152,23 @@ class History:
         if op.settled_at is None:
             op.settled_at = self.now()
 
+    def opening(self, client: str, wid: str, last_event_id: str | None) -> Stream:
+        stream = Stream(client, wid, self.now(), last_event_id)
+        self.streams.append(stream)
+        return stream
+
+    def opened(self, stream: Stream, status: int) -> None:
+        stream.answered_at, stream.status = self.now(), status
+
+    def saw(self, stream: Stream, event: str, event_id: str | None, data: Any) -> Frame:
+        frame = Frame(self.now(), event, event_id, data)
+        stream.frames.append(frame)
+        return frame
+
+    def ended(self, stream: Stream, end: str) -> None:
+        if stream.ended_at is None:
+            stream.ended_at, stream.end = self.now(), end
+
     def happened(self, kind: str, topics: Iterable[str] | None = None, note: str = "") -> Event:
         event = Event(self.now(), kind, None if topics is None else frozenset(topics), note)
         self.events.append(event)
@@ -137,6 +185,8 @@ class History:
             row = dataclasses.asdict(event)
             row["topics"] = None if event.topics is None else sorted(event.topics)
             lines.append((event.at, json.dumps({"event": row})))
+        for stream in self.streams:
+            lines.append((stream.sent_at, json.dumps({"stream": dataclasses.asdict(stream)})))
         path.write_text("".join(line + "\n" for _, line in sorted(lines)))
 
     @classmethod
@@ -148,6 +198,12 @@ class History:
                 op = Op(**row["op"])
                 history.ops.append(op)
                 history._now = max(history._now, op.settled_at or op.sent_at)
+            elif "stream" in row:
+                fields = row["stream"]
+                stream = Stream(**{**fields, "frames": [Frame(**frame) for frame in fields["frames"]]})
+                history.streams.append(stream)
+                last = max((frame.at for frame in stream.frames), default=stream.sent_at)
+                history._now = max(history._now, stream.ended_at or last)
             else:
                 fields = row["event"]
                 topics = None if fields["topics"] is None else frozenset(fields["topics"])

@@ -248,15 +248,16 @@ class Reader:
         if command.from_ts:
             cursor = self._not_before(log, cursor, command.from_ts)
         if cursor + 1 < floor and tombstone is None:
+            head = max(head, floor - 1)  # what is gone need not be synced first
             reason = self._reason(view.cap_lost, view.ttl_lost, cursor + 1)
             tombstone = Tombstone(cursor + 1, floor - 1, reason, floor - 1 - cursor, floor, head)
             cursor = floor - 1
-            head = max(head, cursor)
         stop = head + 1
         for first, last, reason in view.losses:
             if last <= cursor or last < floor:
                 continue
             if first <= cursor + 1 and tombstone is None:
+                head = max(head, last)
                 tombstone = Tombstone(cursor + 1, last, reason, last - cursor, last + 1, head)
                 cursor = last
                 continue

@@ -342,6 +342,19 @@ class Staging:
         self._postpone_if_expiring(log)
         return log
 
+    def to_follow(self, name: str) -> TopicLog:
+        """A topic as it stands, all of it: what recovery has put off would else become visible without a word."""
+        log = self.published.get(name)
+        if log is None:
+            self._refuse_the_latest()
+            raise TopicNotFound(name)
+        if log.deferred:
+            try:
+                self.loader(log)
+            except OSError as error:
+                raise TopicsError(f"a file could not be read: {error}") from error
+        return log
+
     def _refuse_the_latest(self) -> None:
         """Records before the damage can be read; that none come after them, or which is the last, cannot be said."""
         if self.cut_off and self.read_only is not None:

@@ -8,7 +8,8 @@ the order of two things cannot be known, both are allowed. Everything else must 
    *era*, in which a seq means one record, and several eras one *instance*, the time between two drops. What was on its way
    during a cut may belong to either side.
 3. `ledger`: every record that was acknowledged or shown gets its place, which is a seq of an era.
-4. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
+4. `streams`: what watchers saw is cut into pages, which are judged like those that were asked for.
+5. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from tests.support.checker.existence import check_existence
 from tests.support.checker.problem import Problem
 from tests.support.checker.shapes import Unknown, check_shapes
+from tests.support.checker.streams import Watches
 from tests.support.checker.timeline import Timeline, make_timeline
 from tests.support.checker.topic import check_topic
 from tests.support.history import History
@@ -32,18 +34,22 @@ def check(history: History) -> list[Problem]:
         return problems  # what follows relies on whole answers
     topics: dict[str, list[int]] = {}
     for number, op in enumerate(history.ops):
+        if op.kind == "watch":
+            continue
         if op.kind == "list":
             if op.ok:
                 for row in op.answer["topics"]:
                     topics.setdefault(row["topic"], []).append(number)
         else:
             topics.setdefault(op.topic, []).append(number)
+    watches = Watches(history, problems)
+    watches.follow()
     lines: dict[str, Timeline] = {}
     for name, numbers in topics.items():
         ops = [history.ops[number] for number in numbers]
         lines[name] = make_timeline(history, name, ops)
-        check_topic(lines[name], ops, problems)
-    check_existence(history, lines, problems)
+        check_topic(lines[name], ops, watches.pushed.get(name, []), problems)
+    check_existence(history, watches.pushed, lines, problems)
     return problems
 
 

@@ -22,11 +22,20 @@ class Life:
     drops: list[tuple[int, int]] = field(default_factory=list)
 
 
-def check_existence(history: History, lines: dict[str, Timeline], problems: list[Problem]) -> None:
+def check_existence(
+    history: History, pushed: dict[str, list[Op]], lines: dict[str, Timeline], problems: list[Problem]
+) -> None:
     lives: dict[str, Life] = {}
     for op in history.ops:
-        if op.kind != "list":
+        if op.kind == "watch":
+            _note_watch(lives, op)
+        elif op.kind != "list":
             _note(lives.setdefault(op.topic, Life()), lines[op.topic], op)
+    for topic, ops in pushed.items():
+        life = lives.setdefault(topic, Life())
+        for op in ops:
+            assert op.answered_at is not None
+            (life.there if op.ok else life.absent).append((op, op.sent_at, op.answered_at))
     for op in history.ops:
         if op.kind == "list" and op.ok:
             _note_list(lives, op)
@@ -56,6 +65,17 @@ def _note(life: Life, line: Timeline, op: Op) -> None:
         op.kind == "write" and may_create(op)
     ):
         life.makers.append((op.sent_at, line.settled(op)))
+
+
+def _note_watch(lives: dict[str, Life], op: Op) -> None:
+    if op.answered_at is None:
+        return
+    if op.ok:
+        for topic in op.answer["topics"]:
+            lives.setdefault(topic, Life()).there.append((op, op.sent_at, op.answered_at))
+    elif op.status == 404:
+        topic = op.answer["error"]["detail"]["topic"]
+        lives.setdefault(topic, Life()).absent.append((op, op.sent_at, op.answered_at))
 
 
 def _note_list(lives: dict[str, Life], op: Op) -> None:

@@ -73,13 +73,14 @@ class Place:
 class Placed:
     """A record at its seq."""
 
-    __slots__ = ("absent", "gone", "may_go", "place", "sent", "seq", "shown", "solid", "ts")
+    __slots__ = ("absent", "gone", "may_go", "place", "sent", "seq", "shown", "solid", "synced", "ts")
 
     def __init__(self, place: Place, sent: Sent) -> None:
         self.place, self.sent = place, sent
         self.seq = place.base + sent.index
         self.ts: int | None = None
         self.shown: dict[str, Any] | None = None  # as a reader last saw it
+        self.synced = FOREVER  # when somebody first saw it who sees only what is synced
         # By segment, each the first moment:
         self.solid: dict[int, int] = {}  # somebody had been told that it is there
         self.absent: dict[int, int] = {}  # somebody had been told that it is not there

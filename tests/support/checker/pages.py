@@ -9,13 +9,13 @@ from typing import Any
 
 from tests.support.checker.deletes import Deletes
 from tests.support.checker.ledger import Era, Ledger, Placed, Sent
-from tests.support.checker.problem import name_of
+from tests.support.checker.problem import Problem, name_of
 from tests.support.checker.shapes import Match, match_of
 from tests.support.checker.timeline import FOREVER
 from tests.support.history import Op
 
 BLAMED_MAX = 3  # missing records of one page that are told one by one
-REASONS = ("cap", "ttl", "mixed", "crash", "corrupt", "recreated")
+REASONS = ("cap", "ttl", "mixed", "crash", "corrupt", "recreated", "from_seq_too_old")
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ def make_read(ledger: Ledger, op: Op) -> Read:
     assert op.answered_at is not None
     line = ledger.line
     first, last = line.span(op.sent_at, op.answered_at)
-    node = op.request.get("node") if op.kind == "diff" else None
+    node = op.request.get("node") if op.kind != "last" else None
     return Read(
         op=op,
         sent=op.sent_at,
@@ -81,6 +81,8 @@ class Shown:
             if segment is not None and read.answered < placed.solid.get(segment, FOREVER):
                 placed.solid[segment] = read.answered
             placed.place.known_at = min(placed.place.known_at, read.answered)
+            if request.get("strong"):
+                placed.synced = min(placed.synced, read.answered)
             if placed.place.write.sent > read.answered:
                 self.ledger.blame(
                     "invented", f"seq {placed.seq} was shown before it was sent: {name_of(read.op)}"
@@ -266,12 +268,31 @@ class Missing:
             self._retention(read, tombstone)
         elif reason == "crash":
             self._crash(read, first, last)
+        elif reason == "from_seq_too_old":
+            self._some_gap(read, tombstone)
         elif self.line.rotten > read.answered:
             self.blame("tombstone", f"corrupt, and nothing was damaged: {self._brief(read)}")
         assert read.era is not None
         for placed in self._placed_between(read.era, first, last):
             if read.segment is not None and read.answered < placed.absent.get(read.segment, FOREVER):
                 placed.absent[read.segment] = read.answered
+
+    def _some_gap(self, read: Read, tombstone: dict[str, Any]) -> None:
+        """A stream does not say why there is a gap when it begins: any reason will do."""
+        if self.line.rotten < read.answered:
+            return
+        found: list[Problem] = []
+        for reason in ("cap", "ttl", "mixed", "crash"):
+            del found[:]
+            self.blame = lambda rule, text: found.append(Problem(rule, self.ledger.topic, text))
+            if reason == "crash":
+                self._crash(read, tombstone["gap_from"], tombstone["gap_to"])
+            else:
+                self._retention(read, {**tombstone, "reason": reason})
+            self.blame = self.ledger.blame
+            if not found:
+                return
+        self.blame(found[-1].rule, found[-1].text)
 
     def _placed_between(self, era: Era, first: int, last: int) -> Iterator[Placed]:
         """The records with these seqs; the range may be far wider than what there is."""
@@ -296,7 +317,9 @@ class Missing:
             wrong = "its records do not expire"
         elif answer["earliest_seq"] <= last:
             wrong = "earliest_seq lies in the gap"
-        elif reason == "cap" and not any(c["cap_bytes"] for c in caps):
+        elif (
+            reason == "cap" and not any(c["cap_bytes"] for c in caps) and not read.op.request.get("strong")
+        ):  # who sees only what is synced does not see the head
             kept = min(c["cap_records"] for c in caps if c["discard"] == "old")
             if answer["head_seq"] - last < kept and not self._may_have_fallen(read):
                 wrong = f"a cap of {kept} does not reach so far"
@@ -329,7 +352,7 @@ class Missing:
         for placed in self._placed_between(read.era, first, last):
             write = placed.sent.write
             told = placed.place.known_at < read.sent
-            safe = self.ledger.class_of(write) == "fsync" and told
+            safe = (self.ledger.class_of(write) == "fsync" and told) or placed.synced < read.sent
             if (
                 safe
                 or write.sent > newest

@@ -31,6 +31,9 @@ REQUESTS: dict[str, frozenset[str]] = {
     "list": _names("prefix page_size cursor touch"),
     "last": _names("tag subject each page_size cursor"),
     "tags": _names("prefix page_size cursor"),
+    "watch": _names(
+        "topics node limit max_batch_bytes heartbeat_ms include_meta include_tags include_data consistency group lenient"
+    ),
 }
 RECORD = _names("data tag node meta ttl_ms data_base64")
 
@@ -51,13 +54,14 @@ ANSWERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ("list", "topics", "next_cursor"),
         ("last", "topic records head_seq", "next_cursor"),
         ("tags", "topic tags", "next_cursor"),
+        ("watch", "wid stream_url session_ttl_ms topics", ""),
     ]
 }
 SHOWN = _names("$seq $ts $node $tag meta data $encoding headers")
 TOMBSTONE = _names("gap_from gap_to reason missed_estimate earliest_seq head_seq")
 LISTED = _names("topic head_seq earliest_seq count bytes durable effective_priority")
 CONFIG = REQUESTS["put"]
-EVENTS = _names("kill power stop front full freed error rot clock")
+EVENTS = _names("kill power stop front full freed error rot clock rest")
 
 
 class Unknown(ValueError):
@@ -109,7 +113,7 @@ def _answer_fault(op: Op) -> str | None:
         return f"without {sorted(needed - set(answer))}"
     if len(answer) > len(needed) and not other.issuperset(answer.keys() - needed):
         raise Unknown(f"field {sorted(answer.keys() - needed - other)} in the answer to a {op.kind}")
-    if op.kind != "list" and answer["topic"] != op.topic:
+    if op.kind not in ("list", "watch") and answer["topic"] != op.topic:
         return f"about the topic {answer['topic']!r}"
     rows = _ROWS.get(op.kind)
     return rows(answer) if rows else None
@@ -181,10 +185,10 @@ def match_of(predicate: Any) -> Match | None:
     if how == "Glob":
         prefix = text[:-1]
         return lambda tag: tag is not None and tag.startswith(prefix)
-    return lambda tag: tag is not None and _subject_matches(text.split("."), tag.split("."))
+    return lambda tag: tag is not None and subject_matches(text.split("."), tag.split("."))
 
 
-def _subject_matches(pattern: list[str], tokens: list[str]) -> bool:
+def subject_matches(pattern: list[str], tokens: list[str]) -> bool:
     if pattern[-1] == ">":
         if len(tokens) < len(pattern):
             return False

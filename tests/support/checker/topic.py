@@ -15,7 +15,8 @@ from tests.support.checker.timeline import Timeline, full_config
 from tests.support.history import Op
 
 
-def check_topic(line: Timeline, ops: list[Op], problems: list[Problem]) -> None:
+def check_topic(line: Timeline, ops: list[Op], pushed: list[Op], problems: list[Problem]) -> None:
+    """`pushed` are the pages that streams showed of it."""
     ledger = Ledger(line.topic, line, problems)
     acks = Acks(ledger)
     writes = [op for op in ops if op.kind == "write"]
@@ -26,7 +27,10 @@ def check_topic(line: Timeline, ops: list[Op], problems: list[Problem]) -> None:
         if op.kind == "write":
             acks.take(op)
 
-    reads = [make_read(ledger, op) for op in answered if op.kind in ("diff", "last")]
+    for op in pushed:
+        _shown_since(ledger, op)
+    told = sorted((op for op in [*answered, *pushed] if op.ok), key=lambda op: op.answered_at or 0)
+    reads = [make_read(ledger, op) for op in told if op.kind in ("diff", "last", "push")]
     shown = Shown(ledger)
     for read in reads:
         shown.take(read)
@@ -41,14 +45,14 @@ def check_topic(line: Timeline, ops: list[Op], problems: list[Problem]) -> None:
     deletes = Deletes(ledger, (op for op in ops if op.kind == "delete"))
     deletes.settle()
     missing = Missing(ledger, deletes)
-    pages = [read for read in reads if read.op.kind == "diff"]
+    pages = [read for read in reads if read.op.kind != "last"]
     for read in pages:
         missing.check(read)
     _check_returned(ledger, reads, pages)
 
     counters = Counters(ledger, missing, [sight for op in ops for sight in sights_of(ledger, op)])
     counters.check()
-    counters.check_quiet(pages, ops)
+    counters.check_quiet([page for page in pages if page.op.kind == "diff"], ops)
     lookups = Lookups(ledger, missing)
     for read in reads:
         if read.op.kind == "last":
@@ -62,6 +66,14 @@ def check_topic(line: Timeline, ops: list[Op], problems: list[Problem]) -> None:
         acks.check_condition(op, missing)
         if is_wrong_last_seq(op):
             _check_refusal(ledger, op)
+
+
+def _shown_since(ledger: Ledger, op: Op) -> None:
+    """A page that a stream showed was read after its connection began, and after its newest record was sent."""
+    if op.ok and op.answer["records"] and "data" in op.answer["records"][-1]:
+        sent = ledger.find(op.answer["records"][-1])
+        if sent is not None and op.answered_at is not None and sent.write.sent < op.answered_at:
+            op.sent_at = max(op.sent_at, sent.write.sent)
 
 
 def _check_times(ledger: Ledger) -> None:

@@ -1,0 +1,427 @@
+"""What watchers saw: every connection of a session goes on exactly where it should, and every event is of use to a client.
+
+A client knows where each topic of its session stands: an event's id says so, and the events say how it got there. What this
+module finds between two such places is handed to `pages` as a page that was *pushed*: the records that came, and all seqs
+that were passed in silence, which need a reason like those that any other page leaves out.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import urlsafe_b64decode
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.checker.problem import Problem
+from tests.support.checker.shapes import SHOWN, subject_matches
+from tests.support.history import Frame, History, Op, Stream
+
+DATA = {
+    "record": {"topic", "records", "from_seq", "to_seq", "head_seq"},
+    "tombstone": {"topic", "reason", "gap_from", "gap_to", "earliest_seq", "head_seq"},
+    "caught-up": {"topic", "head_seq"},
+    "topic-deleted": {"topic", "head_seq", "reason"},
+}
+LAST_WORDS = ("server_shutting_down", "taken_over", "slow_consumer", "not_ready")
+DEATHS = ("kill", "power", "stop", "front")
+ID_TOPICS_MAX = 64  # beyond that an id may be opaque
+
+
+@dataclass(slots=True)
+class Rest:
+    """A moment at which every open stream has come to its end, and what there was then."""
+
+    at: int
+    heads: dict[str, int] = field(default_factory=dict)
+
+
+class Watches:
+    """All sessions of a history. `pushed` are the pages that their streams showed, by topic."""
+
+    def __init__(self, history: History, problems: list[Problem]) -> None:
+        self.history, self.problems = history, problems
+        self.pushed: dict[str, list[Op]] = {}
+        self.rests = _rests(history)
+        self.deaths = [event for event in history.events if event.kind in DEATHS]
+        self.dropped = {op.topic for op in history.ops if op.kind == "drop" and not op.refused}
+
+    def follow(self) -> None:
+        made = {op.answer["wid"]: op for op in self.history.ops if op.kind == "watch" and op.ok}
+        groups: dict[str, list[Session]] = {}
+        sessions = {wid: Session(self, op) for wid, op in made.items()}
+        for stream in self.history.streams:
+            if stream.wid not in sessions:
+                self.blame("session", stream.wid, "a stream of a session that nobody made")
+                continue
+            sessions[stream.wid].connect(stream)
+        for session in sessions.values():
+            if session.group is not None:
+                groups.setdefault(session.group, []).append(session)
+        for members in groups.values():
+            Group(self, members).check()
+
+    def blame(self, rule: str, topic: str, text: str) -> None:
+        self.problems.append(Problem(rule, topic, text))
+
+    def died_between(self, start: int, end: int) -> bool:
+        return any(start < (event.until or event.at) and event.at < end for event in self.deaths)
+
+    def forgot_between(self, start: int, end: int) -> bool:
+        """Whether a shard may have forgotten how far a group had come. A front that dies takes what it had with it."""
+        return any(
+            start < (event.until or event.at) and event.at < end
+            for event in self.deaths
+            if event.kind != "front"
+        )
+
+
+def _rests(history: History) -> list[Rest]:
+    found: list[Rest] = []
+    for event in history.events:
+        if event.kind == "rest":
+            until = min((other.at for other in history.events if other.at > event.at), default=1 << 62)
+            rest = Rest(event.at)
+            for op in history.ops:
+                if op.kind == "state" and op.ok and event.at < op.sent_at < until:
+                    rest.heads.setdefault(op.topic, op.answer["head_seq"])
+            found.append(rest)
+    return found
+
+
+def read_id(text: str | None) -> dict[str, int] | None:
+    """An event id says where all topics of the session stand."""
+    try:
+        cursors = json.loads(urlsafe_b64decode((text or "") + "=" * (-len(text or "") % 4)))
+    except (binascii.Error, ValueError):
+        return None
+    return cursors if isinstance(cursors, dict) else None
+
+
+class Session:
+    """One session, through all of its connections."""
+
+    def __init__(self, watches: Watches, op: Op) -> None:
+        self.watches, self.op = watches, op
+        self.group: str | None = op.request.get("group")
+        self.starts: dict[str, int] = {t: row["from_seq"] for t, row in op.answer["topics"].items()}
+        self.names = {name for name in op.request["topics"] if not _is_pattern(name)}
+        self.patterns = [name.split(".") for name in op.request["topics"] if _is_pattern(name)]
+        self.connections: list[Connection] = []
+        for topic in self.starts:
+            if not self.wants(topic):
+                self.blame(topic, "nobody asked for this topic")
+
+    def blame(self, topic: str, text: str) -> None:
+        self.watches.blame("stream", topic, f"{text}: {self.op.client}'s {self.op.answer['wid']}")
+
+    def wants(self, topic: str) -> bool:
+        return topic in self.names or self.finds(topic)
+
+    def finds(self, topic: str) -> bool:
+        return any(subject_matches(pattern, topic.split(".")) for pattern in self.patterns)
+
+    def connect(self, stream: Stream) -> None:
+        if stream.status not in (None, 200, 503):
+            self._refused(stream)
+        before = self.connections[-1] if self.connections else None
+        connection = Connection(self, stream, before)
+        self.connections.append(connection)
+        for frame in stream.frames:
+            connection.take(frame)
+        connection.check_rests()
+
+    def _refused(self, stream: Stream) -> None:
+        """A session is there for five minutes, unless it could not be stored."""
+        moment = stream.answered_at or 0
+        unstored = any(e.kind in ("error", "full") and e.at < moment for e in self.watches.history.events)
+        if stream.status != 404 or not unstored:
+            self.blame("", f"{stream.client} was refused with {stream.status} @{moment}")
+
+
+class Connection:
+    """One connection. `cursors` are the places where topics are known to stand."""
+
+    def __init__(self, session: Session, stream: Stream, before: Connection | None) -> None:
+        self.session, self.stream = session, stream
+        self.cursors: dict[str, int] = {}
+        self.least: dict[str, int] = {}  # where topics stand at least, until they are seen
+        self.is_exact = True  # whether a topic that is not in `cursors` begins at its beginning
+        self.ended: set[str] = set()
+        self.caught_up: set[str] = set()
+        self.last_words: str | None = None
+        self._begin(before)
+
+    def blame(self, topic: str, text: str, frame: Frame | None = None) -> None:
+        where = f"@{self.stream.sent_at}" if frame is None else f"@{frame.at} {frame.event} {_brief(frame)}"
+        self.session.blame(topic, f"{text} {where}")
+
+    # -- where it begins -------------------------------------------------------------------------------------
+
+    def _begin(self, before: Connection | None) -> None:
+        last_id = self.stream.last_event_id
+        if self.session.group is not None:
+            return  # where that stands is not for a member to say
+        if last_id is not None:
+            cursors = read_id(last_id)
+            assert cursors is not None, "a client sends what it was given"
+            self.cursors = dict(cursors)
+            self.least = {topic: 0 for topic in self.session.starts if topic not in cursors}
+        elif before is None:
+            self.cursors = dict(self.session.starts)
+        else:
+            # Where the server left off: that may be behind what this client has seen of it, or before it after a death.
+            # A request that was broken off may even be served now, and set it back to where that client wanted to go on.
+            self.is_exact = False
+            lost = any(connection.stream.status is None for connection in self.session.connections)
+            until = self.stream.answered_at or self.stream.sent_at
+            if not lost and not self.session.watches.died_between(before.stream.sent_at, until):
+                dropped = self.session.watches.dropped
+                known = before.least | before.cursors
+                self.least = {topic: seq for topic, seq in known.items() if topic not in dropped}
+
+    def _cursor(self, topic: str, found: int, frame: Frame) -> int:
+        """Where the topic stood before this event, as far as it is known."""
+        cursor = self.cursors.get(topic)
+        if cursor is not None:
+            return cursor
+        if self.is_exact and topic not in self.least:
+            return 0
+        if found < self.least.get(topic, 0):
+            self.blame(topic, f"it went back behind {self.least[topic]}, to {found}", frame)
+        return found
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def take(self, frame: Frame) -> None:
+        data = frame.data
+        if self.last_words is not None:
+            self.blame("", f"something came after {self.last_words}", frame)
+        if frame.event == "error":
+            self._error(frame)
+            return
+        if frame.event not in DATA or set(data) != DATA[frame.event]:
+            self.blame("", f"the contract does not know it: {data}", frame)
+            return
+        topic = data["topic"]
+        if not self.session.wants(topic):
+            self.blame(topic, "nobody asked for this topic", frame)
+        if topic in self.ended:
+            if self.session.finds(topic):  # a new topic of that name is found like any other
+                self.ended.discard(topic)
+                self.caught_up.discard(topic)
+                self.cursors[topic] = 0
+            else:
+                self.blame(topic, "something came after its end", frame)
+        cursors = read_id(frame.id)
+        if cursors is None or (topic not in cursors and len(cursors) < ID_TOPICS_MAX):
+            self.blame(topic, f"{frame.id!r} is no id of it: {cursors}", frame)
+            return
+        if self.session.group is not None:
+            self._group_frame(frame, topic)
+            return
+        getattr(self, "_" + frame.event.replace("-", "_"))(frame, topic, cursors)
+        self._check_id(frame, topic, cursors)
+
+    def _error(self, frame: Frame) -> None:
+        code = frame.data.get("code")
+        if not {"code", "error", "message"}.issubset(frame.data) or code not in (*LAST_WORDS, 429):
+            self.blame("", f"no such error: {frame.data}", frame)
+        if code != 429:
+            self.last_words = code
+
+    def _record(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
+        data = frame.data
+        cursor = self._cursor(topic, data["from_seq"], frame)
+        if data["from_seq"] < cursor:
+            self.blame(topic, f"it goes on from {data['from_seq']}, though it stood at {cursor}", frame)
+        self._check_records(frame, topic)
+        self._page(frame, topic, cursor, data["to_seq"], data["head_seq"], data["records"])
+        self.caught_up.discard(topic)
+
+    def _check_records(self, frame: Frame, topic: str) -> None:
+        data = frame.data
+        seqs = [record["$seq"] for record in data["records"]]
+        if not seqs or not data["from_seq"] < seqs[0] or seqs[-1] > data["to_seq"]:
+            self.blame(topic, f"{seqs} do not lie behind from_seq, up to to_seq", frame)
+        if any(not SHOWN.issuperset(record) for record in data["records"]):
+            self.blame(topic, "a record with other fields", frame)
+
+    def _tombstone(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
+        data = frame.data
+        gone = {name: data[name] for name in ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")}
+        if data["reason"] == "recreated":
+            self._page(frame, topic, data["head_seq"] + 1, cursors[topic], data["head_seq"], [], gone)
+        else:
+            cursor = self._cursor(topic, data["gap_from"] - 1, frame)
+            if data["gap_from"] <= cursor:
+                self.blame(topic, f"a gap in front of {cursor}", frame)
+            elif data["gap_from"] - 1 > cursor:
+                self._page(frame, topic, cursor, data["gap_from"] - 1, data["head_seq"], [])
+            self._page(frame, topic, data["gap_from"] - 1, data["gap_to"], data["head_seq"], [], gone)
+        self.caught_up.discard(topic)
+
+    def _caught_up(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
+        head = frame.data["head_seq"]
+        cursor = self._cursor(topic, head, frame)
+        if head < cursor:
+            self.blame(topic, f"caught up with {head}, though it stood at {cursor}", frame)
+        self._page(frame, topic, cursor, head, head, [])
+        if topic in self.caught_up:
+            self.blame(topic, "caught up twice, and nothing came between", frame)
+        self.caught_up.add(topic)
+
+    def _topic_deleted(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
+        self._deleted(frame, topic)
+        if cursors.get(topic) == 0:  # a topic of that name that is made later is another one
+            self.cursors[topic] = 0
+
+    def _deleted(self, frame: Frame, topic: str) -> None:
+        if frame.data["head_seq"] or frame.data["reason"] != "deleted":
+            self.blame(topic, f"no end of a topic: {frame.data}", frame)
+        self.ended.add(topic)
+        gone = Op(
+            self.stream.client, "push", topic, {}, self.stream.sent_at, frame.at, 404, {"error": {}}, frame.at
+        )
+        self.session.watches.pushed.setdefault(topic, []).append(gone)
+
+    def _check_id(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
+        if "#" in cursors:
+            return
+        for other, cursor in cursors.items():
+            known = self._cursor(other, cursor, frame)
+            if other == topic:
+                if cursor != known:
+                    self.blame(topic, f"the id says {cursor}, and it stands at {known}", frame)
+            elif cursor < known:
+                self.blame(other, f"the id says {cursor}, and it stood at {known}", frame)
+            elif cursor > known and other not in self.ended:
+                self._page(frame, other, known, cursor, None, [])
+            self.cursors[other] = cursor
+        missing = self.cursors.keys() - cursors.keys() - self.ended
+        for other in missing & self.session.names & self.session.starts.keys():
+            self.blame(other, "the id does not name it", frame)
+
+    # -- groups ----------------------------------------------------------------------------------------------
+
+    def _group_frame(self, frame: Frame, topic: str) -> None:
+        """A member gets parts: each is whole, and they come in order."""
+        data = frame.data
+        if frame.event == "record":
+            self._check_records(frame, topic)
+            cursor = self.cursors.get(topic, 0)
+            died = self.session.watches.died_between(self.stream.sent_at, frame.at)
+            if data["from_seq"] < cursor and not died and topic not in self.session.watches.dropped:
+                self.blame(topic, f"a member is given what lies before {cursor}", frame)
+            self._page(frame, topic, data["from_seq"], data["to_seq"], data["head_seq"], data["records"])
+        elif frame.event == "topic-deleted":
+            self._deleted(frame, topic)
+
+    # -- pages -----------------------------------------------------------------------------------------------
+
+    def _page(
+        self,
+        frame: Frame,
+        topic: str,
+        start: int,
+        end: int,
+        head: int | None,
+        records: list[Any],
+        tombstone: dict[str, Any] | None = None,
+    ) -> None:
+        if tombstone is None and end == start and not records:
+            self.cursors[topic] = end
+            return
+        asked = self.session.op.request
+        names = ("limit", "node", "include_tags", "include_meta", "include_data", "group")
+        request = {name: asked[name] for name in names if name in asked}
+        request |= {"from_seq": start, "strong": asked.get("consistency") == "strong"}
+        answer = {
+            "topic": topic,
+            "records": records,
+            "next_from_seq": end,
+            "head_seq": end if head is None else head,
+            "earliest_seq": 0 if tombstone is None else tombstone["earliest_seq"],
+            "caught_up": head is None or head == end,
+            "tombstone": tombstone,
+        }
+        sent = self.stream.sent_at
+        op = Op(self.stream.client, "push", topic, request, sent, frame.at, 200, answer, frame.at)
+        self.session.watches.pushed.setdefault(topic, []).append(op)
+        self.cursors[topic] = end
+
+    # -- rest ------------------------------------------------------------------------------------------------
+
+    def check_rests(self) -> None:
+        stream = self.stream
+        for rest in self.session.watches.rests:
+            open_then = stream.ok and stream.sent_at < rest.at < (stream.ended_at or 1 << 62)
+            if open_then and self.session.group is None:
+                self._check_rest(rest)
+
+    def _check_rest(self, rest: Rest) -> None:
+        """Everything that was there has come, and the client knows that it is all."""
+        frame = Frame(rest.at, "rest", None, {})
+        for topic, head in rest.heads.items():
+            if not self.session.wants(topic) or (topic in self.ended and not self.session.finds(topic)):
+                continue
+            if topic not in self.session.starts and topic in self.session.names and not self.session.patterns:
+                continue  # it was not there when the session was made
+            if topic not in self.caught_up:
+                self.blame(topic, f"never caught up with {head}", frame)
+            cursor = self.cursors.get(topic)
+            if cursor is None:
+                self.blame(topic, "never heard of", frame)
+            elif cursor < head:
+                self._page(frame, topic, cursor, head, head, [])
+            elif cursor > head:
+                self.blame(topic, f"it stands at {cursor}, and the head is {head}", frame)
+        for topic in self.session.names & self.session.starts.keys():
+            if topic not in rest.heads and topic not in self.ended:
+                self.blame(topic, "it is gone, and the stream does not say so", frame)
+
+
+@dataclass(slots=True)
+class Dealt:
+    frame: Frame
+    connection: Connection
+
+
+class Group:
+    """Members of a group share every topic."""
+
+    def __init__(self, watches: Watches, members: list[Session]) -> None:
+        self.watches, self.members = watches, members
+
+    def check(self) -> None:
+        shown: dict[tuple[str, int], Dealt] = {}
+        frames = [
+            Dealt(frame, connection)
+            for member in self.members
+            for connection in member.connections
+            for frame in connection.stream.frames
+            if frame.event == "record"
+        ]
+        for dealt in sorted(frames, key=lambda dealt: dealt.frame.at):
+            topic = dealt.frame.data["topic"]
+            if topic in self.watches.dropped:
+                continue
+            for record in dealt.frame.data["records"]:
+                first = shown.setdefault((topic, record["$seq"]), dealt)
+                since = first.connection.stream.sent_at
+                if first is not dealt and not self.watches.forgot_between(since, dealt.frame.at):
+                    dealt.connection.blame(
+                        topic, f"seq {record['$seq']} had gone to {first.connection.stream.client} @{first.frame.at}",
+                        dealt.frame,
+                    )  # fmt: skip
+
+
+def _is_pattern(name: str) -> bool:
+    return "*" in name or ">" in name
+
+
+def _brief(frame: Frame) -> str:
+    data = {name: value for name, value in frame.data.items() if name != "records"}
+    if "records" in frame.data:
+        data["seqs"] = [record["$seq"] for record in frame.data["records"]]
+    return str(data)
