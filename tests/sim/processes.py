@@ -171,6 +171,7 @@ class SimShard:
         when_us = max(
             at_us if at_us is not None else self.world.now_us + self.server.rng.choice((0, 5, 20, 300)),
             self.stalled_until_us,
+            self.world.now_us,
         )
         if self._step_at_us is None or when_us < self._step_at_us:
             self._step_at_us = when_us
