@@ -401,7 +401,7 @@ def _stream() -> Json:
         description="Needs the key that made the watch, if it was made with one. Events: `record` (`topic`, `records`, `from_seq`, "
         "`to_seq`, `head_seq`), `tombstone` (`topic`, `reason`, `gap_from`, `gap_to`, `earliest_seq`, `head_seq`), `caught-up` (`topic`, "
         "`head_seq`), `topic-deleted` (`topic`, `head_seq`, `reason`), `error` (`code`, `error`, `message`). Each but the last has "
-        "an id; a client that comes back with it, or without, misses nothing. A second stream of the same watch ends the first.",
+        "an id; a client that comes back with it misses nothing, without it what was on its way. A second stream of the same watch ends the first.",
         parameters=[
             {
                 "name": "wid",

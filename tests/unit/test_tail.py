@@ -201,7 +201,7 @@ def test_a_broken_stream_goes_on_from_the_last_whole_event() -> None:
         run = Run(server, count=2)
     assert run.shown == [1, 2]
     assert server.ids == [None, "a"]
-    assert run.told == ["the connection broke; trying again every 0.001 s", "following again"]
+    assert run.told == ["the connection broke (trying again every 0.001 s)", "following again"]
 
 
 def test_a_forgotten_session_is_made_again_from_the_cursors() -> None:
@@ -247,7 +247,7 @@ def test_gaps_and_deleted_topics_are_told() -> None:
     assert run.told == [
         "t: records 1 to 4 are gone (cap)",
         "t: record 6 is gone (crash)",
-        "t was deleted and made again; following the new one",
+        "t ends before that seq, so it was deleted and made again; from its beginning",
         "t was deleted",
     ]
     assert (run.code, run.reason) == (FAILED, "nothing is left to follow")
@@ -309,7 +309,7 @@ def test_why_a_stream_ended_is_told() -> None:
         run = Run(server, count=1)
     assert run.told == [
         "slow down",
-        "the server is stopping; trying again every 0.001 s",
+        "the server is stopping (trying again every 0.001 s)",
         "following again",
     ]
 

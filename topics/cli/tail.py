@@ -159,7 +159,7 @@ class Tail:
         seconds = self._reader.retry_ms / 1000
         if not self._is_out:
             self._is_out = True
-            self._say(f"{why}; trying again every {seconds:g} s")
+            self._say(f"{why} (trying again every {seconds:g} s)")
         time.sleep(seconds)
 
     def _refused(self, error: Refused) -> None:
@@ -247,7 +247,7 @@ class Tail:
 
 def gap_text(gap: _Gap) -> str:
     if gap.reason == "recreated":
-        return f"{gap.topic} was deleted and made again; following the new one"
+        return f"{gap.topic} ends before that seq, so it was deleted and made again; from its beginning"
     some = (
         f"record {gap.gap_from} is"
         if gap.gap_from == gap.gap_to
@@ -275,21 +275,30 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("topics", nargs="+", metavar="TOPIC", help="a topic's name, or a pattern: 'orders.>'")
+    parser.add_argument(
+        "topics",
+        nargs="+",
+        metavar="TOPIC",
+        help="name of a topic that exists, or a pattern, for later ones too: 'orders.>'",
+    )
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("--from", dest="from_seq", type=_seq, metavar="SEQ", help="begin after this seq")
+    start.add_argument(
+        "--from", dest="from_seq", type=_seq, metavar="SEQ", help="begin after this seq, in every topic"
+    )
     start.add_argument(
         "--all", dest="from_seq", action="store_const", const=0, help="begin with the first record"
     )
     parser.add_argument("--count", type=_count, metavar="N", help="stop after N records")
     parser.add_argument(
-        "--group", metavar="NAME", help="share with all who name this group: each record goes to one of them"
+        "--group",
+        metavar="NAME",
+        help="share with all who name this group: each record goes to one of them, at most once; where it begins, the first one says",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--json", action="store_true", help="one JSON object a line: the record, with its topic and tag"
     )
-    form.add_argument("--raw", action="store_true", help="data only, as JSON; bytes in base64")
+    form.add_argument("--raw", action="store_true", help="data only, as JSON; bytes as base64 text")
     url = environ.get("TOPICS_URL") or DEFAULT_URL
     parser.add_argument("--url", default=url, help=f"where the server is; TOPICS_URL, else {DEFAULT_URL}")
     key = environ.get("TOPICS_API_KEY", "")
