@@ -110,6 +110,7 @@ class Feeds:
         if wish.group is not None:
             feed.group = self._join(feed, log, wish)
             feed.position = feed.group.cursor
+            head = max(head, feed.position)  # what was dealt is known, whatever else is not synced yet
         self._push(
             feed, FeedPage(feed.position, feed.position, head, _earliest(log), 0, feed.position >= head), b""
         )

@@ -96,6 +96,8 @@ class WatchDesk:
         self._per_front: dict[bytes, int] = {}
         self._trie: SubjectTrie[tuple[bytes, int]] = SubjectTrie()
         self._streams: dict[bytes, int] = {}  # how many are open, by front
+        # Topics that were made while their look-out was searching: they go with its answer.
+        self._made_meanwhile: dict[tuple[bytes, int], list[str]] = {}
         self._work: deque[Callable[[], bool]] = deque()  # searches, a step of one at a time
         self._opening: list[Opening] = []
         self._made: list[tuple[bytes, int]] = []  # answers that wait for the next save
@@ -217,18 +219,25 @@ class WatchDesk:
         self._trie.insert(wish.pattern.encode(), key)
         self._look_outs[key] = wish
         self._per_front[peer] = self._per_front.get(peer, 0) + 1
-        self._search(
-            [wish.pattern],
-            wish.prefixes,
-            lambda matches: self._reply(peer, request.id, encode(list(matches))),
-        )
+        made: list[str] = []
+        self._made_meanwhile[key] = made
+
+        def found(matches: dict[str, list[int]]) -> None:
+            if self._made_meanwhile.pop(key, None) is made:
+                self._reply(peer, request.id, encode([*matches, *made]))
+
+        self._search([wish.pattern], wish.prefixes, found)
 
     def _created(self, name: str) -> None:
         if not self._look_outs:
             return
         for key in self._trie.match(name.encode()).plain:
             prefixes = self._look_outs[key].prefixes
-            if prefixes is None or name.startswith(tuple(prefixes)):
+            if prefixes is not None and not name.startswith(tuple(prefixes)):
+                continue
+            if key in self._made_meanwhile:
+                self._made_meanwhile[key].append(name)
+            else:
                 self._send(key[0], key[1], 200, wire.NEW_TOPIC, b"", name.encode())
 
     def _on_unfollow(self, peer: bytes, request: wire.Request) -> None:
@@ -240,6 +249,7 @@ class WatchDesk:
 
     def _end_look_out(self, key: tuple[bytes, int]) -> None:
         self._trie.remove(self._look_outs.pop(key).pattern.encode(), key)
+        self._made_meanwhile.pop(key, None)
         left = self._per_front[key[0]] - 1
         if left:
             self._per_front[key[0]] = left
