@@ -72,9 +72,12 @@ class StreamsDesk:
             return "max_sse_connections_per_key", most_per_key
         return None
 
-    def take_place(self, key: ApiKey | None) -> Callable[[], None] | None:
-        """A place for one stream; what is returned gives it back. None: there is none."""
-        if self.full(key) is not None:
+    def take_place(self, key: ApiKey | None, *, in_place_of: str = "") -> Callable[[], None] | None:
+        """A place for one stream; what is returned gives it back. None: there is none.
+
+        A stream that goes on in place of one that is open here needs no place beside it: that one ends.
+        """
+        if self.full(key) is not None and all(s.wid != in_place_of for s in self._streams.values()):
             return None
         digest = key.digest if key is not None else b""
         self.count += 1

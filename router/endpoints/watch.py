@@ -69,6 +69,10 @@ def check_names(call: Call, wanted: dict[str, StartBody]) -> None:
     for name, start in wanted.items():
         check_u64(from_seq=start.from_seq)
         if not is_pattern(name):
+            if "*" in name or ">" in name:
+                raise InvalidRequest(
+                    f"in {name!r} a wildcard is only a part of a token; write it alone: a.*, a.>"
+                )
             continue
         try:
             parse_pattern(name.encode())
@@ -235,7 +239,8 @@ def open_stream(call: Call, respond: Respond) -> None:
         return
     desk = call.services.desk
     only_looks = call.request.method == b"HEAD"
-    leave = None if only_looks else desk.take_place(call.key)
+    wid = call.topic.decode("utf-8", "replace")
+    leave = None if only_looks else desk.take_place(call.key, in_place_of=wid)
     opening = Opening(call, respond, leave)
     if leave is not None:
         before = call.request.leave
@@ -264,7 +269,9 @@ class Opening:
         if self._gone:
             return
         key = call.key.digest if call.key is not None else b""
-        last_id = call.request.last_event_id.decode("ascii", "replace")
+        header = call.request.last_event_id.decode("ascii", "replace")
+        # A page that makes an EventSource of its own again cannot set the header.
+        last_id = header or parse_query(call.request.query).get("last_event_id", "")
         wish = OpenSession(self._wid, key, self._number, last_id)
         shard = call.services.desk.fanout.shard_of(self._wid)
         call.services.core.send(

@@ -195,7 +195,9 @@ class Tail:
                 self._show(msgspec.json.decode(event.data, type=_Records))
             case "tombstone":
                 gap = msgspec.json.decode(event.data, type=_Gap)
-                self._following.moved(gap.topic, gap.gap_to)
+                # Records of a topic that was made again come from its beginning, below the end of that gap.
+                recreated = gap.reason == "recreated"
+                self._following.moved(gap.topic, 0 if recreated else gap.gap_to)
                 self._say(gap_text(gap))
             case "caught-up":
                 mark = msgspec.json.decode(event.data, type=_CaughtUp)
