@@ -45,12 +45,17 @@ class EventStream(Watcher):
         self._sink: Sink | None = None
         self._is_single = len(opened.cursors) == 1 and not spec.patterns
         self._refused = False
+        self._farewell = b""
         self._counted = 0  # of the subs, when `_names_all` was found out
         self._names_all = True
 
     # -- the connection's calls ----------------------------------------------------------------------------
 
     def opened(self, sink: Sink) -> None:
+        if self.is_closed:  # it was ended before it could begin
+            sink.write(sse.RETRY + self._farewell)
+            sink.close()
+            return
         self._sink = sink
         self._write(sse.RETRY)
         spec = self._spec
@@ -193,6 +198,7 @@ class EventStream(Watcher):
             return
         self.fanout.close(self)
         self._desk.closed(self)
+        self._farewell = last
         if self._sink is not None:
             if last:
                 self._sink.write(last)

@@ -123,6 +123,7 @@ class Sub:
         "owes_caught_up",
         "piece",
         "read",
+        "renewed",
         "seen",
         "state",
         "topic",
@@ -142,6 +143,9 @@ class Sub:
         self.read = 0  # number of the read that is under way
         self.held: deque[News] = deque()  # pages of a group for which there was no room
         self.seen = 0  # where it knows its group to have been: what it was dealt last
+        self.renewed: LookOutShare | None = (
+            None  # has found a new topic of this name before this one was gone
+        )
 
 
 class Watcher:
@@ -326,6 +330,7 @@ class Fanout:
         body = encode(Follow(feed.options, feed.group, cursor, seen))
         if feed.number:
             self._by_number.pop((feed.shard, feed.number), None)
+            feed.number = 0
         feed.number = self._ask(
             feed.shard, wire.FOLLOW, feed.topic.encode(), body, lambda reply: self._followed(feed, reply)
         )
@@ -362,11 +367,13 @@ class Fanout:
                 self._catch_up(sub, feed)
 
     def _follow_later(self, feed: Feed) -> None:
-        delay_us = feed.retry_us
+        delay_us, number = feed.retry_us, feed.number
         feed.retry_us = min(2 * delay_us, RETRY_MAX_US)
 
         def again() -> None:
-            if feed.position is None and feed in self._by_shard[feed.shard]:
+            # With another number it was followed since, by a restart of its shard.
+            is_due = feed.position is None and feed.number == number
+            if is_due and feed in self._by_shard[feed.shard]:
                 self._follow(feed)
 
         self.later(delay_us, again)
@@ -394,7 +401,7 @@ class Fanout:
         elif reply.kind == wire.NEW_TOPIC:
             share = self._shares_by_number.get((shard, reply.id))
             if share is not None:
-                self._share_found(share, bytes(reply.body).decode())
+                self._share_found(share, bytes(reply.body).decode(), is_new=True)
         elif reply.kind == wire.END:
             self.on_end(reply.id)
 
@@ -455,10 +462,15 @@ class Fanout:
 
     def _topic_gone(self, feed: Feed) -> None:
         feed.position = None
-        for sub in [*feed.live, *feed.waiting]:
+        gone = [*feed.live, *feed.waiting]
+        for sub in gone:
             self._sub_gone(sub)
         if feed in self._by_shard[feed.shard]:
             self._drop_feed(feed)
+        for sub in gone:
+            if sub.renewed is not None and sub.watcher in sub.renewed.watchers:
+                sub.renewed.names[sub.topic] = None
+                self._found(sub.watcher, sub.topic, *sub.renewed.watchers[sub.watcher])
 
     def _sub_gone(self, sub: Sub) -> None:
         watcher = sub.watcher
@@ -551,8 +563,9 @@ class Fanout:
         watcher.reads -= 1
         self._reading_bytes -= cost
         refused_at_once, sub.read = sub.read == -1, 0
-        if sub.feed is feed and not watcher.is_closed:
-            self._read_ended(sub, feed, reply)
+        if not watcher.is_closed:
+            if sub.feed is feed:
+                self._read_ended(sub, feed, reply)
             if not refused_at_once:  # else `_pump` has called, and goes on by itself
                 self._pump(watcher)
         if not refused_at_once:
@@ -618,7 +631,8 @@ class Fanout:
             return
         if reply.status == 200:
             for name in _names(reply.body):
-                self._share_found(share, name)
+                if name not in share.names:  # else watchers have it, or do not want it any more
+                    self._share_found(share, name)
         elif self.core.links[shard].incarnation is not None:
             self.later(RETRY_US, partial(self._look_out_again, share, shard, share.numbers.get(shard)))
 
@@ -626,9 +640,12 @@ class Fanout:
         if share.watchers and share.numbers.get(shard) == number and self.core.links[shard].incarnation:
             self._send_look_out(share, shard)
 
-    def _share_found(self, share: LookOutShare, name: str) -> None:
+    def _share_found(self, share: LookOutShare, name: str, *, is_new: bool = False) -> None:
         share.names[name] = None
         for watcher, (options, group) in list(share.watchers.items()):
+            known = watcher.subs.get(name)
+            if is_new and known is not None and known.state is not ENDED:
+                known.renewed = share  # that the old one is gone is still to come
             self._found(watcher, name, options, group)
 
     def _found(self, watcher: Watcher, name: str, options: FeedOptions, group: str | None) -> None:

@@ -116,6 +116,10 @@ class StreamsDesk:
 
     # -- event streams -------------------------------------------------------------------------------------
 
+    def expect(self, stream: EventStream) -> None:
+        """Its session is open; its client may still have to be told."""
+        self._streams[stream.number] = stream
+
     def opened(self, stream: EventStream) -> None:
         self._streams[stream.number] = stream
         self._plan_beat(stream, self._beat_due_us(stream, self._now_us()))

@@ -28,6 +28,7 @@ from topics.watching import STREAM_TOPICS_MAX
 # Beyond them the client is not read from; see `is_busy`.
 COMMANDS_WAITING_MAX = 64
 COMMANDS_BYTES_MAX = 1 << 20
+NAME_MAX = 255  # of a topic; a longer one fits no message to a shard, which checks the rest
 
 _SOCKET = b"ws"
 NOTHING = msgspec.Raw(b"")  # of `Raw | None` msgspec would take null alone
@@ -172,6 +173,8 @@ class SocketWatcher(Watcher):
         )
 
     def _refuse_with(self, request_id: bytes, response: Response) -> None:
+        if self.is_closed:
+            return
         error = msgspec.json.decode(response.body)["error"]
         self._refuse(request_id, error["code"], error["message"])
         self._finish()
@@ -268,6 +271,8 @@ class SocketWatcher(Watcher):
         write: WriteBody = self._decode(_write, message)
         if topic is None or any(not row.data and row.data_base64 is None for row in write.records):
             raise InvalidJson("a publish has a topic, and records with data")
+        if len(topic) > NAME_MAX:
+            raise InvalidRequest(f"a topic name has 1 to {NAME_MAX} characters")
         if bytes(command.config) not in (b"", b"null") and key is not None and "admin" not in key.scopes:
             raise Forbidden("publishing with a config needs the scope admin")
         if key is not None and not key.covers(topic):

@@ -21,7 +21,7 @@ from topics import wire
 from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine.engine import Engine
-from topics.engine.errors import Throttled, TopicsError
+from topics.engine.errors import Throttled, TopicNotFound, TopicsError
 from topics.engine.render import render_records
 from topics.engine.topic_log import TopicLog
 from topics.http_errors import error_parts
@@ -48,6 +48,8 @@ class Feed:
     unfed: deque[tuple[int, int]] = field(default_factory=deque)  # pages that were sent and not passed on
     group: Group | None = None
     token: Any = None  # of the read that stands in the engine
+    asked: cmd.Diff | None = None  # and the read, while the engine has not seen it
+    is_early: bool = False  # it began before it was known how much is synced
 
     @property
     def has_room(self) -> bool:
@@ -63,6 +65,7 @@ class Group:
     members: list[Feed] = field(default_factory=list)
     turn: int = 0  # which member is next
     token: Any = None
+    asked: cmd.Diff | None = None
     ready_ms: int = 0  # nothing is dealt before
     restored: bool = False  # its cursor may be behind
     empty_since_ms: int = 0
@@ -101,10 +104,12 @@ class Feeds:
         log = self._shard.to_follow(topic)
         if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
             raise Throttled("too many feeds of one front", limit="feeds", max=FEEDS_PER_FRONT_MAX)
+        is_known = log.unsafe_heads is not None
         if wish.options.strong:
             self._shard.keep_safe(log)
         head = self._head(log, wish.options)
         feed = Feed(peer, number, topic, wish.options, head)
+        feed.is_early = not is_known and head < log.view.head
         self._feeds[peer, number] = feed
         self._per_front[peer] = self._per_front.get(peer, 0) + 1
         if wish.group is not None:
@@ -130,18 +135,22 @@ class Feeds:
             self._ask(feed)
 
     def unfollow(self, peer: bytes, number: int) -> None:
-        feed = self._feeds.pop((peer, number), None)
+        feed = self._feeds.get((peer, number))
         if feed is None:
             return
-        left = self._per_front[peer] - 1
-        if left:
-            self._per_front[peer] = left
-        else:
-            del self._per_front[peer]
+        self._remove(feed)
         if feed.group is not None:
             self._leave(feed, feed.group, hand_back=True)
         else:
             self._withdraw(feed)
+
+    def _remove(self, feed: Feed) -> None:
+        del self._feeds[feed.peer, feed.number]
+        left = self._per_front[feed.peer] - 1
+        if left:
+            self._per_front[feed.peer] = left
+        else:
+            del self._per_front[feed.peer]
 
     def front_gone(self, peer: bytes) -> None:
         for feed in [feed for feed in self._feeds.values() if feed.peer == peer]:
@@ -181,9 +190,12 @@ class Feeds:
             asker.token = self._ask_engine(peer, asker, None)  # type: ignore[arg-type]
             self._shard.park(asker.token, command, log, position)
         else:
-            asker.token = self._ask_engine(peer, asker, command)
+            asker.token, asker.asked = self._ask_engine(peer, asker, command), command
 
     def _withdraw(self, asker: Feed | Group) -> None:
+        if asker.asked is not None:
+            asker.asked.standing = False  # should the engine see it only now: nobody would take it out again
+            asker.asked = None
         log = self._shard.published.get(asker.topic)
         if asker.token is not None and log is not None:
             self._shard.unpark(asker.token, log)
@@ -193,7 +205,7 @@ class Feeds:
         """The read that stood for it has found something."""
         if asker.token is not token:
             return  # it was withdrawn meanwhile
-        asker.token = None
+        asker.token = asker.asked = None
         if isinstance(result, TopicsError):
             self._fail(asker, result)
             return
@@ -205,9 +217,15 @@ class Feeds:
         if isinstance(asker, Group):
             self._deal(asker, result)
             return
-        page = feed_page(result, asker.position)
+        if asker.is_early:
+            # It is known now how much is synced. Watchers read up to there, as they do with any other feed.
+            asker.is_early = False
+            head = result.head_seq
+            page, text = FeedPage(head, head, head, result.earliest_seq, 0, True), b""
+        else:
+            page, text = feed_page(result, asker.position), self._render(result, asker.options)
         asker.position = page.to_seq
-        self._push(asker, page, self._render(result, asker.options))
+        self._push(asker, page, text)
         asker.unfed.append((page.from_seq, page.to_seq))
         if asker.has_room:
             self._ask(asker)
@@ -215,13 +233,18 @@ class Feeds:
     def _fail(self, asker: Feed | Group, error: TopicsError) -> None:
         """The topic is gone, or cannot be read: the fronts hear of it, and follow again if they want to."""
         status, body = error_parts(error)
-        feeds = list(asker.members) if isinstance(asker, Group) else [asker]
+        if isinstance(asker, Group):
+            self._withdraw(asker)
+            feeds, asker.members = asker.members, []
+            asker.empty_since_ms = self._now_ms()
+            if isinstance(error, TopicNotFound):
+                self._groups.pop((asker.topic, asker.name), None)
+                self.groups_changed = True
+        else:
+            feeds = [asker]
         for feed in feeds:
             self._send(feed.peer, feed.number, status, wire.JSON, b"", body)
-            self.unfollow(feed.peer, feed.number)
-        if isinstance(asker, Group):
-            self._groups.pop((asker.topic, asker.name), None)
-            self.groups_changed = True
+            self._remove(feed)
 
     def _push(self, feed: Feed, page: FeedPage, body: bytes) -> None:
         self._send(feed.peer, feed.number, 200, wire.FEED, page_head(page), body)
@@ -249,11 +272,13 @@ class Feeds:
     def _join(self, feed: Feed, log: TopicLog, wish: Follow) -> Group:
         assert wish.group is not None
         group = self._groups.get((feed.topic, wish.group))
-        if group is None or group.topic_id != log.id:
+        if group is not None and group.topic_id != log.id:
+            self._fail(group, TopicNotFound(group.topic))
+            group = None
+        if group is None:
             self._sweep_groups()
             if len(self._groups) >= GROUPS_MAX:
-                self._feeds.pop((feed.peer, feed.number))
-                self._per_front[feed.peer] -= 1
+                self._remove(feed)
                 raise Throttled("too many groups", limit="groups", max=GROUPS_MAX)
             group = Group(feed.topic, log.id, wish.group, min(wish.from_seq, log.view.head))
             self._groups[feed.topic, wish.group] = group
@@ -285,7 +310,10 @@ class Feeds:
 
     def _deal_on(self, group: Group) -> None:
         """Read on for a group if somebody has room."""
-        if group.token is None and not self._is_waiting(group) and any(m.has_room for m in group.members):
+        log = self._shard.published.get(group.topic)
+        if log is not None and log.id != group.topic_id:
+            self._fail(group, TopicNotFound(group.topic))  # it was made again while nobody had room
+        elif group.token is None and not self._is_waiting(group) and any(m.has_room for m in group.members):
             self._ask(group)
 
     def _is_waiting(self, group: Group) -> bool:

@@ -296,12 +296,13 @@ class Sessions:
             self._rest(request.wid, now_ms)
         return True
 
-    def front_gone(self, peer: bytes, now_ms: int) -> None:
-        """Its streams have ended, and may have got further than they could save."""
-        for wid, session in self._sessions.items():
-            if session.stream and session.peer == peer:
-                session.maybe_old = True
-                self._rest(wid, now_ms)
+    def front_gone(self, peer: bytes, now_ms: int) -> list[str]:
+        """Its streams have ended, and may have got further than they could save. Returns their sessions."""
+        left = [wid for wid, session in self._sessions.items() if session.stream and session.peer == peer]
+        for wid in left:
+            self._sessions[wid].maybe_old = True
+            self._rest(wid, now_ms)
+        return left
 
     # -- time ----------------------------------------------------------------------------------------------
 

@@ -125,8 +125,8 @@ class WatchDesk:
             self.feeds.load_groups(saved.groups)
 
     def _wall_ms(self) -> int:
-        """A time that goes on over restarts, for what lasts longer than this process."""
-        return self._engine.clock.now_ms
+        """A time that goes on over restarts, for what lasts longer than this process. It need not be a turn's time."""
+        return self._engine.clock.read()
 
     def receive(self, peer: bytes, request: wire.Request) -> bool:
         """Whether it was for the desk; a TopicsError is what the front is to be told."""
@@ -142,7 +142,9 @@ class WatchDesk:
     def front_gone(self, peer: bytes) -> None:
         self._streams.pop(peer, None)
         self.feeds.front_gone(peer)
-        self.sessions.front_gone(peer, self._wall_ms())
+        self._opening = [opening for opening in self._opening if opening.peer != peer]
+        for wid in self.sessions.front_gone(peer, self._wall_ms()):
+            self._open_again(wid)
         for key in [key for key in self._look_outs if key[0] == peer]:
             self._end_look_out(key)
         for wid in {opening.request.wid for opening in self._opening}:

@@ -303,6 +303,7 @@ class Opening:
             desk.fanout, desk, self._wid, self._number, opened, key_prefixes(self._call), self._leave
         )
         self._leave = None
+        desk.expect(stream)
         self._respond(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=stream))
 
     def _finish(self, response: Response) -> None:

@@ -154,7 +154,7 @@ class Engine:
                 self._checkpoint_wanted = True
         if self._has_background_work():
             self._run_background()
-        if shard.dirty or shard.waiter_heap:
+        if shard.dirty or shard.unwoken or shard.waiter_heap:
             shard.wake_waiters()
         if shard.ops or shard.frames:
             self._commit()
