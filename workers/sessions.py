@@ -290,6 +290,9 @@ class Sessions:
             return False
         if request.number != session.save + 1:
             session.maybe_old = True  # what was in the saves between is not known
+        if any(cursor < session.cursors.get(topic, 0) for topic, cursor in request.cursors.items()):
+            # Another topic has that name now. A client that has not heard of it comes with an id that is ahead, and must hear.
+            session.maybe_old = True
         session.apply(request.number, dict(request.cursors))
         self._note_change(request.wid)
         if request.closes:

@@ -29,6 +29,7 @@ FRESH_S = 20.0
 RARE = [
     "starts", "recoveries", "kills", "front kills", "power cuts", "stops", "crashes at a call", "failed starts",
     "read only", "rot", "fill_disk", "slow_disk", "stall", "set_clock", "lull", "checkpoint", "fail_call",
+    "frame record", "frame tombstone", "frame caught-up", "frame topic-deleted", "frame error",
 ]  # fmt: skip
 
 
@@ -64,7 +65,8 @@ def test_every_rare_event_happens() -> None:
 ANSWERS = [
     "200", "201", "404 topic_not_found", "409 wrong_last_seq", "422 topic_full", "429 disk_full", "429 max_topics",
     "500 read_only", "503 replaying", "503 shard down", "503 outcome unknown", "no answer", "deduped", "gap cap",
-    "gap ttl", "gap crash", "gap recreated", "gap corrupt",
+    "gap ttl", "gap crash", "gap recreated", "gap corrupt", "pushed gap from_seq_too_old", "pushed gap cap",
+    "pushed gap crash", "pushed gap recreated", "stream resumed", "stream broken", "stream taken_over",
 ]  # fmt: skip
 
 
@@ -80,6 +82,14 @@ def answers(story: Story) -> Counter[str]:
                 found[f"gap {op.answer['tombstone']['reason']}"] += 1
         else:
             found[kind_of_error(op.status, op.answer["error"])] += 1
+    for stream in story.history.streams:
+        found["stream resumed"] += stream.ok and stream.last_event_id is not None
+        found["stream broken"] += stream.end == "broken"
+        for frame in stream.frames:
+            if frame.event == "tombstone":
+                found[f"pushed gap {frame.data['reason']}"] += 1
+            elif frame.event == "error":
+                found[f"stream {frame.data['code']}"] += 1
     return found
 
 

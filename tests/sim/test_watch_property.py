@@ -20,6 +20,7 @@ from tests.sim.processes import Machine, SimServer
 from tests.sim.watchers import REST_US, SimSink, Watcher
 from tests.sim.world import MS, S, World
 from tests.support.checker import assert_ok
+from tests.support.checker.streams import read_id
 from topics.engine.config import EngineConfig
 from topics.settings import Settings
 
@@ -246,3 +247,16 @@ def test_the_watchers_of_a_tale_are_connected_and_read_on_by_themselves() -> Non
     for watcher in tale.crowd.watchers:
         assert isinstance(watcher, Follower)
         assert watcher.seqs == [1, 2, 3, 4, 5]
+
+
+def test_every_id_names_every_topic() -> None:
+    """A stream that joined a running feed said so before it had begun to follow its other topics."""
+    wish = {"topics": {TOPIC: {}, "u": {}}, "lenient": True}
+    tale = Tale(1, [{"topics": {TOPIC: {}}}])
+    tale.writer.ask("put", "u", {})
+    tale.world.run_for(REST_US)
+    late = Follower(tale.crowd, "late", wish)
+    tale.crowd.watchers.append(late)
+    tale.world.run_for(REST_US)
+    assert late.seen
+    assert all(set(read_id(text) or ()) == {TOPIC, "u"} for text in late.seen)

@@ -334,6 +334,19 @@ def test_ids_are_not_used_again() -> None:
 @fault(
     "link", "a worker does not answer in time", "the client gets an answer; a change has an unknown outcome"
 )
+def test_what_a_shard_says_of_a_stream_is_no_answer_to_a_request() -> None:
+    """Streams had numbers of their own: a write with the same one was answered with the news that a stream is to end."""
+    core = core_with()
+    pushed: list[int] = []
+    core.on_push = lambda shard, reply: pushed.append(reply.id)
+    answers = [send(core) for _ in range(3)]
+    stream = core.take_number()
+    answers += [send(core) for _ in range(3)]
+    answer(core, 0, stream)
+    assert pushed == [stream]
+    assert answers == [[]] * 6
+
+
 def test_what_waits_too_long_is_given_up() -> None:
     core = core_with(2)
     old, question, young = send(core, at=0), send(core, 1, op=wire.DIFF, at=0), send(core, at=10)

@@ -424,3 +424,29 @@ def test_the_file_has_what_changed_and_what_did_not() -> None:
     assert {row.wid: replace(row, maybe_old=False) for row in stored(again)} == after
     sessions.sweep(T0 + SESSION_TTL_MS)
     assert [row.wid for row in stored(sessions)] == ["w"]
+
+
+# ---- found by simulated watchers
+
+
+def test_a_client_that_has_not_heard_of_a_new_topic_of_that_name_hears_of_it() -> None:
+    """A stream had begun anew in it, and its client left before it knew: it went on in the midst of the new topic."""
+    sessions = make({"a": 43})
+    opened(sessions)
+    saved(sessions, 1, {"a": 8}, closes=True)
+    assert opened(sessions, 2, made({"a": 43})).cursors == {"a": 43}
+
+
+def test_topics_that_a_pattern_has_found_are_known_by_an_id_when_their_save_was_lost() -> None:
+    """They were read again from their beginning."""
+    sessions = make({"t.a": 4}, spec=PATTERN)
+    opened(sessions)
+    sessions.front_gone(FRONT, T0)
+    assert opened(sessions, 2, made({"t.a": 5, "t.b": 7, "u": 9})).cursors == {"t.a": 5, "t.b": 7}
+
+
+def test_only_after_a_loss_does_an_id_bring_topics_in() -> None:
+    sessions = make({"t.a": 4}, spec=PATTERN)
+    opened(sessions)
+    saved(sessions, 1, {"t.a": 5}, closes=True)
+    assert opened(sessions, 2, made({"t.a": 5, "t.b": 7})).cursors == {"t.a": 5}

@@ -408,7 +408,8 @@ class Group:
                 continue
             for record in dealt.frame.data["records"]:
                 first = shown.setdefault((topic, record["$seq"]), dealt)
-                since = first.connection.stream.sent_at
+                # What waited for its client may have been dealt long ago.
+                since = min(first.connection.stream.sent_at, dealt.connection.stream.sent_at)
                 if first is not dealt and not self.watches.forgot_between(since, dealt.frame.at):
                     dealt.connection.blame(
                         topic, f"seq {record['$seq']} had gone to {first.connection.stream.client} @{first.frame.at}",
