@@ -381,8 +381,8 @@ class Fanout:
     def _drop_feed(self, feed: Feed) -> None:
         """Nobody follows it any more."""
         self._by_shard[feed.shard].pop(feed, None)
-        if feed.group is None:
-            self._feeds.pop((feed.topic, feed.options), None)
+        if self._feeds.get((feed.topic, feed.options)) is feed:
+            del self._feeds[feed.topic, feed.options]
         if feed.number:
             self._by_number.pop((feed.shard, feed.number), None)
             self.core.tell(feed.shard, wire.UNFOLLOW, feed.number)

@@ -703,7 +703,8 @@ class Connection(asyncio.Protocol):
 
     def _is_unread(self, now_us: int, patience_us: int) -> bool:
         """The client takes its answer too slowly, or not at all."""
-        taken = self._stalled_max - self._look_at_stalled()
+        size = self._look_at_stalled()  # first: a stream may have written more since it was last looked at
+        taken = self._stalled_max - size
         return now_us - self._stalled_us > patience_us + taken * 1_000_000 // BYTES_PER_S_MIN
 
     def drain(self) -> None:

@@ -87,7 +87,11 @@ class ShardClient:
         self._queued = 0
         unsent: list[Message] = []
         for shard, parts in self.core.take_messages():
-            socket = self._sockets[shard]
+            socket = self._sockets.get(shard)
+            if socket is None:
+                # Its worker was just reported up, and whoever heard of it has asked before it is connected.
+                unsent.append((shard, parts))
+                continue
             try:
                 if len(parts) == 1:
                     socket.send(parts[0], zmq.NOBLOCK)

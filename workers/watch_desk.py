@@ -275,13 +275,16 @@ class WatchDesk:
 
     def _open(self, opening: Opening, *, force: bool = False) -> None:
         try:
-            opened = self.sessions.open(opening.peer, opening.request, self._wall_ms(), force=force)
+            opened = self.sessions.open(opening.peer, opening.request, self._wall_ms())
+            if isinstance(opened, TakeOver):
+                # Said again when it is forced: the first one may have come before that stream was known to its front.
+                self._send(opened.peer, opened.stream, 200, wire.END, b"", b"")
+                if not force:
+                    self._opening.append(opening)
+                    return
+                opened = self.sessions.open(opening.peer, opening.request, self._wall_ms(), force=True)
         except TopicsError as error:
             self._refuse(opening, error)
-            return
-        if isinstance(opened, TakeOver):
-            self._send(opened.peer, opened.stream, 200, wire.END, b"", b"")
-            self._opening.append(opening)
         else:
             self._reply(opening.peer, opening.number, encode(opened))
 
