@@ -185,6 +185,9 @@ class Watcher:
         """Where to begin in a topic that a pattern has found."""
         raise NotImplementedError
 
+    def ping(self) -> None:
+        """A sign of life, where the protocol has one of its own."""
+
     def end_with(self, code: str, message: str) -> None:
         """Close it, and say why."""
         raise NotImplementedError

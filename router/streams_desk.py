@@ -23,6 +23,7 @@ from topics.watching import SaveSession, encode
 SAVE_EVERY_US = 1_000_000
 TELL_AFTER_US = 50_000
 SWEEP_EVERY_US = 1_000_000
+PING_EVERY_SWEEPS = 20
 BEAT_TICK_US = 250_000
 BEAT_TICK_FROM_US = 5_000_000  # shorter heartbeats keep their own time
 STALLED_US = 30_000_000  # a client that takes nothing for so long is let go
@@ -50,6 +51,7 @@ class StreamsDesk:
         self._later = later
         self.count = 0  # of open streams and WebSockets
         self._per_key: dict[bytes, int] = {}
+        self._sweeps = 0
         self._is_telling = False
         self._streams: dict[int, EventStream] = {}
         self._sockets: dict[Watcher, None] = {}
@@ -232,7 +234,11 @@ class StreamsDesk:
             self._later(max(0, self._beat_at_us - now_us), partial(self._beat, self._beat_at_us))
 
     def _sweep(self) -> None:
-        """Let go of clients that take nothing."""
+        """Let go of clients that take nothing, and let idle WebSockets be heard of."""
+        self._sweeps += 1
+        if self._sweeps % PING_EVERY_SWEEPS == 0:
+            for socket in list(self._sockets):
+                socket.ping()
         late_us = self._now_us() - STALLED_US
         for watcher, since_us in list(self.fanout.stalled.items()):
             if since_us <= late_us:

@@ -14,11 +14,19 @@ from typing import Any, Literal
 import msgspec
 
 from router.call import Call, key_prefixes
-from router.endpoints.watch import Resolved, check_names, feed_options, is_pattern, resolve, starts
+from router.endpoints.watch import (
+    Resolved,
+    check_group,
+    check_names,
+    feed_options,
+    is_pattern,
+    resolve,
+    starts,
+)
 from router.exchange import Response, Sink
 from router.fanout import News, Sub, Watcher
 from router.sse import tombstone_members
-from router.websocket_frames import text_frame
+from router.websocket_frames import PING_FRAME, text_frame
 from topics import wire
 from topics.bodies import decode
 from topics.engine.errors import Forbidden, InvalidRequest, TopicsError
@@ -28,6 +36,8 @@ from topics.watching import STREAM_TOPICS_MAX
 # Beyond them the client is not read from; see `is_busy`.
 COMMANDS_WAITING_MAX = 64
 COMMANDS_BYTES_MAX = 1 << 20
+COMMAND_BYTES_MAX = 1 << 20  # of one that is no publish: decoding more would keep all others waiting
+CHECKED_BYTES_MAX = 1 << 20  # of a publish; what is wrong with a larger one is for its shard to say
 NAME_MAX = 255  # of a topic; a longer one fits no message to a shard, which checks the rest
 
 _SOCKET = b"ws"
@@ -50,6 +60,8 @@ class Command(msgspec.Struct):
     include_meta: bool = True
     include_tags: bool = False
     lenient: bool = False
+    consistency: Literal["eventual", "strong"] = "eventual"
+    group: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
     config: msgspec.Raw = NOTHING
@@ -124,6 +136,11 @@ class SocketWatcher(Watcher):
         if self._sink is not None:
             self._sink.write(text_frame(payload))
 
+    def ping(self) -> None:
+        """So that proxies keep the connection, and the loss of a client is noticed."""
+        if self._sink is not None and not self._sink.is_full:
+            self._sink.write(PING_FRAME)
+
     def end_with(self, code: str, message: str) -> None:
         if self.is_closed:
             return
@@ -161,6 +178,8 @@ class SocketWatcher(Watcher):
             return
         request_id = bytes(command.request_id)
         try:
+            if command.op != "publish" and len(message) > COMMAND_BYTES_MAX:
+                raise InvalidRequest(f"a command other than publish has at most {COMMAND_BYTES_MAX} bytes")
             getattr(self, f"_{command.op}")(command, request_id, message)
         except TopicsError as error:
             self._refuse(b"null" if isinstance(error, InvalidJson) else request_id, error.code, str(error))
@@ -201,17 +220,19 @@ class SocketWatcher(Watcher):
         if not wanted:
             raise InvalidRequest("say which topic: topic or topics")
         check_names(self._call, wanted)
-        options = feed_options(
-            WatchBody(
-                topics=wanted,
-                node=self._decode(_nodes, _encode(command.node)),
-                limit=command.limit or 1000,
-                max_batch_bytes=command.max_batch_bytes,
-                include_data=command.include_data,
-                include_meta=command.include_meta,
-                include_tags=command.include_tags,
-            )
+        body = WatchBody(
+            topics=wanted,
+            node=self._decode(_nodes, _encode(command.node)),
+            limit=command.limit or 1000,
+            max_batch_bytes=command.max_batch_bytes,
+            include_data=command.include_data,
+            include_meta=command.include_meta,
+            include_tags=command.include_tags,
+            consistency=command.consistency,
+            group=command.group,
         )
+        options = feed_options(body)
+        check_group(body)
 
         def subscribed(found: Resolved) -> None:
             if self.is_closed:
@@ -228,10 +249,10 @@ class SocketWatcher(Watcher):
             )
             for name, (start, _) in found.topics.items():
                 by_pattern = name not in wanted
-                self.fanout.subscribe(self, name, start, options, by_pattern=by_pattern)
+                self.fanout.subscribe(self, name, start, options, group=body.group, by_pattern=by_pattern)
             for pattern in found.patterns:
                 self._patterns[pattern] = wanted[pattern]
-                self.fanout.look_out(self, pattern, options)
+                self.fanout.look_out(self, pattern, options, body.group)
             self._finish()
 
         resolve(
@@ -268,9 +289,12 @@ class SocketWatcher(Watcher):
     def _publish(self, command: Command, request_id: bytes, message: str) -> None:
         self._check_scope("write")
         key, topic = self._call.key, command.topic
-        write: WriteBody = self._decode(_write, message)
-        if topic is None or any(not row.data and row.data_base64 is None for row in write.records):
-            raise InvalidJson("a publish has a topic, and records with data")
+        if topic is None:
+            raise InvalidJson("a publish has a topic")
+        if len(message) <= CHECKED_BYTES_MAX:
+            write: WriteBody = self._decode(_write, message)
+            if any(not row.data and row.data_base64 is None for row in write.records):
+                raise InvalidJson("a record has data")
         if len(topic) > NAME_MAX:
             raise InvalidRequest(f"a topic name has 1 to {NAME_MAX} characters")
         if bytes(command.config) not in (b"", b"null") and key is not None and "admin" not in key.scopes:

@@ -18,6 +18,9 @@ _LONG = struct.Struct(">BBQ").pack
 NORMAL, GOING_AWAY, INTERNAL_ERROR, TRY_AGAIN_LATER = 1000, 1001, 1011, 1013
 
 
+PING_FRAME = b"\x89\x00"
+
+
 def text_frame(payload: bytes) -> bytes:
     """One text message; the payload is UTF-8."""
     size = len(payload)

@@ -43,6 +43,7 @@ class Feed:
     peer: bytes
     number: int
     topic: str
+    topic_id: int  # another topic may have that name one day
     options: FeedOptions
     position: int  # where its next page begins
     unfed: deque[tuple[int, int]] = field(default_factory=deque)  # pages that were sent and not passed on
@@ -108,7 +109,7 @@ class Feeds:
         if wish.options.strong:
             self._shard.keep_safe(log)
         head = self._head(log, wish.options)
-        feed = Feed(peer, number, topic, wish.options, head)
+        feed = Feed(peer, number, topic, log.id, wish.options, head)
         feed.is_early = not is_known and head < log.view.head
         self._feeds[peer, number] = feed
         self._per_front[peer] = self._per_front.get(peer, 0) + 1
@@ -210,10 +211,12 @@ class Feeds:
             self._fail(asker, result)
             return
         assert isinstance(result, cmd.Page)
+        log = self._shard.published.get(asker.topic)
+        if log is None or log.id != asker.topic_id:
+            self._fail(asker, TopicNotFound(asker.topic))
+            return
         if result.seqs:
-            log = self._shard.published.get(asker.topic)
-            if log is not None:
-                log.last_read_ts = self._clock.now_ms
+            log.last_read_ts = self._clock.now_ms
         if isinstance(asker, Group):
             self._deal(asker, result)
             return

@@ -46,6 +46,7 @@ UNDO_SAVES_MIN = 4
 # What of it is written to the file: enough for what was on its way to a client when the server stopped.
 STORED_CURSORS_MAX = 256
 STORED_SAVES_MIN = 2
+CURSORS_MAX = 1_000_000  # over all sessions: about 250 MiB
 ERA = 1 << 26  # numbers of saves in it: one a second for two years
 ERA_MS = 16  # a worker is not restarted faster
 
@@ -213,6 +214,7 @@ class Sessions:
     def __init__(self, max_sessions: int) -> None:
         self._max = max_sessions
         self._sessions: dict[str, _Session] = {}
+        self._cursors = 0  # of all of them, about: what an id takes out of a session is not counted
         # Those that no stream has, and since when; the longest idle first.
         self._idle: dict[str, int] = {}
         # Each as the file has it, and those that have changed since: of many sessions few move between two writings.
@@ -249,7 +251,14 @@ class Sessions:
                 limit="max_watch_sessions",
                 max=self._max,
             )
+        if self._cursors + len(request.cursors) > CURSORS_MAX:
+            raise Throttled(
+                f"watch sessions follow {CURSORS_MAX} topics together, which is the limit; narrow the patterns",
+                limit="watch_cursors",
+                max=CURSORS_MAX,
+            )
         self._sessions[request.wid] = _Session(request.key, request.spec, dict(request.cursors))
+        self._cursors += len(request.cursors)
         self._rest(request.wid, now_ms)
 
     def open(
@@ -293,19 +302,26 @@ class Sessions:
         if any(cursor < session.cursors.get(topic, 0) for topic, cursor in request.cursors.items()):
             # Another topic has that name now. A client that has not heard of it comes with an id that is ahead, and must hear.
             session.maybe_old = True
-        session.apply(request.number, dict(request.cursors))
+        self._apply(session, request)
         self._note_change(request.wid)
         if request.closes:
             self._rest(request.wid, now_ms)
         return True
 
-    def front_gone(self, peer: bytes, now_ms: int) -> list[str]:
-        """Its streams have ended, and may have got further than they could save. Returns their sessions."""
-        left = [wid for wid, session in self._sessions.items() if session.stream and session.peer == peer]
-        for wid in left:
-            self._sessions[wid].maybe_old = True
-            self._rest(wid, now_ms)
-        return left
+    def _apply(self, session: _Session, request: SaveSession) -> None:
+        cursors: dict[str, int | None] = dict(request.cursors)
+        if self._cursors >= CURSORS_MAX:  # nothing more is learned: a topic that is not known begins anew
+            cursors = {topic: cursor for topic, cursor in cursors.items() if topic in session.cursors}
+        before = len(session.cursors)
+        session.apply(request.number, cursors)
+        self._cursors += len(session.cursors) - before
+
+    def front_gone(self, peer: bytes, now_ms: int) -> None:
+        """Its streams have ended, and may have got further than they could save."""
+        for wid, session in self._sessions.items():
+            if session.stream and session.peer == peer:
+                session.maybe_old = True
+                self._rest(wid, now_ms)
 
     # -- time ----------------------------------------------------------------------------------------------
 
@@ -317,6 +333,7 @@ class Sessions:
                 break
             gone.append(wid)
         for wid in gone:
+            self._cursors -= len(self._sessions[wid].cursors)
             del self._idle[wid], self._sessions[wid]
             self._encoded.pop(wid, None)
             self._changed.pop(wid, None)
@@ -363,6 +380,7 @@ class Sessions:
                 undo=deque(row.undo),
                 undo_size=sum(undo.size for undo in row.undo),
             )
+            self._cursors += len(row.cursors)
             self._idle[row.wid] = now_ms
             self._changed[row.wid] = None
 

@@ -143,8 +143,7 @@ class WatchDesk:
         self._streams.pop(peer, None)
         self.feeds.front_gone(peer)
         self._opening = [opening for opening in self._opening if opening.peer != peer]
-        for wid in self.sessions.front_gone(peer, self._wall_ms()):
-            self._open_again(wid)
+        self.sessions.front_gone(peer, self._wall_ms())
         for key in [key for key in self._look_outs if key[0] == peer]:
             self._end_look_out(key)
         for wid in {opening.request.wid for opening in self._opening}:

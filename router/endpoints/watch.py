@@ -173,7 +173,7 @@ def feed_options(body: WatchBody) -> FeedOptions:
 def create(call: Call, respond: Respond) -> None:
     body: WatchBody = decode(_body, call.request.body)
     options = feed_options(body)
-    _check_group(body)
+    check_group(body)
     check_names(call, body.topics)
     lenient = flag(parse_query(call.request.query), "lenient", False)
     floor_ms = call.services.settings.test_min_heartbeat_ms
@@ -187,7 +187,7 @@ def create(call: Call, respond: Respond) -> None:
     resolve(call, body.topics, lenient, respond, resolved)
 
 
-def _check_group(body: WatchBody) -> None:
+def check_group(body: WatchBody) -> None:
     if body.group is None:
         return
     if not 0 < len(body.group.encode()) <= GROUP_BYTES_MAX:

@@ -178,6 +178,28 @@ def test_a_websocket_takes_patterns(server: Server, base: str) -> None:
     ws.close()
 
 
+def test_websockets_are_members_of_a_group(server: Server, base: str) -> None:
+    ok(server.write(base, *range(3)), 201)
+    members = [WebSocket(server) for _ in range(2)]
+    for member in members:
+        member.ask("subscribe", topic=base, from_seq=3, group="g", consistency="strong")
+        member.take("caught_up")
+    for i in range(4):
+        ok(server.write(base, i))
+    seen = [
+        [m["records"][0]["$seq"] for m in member.take(*["record", "caught_up"] * 2)[::2]]
+        for member in members
+    ]
+    assert sorted(seen[0] + seen[1]) == [4, 5, 6, 7]
+    for member in members:
+        assert member.ask("subscribe", topic=base, group="", request_id=1)["code"] == "invalid_request"
+        assert (
+            member.ask("subscribe", topic=base, group="g", node="n", request_id=1)["code"]
+            == "invalid_request"
+        )
+        member.close()
+
+
 # -- keys --------------------------------------------------------------------------------------------------
 
 
