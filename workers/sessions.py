@@ -292,8 +292,9 @@ class Sessions:
         session = self._sessions.get(request.wid)
         if session is None:
             return False
-        if session.orphan == request.stream != 0:
-            # It has outlived the worker: the session is still its own.
+        unclaimed = session.is_restored and not session.stream and not session.orphan
+        if session.orphan == request.stream != 0 or unclaimed:
+            # It has outlived the worker: the session is still its own. Maybe it was opened after the file was written.
             self._hand_over(request.wid, session, peer, request.stream)
         if (session.peer, session.stream) != (peer, request.stream):
             return False

@@ -348,22 +348,24 @@ class ShardCore:
         if self.caps.wake_at_us is not None:
             wake_at_ms = self._tend_parked(now_us, wake_at_ms)
         messages = self._messages()
-        closed = self._window.closed()
-        if closed:
-            wake_at_ms = self._probe(closed, messages, now_us, wake_at_ms)
+        doubtful = self._window.closed() or self.desk.fronts()
+        if doubtful:
+            wake_at_ms = self._probe(doubtful, messages, now_us, wake_at_ms)
         return Actions(jobs, messages, wake_at_ms)
 
     def _probe(
         self,
-        closed: list[bytes],
+        doubtful: list[bytes],
         messages: list[tuple[bytes, list[wire.Buffer]]],
         now_us: int,
         wake_at_ms: int | None,
     ) -> int:
-        """Fronts that do not take their answers may be gone, and only a message, here an empty one, finds that out."""
+        """Fronts that do not take their answers, or hold streams, may be gone, and only a message, here an empty one,
+        finds that out.
+        """
         if now_us >= self._probe_at_us:
             self._probe_at_us = now_us + PROBE_EVERY_US
-            messages += [(peer, [self._head]) for peer in closed]
+            messages += [(peer, [self._head]) for peer in doubtful]
         probe_at_ms = self._probe_at_us // 1000 + 1
         return probe_at_ms if wake_at_ms is None else min(wake_at_ms, probe_at_ms)
 

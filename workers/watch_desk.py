@@ -112,7 +112,7 @@ class WatchDesk:
             wire.FED: lambda peer, request: self.feeds.fed(peer, request.id),
             wire.UNFOLLOW: self._on_unfollow,
             wire.SESSION: self._on_session,
-            wire.STREAMS: lambda peer, request: self._streams.__setitem__(peer, request.id),
+            wire.STREAMS: self._on_streams,
         }
 
     # -- in ------------------------------------------------------------------------------------------------
@@ -148,6 +148,16 @@ class WatchDesk:
             self._end_look_out(key)
         for wid in {opening.request.wid for opening in self._opening}:
             self._open_again(wid)  # the stream that it waited for may have been there
+
+    def _on_streams(self, peer: bytes, request: wire.Request) -> None:
+        if request.id:  # in which the front says how many there are
+            self._streams[peer] = request.id
+        else:
+            self._streams.pop(peer, None)
+
+    def fronts(self) -> list[bytes]:
+        """Those with open streams: sessions and groups are kept for them."""
+        return list(self._streams)
 
     def streams_elsewhere(self, peer: bytes) -> int:
         """Open streams of all other fronts."""

@@ -377,6 +377,11 @@ class SimServer:
 
     # -- start and end -------------------------------------------------------------------------------------
 
+    def start_after(self, delay_us: int) -> None:
+        """Whoever looks after the server starts it again, unless it is stopped on purpose before that."""
+        stops = self.counts["stops"]
+        self.world.after(delay_us, lambda: self.counts["stops"] == stops and self.start())
+
     def start(self) -> None:
         self._running = True
         self.counts["starts"] += 1

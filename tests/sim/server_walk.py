@@ -250,13 +250,13 @@ class Story:
     def kill_server(self) -> None:
         self.history.happened("kill", note="all")
         self.server.kill_all()
-        self.world.after(self.rng.choice((1, 20)) * MS, self.server.start)
+        self.server.start_after(self.rng.choice((1, 20)) * MS)
 
     def cut_power(self) -> None:
         self.history.happened("power")
         self.server.cut_power()
         self._broken.clear()
-        self.world.after(self.rng.choice((1, 20)) * MS, self.server.start)
+        self.server.start_after(self.rng.choice((1, 20)) * MS)
 
     def stop_server(self) -> None:
         self.machine.calm()
