@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from router import sse
 from router.exchange import Sink
-from router.fanout import ENDED, Fanout, News, Sub, Watcher
+from router.fanout import Fanout
+from router.watchers import ENDED, News, Sub, Watcher
 from topics import event_ids
 from topics.watching import OpenedSession
 

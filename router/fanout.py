@@ -1,18 +1,9 @@
 """Who watches what through this front, and how news reach them. Pure: no socket, no clock, no disk.
 
-    Watcher   one client's stream: an event stream or a WebSocket
-    Sub       one topic of one watcher, and how far that watcher has come in it
-    Feed      one topic as the shard feeds it to this front, shared by all subs with the same options
-
 A feed's page is a hint. A sub that stands where the page begins takes it, as the same bytes that all others get; one that
 stands elsewhere reads for itself from its own cursor, and joins the feed where the two meet. So nothing is missed or
 repeated, whatever is lost or late: a page that never came just makes a sub read. A watcher that does not take what was
 written to it stops taking pages; it holds no more memory than its connection's buffer, and reads on when that is empty.
-
-    WAITING   the feed is not there yet (its shard is starting)
-    BEHIND    to be read for, as soon as the watcher has room
-    READING   a read is under way
-    LIVE      takes the feed's pages
 """
 
 from __future__ import annotations
@@ -27,12 +18,23 @@ import xxhash
 from msgspec.structs import replace
 
 from router.front_core import FrontCore
+from router.watchers import (
+    BEHIND,
+    ENDED,
+    LIVE,
+    READING,
+    RETRY_US,
+    WAITING,
+    Feed,
+    LookOutShare,
+    News,
+    Sub,
+    Watcher,
+)
 from topics import wire
-from topics.engine.commands import Tombstone
 from topics.watching import (
     STREAM_TOPICS_MAX,
     FeedOptions,
-    FeedPage,
     Follow,
     LookOut,
     WatchRead,
@@ -46,164 +48,10 @@ READING_BYTES_MAX = 64 << 20  # of pages that were asked for and have not come
 # page that it was sent.
 BUFFERED_BYTES_MAX = 64 << 20
 SMALL_PAGE_BYTES = 64 * 1024
-RETRY_US = 50_000  # until a shard that could not answer is asked again
 RETRY_MAX_US = 1_000_000
-
-WAITING, BEHIND, READING, LIVE, ENDED = "waiting", "behind", "reading", "live", "ended"
 
 Later: TypeAlias = Callable[[int, Callable[[], None]], object]  # after so many microseconds
 _names = msgspec.msgpack.Decoder(list[str]).decode
-
-
-class News:
-    """A page as watchers take it. Texts that several of them get are made once."""
-
-    __slots__ = (
-        "after_gap",  # where the records begin: from the page's own beginning, or behind the gap
-        "caught_up",
-        "count",
-        "head_seq",
-        "records",
-        "texts",
-        "to_seq",
-        "tombstone",
-        "topic",
-    )
-
-    def __init__(self, topic: bytes, page: FeedPage, records: bytes) -> None:
-        self.topic = topic
-        gone: Tombstone | None = page.tombstone
-        if gone is not None:
-            # Records of a topic that was made again come from its beginning, below the end of the gap.
-            self.after_gap = gone.earliest_seq - 1 if gone.reason == "recreated" else gone.gap_to
-        else:
-            self.after_gap = page.from_seq
-        self.to_seq, self.head_seq = page.to_seq, page.head_seq
-        self.count = page.count
-        self.caught_up = page.caught_up
-        self.tombstone = gone
-        self.records = records
-        self.texts: dict[bytes, bytes] = {}
-
-
-class Feed:
-    __slots__ = (
-        "group",
-        "is_at_head",
-        "live",
-        "number",
-        "options",
-        "position",
-        "retry_us",
-        "shard",
-        "topic",
-        "waiting",
-    )
-
-    def __init__(self, topic: str, options: FeedOptions, shard: int, group: str | None) -> None:
-        self.topic = topic
-        self.options = options
-        self.shard = shard
-        self.group = group
-        self.number = 0
-        self.position: int | None = None  # where the next page begins; None: it is not followed yet
-        self.is_at_head = False  # there was nothing more when its last page was read
-        self.live: dict[Sub, None] = {}
-        self.waiting: dict[Sub, None] = {}
-        self.retry_us = RETRY_US
-
-
-class Sub:
-    __slots__ = (
-        "by_pattern",
-        "cursor",
-        "feed",
-        "fresh",
-        "held",
-        "owes_caught_up",
-        "piece",
-        "read",
-        "renewed",
-        "seen",
-        "state",
-        "topic",
-        "watcher",
-    )
-
-    def __init__(self, watcher: Watcher, topic: str, cursor: int, *, by_pattern: bool) -> None:
-        self.watcher = watcher
-        self.topic = topic
-        self.cursor = cursor
-        self.by_pattern = by_pattern
-        self.state = WAITING
-        self.feed: Feed | None = None
-        self.fresh = True  # nothing was read since the stream opened
-        self.owes_caught_up = True
-        self.piece: bytes | None = None  # of the event id, while the cursor stays
-        self.read = 0  # number of the read that is under way
-        self.held: deque[News] = deque()  # pages of a group for which there was no room
-        self.seen = 0  # where it knows its group to have been: what it was dealt last
-        self.renewed: LookOutShare | None = (
-            None  # has found a new topic of this name before this one was gone
-        )
-
-
-class Watcher:
-    """One client's stream. Subclasses say how news are written."""
-
-    def __init__(self, fanout: Fanout, prefixes: list[str] | None) -> None:
-        self.fanout = fanout
-        self.prefixes = prefixes
-        self.subs: dict[str, Sub] = {}
-        self.behind: dict[Sub, None] = {}
-        self.holding: dict[Sub, None] = {}  # members of groups with pages that wait for room
-        self.reads = 0
-        self.look_outs: list[LookOutShare] = []
-        self.is_closed = False
-        self.is_starved = False
-
-    @property
-    def is_full(self) -> bool:
-        raise NotImplementedError
-
-    def take(self, sub: Sub, news: News) -> None:
-        """Write a page. The cursor moves with it."""
-        raise NotImplementedError
-
-    def tell_caught_up(self, sub: Sub, head_seq: int) -> None:
-        raise NotImplementedError
-
-    def tell_gone(self, sub: Sub) -> None:
-        """The topic was deleted."""
-        raise NotImplementedError
-
-    def tell_too_many(self, topic: str) -> None:
-        """A topic that matches a pattern cannot be followed: there are too many."""
-        raise NotImplementedError
-
-    def start_of(self, topic: str) -> int:
-        """Where to begin in a topic that a pattern has found."""
-        raise NotImplementedError
-
-    def ping(self) -> None:
-        """A sign of life, where the protocol has one of its own."""
-
-    def end_with(self, code: str, message: str) -> None:
-        """Close it, and say why."""
-        raise NotImplementedError
-
-
-class LookOutShare:
-    """A pattern that watchers of this front share, and the names it has found."""
-
-    __slots__ = ("names", "numbers", "pattern", "prefixes", "watchers")
-
-    def __init__(self, pattern: str, prefixes: list[str] | None) -> None:
-        self.pattern = pattern
-        self.prefixes = prefixes
-        self.names: dict[str, None] = {}
-        self.watchers: dict[Watcher, tuple[FeedOptions, str | None]] = {}
-        self.numbers: dict[int, int] = {}  # by shard
 
 
 class Fanout:

@@ -13,8 +13,9 @@ from functools import partial
 import msgspec
 
 from router.event_stream import EventStream
-from router.fanout import Fanout, Later, Watcher
+from router.fanout import Fanout, Later
 from router.front_core import FrontCore
+from router.watchers import Watcher
 from topics import wire
 from topics.api_keys import ApiKey
 from topics.settings import Settings

@@ -24,8 +24,8 @@ from router.endpoints.watch import (
     starts,
 )
 from router.exchange import Response, Sink
-from router.fanout import News, Sub, Watcher
 from router.sse import tombstone_members
+from router.watchers import News, Sub, Watcher
 from router.websocket_frames import PING_FRAME, text_frame
 from topics import wire
 from topics.bodies import decode

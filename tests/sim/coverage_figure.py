@@ -21,7 +21,7 @@ RUN = (
     "workers/caps.py", "workers/requests.py", "workers/replies.py", "router/front_core.py", "router/gate.py",
     "router/call.py", "router/query.py", "router/endpoints/records.py", "router/endpoints/topics.py",
     "topics/watching.py", "topics/event_ids.py", "workers/watch_desk.py", "workers/feeds.py", "workers/sessions.py",
-    "workers/watch_file.py", "router/fanout.py", "router/event_stream.py", "router/streams_desk.py", "router/sse.py",
+    "workers/watch_file.py", "router/fanout.py", "router/watchers.py", "router/event_stream.py", "router/streams_desk.py", "router/sse.py",
     "router/endpoints/watch.py",
 )  # fmt: skip
 LEFT_OUT = {

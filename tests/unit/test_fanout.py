@@ -12,7 +12,8 @@ import pytest
 
 from router import fanout as fanout_module
 from router.event_stream import EventStream
-from router.fanout import READS_PER_WATCHER, RETRY_US, Sub
+from router.fanout import READS_PER_WATCHER
+from router.watchers import RETRY_US, Sub
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Town
 from topics import wire
