@@ -441,13 +441,13 @@ def _is_plain_erase(history: History, op: Op) -> bool:
 
 
 def _is_there_for(history: History, write: Op, erase: Op) -> bool:
-    """Whether it was acknowledged before, and nothing has happened since that may have left it in shreds."""
+    """Whether it was acknowledged before, and nothing has happened since that may have taken it."""
     if write.kind != "write" or write.topic != erase.topic or not write.ok:
         return False
     assert write.answered_at is not None and erase.answered_at is not None
+    harmful = ("rot",) if write.topic.startswith("fsync") else ("power", "error", "rot")
     return write.answered_at < erase.sent_at and not any(
-        event.kind in ("power", "error", "rot") and write.sent_at < event.at < erase.answered_at
-        for event in history.events
+        event.kind in harmful and write.sent_at < event.at < erase.answered_at for event in history.events
     )
 
 

@@ -146,10 +146,10 @@ class Harness:
         """Run the first job, or the first of this kind, and report it."""
         job = next(job for job in self.jobs if kind in (None, job.kind))
         self.jobs.remove(job)
-        error: OSError | None = None
+        error: OSError | TopicsError | None = None
         try:
             job.run()
-        except OSError as failure:
+        except (OSError, TopicsError) as failure:
             error = failure
         self._take(self.engine.finish(job, error))
         return job

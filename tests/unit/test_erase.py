@@ -22,6 +22,7 @@ from tests.support.engine_harness import (
     META_DIR,
     SMALL,
     Harness,
+    append,
     file_bytes,
     holders,
     numbered,
@@ -605,3 +606,120 @@ def test_erased_record_stays_away_though_its_delete_is_lost(place: Callable[[], 
         h.checkpoint()
         before = h.rows("t")
         h.kill()
+
+
+# ---- copies that no start goes by
+
+
+def torn_and_written_again(how: str, midway_seed: int) -> Harness:
+    """A crash in the middle of the write, then the same write again with its key."""
+    h = Harness(seed=midway_seed)
+    h.put("t", FSYNC)
+    write(h, 1, 2)
+    twice = append("t", SECRET, b'"' + b"." * 400 + b'"', key=b"key")
+    h.disk.crash_at(1, of="write", midway=True)
+    with pytest.raises(SimulatedCrash):
+        h.do(twice)
+    getattr(h, how)()
+    h.open()
+    assert h.do(twice).first_seq == 3
+    return h
+
+
+@fault(
+    "log file",
+    "a crash in the middle of a write, which is then repeated, and the record erased",
+    "no byte of the half-written copy is left",
+)
+@pytest.mark.parametrize("how", ["kill", "power_cut"])
+def test_erase_reaches_what_a_crash_left_half_written(how: str) -> None:
+    torn = 0
+    for seed in range(12):
+        h = torn_and_written_again(how, seed)
+        torn += len(holders(h.disk, NEEDLE)) == 2
+        h.do(ERASE)
+        assert holders(h.disk, NEEDLE) == []
+        h.kill_and_open()
+        assert h.engine.report.rotten == []
+        assert h.seqs("t") == [1, 2, 4]
+    assert torn, "some of the seeds left the payload in the torn entry"
+
+
+@fault(
+    "log file",
+    "a power cut takes an entry and leaves a later one, whose write is then repeated, and the record erased",
+    "no byte of the entry that was cut off is left",
+)
+def test_erase_reaches_an_entry_behind_a_gap() -> None:
+    """It was cut off with the gap; the record has another seq now."""
+    cut_off = 0
+    for seed in range(60):
+        h = Harness(seed=seed)
+        h.put("t", DISK)
+        write(h, 1, 2)
+        h.sync()
+        for payload in (b'"' + b"." * 600 + b'"', SECRET):
+            h.ask(append("t", payload))
+        h.power_cut()
+        h.open()
+        if h.seqs("t") != [1, 2]:
+            continue
+        cut_off += bool(holders(h.disk, NEEDLE))
+        seq = h.append("t", SECRET).first_seq
+        assert h.do(c.Delete("t", seqs=[seq], erase=True)).deleted == 1
+        assert holders(h.disk, NEEDLE) == []
+        h.kill_and_open()
+        assert h.engine.report.rotten == []
+        assert h.seqs("t") == [1, 2]
+    assert cut_off, "some of the seeds left the payload behind a gap"
+
+
+@fault(
+    "snapshot",
+    "one or both rot, and then a record that rides in them is erased",
+    "it is answered when the rotten ones are gone and another one has taken their place",
+)
+@pytest.mark.parametrize(
+    ("rotten", "restart"),
+    [((0,), False), ((0,), True), ((1,), False), ((1,), True), ((0, 1), False)],
+    ids=["older", "older, then a start", "newest", "newest, then a start", "both"],
+)
+def test_erase_reaches_a_rotten_snapshot(rotten: tuple[int, ...], restart: bool) -> None:
+    h = in_a_snapshot_row()
+    rest = others(h)
+    for i in rotten:
+        h.disk.flip_bit(h.snapshots()[i], 40, 1)
+    if restart:
+        h.kill_and_open()
+    assert h.do(ERASE).deleted == 1
+    assert holders(h.disk, NEEDLE) == []
+    h.kill_and_open()
+    assert h.engine.report.skipped_snapshots == []
+    assert h.read("t") == (rest, [])
+    h.append("t", b'"more"')
+    h.checkpoint()
+    h.restart()
+    assert len(h.rows("t")) == len(rest) + 1
+
+
+def rotten_snapshot() -> Harness:
+    h = in_a_snapshot_row()
+    h.disk.flip_bit(h.snapshots()[1], 40, 1)
+    return h
+
+
+@pytest.mark.parametrize("how", ["kill", "power_cut"])
+def test_crash_at_every_call_of_an_erase_that_meets_a_rotten_snapshot(how: str) -> None:
+    assert crash_everywhere(rotten_snapshot, how) > 20
+
+
+@fault(
+    "log file",
+    "the header of a file rots, and then a record is erased",
+    "the outcome is called unknown; the shard is read-only",
+)
+def test_erase_that_meets_a_rotten_log_header_is_answered() -> None:
+    h = in_the_log()
+    h.disk.flip_bit(h.wal_files()[0], 8, 0)
+    assert h.refused(ERASE, ShardReadOnly).detail["outcome"] == "unknown"
+    assert others(h) == expected(1, 2, 4, 5, 6)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from topics.engine import frames, limits
 from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.errors import Corrupt
 from topics.engine.files import HEADER_BYTES, sync_file, write_whole
 from topics.engine.index import Chunk, Rows
 from topics.engine.marks import mark_deleted
@@ -34,7 +35,7 @@ from topics.engine.segments import (
     remove_segment,
 )
 from topics.engine.shard import Shard
-from topics.engine.snapshot import SnapshotWriter, remove_snapshot
+from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot, remove_snapshot
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Loss, Range, Run, TopicLog
@@ -515,6 +516,22 @@ class Checkpointer:
             self._reader.close_segment(topic, meta.first_seq, meta.generation)
             remove_segment(self._disk, self.topic_dir(topic), meta.first_seq, meta.generation)
             yield None
+
+    def replace_rotten(self, numbers: list[int]) -> Steps:
+        """Remove snapshots that have rotted, once there is one that has not: repair goes by them when there is none."""
+        yield from self.steps()
+        gone = yield Blocking("unlink", lambda: self._remove_rotten(numbers))
+        self.snapshots = [entry for entry in self.snapshots if entry[0] not in gone]
+
+    def _remove_rotten(self, numbers: list[int]) -> list[int]:
+        gone: list[int] = []
+        for number in set(numbers) & set(list_snapshots(self._disk, self.meta_dir)):
+            try:
+                read_snapshot(self._disk, self.meta_dir, number)  # a new one may have its number
+            except Corrupt:
+                remove_snapshot(self._disk, self.meta_dir, number)
+                gone.append(number)
+        return gone
 
     def doom(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
         """A segment is replaced: unlink it once no kept snapshot names it."""

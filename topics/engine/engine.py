@@ -425,7 +425,7 @@ class Engine:
         ):
             self._task_kind = "erase"
             shard.erase_requests.remove(ready[0])
-            return erase_steps(self._disk, shard, self.wal, self.reader, self.config, ready[0])
+            return erase_steps(self._disk, shard, self.wal, self.reader, self.checkpointer, ready[0])
         if self._checkpoint_wanted:
             self._task_kind = "checkpoint"
             self._checkpoint_wanted = False

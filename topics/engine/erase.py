@@ -2,22 +2,22 @@
 
 Copies are in log files and in every generation of the topic's segments, current or waiting to be unlinked. All
 patches (the zeroed frame with its new digest, the envelope's digest, the next file's chain, the segment's block
-digests) are computed first and synced as an intent; then they are applied and synced, then the intent goes. A
+digests, and zeros for what recovery cut off the log) are computed first and synced as an intent; then they are applied and synced, then the intent goes. A
 crash anywhere is repaired by applying the intent again before anything is read.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from errno import EIO, ENOSPC
 
 import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from topics.engine import frames
-from topics.engine.checkpoint import TopicRow
-from topics.engine.config import EngineConfig
-from topics.engine.errors import Corrupt, ErasePutOff, ShardReadOnly
+from topics.engine.checkpoint import Checkpointer, TopicRow
+from topics.engine.errors import Corrupt, ErasePutOff, ShardReadOnly, TopicsError
 from topics.engine.files import HEADER_BYTES, is_out_of_resources, read_file, with_digest, xxh
 from topics.engine.intents import Patch, apply_patches, finish_intent, intent_path, write_intent
 from topics.engine.ports import Disk
@@ -29,16 +29,16 @@ from topics.engine.snapshot import list_snapshots, read_snapshot, snapshot_path
 from topics.engine.staging import CONTROL_BYTES, EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Range, TopicLog
-from topics.engine.wal import Envelope, ScannedFile, Wal, WalStart, scan
+from topics.engine.wal import Envelope, ScannedFile, Wal, WalStart, never_counted, scan, start_of, void_bounds
 from topics.engine.writes import RANGE_BYTES
 
 
 def erase_steps(
-    disk: Disk, shard: Shard, wal: Wal, reader: Reader, config: EngineConfig, request: EraseRequest
+    disk: Disk, shard: Shard, wal: Wal, reader: Reader, checkpointer: Checkpointer, request: EraseRequest
 ) -> Steps:
     """Carry out one request; its answer leaves when the bytes are gone."""
     try:
-        yield from _erase(disk, shard, wal, reader, config, request)
+        yield from _erase(disk, shard, wal, reader, checkpointer, request)
     except OSError as error:
         # The records are deleted already; their bytes go as soon as there is space.
         shard.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
@@ -51,19 +51,18 @@ def erase_steps(
             )
             shard.ready.append((request.token, answer))
         raise
-    except (GeneratorExit, ShardReadOnly):
+    except (GeneratorExit, TopicsError) as error:
         # The records are deleted; whether their bytes are gone is not known.
         if request.token is not None:
-            reason = shard.read_only or "the engine was closed"
+            reason = shard.read_only or str(error) or "the engine was closed"
             shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         raise
 
 
 def _erase(
-    disk: Disk, shard: Shard, wal: Wal, reader: Reader, config: EngineConfig, request: EraseRequest
+    disk: Disk, shard: Shard, wal: Wal, reader: Reader, checkpointer: Checkpointer, request: EraseRequest
 ) -> Steps:
-    log = request.log
-    meta_dir = f"{config.shard_dir}/meta"
+    log, meta_dir = request.log, checkpointer.meta_dir
     # One more entry behind everything that may be patched: the end of the log, which the next file's chain will
     # name, keeps its digest.
     if not shard.has_room(CONTROL_BYTES):
@@ -72,6 +71,13 @@ def _erase(
     yield WaitSynced(0)
     eraser = Eraser(disk, wal, reader, meta_dir, log, request.ranges)
     yield Blocking("erase", eraser.plan)
+    if eraser.rotten_snapshots:
+        # Where in them the payload stands nobody can say. Another one takes their place, and they go.
+        yield from checkpointer.replace_rotten(eraser.rotten_snapshots)
+        eraser = Eraser(disk, wal, reader, meta_dir, log, request.ranges)
+        yield Blocking("erase", eraser.plan)
+        if eraser.rotten_snapshots:
+            raise OSError(EIO, "a snapshot rots again and again")
     number = shard.counters.get("erase_number", 0) + 1
     shard.counters["erase_number"] = number
 
@@ -126,6 +132,7 @@ class Eraser:
         # The files as they are now; what is appended meanwhile is younger than the delete.
         self._files = [(file.path, file.number, file.handle, file.position) for file in wal.files]
         self.patches: list[Patch] = []
+        self.rotten_snapshots: list[int] = []
 
     def _wanted(self, topic_id: int, first_seq: int, last_seq: int) -> bool:
         """Whether one of these seqs is to be erased."""
@@ -250,7 +257,8 @@ class Eraser:
             try:
                 rows = read_snapshot(self._disk, self._meta_dir, number)[1]
             except Corrupt:
-                continue  # recovery passes it over as well
+                self.rotten_snapshots.append(number)
+                continue
             row = next((row for row in map(_topic_row, rows) if row.id == self._log.id), None)
             if row is None or row.inline is None or not row.inline[2]:
                 continue
@@ -263,14 +271,23 @@ class Eraser:
 
     # -- the log -------------------------------------------------------------------------------------------
 
+    def _scan_log(self) -> Iterator[ScannedFile]:
+        for path, number, handle, position in self._files:
+            scanned = scan(path, number, self._disk.read(handle, 0, position))
+            if scanned is not None and scanned.envelopes:
+                yield scanned
+
     def _plan_log(self) -> None:
         previous: dict[tuple[int, int], bytes] = {}  # file and lsn → new digest of an envelope that changed
-        for path, number, handle, position in self._files:
-            data = self._disk.read(handle, 0, position)
-            scanned = scan(path, number, data)
-            if scanned is None:
-                continue
-            content = bytearray(data)
+        starts: list[WalStart | None] = []
+        is_cut, last_lsn = False, 1 << 64
+        for scanned in self._scan_log():
+            path, number = scanned.path, scanned.number
+            start = start_of(scanned)
+            is_cut |= bool(scanned.bad_at) or start is None or start.previous_lsn > last_lsn
+            last_lsn = scanned.envelopes[-1].lsn
+            starts.append(start)
+            content = bytearray(scanned.data)
             for i, envelope in enumerate(scanned.envelopes):
                 changed = self._blank_frames(content, envelope.start, envelope.end)
                 if i == 0:
@@ -281,6 +298,16 @@ class Eraser:
                 previous[number, envelope.lsn] = digest
                 self.patches += [(path, start, bytes(content[start:end])) for start, end in changed]
                 self.patches.append((path, envelope.start - 8, digest))
+        if is_cut:
+            self._plan_never_counted(starts)
+
+    def _plan_never_counted(self, starts: list[WalStart | None]) -> None:
+        """What a crash left half-written may hold a record that was then written again, perhaps under another seq."""
+        reached = 1 << 64
+        for scanned, start, bound in zip(self._scan_log(), starts, void_bounds(starts), strict=True):
+            reached = min(reached, start.previous_lsn) if start is not None else 0
+            places, reached = never_counted(scanned, bound, reached)
+            self.patches += [(scanned.path, first, bytes(end - first)) for first, end in places]
 
     @staticmethod
     def _redigest(content: bytearray, envelope: Envelope) -> bytes:

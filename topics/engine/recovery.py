@@ -42,6 +42,8 @@ from topics.engine.wal import (
     is_blank,
     lost_all,
     scan,
+    start_of,
+    void_bounds,
 )
 
 SMALL_FILE_ROOM = 64 * limits.KIB  # of a log file on a full disk: hundreds of deletes
@@ -450,25 +452,3 @@ class Recovery:
                 self._disk.make_dir("lost+found")
                 self._disk.rename(f"{root}/{name}", f"lost+found/{name}")
             yield None
-
-
-def void_bounds(starts: list[WalStart | None]) -> list[int]:
-    """For each file the last lsn that counts: a later file's start makes what lies past its previous_lsn void."""
-    bound = 1 << 64
-    bounds: list[int] = []
-    for start in reversed(starts):
-        bounds.append(bound)
-        if start is not None:
-            bound = min(bound, start.previous_lsn)
-    return bounds[::-1]
-
-
-def start_of(file: ScannedFile) -> WalStart | None:
-    """What the first frame of the file says about the file before, if that frame is there."""
-    envelope = file.envelopes[0]
-    starts: list[int] = []
-    frames.frame_starts(file.data, envelope.start, envelope.end, starts)
-    columns = frames.decode_columns(file.data, starts[:1])
-    if not starts or int(columns.headers["type"][0]) != frames.WAL_START:
-        return None
-    return msgspec.msgpack.decode(columns.payload(0), type=WalStart)

@@ -22,7 +22,6 @@ from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import read_file
 from topics.engine.placement import shard_of
 from topics.engine.ports import Disk
-from topics.engine.recovery import start_of, void_bounds
 from topics.engine.replay import decode
 from topics.engine.wal import (
     ENVELOPE,
@@ -40,6 +39,8 @@ from topics.engine.wal import (
     lost_all,
     salts_in,
     scan,
+    start_of,
+    void_bounds,
 )
 
 SEQS_UNKNOWN = (

@@ -217,6 +217,51 @@ def _find_envelope(data: bytes, at: int, salt: int) -> int | None:
         at += 1
 
 
+def void_bounds(starts: list[WalStart | None]) -> list[int]:
+    """For each file the last lsn that counts: a later file's start makes what lies past its previous_lsn void."""
+    bound = 1 << 64
+    bounds: list[int] = []
+    for start in reversed(starts):
+        bounds.append(bound)
+        if start is not None:
+            bound = min(bound, start.previous_lsn)
+    return bounds[::-1]
+
+
+def start_of(file: ScannedFile) -> WalStart | None:
+    """What the first frame of the file says about the file before, if that frame is there."""
+    envelope = file.envelopes[0]
+    starts: list[int] = []
+    frames.frame_starts(file.data, envelope.start, envelope.end, starts)
+    columns = frames.decode_columns(file.data, starts[:1])
+    if not starts or int(columns.headers["type"][0]) != frames.WAL_START:
+        return None
+    return msgspec.msgpack.decode(columns.payload(0), type=WalStart)
+
+
+def never_counted(file: ScannedFile, bound: int, reached: int) -> tuple[list[tuple[int, int]], int]:
+    """Places of a file that no start goes by: what lies past `bound`, the last lsn that counts, and is torn or stands
+    behind a gap. Whole entries past it that follow without one were copied when the file was cut off there.
+
+    `reached` is how far the log goes without a gap before this file; also returned as it is after it.
+    """
+    places: list[tuple[int, int]] = []
+    at = FILE_HEADER_BYTES
+    for envelope in file.envelopes:
+        begin = envelope.start - ENVELOPE_BYTES
+        if reached >= bound:
+            places.append((at, begin))
+        if envelope.lsn > max(bound, reached + 1):
+            places.append((begin, envelope.end))
+        else:
+            reached = envelope.lsn
+        at = envelope.end
+    if reached >= bound:
+        places.append((at, len(file.data)))
+    ends = [start + len(file.data[start:end].rstrip(b"\0")) for start, end in places]
+    return [(start, end) for (start, _), end in zip(places, ends) if end > start], reached
+
+
 class Wal:
     """The files of one shard's log and its place in them. Writing is here, syncing is a job of the shell."""
 
