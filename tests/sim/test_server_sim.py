@@ -66,7 +66,7 @@ ANSWERS = [
     "200", "201", "404 topic_not_found", "409 wrong_last_seq", "422 topic_full", "429 disk_full", "429 max_topics",
     "500 read_only", "503 replaying", "503 shard down", "503 outcome unknown", "no answer", "deduped", "gap cap",
     "gap ttl", "gap crash", "gap recreated", "gap corrupt", "pushed gap from_seq_too_old", "pushed gap cap",
-    "pushed gap crash", "pushed gap recreated", "stream resumed", "stream broken", "stream taken_over",
+    "pushed gap crash", "pushed gap recreated", "stream resumed", "stream broken",
 ]  # fmt: skip
 
 

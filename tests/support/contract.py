@@ -5,11 +5,10 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-import select
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.server import Reply, Server
+from tests.support.server import Reply, Server, readable
 
 Json = dict[str, Any]
 
@@ -116,7 +115,7 @@ class Pending:
 
     @property
     def is_answered(self) -> bool:
-        return bool(select.select([self._connection.sock], [], [], 0)[0])
+        return readable(self._connection.sock, 0)
 
     def reply(self) -> Reply:
         try:

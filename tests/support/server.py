@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -33,6 +34,13 @@ class Reply:
     @property
     def error(self) -> dict[str, Any]:
         return self.json["error"]
+
+
+def readable(sock: socket.socket, timeout_s: float) -> bool:
+    """Whether there is something to read, or becomes so in time. (select() knows a thousand descriptors only.)"""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def until(condition: Any, timeout_s: float = 30.0, every_s: float = 0.01) -> Any:

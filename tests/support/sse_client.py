@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import select
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -26,7 +25,7 @@ from h2.exceptions import ProtocolError
 from tests.support.contract import Json, ok
 from tests.support.h2_client import Session
 from tests.support.raw_http import RawClient
-from tests.support.server import Server
+from tests.support.server import Server, readable
 
 Protocol = Literal["http1", "h2c"]
 S = TypeVar("S", bound="EventStream")
@@ -145,7 +144,7 @@ class EventStream(ABC):
             if self.ended:
                 return None
             left = give_up - time.monotonic()
-            if left <= 0 or not select.select([self.socket], [], [], left)[0]:
+            if left <= 0 or not readable(self.socket, left):
                 raise AssertionError(f"no frame within {timeout_s} s")
             self.receive()
         frame = self.waiting.popleft()

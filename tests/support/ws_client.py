@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import os
-import select
 import socket
 import time
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.contract import Json
-from tests.support.server import Reply, Server
+from tests.support.server import Reply, Server, readable
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 MESSAGE_S = 15.0
@@ -150,7 +149,7 @@ class WebSocket:
     def _take(self, size: int, give_up: float) -> bytes:
         while len(self._bytes) < size:
             left = give_up - time.monotonic()
-            if left <= 0 or not select.select([self.socket], [], [], left)[0]:
+            if left <= 0 or not readable(self.socket, left):
                 raise AssertionError("no message in time")
             try:
                 data = self.socket.recv(1 << 18)

@@ -575,24 +575,6 @@ def test_a_start_from_the_older_snapshot_replays_the_rewriting_of_a_segment() ->
     assert h.seqs("t") == [4, 5, 6]
 
 
-@fault(
-    "worker",
-    "a worker with an ephemeral topic dies, and a client repeats a write whose answer it did not get",
-    "the record is written again: the one that the key stood for is gone",
-)
-def test_the_keys_of_records_that_are_gone_are_gone() -> None:
-    """A repeated write was answered with the seq of a record that had been lost with the worker."""
-    h = Harness()
-    h.put("t", TopicConfig(durability="ephemeral"))
-    write = c.Append("t", c.Records([b"1"]), b"key")
-    assert h.do(write).first_seq == 1
-    h.checkpoint()
-    h.kill_and_open()
-    again = h.do(write)
-    assert (again.first_seq, again.deduped) == (2, False)
-    assert h.rows("t") == [(2, b"1")]
-
-
 def test_who_follows_a_topic_knows_what_recovery_has_put_off() -> None:
     """A feed began at the head of a topic whose last records were only found when somebody read it."""
     h = Harness()

@@ -150,9 +150,8 @@ class Recovery:
         log.ceiling = log.ceiling_synced = row.ceiling
         log.sum_chain = row.sum_chain
         log.may_expire = row.may_expire
-        if log.config.durability != "ephemeral":  # its records are gone: a retry has to write them again
-            for key, entry in row.dedupe:
-                log.dedupe.entries[key] = entry
+        for key, entry in row.dedupe:
+            log.dedupe.entries[key] = entry
         for ranges in row.erasing:
             self._replayer.resume_erase(log, ranges)
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
