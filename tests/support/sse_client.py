@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import select
 import socket
 import time
 from abc import ABC, abstractmethod

@@ -45,6 +45,9 @@ class Watches:
         self.rests = _rests(history)
         self.deaths = [event for event in history.events if event.kind in DEATHS]
         self.dropped = {op.topic for op in history.ops if op.kind == "drop" and not op.refused}
+        # Topics whose head may fall back with their worker: they look like others that were made again.
+        soft = {op.topic for op in history.ops if _durability(op) in ("ephemeral", "memory")}
+        self.made_again = self.dropped | (soft if self.deaths else set())
 
     def follow(self) -> None:
         made = {op.answer["wid"]: op for op in self.history.ops if op.kind == "watch" and op.ok}
@@ -96,6 +99,12 @@ def read_id(text: str | None) -> dict[str, int] | None:
     except (binascii.Error, ValueError):
         return None
     return cursors if isinstance(cursors, dict) else None
+
+
+def _durability(op: Op) -> str | None:
+    """The class that a request gives to a topic, if it does."""
+    config = op.request if op.kind == "put" else op.request.get("config")
+    return config.get("durability") if isinstance(config, dict) else None
 
 
 class Session:
@@ -176,9 +185,9 @@ class Connection:
             lost = any(connection.stream.status is None for connection in self.session.connections)
             until = self.stream.answered_at or self.stream.sent_at
             if not lost and not self.session.watches.died_between(before.stream.sent_at, until):
-                dropped = self.session.watches.dropped
+                made_again = self.session.watches.made_again
                 known = before.least | before.cursors
-                self.least = {topic: seq for topic, seq in known.items() if topic not in dropped}
+                self.least = {topic: seq for topic, seq in known.items() if topic not in made_again}
 
     def _cursor(self, topic: str, found: int, frame: Frame) -> int:
         """Where the topic stood before this event, as far as it is known."""
@@ -311,7 +320,7 @@ class Connection:
             self._check_records(frame, topic)
             cursor = self.cursors.get(topic, 0)
             died = self.session.watches.died_between(self.stream.sent_at, frame.at)
-            if data["from_seq"] < cursor and not died and topic not in self.session.watches.dropped:
+            if data["from_seq"] < cursor and not died and topic not in self.session.watches.made_again:
                 self.blame(topic, f"a member is given what lies before {cursor}", frame)
             self._page(frame, topic, data["from_seq"], data["to_seq"], data["head_seq"], data["records"])
         elif frame.event == "topic-deleted":
@@ -404,7 +413,7 @@ class Group:
         ]
         for dealt in sorted(frames, key=lambda dealt: dealt.frame.at):
             topic = dealt.frame.data["topic"]
-            if topic in self.watches.dropped:
+            if topic in self.watches.made_again:
                 continue
             for record in dealt.frame.data["records"]:
                 first = shown.setdefault((topic, record["$seq"]), dealt)
