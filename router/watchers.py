@@ -15,6 +15,7 @@ A sub is in one of these states.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,7 @@ class Sub:
         )
 
 
-class Watcher:
+class Watcher(ABC):
     """One client's stream. Subclasses say how news are written."""
 
     def __init__(self, fanout: Fanout, prefixes: list[str] | None) -> None:
@@ -137,34 +138,34 @@ class Watcher:
         self.is_starved = False
 
     @property
-    def is_full(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def is_full(self) -> bool: ...
 
+    @abstractmethod
     def take(self, sub: Sub, news: News) -> None:
         """Write a page. The cursor moves with it."""
-        raise NotImplementedError
 
-    def tell_caught_up(self, sub: Sub, head_seq: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def tell_caught_up(self, sub: Sub, head_seq: int) -> None: ...
 
+    @abstractmethod
     def tell_gone(self, sub: Sub) -> None:
         """The topic was deleted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tell_too_many(self, topic: str) -> None:
         """A topic that matches a pattern cannot be followed: there are too many."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start_of(self, topic: str) -> int:
         """Where to begin in a topic that a pattern has found."""
-        raise NotImplementedError
 
-    def ping(self) -> None:
+    def ping(self) -> None:  # noqa: B027 - not every protocol has one
         """A sign of life, where the protocol has one of its own."""
 
+    @abstractmethod
     def end_with(self, code: str, message: str) -> None:
         """Close it, and say why."""
-        raise NotImplementedError
 
 
 class LookOutShare:

@@ -31,7 +31,7 @@ WISHES: list[dict[str, Any]] = [
     {"topics": {TOPIC: {}}},
     {"topics": {TOPIC: {}}},  # shares the feed of the first
     {"topics": {">": {}}, "limit": 2},
-    {"topics": {TOPIC: {}}, "max_batch_bytes": 1, "consistency": "strong"},
+    {"topics": {TOPIC: {}}, "max_batch_bytes": 1},
 ]
 
 
@@ -211,7 +211,7 @@ GROUP_STEPS = steps_of(
 GROUP_WISHES: list[dict[str, Any]] = [
     {"topics": {TOPIC: {}}, "group": "g"},
     {"topics": {TOPIC: {}}, "group": "g", "limit": 1},
-    {"topics": {">": {}}, "group": "g", "consistency": "strong"},
+    {"topics": {">": {}}, "group": "g"},
 ]
 
 
