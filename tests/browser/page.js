@@ -58,13 +58,24 @@ class Talk {
     this.socket.onopen = () => {
       this.opened++;
       this.froms.push(this.cursor);
-      this.ask({ op: "subscribe", topic: this.topic, from_seq: this.cursor });
+      this.subscribe();
     };
     this.socket.onmessage = (event) => this.take(JSON.parse(event.data));
     this.socket.onclose = (event) => {
       this.closes.push(event.code);
       setTimeout(() => this.connect(), AGAIN_MS);
     };
+  }
+
+  /** Asks again as long as the topic's shard is starting, as it is told to. */
+  async subscribe() {
+    const socket = this.socket;
+    let answer;
+    do {
+      if (answer) await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+      if (socket !== this.socket || socket.readyState !== WebSocket.OPEN) return;
+      answer = await this.ask({ op: "subscribe", topic: this.topic, from_seq: this.cursor });
+    } while (answer.code === "not_ready");
   }
 
   ask(command) {
@@ -78,8 +89,9 @@ class Talk {
   }
 
   take(message) {
-    this.ops.push([this.opened, message.op]);
     this.waiting.get(message.request_id)?.(message);
+    if (message.code === "not_ready") return; // whoever asked asks again
+    this.ops.push([this.opened, message.op]);
     if (message.op === "error") this.errors.push(message);
     if (message.op !== "record") return;
     this.cursor = message.to_seq;

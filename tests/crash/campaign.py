@@ -144,7 +144,7 @@ class Campaign:
     # -- failpoints ----------------------------------------------------------------------------------------
 
     def kill_at(
-        self, point: str, action: str = "kill", *, nth: int = 1, deaths: int = 1, timeout_s: float = 30.0
+        self, point: str, action: str = "kill", *, nth: int = 1, deaths: int = 1, timeout_s: float = 150.0
     ) -> bool:
         """Have a shard die where `point` says, and its successors as well when there are to be more deaths.
 
@@ -186,7 +186,7 @@ class Campaign:
         shard: int = 1,
         times: int = 1,
         latches: bool = False,
-        timeout_s: float = 30.0,
+        timeout_s: float = 150.0,
     ) -> bool:
         """Have disk calls of a shard fail where `point` says; False when it did not come there in time.
 
@@ -208,7 +208,7 @@ class Campaign:
         self.done[f"{error} at {point}"] += 1
         target = workload.acks + 20
         # Where it must turn read-only that is waited for: the other shard goes on meanwhile.
-        until(lambda: (workload.acks > target and not latches) or self.latched(), 60)
+        until(lambda: (workload.acks > target and not latches) or self.latched(), 150)
         workload.hold()
         if end:
             workload.recorder.happened(end, workload.names(shard))
@@ -216,7 +216,7 @@ class Campaign:
             self.done["read-only"] += 1
             self._check_latched(shard)
             self.kill(f"shard {shard}")
-        until(lambda: self.server.get("/readyz").status == 200, 60)
+        until(lambda: self.server.get("/readyz").status == 200, 150)
         workload.resume()
         return True
 
