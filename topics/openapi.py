@@ -32,6 +32,8 @@ CODES = {
     "request_timeout": "The request did not arrive in time.",
     "topic_exists_incompatible": "A topic's `type` cannot change. `detail`: `topic`, `existing_type`, `requested_type`.",
     "topic_not_empty": "`if_empty` was given and records are left. `detail`: `topic`, `count`.",
+    "not_a_queue": "The topic is a log. `detail`: `topic`.",
+    "consumer_not_found": "There is no such consumer. `detail`: `topic`, `consumer`.",
     "wrong_last_seq": "A conditional write met another last seq. `detail`: `topic`, `expected`, `actual`.",
     "payload_too_large": "The body is above the size limit.",
     "unsupported_media_type": "The content type is missing or not one of those listed.",

@@ -50,6 +50,7 @@ class ConfigBody(msgspec.Struct, frozen=True):
     leases_durable: bool = False
     cap_per_tag: U64 = 0
     max_record_bytes: U64 = 0
+    retention: Literal["limits", "interest", "work_queue"] = "limits"
 
 
 class RecordBody(msgspec.Struct, gc=False):

@@ -33,17 +33,33 @@ VERSION = 1
 WRITE, WRITE_LINES, DIFF, DIFF_FRAMES, DELETE = 1, 2, 3, 4, 5
 PUT_TOPIC, GET_TOPIC, DROP_TOPIC, LIST_TOPICS = 6, 7, 8, 9
 LAST_BY_TAG, COUNT_BY_TAG, WATCH_READ = 10, 11, 12
+CLAIM, ACK, NACK, EXTEND, TERM = 13, 14, 15, 16, 17
+PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET_CONSUMER = (
+    18,
+    19,
+    20,
+    21,
+    22,
+    23,
+)
 # About the shard itself, or about who follows what: no command of the engine.
 READY, METRICS, CATALOG, TAKEN = 32, 33, 34, 35
 FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION, STREAMS = 36, 37, 38, 39, 40, 41, 42
+WORK, WORKED, UNWORK, LETTERS = 43, 44, 45, 46
 
 # An outcome may be unknown when the worker dies while one of these is on its way.
-CHANGES = frozenset((WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC))
+CHANGES = frozenset(
+    (
+        WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC, CLAIM, ACK, NACK, EXTEND, TERM,
+        PUT_CONSUMER, DROP_CONSUMER, PAUSE_CONSUMER, RESET_CONSUMER,
+    )
+)  # fmt: skip
 
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
 
 JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
 FEED, NEW_TOPIC, END = 4, 5, 6  # under the number of a FOLLOW, of a LOOK_OUT, of a stream
+JOBS = 7  # under the number of a WORK
 
 BODY_APART = 64 * 1024  # from here on one copy more costs more than one message part more
 FOLLOWS = 0xFFFF_FFFF
@@ -75,6 +91,7 @@ class Args(msgspec.Struct, array_like=True, omit_defaults=True):
     create: bool | None = None
     include_tags: bool = False
     touch: bool = False
+    consumer: str = ""
 
 
 encode_args = msgspec.msgpack.Encoder().encode

@@ -177,6 +177,8 @@ def config_body(config: TopicConfig) -> dict[str, object]:
         body["cap_per_tag"] = config.cap_per_tag
     if config.max_record_bytes:
         body["max_record_bytes"] = config.max_record_bytes
+    if config.retention != "limits":
+        body["retention"] = config.retention
     return body
 
 

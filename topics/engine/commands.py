@@ -6,18 +6,16 @@ One object a request, columns for its records: nothing here is built per record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from topics.engine import consumer_commands
 from topics.engine.config import TopicConfig
 from topics.engine.errors import TopicsError
+from topics.engine.page import FramePage as FramePage
+from topics.engine.page import Page as Page
+from topics.engine.page import Tombstone as Tombstone
 from topics.engine.subjects import TagMatch
-
-Column: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 
 
 @dataclass(slots=True)
@@ -88,60 +86,6 @@ class Diff:
 
 
 @dataclass(slots=True)
-class Tombstone:
-    gap_from: int
-    gap_to: int
-    reason: str
-    missed_estimate: int
-    earliest_seq: int
-    head_seq: int
-
-
-@dataclass(slots=True)
-class Page:
-    """Rows of one diff: columns, and for each record where its frame lies in `buffers[which[i]]`."""
-
-    topic: str
-    seqs: list[int]
-    timestamps: Column
-    flags: Column
-    tags: list[bytes | None] | None
-    nodes: list[bytes | None] | None
-    frames: list[bytes]  # buffers that hold frames
-    which: Column | None  # per record the buffer; None: all in frames[0]
-    starts: Column  # offset of the frame in its buffer
-    lengths: Column  # of the whole frame
-    next_from_seq: int
-    head_seq: int
-    earliest_seq: int
-    tombstone: Tombstone | None
-    scanned: int
-    more: bool = False  # of an answer by tag: further tags follow
-
-    @property
-    def size(self) -> int:
-        return int(np.sum(self.lengths))
-
-
-@dataclass(slots=True)
-class FramePage:
-    """The rows of one diff as their frames alone, back to back in seq order over all `chunks`."""
-
-    topic: str
-    chunks: list[bytes]
-    count: int
-    next_from_seq: int
-    head_seq: int
-    earliest_seq: int
-    tombstone: Tombstone | None
-    scanned: int
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.chunks))
-
-
-@dataclass(slots=True)
 class Delete:
     """Selectors are joined by AND. `keep` spares the newest N (per tag when `match` is given)."""
 
@@ -195,6 +139,13 @@ class State:
 
 
 @dataclass(slots=True)
+class QueueCounts:
+    ready: int
+    in_flight: int
+    dead_lettered: int
+
+
+@dataclass(slots=True)
 class TopicState:
     topic: str
     head_seq: int
@@ -204,6 +155,7 @@ class TopicState:
     config: TopicConfig
     last_write_ts: int | None
     last_read_ts: int | None
+    queue: QueueCounts | None = None
 
 
 @dataclass(slots=True)
@@ -265,8 +217,10 @@ class TagCounts:
     more: bool = False
 
 
-Change: TypeAlias = Append | Skip | Delete | PutTopic | DropTopic
-Command: TypeAlias = Change | Diff | State | ListTopics | LastByTag | NextByTag | CountByTag
+Change: TypeAlias = Append | Skip | Delete | PutTopic | DropTopic | consumer_commands.ConsumerChange
+Command: TypeAlias = (
+    Change | Diff | State | ListTopics | LastByTag | NextByTag | CountByTag | consumer_commands.ConsumerQuery
+)
 Result: TypeAlias = (
     Appended
     | Page
@@ -277,6 +231,7 @@ Result: TypeAlias = (
     | TopicState
     | TopicList
     | TagCounts
+    | consumer_commands.ConsumerResult
     | TopicsError
 )
 Token: TypeAlias = object

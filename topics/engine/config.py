@@ -33,6 +33,26 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     # Additive to the contract.
     cap_per_tag: int = 0
     max_record_bytes: int = 0
+    # What acks of consumers do to records. A queue's own consumer deletes what it acks, whatever stands here.
+    retention: Literal["limits", "interest", "work_queue"] = "limits"
+
+
+class ConsumerConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Stored with every change of it; a field that is absent there has its default."""
+
+    ack: Literal["none", "all", "explicit"] = "explicit"
+    ack_wait_ms: int = 30_000
+    max_deliver: int = 0  # 0: without end
+    backoff_ms: tuple[int, ...] = ()  # how long the lease of delivery 1, 2 … holds; the last one goes on
+    filter: tuple[tuple[Literal["Eq", "Glob", "Subject"], str], ...] = ()  # any of them; none: every record
+    deliver: Literal["all", "new", "last", "last_per_tag", "from_seq", "from_ts"] = "all"
+    deliver_value: int = 0  # of from_seq and from_ts
+    max_ack_pending: int = 1000
+    max_waiting: int = 512
+    headers_only: bool = False
+    dead_letter: str | None = None
+    inactive_ttl_ms: int = 0  # 0: it stays
+    replay: Literal["instant", "original"] = "instant"
 
 
 class EngineConfig(msgspec.Struct, frozen=True):

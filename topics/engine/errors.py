@@ -3,7 +3,7 @@
 TopicsError
 ├── CallerError           what the request asked for cannot be; nothing changed
 │   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
-│   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound
+│   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound · NotAQueue · ConsumerNotFound
 │   ├── Unauthorized · Forbidden
 │   ├── Conflict          the topic is not in the state that the request needs
 │   │   └── TopicNotEmpty · TopicFull · WrongLastSeq
@@ -65,6 +65,22 @@ class TopicExistsIncompatible(CallerError):
             topic=topic,
             existing_type=existing_type,
             requested_type=requested_type,
+        )
+
+
+class NotAQueue(CallerError):
+    code = "not_a_queue"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} is a log; make a queue with PUT and type queue", topic=topic)
+
+
+class ConsumerNotFound(CallerError):
+    code = "consumer_not_found"
+
+    def __init__(self, topic: str, consumer: str) -> None:
+        super().__init__(
+            f"topic {topic!r} has no consumer {consumer!r}; make it with PUT", topic=topic, consumer=consumer
         )
 
 

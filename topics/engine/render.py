@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topics.engine.commands import Column, Page
 from topics.engine.frames import (
     DIGEST_BYTES,
     EXT_HEADERS,
@@ -25,6 +24,7 @@ from topics.engine.frames import (
     RAW,
     read_extensions,
 )
+from topics.engine.page import Column, Page
 
 Ints = npt.NDArray[np.int64]
 
