@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.engine import frames, limits
+from topics.engine.claims import is_durable
 from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.consumer import ConsumerRow, LettersRow
 from topics.engine.errors import Corrupt
 from topics.engine.files import HEADER_BYTES, sync_file, write_whole
 from topics.engine.index import Chunk, Rows
@@ -79,6 +81,8 @@ class TopicRow(msgspec.Struct, array_like=True):
     sum_chain: bytes
     may_expire: bool  # has records with a TTL of their own
     inline: tuple[int, int, bytes] | None = None  # first seq, rows and frames of a topic without files
+    consumers: list[ConsumerRow] = []
+    letters: LettersRow | None = None
 
 
 @dataclass(slots=True)
@@ -123,6 +127,14 @@ class _Capture:
     row: TopicRow | None  # None: encoded already, since nothing about it can change
     parts: list[_Part]
     inline: _Inline | None
+
+
+def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], LettersRow | None]:
+    """What a topic's row keeps of its consumers. A queue without durable leases is as after a restart."""
+    if log.consumers is None:
+        return [], None
+    rows = [consumer.row(durable=is_durable(log, consumer)) for consumer in log.consumers.every()]
+    return rows, log.consumers.row()
 
 
 class Checkpointer:
@@ -246,6 +258,7 @@ class Checkpointer:
             log.dedupe.live(now_ms=self._shard.now_ms, window_ms=log.config.idempotency_window_ms),
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
+            *consumer_rows(log),
         )  # fmt: skip
         if not parts:
             # Encoded at once: ten thousand rows as objects would be a long pause for the garbage collector.

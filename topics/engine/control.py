@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from topics.engine.config import TopicConfig
+from topics.engine.config import ConsumerConfig, TopicConfig
 
 
 class TopicCreated(msgspec.Struct, frozen=True, array_like=True):
@@ -52,3 +52,18 @@ class TimeCeiling(msgspec.Struct, frozen=True, array_like=True):
     now_ms: int
     mono_ms: int
     boot_id: str
+
+
+class ConsumerStored(msgspec.Struct, frozen=True, array_like=True):
+    """A consumer was made or changed, and where it stands now."""
+
+    name: str
+    config: ConsumerConfig
+    cursor: int
+    firsts: list[int]
+    created_ms: int
+
+
+class LettersTaken(msgspec.Struct, frozen=True, array_like=True):
+    source_id: int
+    number: int

@@ -115,6 +115,7 @@ class Engine:
         self.counters["recoveries"] += 1
         self.counters["torn"] += len(self.report.torn)
         self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+        self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
         if self.shard.read_only is None:
             self._ask_for_spare()
 
@@ -156,6 +157,10 @@ class Engine:
             self._run_background()
         if shard.dirty or shard.unwoken or shard.waiter_heap:
             shard.wake_waiters()
+        due_ms = shard.claims_due_ms
+        if shard.unserved or (due_ms is not None and due_ms <= self.clock.mono_ms):
+            shard.serve_claims()
+            shard.end_idle_consumers()
         if shard.ops or shard.frames:
             self._commit()
         self._schedule_sync()
@@ -179,7 +184,10 @@ class Engine:
         if self.shard.dirty:
             times.append(self.clock.mono_ms)  # long polls that the last turn had no room for
         if self.shard.read_only is not None:
-            return min(times, default=None)  # nothing is synced, written or tried again any more
+            return min(times, default=None)  # nothing is handed out, synced, written or tried again any more
+        claims_due_ms = self.shard.claims_due_ms
+        if claims_due_ms is not None:
+            times.append(claims_due_ms)
         if self._unsynced_since_ms is not None and not self._sync_running:
             times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
         if self._full_retry_ms is not None:
@@ -243,6 +251,9 @@ class Engine:
         shard.written_lsn, shard.publishing_lsn = self.wal.last_lsn, lsn
         for op in ops:
             log = op.log
+            if op.free:
+                self.shard.publish(op)
+                continue
             if op.sync and self.wal.last_lsn > self.wal.synced_lsn:
                 gate = lsn or self.wal.last_lsn
                 log.gate_lsn = max(log.gate_lsn, gate)

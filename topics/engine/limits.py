@@ -43,6 +43,16 @@ SUBJECT_CHANGES_KEPT = 64  # that a cached result can catch up with: more would 
 # Long polls parked on one topic; more are answered at once with an empty page.
 WAITERS_PER_TOPIC_MAX = 10_000
 
+# Consumers. Records in hand (leased, ready again, delayed, moving) of a queue; a claim beyond gets fewer or none.
+PENDING_MAX = 262_144
+CONSUMERS_PER_TOPIC_MAX = 1000  # more are refused with 429
+CLAIM_MAX = 1000
+CLAIM_BYTES_DEFAULT = 8 * MIB
+DEAL_MAX = 10_000  # records that the claims of one window share
+CLAIM_LOOK_MS = 60_000  # between two looks at what time makes ready
+FIRSTS_MAX = 100_000  # tags of a consumer that begins with the last record of each; more are refused
+UNMOVED_MS = 5_000  # until a letter that was refused is tried again
+
 # Loss ranges per topic. Past it neighbouring ranges are joined: a too wide announcement is
 # safe, a lost one is not.
 LOSS_RANGES_MAX = 1024

@@ -87,9 +87,12 @@ class Loader:
             inline, log.inline, log.stored = log.inline, None, None
             log.may_expire = False
             self._adopt(log, contents, lost, inline)
+        was_deferred = bool(log.deferred)
         while log.deferred:
             log.deferred[0]()
             log.deferred.pop(0)
+        if was_deferred and self._recovered:
+            self._shard.consumers_recovered(log)
         # Only now is it known which generations count: replay may have swapped some. Once is enough: what a topic
         # leaves behind while the engine runs is in the checkpointer's hands.
         if log.id in self._sorted:

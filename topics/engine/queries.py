@@ -187,7 +187,16 @@ class Queries(Staging):
         log = self._for_read(command.topic)
         if command.touch:
             log.last_read_ts = self.now_ms
-        self._answer(token, state_of(log), log)
+        self._answer(token, self._state_of(log), log)
+
+    def _state_of(self, log: TopicLog) -> cmd.TopicState:
+        state = state_of(log)
+        state.queue = self.queue_counts(log)
+        return state
+
+    def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
+        """Of a queue: what could be claimed, and what is."""
+        return None
 
     def _list(self, token: object, command: cmd.ListTopics) -> None:
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
@@ -201,7 +210,7 @@ class Queries(Staging):
                 timed = log
             if command.touch and len(rows) < size:
                 log.last_read_ts = self.now_ms
-            rows.append(state_of(log))
+            rows.append(self._state_of(log))
         if timed is not None:
             self._answer(token, cmd.TopicList(rows), timed)
         else:

@@ -22,7 +22,7 @@ from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.sealing import read_sum
 from topics.engine.segments import BLOCK_BYTES, SegmentMeta, segment_path
-from topics.engine.subjects import TagMatch
+from topics.engine.subjects import TagFilter, TagMatch
 from topics.engine.topic_log import Run, TopicLog, find_run
 
 OPEN_SEGMENTS_MAX = 256  # handles kept; the one used longest ago is closed
@@ -125,7 +125,7 @@ class _Wanted:
 
     __slots__ = ("_avoid", "_match", "_names", "_names_left", "_only", "_rows_left", "_verdicts")
 
-    def __init__(self, log: TopicLog, nodes: tuple[bytes, ...], match: TagMatch | None) -> None:
+    def __init__(self, log: TopicLog, nodes: tuple[bytes, ...], match: TagMatch | TagFilter | None) -> None:
         self._avoid = [i for node in nodes for i in log.nodes.every_id_of(node)]
         self._match = match
         self._names = log.tags.strings.names
@@ -327,6 +327,7 @@ class Reader:
         budget: int,
         weight: str,
         wanted: _Wanted | None,
+        dead: int = DELETED,
     ) -> list[tuple[Chunk, Picked]]:
         """The rows of a page, and how far it got. `weight` is the column that the byte budget counts."""
         first = max(cursor + 1, log.view.first_seq)
@@ -339,7 +340,7 @@ class Reader:
                 if wanted is not None:
                     upto = wanted.stop(low, high, upto)
                 rows, examined_row, limit, budget, full = self._pick(
-                    chunk, low, upto, limit, budget, weight, wanted, bool(picked)
+                    chunk, low, upto, limit, budget, weight, wanted, bool(picked), dead
                 )
                 if len(rows):
                     picked.append((chunk, rows))
@@ -355,6 +356,21 @@ class Reader:
         page.next_from_seq = max(examined, cursor)
         return picked
 
+    def undelivered(
+        self,
+        log: TopicLog,
+        page: Page,
+        cursor: int,
+        stop: int,
+        limit: int,
+        budget: int,
+        match: TagFilter | None,
+    ) -> list[tuple[Chunk, Picked]]:
+        """Live rows of [cursor, stop) for a consumer; what a staged delete takes is not among them."""
+        wanted = _Wanted(log, (), match) if match is not None else None
+        after = max(cursor, log.first_seq) - 1
+        return self._collect(log, page, after, max(stop, after + 1), limit, budget, "size", wanted, DEAD)
+
     @staticmethod
     def _pick(
         chunk: Chunk,
@@ -365,9 +381,10 @@ class Reader:
         weight: str,
         wanted: _Wanted | None,
         some: bool,
+        dead: int,
     ) -> tuple[Picked, int, int, int, bool]:
         """Live rows of [low, high) up to the limits: rows, last examined row, what is left, whether it is full."""
-        alive = chunk.live(low, high, DELETED)
+        alive = chunk.live(low, high, dead)
         if wanted is not None:
             wanted.narrow(alive, chunk, low, high)
         found = np.flatnonzero(alive)

@@ -16,7 +16,8 @@ import numpy as np
 from topics.engine import frames, limits
 from topics.engine.checkpoint import LATCH_MARK, Checkpointer, ShardRow, TopicRow, remove_tree
 from topics.engine.config import EngineConfig
-from topics.engine.control import TimeCeiling
+from topics.engine.consumer import TopicConsumers
+from topics.engine.control import ConsumerStored, TimeCeiling
 from topics.engine.errors import Corrupt, LogGap
 from topics.engine.files import ensure_dir, is_full, read_file
 from topics.engine.frames import Columns
@@ -152,6 +153,7 @@ class Recovery:
         log.may_expire = row.may_expire
         for key, entry in row.dedupe:
             log.dedupe.entries[key] = entry
+        self._restore_consumers(log, row)
         for ranges in row.erasing:
             self._replayer.resume_erase(log, ranges)
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
@@ -162,6 +164,17 @@ class Recovery:
         if row.ram_ranges:
             log.stored = row.segments
             self._ephemeral.append((log, row))
+
+    def _restore_consumers(self, log: TopicLog, row: TopicRow) -> None:
+        if row.letters is not None:
+            log.consumers = TopicConsumers()
+            log.consumers.restore(row.letters)
+        for stored in row.consumers:
+            shape = ConsumerStored(
+                stored.name, stored.config, stored.cursor, stored.firsts, stored.created_ms
+            )
+            consumer = self._shard.store_consumer(log, shape) if stored.name else self._shard.queue_of(log)
+            consumer.restore(stored)
 
     def _announce_ephemeral(self) -> None:
         """Records of ephemeral topics are gone by design, and announced."""

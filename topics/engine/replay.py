@@ -10,10 +10,13 @@ import numpy.typing as npt
 
 from topics.engine import frames
 from topics.engine.checkpoint import Checkpointer
+from topics.engine.consumer import Event, TopicConsumers
 from topics.engine.control import (
     ConfigChanged,
+    ConsumerStored,
     Deletion,
     Floors,
+    LettersTaken,
     Lost,
     Skipped,
     Swapped,
@@ -304,6 +307,24 @@ class Replay:
             swapped = decode(payload, type=Swapped)
             log.stage_floors(swapped.cap_lost, swapped.ttl_lost, op)
             self._apply_swap(log, swapped.first_seq, swapped.generation, op)
+        elif kind == frames.LEASE:
+            event = decode(payload, type=Event)
+            if not event.consumer:
+                self._shard.queue_of(log)
+            if log.consumers is not None:
+                log.consumers.apply(event)
+        elif kind == frames.CONSUMER_PUT:
+            self._shard.store_consumer(log, decode(payload, type=ConsumerStored))
+        elif kind == frames.CONSUMER_DELETE:
+            consumer = (
+                log.consumers.named.get(decode(payload, type=str)) if log.consumers is not None else None
+            )
+            if consumer is not None:
+                self._shard.remove_consumer(log, consumer)
+        elif kind == frames.LETTERS_TAKEN:
+            taken = decode(payload, type=LettersTaken)
+            log.consumers = log.consumers or TopicConsumers()
+            log.consumers.took(taken.source_id, taken.number)
         elif kind == frames.ERASE_DONE:
             self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
         self._shard.count_live(op)

@@ -7,14 +7,14 @@ to publish once that envelope is written, or synced) and `ready` (replies that n
 from __future__ import annotations
 
 from topics.engine import commands as cmd
+from topics.engine import consumer_commands as con
 from topics.engine.config import EngineConfig
 from topics.engine.engine_clock import EngineClock
-from topics.engine.queries import Queries
+from topics.engine.letters import Letters
 from topics.engine.reader import Reader
-from topics.engine.writes import Writes
 
 
-class Shard(Writes, Queries):
+class Shard(Letters):
     """All commands over one staged and one published state."""
 
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
@@ -31,11 +31,23 @@ class Shard(Writes, Queries):
             cmd.LastByTag: self._last_by_tag,
             cmd.NextByTag: self._next_by_tag,
             cmd.CountByTag: self._count_by_tag,
+            con.Claim: self._claim,
+            con.Settle: self._settle,
+            con.Release: self._release,
+            con.PutConsumer: self._put_consumer,
+            con.DropConsumer: self._drop_consumer,
+            con.PauseConsumer: self._pause_consumer,
+            con.ResetConsumer: self._reset_consumer,
+            con.GetConsumer: self._get_consumer,
+            con.ListConsumers: self._list_consumers,
+            con.TakeLetters: self._take_letters,
+            con.EndMove: self._end_move,
         }
 
     def check_invariants(self) -> None:
         for log in self.by_id.values():
             log.check()
+        self.check_consumers()
         total = sum(log.bytes for log in self.staged.values())
         assert total == self.bytes_live, (total, self.bytes_live)
         records = sum(log.count for log in self.staged.values())

@@ -109,6 +109,8 @@ class Staging:
         self.synced_lsn = 0
         self.publishing_lsn = 0  # what covers the op that is being published
         self.unsafe: dict[int, TopicLog] = {}
+        self.fed: dict[int, TopicLog] = {}  # topics with something new and claims that wait for it
+        self.moving: dict[int, TopicLog] = {}  # topics with letters that may be sent
         self.on_created: Callable[[str], None] = lambda name: None
         # Work for the engine.
         self.dirty: dict[int, TopicLog] = {}  # topics whose waiters must look again
@@ -257,6 +259,8 @@ class Staging:
                 self.dirty[log.id] = log
             if log.unsafe_heads is not None:
                 self._note_head(log)
+            if log.consumers is not None and log.consumers.waiting:
+                self.fed[log.id] = log
             self.ready.append((op.token, op.result))
             return
         log.expiring -= op.expiry
@@ -269,6 +273,12 @@ class Staging:
             self.dirty[log.id] = log
         if log.unsafe_heads is not None:
             self._note_head(log)
+        if log.consumers is not None:
+            if log.consumers.waiting and op.head:
+                self.fed[log.id] = log
+            if op.letters:
+                log.consumers.safe_number = max(log.consumers.safe_number, op.letters)
+                self.moving[log.id] = log
         if op.erase is not None:
             self.erase_requests.append(op.erase)
         if op.later:

@@ -126,6 +126,20 @@ class TagMatch:
         return tag == self.value
 
 
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """Which tags are meant by any of several matches."""
+
+    any_of: tuple[TagMatch, ...]
+
+    @property
+    def literal(self) -> bytes | None:
+        return self.any_of[0].literal if len(self.any_of) == 1 else None
+
+    def matches(self, tag: bytes | None) -> bool:
+        return any(match.matches(tag) for match in self.any_of)
+
+
 S = TypeVar("S", bound=Hashable)
 GroupName = bytes | str  # compared as given: the bytes and the text of a name are two names
 

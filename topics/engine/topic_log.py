@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.engine.config import TopicConfig
+from topics.engine.consumer import TopicConsumers
 from topics.engine.dedupe import DedupeWindow
 from topics.engine.frames import DEAD, DELETED, STAGED_DELETE
 from topics.engine.index import SMALL, Chunk
@@ -61,6 +62,8 @@ class Op:
     command: Any = None  # of a read whose answer is held back: asked again if the commit fails
     erase: Any = None  # what to do with the bytes once the delete is published
     later: bool = False  # the command is asked again when this op's turn comes
+    free: bool = False  # it tells of nothing that readers see, and waits for no change before it
+    letters: int = 0  # up to this number letters may be sent once it is published
     expiry: bool = False  # what time did, waiting behind changes that are not published yet
 
     def __init__(
@@ -108,6 +111,7 @@ class TopicLog:
         "ceiling_ts",
         "chunks",
         "config",
+        "consumers",
         "count",
         "dedupe",
         "deferred",
@@ -185,6 +189,7 @@ class TopicLog:
         # Of a topic that somebody watches for what is synced: (lsn, head) of what is published and not synced yet.
         self.unsafe_heads: deque[tuple[int, int]] | None = None
         self.safe_head = 0
+        self.consumers: TopicConsumers | None = None
         self.doomed: list[
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them
@@ -286,6 +291,11 @@ class TopicLog:
             found is not None and not found[0].flags_at(found[1]) & DEAD and found[0].length_at(found[1]) > 0
         )
 
+    def count_live(self, first_seq: int, stop_seq: int) -> int:
+        """How many of the seqs [first_seq, stop_seq) are live in the staged state."""
+        spans = self.spans(max(first_seq, self.first_seq), stop_seq)
+        return sum(int(chunk.live(first, stop, DEAD).sum()) for chunk, first, stop in spans)
+
     # -- staged changes ------------------------------------------------------------------------------------
 
     def settle_first(self) -> None:
@@ -311,6 +321,10 @@ class TopicLog:
     def kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
         """Remove the live rows of a range from counts and tags; return the highest seq removed, or 0."""
         highest = 0
+        if self.consumers is not None:
+            self.consumers.forget(
+                first_seq, last_seq, lambda seq: self.count_live(first_seq, min(seq, last_seq + 1))
+            )
         held_tags, held_nodes = self.tags.strings.held, self.nodes.held
         op.tags_held -= len(held_tags)
         op.nodes_held -= len(held_nodes)

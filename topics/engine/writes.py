@@ -72,8 +72,25 @@ class Writes(Staging):
             log = self._create(command.topic, config)
         op = Op(log, token, sync=created or config.durability == "fsync")
         first = log.next_seq
+        self.stage_append(log, config, records, sizes, op, created=created, key=key, plain=plain)
+        op.result = cmd.Appended(command.topic, first, len(sizes), op.head, created, False, op.sync)
+
+    def stage_append(
+        self,
+        log: TopicLog,
+        config: TopicConfig,
+        records: cmd.Records,
+        sizes: list[int],
+        op: Op,
+        *,
+        created: bool,
+        key: bytes | None = None,
+        plain: bool = False,
+    ) -> None:
+        """Add records to a topic that has room for them."""
         self._stage_records(log, records, sizes, key, plain=plain)
         count = len(sizes)
+        size = sizes[0] if count == 1 else sum(sizes)
         log.count += count
         log.bytes += size
         op.count = count
@@ -90,7 +107,6 @@ class Writes(Staging):
             op.sync = True  # a number or a time may be given away only below a synced ceiling
         self.bytes_live += op.bytes
         self.records_live += op.count
-        op.result = cmd.Appended(command.topic, first, count, op.head, created, False, op.sync)
         self.touched[log.id] = log
         log.pending += 1
         self.ops.append(op)
