@@ -25,8 +25,16 @@ from tests.support.sim_disk import SimDisk
 from topics.engine import frames
 from topics.engine.checkpoint import ShardRow, TopicRow
 from topics.engine.commands import Records
-from topics.engine.config import TopicConfig
-from topics.engine.control import ConfigChanged, Deletion, TimeCeiling, TopicCreated
+from topics.engine.config import ConsumerConfig, TopicConfig
+from topics.engine.consumer import ConsumerRow, Event, LettersRow
+from topics.engine.control import (
+    ConfigChanged,
+    ConsumerStored,
+    Deletion,
+    LettersTaken,
+    TimeCeiling,
+    TopicCreated,
+)
 from topics.engine.errors import UnsupportedFormat
 from topics.engine.files import read_file, xxh
 from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
@@ -178,8 +186,41 @@ MARKED_META = SegmentMeta(
 MARKED_SNAPSHOT = "snap-0000000000000004"
 MARKED_SHARD_ROW = msgspec.structs.replace(SHARD_ROW, number=4)
 MARKED_ROWS = [msgspec.structs.replace(TOPIC_ROWS[0], segments=[SEGMENT_META, MARKED_META])]
+# A topic with a queue's own consumer and a named one, and letters on their way.
+CONSUMER_CONFIG = ConsumerConfig(max_deliver=3, filter=(("Subject", "orders.*"),), dead_letter="dead")
+CONSUMER_SNAPSHOT = "snap-0000000000000005"
+CONSUMER_SHARD_ROW = msgspec.structs.replace(SHARD_ROW, number=5)
+CONSUMER_ROWS = [
+    msgspec.structs.replace(
+        TOPIC_ROWS[1],
+        consumers=[
+            ConsumerRow("", ConsumerConfig(), 9, [(4, 3, 2, b"w-1", 77, 0)], [], 0, 0, [5, 1, 3, 0, 0]),
+            ConsumerRow(
+                "mail",
+                CONSUMER_CONFIG,
+                7,
+                [(2, 1, 1, b"w-1", 78, TS + 30_000), (3, 0, 2, b"w-2", 79, 0), (5, 2, 1, b"", 0, TS + 9)],
+                [1],
+                TS,
+                -1,
+                [6, 1, 2, 1, 1],
+            ),
+        ],
+        letters=LettersRow(3, [(2, "", 4, "dead", 2, "why")], [(1024, 8)], 1),
+    )
+]
+# What happens to consumers, as the log holds it.
+CONSUMER_EVENTS: list[tuple[int, object]] = [
+    (frames.CONSUMER_PUT, ConsumerStored("mail", CONSUMER_CONFIG, 7, [1], TS)),
+    (frames.LEASE, Event("mail", 1, [2, 3], TS + 30_000, b"w-1", 78, [1, 2], 4)),
+    (frames.LEASE, Event("", 6, [4], deliveries=[2], number=2, target="dead", reason="why")),
+    (frames.LETTERS_TAKEN, LettersTaken(1024, 8)),
+    (frames.CONSUMER_DELETE, "mail"),
+]
+EVENTS_NUMBER = 9
+EVENTS_NAME = file_name(EVENTS_NUMBER)
 # Written by earlier versions, read by this one.
-READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT}
+READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT}
 
 PATCHES: list[Patch] = [
     ("topics/0000000000000001/seg-0000000000000001-0.data", 54, bytes(17)),
@@ -240,13 +281,20 @@ def build_segment() -> dict[str, bytes]:
 
 def build_snapshot() -> dict[str, bytes]:
     disk = SimDisk(1)
-    writer = SnapshotWriter(disk, "meta", 4)
-    writer.add(MARKED_SHARD_ROW)
-    for row in MARKED_ROWS:
+    writer = SnapshotWriter(disk, "meta", 5)
+    writer.add(CONSUMER_SHARD_ROW)
+    for row in CONSUMER_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    return {MARKED_SNAPSHOT: read_file(disk, f"meta/{MARKED_SNAPSHOT}")}
+    return {CONSUMER_SNAPSHOT: read_file(disk, f"meta/{CONSUMER_SNAPSHOT}")}
+
+
+def build_events() -> dict[str, bytes]:
+    data = file_header(shard=2, number=EVENTS_NUMBER, salt=SALT, capacity=WAL_BYTES)
+    events = [encode_control(kind, TOPIC, TS, payload) for kind, payload in CONSUMER_EVENTS]
+    data += encode_envelope(SALT, 46, 45, 45, b"".join(events))
+    return {EVENTS_NAME: data + bytes(WAL_BYTES - len(data))}
 
 
 def build_intent() -> dict[str, bytes]:
@@ -261,6 +309,7 @@ BUILDERS: list[Callable[[], dict[str, bytes]]] = [
     build_segment,
     build_marks,
     build_snapshot,
+    build_events,
     build_intent,
 ]
 
@@ -425,6 +474,22 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     shard, topics = read_snapshot(disk, "meta", 4)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == MARKED_SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == MARKED_ROWS
+    disk = on_disk("meta", CONSUMER_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 5)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == CONSUMER_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == CONSUMER_ROWS
+
+
+def test_events_of_consumers_are_read_to_what_was_written() -> None:
+    data = golden(EVENTS_NAME)
+    scanned = scan(EVENTS_NAME, EVENTS_NUMBER, data)
+    assert scanned is not None
+    (envelope,) = scanned.envelopes
+    columns = columns_of(data, envelope.start, envelope.end)
+    kinds = columns.headers["type"].tolist()
+    assert kinds == [kind for kind, _ in CONSUMER_EVENTS]
+    for i, (_, written) in enumerate(CONSUMER_EVENTS):
+        assert msgspec.msgpack.decode(columns.payload(i), type=type(written)) == written
 
 
 def test_the_intent_is_read_to_what_was_written() -> None:

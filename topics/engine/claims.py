@@ -222,11 +222,11 @@ class Claims(Writes, Queries):
             heapq.heappush(self.timers, (consumer.window_ms, next(self.numbers), log, consumer, None))
 
     def _set_timer(self, log: TopicLog, consumer: Consumer) -> None:
-        """Look again when time makes something ready, as long as somebody waits for it."""
-        if not consumer.waiters:
+        """Look again when time makes something ready, as long as somebody waits for it, or holds all that it may."""
+        if not consumer.waiters and not consumer.connections:
             return
         at_ms = consumer.next_change_ms()
-        if consumer.is_paused(self.now_ms):
+        if consumer.is_paused(self.now_ms) and not consumer.connections:
             at_ms = max(consumer.paused_until_ms, 0)
         elif consumer.config.replay == "original":
             due_ms = self._replay_due(log, consumer)
@@ -299,6 +299,9 @@ class Claims(Writes, Queries):
         consumer.window_ms = 0
         claimers = [claimer for claimer in consumer.waiters.values() if isinstance(claimer, Claimer)]
         if not claimers:
+            if consumer.connections:
+                consumer.pass_time(self.now_ms)  # streams that were full hear of leases that have run out
+                self._set_timer(log, consumer)
             return 0
         if log.dropped or self.read_only is not None or consumer.dropped:
             return 0  # they are told elsewhere
@@ -578,6 +581,7 @@ class Claims(Writes, Queries):
         self._retire_passed(log, consumer, before, consumer.cursor)
         if command.connection and acks:
             consumer.attach(command.connection, seqs)
+            self._set_timer(log, consumer)
         ids = [(first_id + i) & ID_MASK for i in range(len(seqs))] if acks else [0] * len(seqs)
         result = self._claimed(log, consumer, tombstone)
         result.page, result.lease_ids = page, ids
