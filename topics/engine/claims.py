@@ -161,6 +161,8 @@ class Claims(Writes, Queries):
                 lag = self._lag(log, consumer)
                 consumer.lag = self.now_ms, lag
             return lag + consumer.returned
+        if consumer.cursor > log.view.head:  # or even beyond the next one: it waits for a seq that is still to come
+            return len(consumer.firsts) + consumer.returned
         if consumer.behind is None:
             consumer.behind = log.count_live(1, consumer.cursor)
         return max(0, published - consumer.behind) + len(consumer.firsts) + consumer.returned
@@ -747,13 +749,16 @@ class Claims(Writes, Queries):
     def _term(
         self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, policy: Policy, op: Op
     ) -> None:
-        """Never again, whatever its deliveries."""
+        """Never again, whatever its deliveries: to the dead letter topic, or nowhere."""
         if not consumer.name:
             raise InvalidRequest(
                 "a job of a queue is acked, or sent to the dead letter with a nack of kind dead"
             )
         if not seqs:
             op.free = True
+            return
+        if policy.dead_letter is not None:
+            self._move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
             return
         op.sync = log.config.durability == "fsync"
         self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
@@ -876,7 +881,8 @@ class Claims(Writes, Queries):
                 if not is_durable(log, consumer):
                     consumer.forget_leases()
                 consumer.cursor = 1  # it passes by what is in hand; what is not, and lives, is ready
-            consumer.cursor = min(consumer.cursor, log.next_seq)
+            starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
+            consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
             if not log.is_away:
                 for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
                     consumers.forget(seq, seq, lambda _: 0)

@@ -90,7 +90,7 @@ class Consumers(Claims):
         if config.deliver == "new":
             return end, []
         if config.deliver == "from_seq":
-            return min(max(config.deliver_value, 1), end), []
+            return max(config.deliver_value, 1), []
         if config.deliver == "from_ts":
             return log.first_since(config.deliver_value), []
         if config.deliver == "all":
