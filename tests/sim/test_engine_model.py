@@ -28,7 +28,7 @@ pytestmark = pytest.mark.sim
 SEEDS_PER_TEST = 4
 RARE = [
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "crash in recovery", "crash at a call",
-    "power cuts", "kills", "tail lost", "dedupe hit", "disk full", "read only",
+    "power cuts", "kills", "tail lost", "dedupe hit", "key forgotten", "disk full", "read only",
     "outcome unknown", "gap cap", "gap ttl", "gap mixed",
     "gap recreated", "gap crash", "poll parked", "poll timeout", "wrong_last_seq", "topic_full", "record_too_large",
     "topic_not_empty", "topic_not_found",
@@ -44,6 +44,14 @@ RARE = [
 def test_random_walks(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         Walk(seed).run()
+
+
+def test_topics_that_change_their_class() -> None:
+    """Records in RAM and in the log under one name: which of them are there after a restart decides on their keys."""
+    events: Counter[str] = Counter()
+    for seed in range(8):
+        events += Walk(seed, turning=True).run()
+    assert events["key forgotten"] and events["dedupe hit"]
 
 
 def test_every_rare_event_happens() -> None:

@@ -45,6 +45,15 @@ CHARACTERS: dict[str, list[Conf]] = {
         Conf(durability=kind, cap_records=cap) for cap in (0, 4) for kind in ("disk", "fsync", "memory")
     ],
 }
+# Records in RAM and in the log under one name: `--turning` has only such topics.
+TURNING: dict[str, list[Conf]] = {
+    f"turning-{first}": [
+        Conf(durability=kind, cap_records=cap)
+        for cap in (0, 3)
+        for kind in (first, "ephemeral", "ephemeral", "memory", "disk", "fsync")
+    ]
+    for first in ("ephemeral", "disk", "fsync")
+}
 OWN_TTL = (
     "fsync",
     "disk",
@@ -57,8 +66,17 @@ KEYS = [b"k%d" % i for i in range(6)]
 
 
 class Walk:
-    def __init__(self, seed: int, *, steps: int = STEPS, trace: bool = False, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        steps: int = STEPS,
+        trace: bool = False,
+        verbose: bool = False,
+        turning: bool = False,
+    ) -> None:
         self.seed = seed
+        self.characters = TURNING if turning else CHARACTERS
         self.steps = steps
         self.verbose = verbose
         self.rng = random.Random(seed * 7919 + 1)
@@ -72,7 +90,9 @@ class Walk:
         try:
             self._run()
         except Exception as problem:
-            message = f"seed {self.seed}, step {self.step_number}; replay: python -m tests.sim.walk {self.seed} --verbose"
+            turning = " --turning" if self.characters is TURNING else ""
+            replay = f"python -m tests.sim.walk {self.seed}{turning} --verbose"
+            message = f"seed {self.seed}, step {self.step_number}; replay: {replay}"
             raise d.Divergence(f"{message}\n{type(problem).__name__}: {problem}") from problem
         return self.driver.events
 
@@ -116,7 +136,7 @@ class Walk:
     # ---- material
 
     def _name(self) -> str:
-        return self.rng.choice(list(CHARACTERS))
+        return self.rng.choice(list(self.characters))
 
     def _payload(self) -> bytes:
         self.serial += 1
@@ -170,7 +190,7 @@ class Walk:
         name = name or self._name()
         args: dict[str, object] = {}
         if name not in self.driver.staged.topics and rng.random() < 0.95:
-            args["conf"] = CHARACTERS[name][0]
+            args["conf"] = self.characters[name][0]
         if rng.random() < 0.05:
             args["create"] = rng.random() < 0.5
         if rng.random() < 0.3:
@@ -204,6 +224,8 @@ class Walk:
     def _write(self) -> d.Sent:
         rng = self.rng
         name = self._name()
+        if self.characters is TURNING and rng.random() < 0.25:
+            return d.put(name, rng.choice(TURNING[name]))
         roll = rng.random()
         if roll < 0.72:
             return self._append(name)
@@ -212,7 +234,7 @@ class Walk:
         if roll < 0.92:
             return d.skip(name, rng.choice([1, 1, 2, 2, 7, 1_500]))  # the last one passes a seq ceiling
         if roll < 0.98:
-            return d.put(name, rng.choice(CHARACTERS[name]))
+            return d.put(name, rng.choice(self.characters[name]))
         return d.drop(name, if_empty=rng.random() < 0.5)
 
     def _read(self) -> d.Sent:
@@ -385,11 +407,18 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("--until", type=int, help="run all seeds up to this one")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--turning", action="store_true", help="topics that change their class")
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     for seed in range(options.seed, (options.until or options.seed) + 1):
-        walk = Walk(seed, steps=options.steps, trace=options.trace, verbose=options.verbose)
+        walk = Walk(
+            seed,
+            steps=options.steps,
+            trace=options.trace,
+            verbose=options.verbose,
+            turning=options.turning,
+        )
         events = walk.run()
         print(digest(walk) if options.trace else f"seed {seed}: {dict(sorted(events.items()))}")
 

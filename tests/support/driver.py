@@ -10,7 +10,8 @@ some prefix of its writes (one log, cut somewhere), and how short the prefix may
 - clean stop: all of them; process crash: at least all acked ones, exactly;
 - power cut: at least those acked after a sync, and everything in front of those in the log. A topic that was `disk` may
   lose more, but then its head stands at or above the acked head, and the seqs in between are one loss range;
-- `memory` may come back with any prefix or nothing, `ephemeral` without records; neither may show anything invented.
+- `memory` may come back with any prefix or nothing, `ephemeral` without records; neither may show anything invented;
+- a key is remembered if its records are there, and forgotten if they went with the restart.
 
 A write that was refused is not in that log: it must never be seen. One whose outcome is called unknown stays, unacked.
 The prefix that matches becomes the new truth.
@@ -365,6 +366,7 @@ class Driver:
         self._acked_now = (
             0  # time of the newest write that was acked: below it the clock may never come again
         )
+        self._forgotten: list[tuple[str, bytes]] = []  # keys whose records the last restart took
         self.engine: Engine | None = None
 
     # ---- the engine's life
@@ -827,6 +829,7 @@ class Driver:
             raise Divergence(f"engine time ran back over a {how}: from {before} to {now}")
         truth = Model()
         truth.instances = 1_000_000 + self._next_index
+        self._forgotten = []
         names = sorted(set(old.topics) | {sent.topic for sent in log} | set(found))
         to_drop = []
         for name in names:
@@ -892,6 +895,7 @@ class Driver:
             wanted = seen_of(topic, now)
             high_enough = is_soft or seen.head >= self._acked_heads.get(topic.instance, 0)
             if wanted == seen and high_enough:
+                self._keep_keys(name, topic, topic, seen, whole=True)
                 return topic, "ephemeral" not in topic.classes
             tried.append(wanted)
             # Only seqs of a class that acks before its sync are ever skipped.
@@ -901,10 +905,11 @@ class Driver:
                 wanted = seen_of(topic, now)
                 if wanted == seen and high_enough:
                     self.events["tail lost"] += 1
+                    self._keep_keys(name, topic, topic, seen, whole=True)
                     return topic, "ephemeral" not in topic.classes
                 tried.append(wanted)
         if is_soft and seen is not None:
-            return self._adopt(name, states, least, seen, how), False
+            return self._adopt(name, states, least, seen, how, now), False
         raise Divergence(
             f"{name!r} after {how}: allowed are the last {len(states) - least} of {len(states)} states "
             f"(acked heads {self._acked_heads})\n  engine {seen}\n"
@@ -912,12 +917,14 @@ class Driver:
             + ("\n  model  absent" if any(topic is None for topic in states[least:]) else "")
         )
 
-    def _adopt(self, name: str, states: list[Topic | None], least: int, seen: Seen, how: str) -> Topic:
+    def _adopt(
+        self, name: str, states: list[Topic | None], least: int, seen: Seen, how: str, now: int
+    ) -> Topic:
         """A topic without promises may look like many things, but not like anything."""
         known = [topic for topic in states if topic is not None]
-        rows = {row for topic in known for row in (rec.row() for rec in topic.live.values())}
-        if not set(seen.rows) <= rows:
-            raise Divergence(f"{name!r} after {how}: records from nowhere: {set(seen.rows) - rows}")
+        records = {rec.row(): rec for topic in known for rec in topic.live.values()}
+        if not set(seen.rows) <= records.keys():
+            raise Divergence(f"{name!r} after {how}: records from nowhere: {set(seen.rows) - records.keys()}")
         if seen.head > max(topic.head for topic in known) and "disk" not in known[-1].classes:
             raise Divergence(f"{name!r} after {how}: head {seen.head} is above all that was ever asked for")
         if seen.conf not in [topic.conf for topic in states[least:] if topic is not None]:
@@ -938,7 +945,13 @@ class Driver:
             ]
             if all(lost):
                 raise Divergence(f"{name!r} after {how}: the loss of {lost[-1]} is not announced: {seen}")
-        adopted = Topic(seen.conf, 0, head=seen.head)
+        adopted = Topic(
+            seen.conf, 0, head=seen.head, classes=set().union(*(topic.classes for topic in known))
+        )
+        adopted.live = {row[0]: records[row] for row in seen.rows}
+        if len({topic.instance for topic in known}) == 1:
+            known[-1].expire(now)
+            self._keep_keys(name, adopted, known[-1], seen, whole=False)
         for gap in seen.gaps:
             if gap.reason in ("crash", "corrupt", "source_trim"):
                 adopted.losses.append(Loss(*gap))
@@ -946,13 +959,29 @@ class Driver:
                 adopted.cap_high = gap.gap_to
         return adopted
 
+    def _keep_keys(self, name: str, topic: Topic, before: Topic, seen: Seen, *, whole: bool) -> None:
+        """`topic` is what a restart left of `before`, and has the keys that can be told to have lasted. `whole`: every
+        write of `before` has lasted that was logged at all, so its key has too, also where its records were dead."""
+        seqs = {row[0] for row in seen.rows}
+        fates = {key: before.outlasts(key, seqs) for key in before.keys}
+        self._forgotten += [(name, key) for key, lasts in fates.items() if lasts is False]
+        kept = {
+            key: known
+            for key, known in before.keys.items()
+            if fates[key] or (fates[key] is None and whole and key not in before.moved_keys)
+        }
+        topic.keys, topic.ram_keys, topic.moved_keys = kept, set(), set()
+
     def _retry_keys(self) -> None:
-        """A retry of an acked write with its key is answered with the seqs of the first."""
+        """A retry with the key of an acked write gets the seqs of the first, or is written if the restart took that."""
         retries = []
         for name, topic in self.model.topics.items():
             topic.expire(self._now)
             for key in list(topic.keys)[-2:]:
                 retries.append(append(name, [NewRec(b'"retry"')], key=key))
+        for name, key in self._forgotten:
+            self.events["key forgotten"] += 1
+            retries.append(append(name, [NewRec(b'"retry"')], key=key))
         if retries:
             self.send(*retries)
             self.drain()

@@ -110,6 +110,10 @@ class Topic:
         default_factory=dict
     )  # first success, first seq, count, head
     classes: set[str] = field(default_factory=set)  # every durability class it ever had
+    ram_keys: set[bytes] = field(default_factory=set)  # keys that every restart forgets, with their records
+    moved_keys: set[bytes] = field(
+        default_factory=set
+    )  # the same until the class changed: now as their records
 
     def __post_init__(self) -> None:
         self.classes.add(self.conf.durability)
@@ -122,6 +126,8 @@ class Topic:
             losses=list(self.losses),
             keys=dict(self.keys),
             classes=set(self.classes),
+            ram_keys=set(self.ram_keys),
+            moved_keys=set(self.moved_keys),
         )
 
     @property
@@ -156,6 +162,28 @@ class Topic:
                 self.ttl_high = max(self.ttl_high, rec.seq)
         window = self.conf.idempotency_window_ms
         self.keys = {key: known for key, known in self.keys.items() if window and now - known[0] <= window}
+
+    def remember(self, key: bytes, known: tuple[int, int, int, int]) -> None:
+        self.keys[key] = known
+        self.ram_keys.discard(key)
+        self.moved_keys.discard(key)
+        if self.conf.durability == "ephemeral":
+            self.ram_keys.add(key)
+
+    def change(self, conf: Conf) -> None:
+        self.conf = conf
+        self.classes.add(conf.durability)
+        if conf.durability != "ephemeral":  # a checkpoint may store what was in RAM
+            self.moved_keys |= self.ram_keys
+            self.ram_keys = set()
+
+    def outlasts(self, key: bytes, seqs: set[int]) -> bool | None:
+        """Whether a key is remembered by a restart that shows these records. None: its own were dead before."""
+        _, first, count, _ = self.keys[key]
+        batch = set(range(first, first + count))
+        if batch & seqs:
+            return True
+        return False if key in self.ram_keys or batch & self.live.keys() else None
 
     def trim(self) -> None:
         """Bring what lives back under the caps: per tag silently, then from the front, announced."""
@@ -366,7 +394,7 @@ class Model:
                 topic.head, now, rec.tag, rec.node, rec.payload, rec.accounted(), expires
             )
         if key is not None and topic.conf.idempotency_window_ms:
-            topic.keys[key] = (now, first, len(records), topic.head)
+            topic.remember(key, (now, first, len(records), topic.head))
         topic.trim()
         return ("appended", first, len(records), topic.head, created, False)
 
@@ -415,8 +443,7 @@ class Model:
         if topic.conf.type != conf.type:
             return Refused("topic_exists_incompatible")
         topic.expire(now)  # under the old rules, so that a looser one brings nothing back
-        topic.conf = conf
-        topic.classes.add(conf.durability)
+        topic.change(conf)
         topic.expire(now)
         topic.trim()
         return ("put", False, conf)

@@ -300,6 +300,34 @@ def ephemeral_records_survive(tale: Tale) -> None:
     tale.read()
 
 
+@cases.breaks("dedupe")
+def the_key_of_an_ephemeral_record_outlives_it(tale: Tale) -> None:
+    op = tale.write(3, config=EPHEMERAL, idempotency_key="k")
+    tale.event("power")
+    lose_tail(tale, 0, 3)
+    tale.finish(tale.again(op))
+
+
+@cases.is_legal
+def a_key_goes_with_its_ephemeral_record(tale: Tale) -> None:
+    op = tale.write(3, config=EPHEMERAL, idempotency_key="k")
+    tale.finish(tale.again(op))
+    tale.event("power")
+    lose_tail(tale, 0, 3).keys.clear()
+    tale.finish(tale.again(op))
+    tale.finish(tale.again(op))
+    tale.read()
+
+
+@cases.is_legal
+def a_key_stays_when_the_class_may_have_kept_its_record(tale: Tale) -> None:
+    op = tale.write(3, config=EPHEMERAL, idempotency_key="k")
+    tale.ask("put", **FSYNC)
+    tale.event("power")
+    tale.finish(tale.again(op))
+    tale.read()
+
+
 @cases.breaks("lost")
 def a_class_that_was_made_stronger(tale: Tale) -> None:
     """Written under `fsync`, in a topic that was `memory` before."""

@@ -85,13 +85,40 @@ def test_a_snapshot_keeps_what_is_in_its_window_in_order() -> None:
     entries: list[tuple[bytes, Entry]] = [(b"b", (1, 2, 1000)), (b"a", (3, 1, 1050)), (b"c", (4, 1, 1100))]
     for key, entry in entries:
         window.add(key, entry, window_ms=1000)
-    assert window.live(now_ms=1100, window_ms=100) == entries
-    assert window.live(now_ms=1101, window_ms=100) == entries[1:]
-    assert window.live(now_ms=9999, window_ms=100) == []
+    assert window.live(now_ms=1100, window_ms=100, stores_ram=True) == entries
+    assert window.live(now_ms=1101, window_ms=100, stores_ram=True) == entries[1:]
+    assert window.live(now_ms=9999, window_ms=100, stores_ram=True) == []
     restored = DedupeWindow()
-    for key, entry in window.live(now_ms=1100, window_ms=1000):
+    for key, entry in window.live(now_ms=1100, window_ms=1000, stores_ram=True):
         restored.add(key, entry, window_ms=1000)
     assert list(restored.entries.items()) == entries
+
+
+def test_a_snapshot_keeps_keys_of_records_in_ram_only_when_it_has_those() -> None:
+    window = DedupeWindow()
+    for seq, (key, in_ram) in enumerate([(b"a", False), (b"b", True), (b"c", True)], start=1):
+        window.add(key, (seq, 1, 1000), window_ms=100, in_ram=in_ram)
+
+    def kept(*, stores_ram: bool) -> list[bytes]:
+        return [key for key, _ in window.live(now_ms=1000, window_ms=100, stores_ram=stores_ram)]
+
+    assert kept(stores_ram=False) == [b"a"]
+    assert kept(stores_ram=True) == [b"a", b"b", b"c"]
+    window.stored_up_to(2)
+    assert kept(stores_ram=False) == [b"a", b"b"]
+    window.add(b"b", (4, 1, 1000), window_ms=100, in_ram=True)
+    assert kept(stores_ram=False) == [b"a"]
+    window.add(b"b", (5, 1, 1000), window_ms=100)
+    assert kept(stores_ram=False) == [b"a", b"b"]
+
+
+def test_what_is_forgotten_is_not_kept_as_a_key_in_ram() -> None:
+    window = DedupeWindow()
+    window.add(b"a", (1, 1, 1000), window_ms=100, in_ram=True)
+    window.add(b"b", (2, 1, 1101), window_ms=100, in_ram=True)
+    assert window.in_ram == {b"b"}
+    window.discard_after(1)
+    assert window.in_ram == set()
 
 
 def test_keys_of_writes_that_never_happened_are_forgotten() -> None:

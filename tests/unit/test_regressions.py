@@ -575,6 +575,86 @@ def test_a_start_from_the_older_snapshot_replays_the_rewriting_of_a_segment() ->
     assert h.seqs("t") == [4, 5, 6]
 
 
+EPHEMERAL = TopicConfig(durability="ephemeral")
+
+
+def keyed(h: Harness, key: bytes) -> tuple[int, bool]:
+    """Write a record with this key: its seq, and whether it was there already."""
+    done = h.do(c.Append("t", c.Records([key]), key))
+    return done.first_seq, done.deduped
+
+
+@fault(
+    "worker",
+    "a worker with an ephemeral topic ends, and a client repeats a write whose answer it did not get",
+    "the record is written again: the one that the key stood for is gone",
+)
+@pytest.mark.parametrize("clean", [False, True])
+def test_the_keys_of_records_that_are_gone_are_gone(clean: bool) -> None:
+    """A repeated write was answered with the seq of a record that had been lost with the worker."""
+    h = Harness()
+    h.put("t", EPHEMERAL)
+    assert keyed(h, b"key") == (1, False)
+    h.checkpoint()
+    assert keyed(h, b"key") == (1, True)
+    if clean:
+        h.restart()
+    else:
+        h.kill_and_open()
+    assert keyed(h, b"key") == (2, False)
+    assert h.rows("t") == [(2, b"key")]
+
+
+def test_the_keys_of_evicted_records_do_not_outlast_the_class_they_had() -> None:
+    """A snapshot kept the key of a record in RAM when nothing of its segment was left to announce."""
+    h = Harness()
+    h.put("t", TopicConfig(durability="ephemeral", cap_records=1))
+    keyed(h, b"early")
+    for payload in numbered(0, 9):
+        h.append("t", payload)
+    h.checkpoint()
+    h.kill_and_open()
+    assert keyed(h, b"early") == (11, False)
+
+
+def test_keys_of_stored_records_outlast_a_change_to_ephemeral() -> None:
+    """All keys of a topic that was ephemeral at last went, though some of its records were still there."""
+    h = Harness()
+    h.put("t", FSYNC)
+    keyed(h, b"stored")
+    h.checkpoint()
+    keyed(h, b"logged")
+    h.put("t", EPHEMERAL)
+    keyed(h, b"in ram")
+    h.checkpoint()
+    for _ in range(2):
+        h.kill_and_open()
+        assert h.rows("t") == [(1, b"stored"), (2, b"logged")]
+        assert [keyed(h, b"stored"), keyed(h, b"logged")] == [(1, True), (2, True)]
+    assert keyed(h, b"in ram") == (4, False)
+
+
+def test_keys_of_records_in_ram_outlast_what_stores_those() -> None:
+    """Records in RAM are stored by the first checkpoint of another class, and from then on their keys count."""
+    h = Harness()
+    h.put("t", EPHEMERAL)
+    keyed(h, b"1")
+    h.checkpoint()
+    h.put("t", FSYNC)
+    h.kill_and_open()  # too early: nothing has stored it
+    assert keyed(h, b"1") == (2, False)
+    h.put("t", EPHEMERAL)
+    keyed(h, b"3")
+    h.put("t", FSYNC)
+    h.checkpoint()
+    h.put("t", EPHEMERAL)
+    keyed(h, b"4")
+    h.checkpoint()
+    h.kill_and_open()
+    assert h.rows("t") == [(2, b"1"), (3, b"3")]
+    assert [keyed(h, b"1"), keyed(h, b"3"), keyed(h, b"4")] == [(2, True), (3, True), (5, False)]
+
+
 def test_who_follows_a_topic_knows_what_recovery_has_put_off() -> None:
     """A feed began at the head of a topic whose last records were only found when somebody read it."""
     h = Harness()

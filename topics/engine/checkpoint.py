@@ -127,6 +127,7 @@ class _Capture:
     row: TopicRow | None  # None: encoded already, since nothing about it can change
     parts: list[_Part]
     inline: _Inline | None
+    stored_head: int  # up to here all records are stored by it, also those that were in RAM; 0: those are not
 
 
 def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], LettersRow | None]:
@@ -241,8 +242,9 @@ class Checkpointer:
         ram_ranges: list[Range] = []
         segments: list[SegmentMeta] = []
         inline = self._capture_inline(log)
+        stores_ram = log.config.durability != "ephemeral"
         for chunk in log.chunks if inline is None else ():
-            if log.config.durability == "ephemeral" and log.is_in_ram(chunk):
+            if not stores_ram and log.is_in_ram(chunk):
                 ram_ranges.append((chunk.first_seq, chunk.next_seq - 1))
                 continue
             part = self._capture_chunk(log, chunk)
@@ -252,19 +254,21 @@ class Checkpointer:
             elif chunk.meta is not None:
                 segments.append(chunk.meta)
         view = log.view
+        window_ms = log.config.idempotency_window_ms
         row = TopicRow(
             log.id, log.name, log.config, self._wal.last_lsn, log.next_seq - 1, log.first_seq, log.count, log.bytes,
             log.cap_lost, log.ttl_lost, list(view.losses), log.ceiling,
-            log.dedupe.live(now_ms=self._shard.now_ms, window_ms=log.config.idempotency_window_ms),
+            log.dedupe.live(now_ms=self._shard.now_ms, window_ms=window_ms, stores_ram=stores_ram),
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
             *consumer_rows(log),
         )  # fmt: skip
+        stored_head = row.head if stores_ram else 0
         if not parts:
             # Encoded at once: ten thousand rows as objects would be a long pause for the garbage collector.
             self.rows[log.id] = msgspec.msgpack.encode(row)
-            return _Capture(log, None, parts, inline)
-        return _Capture(log, row, parts, inline)
+            return _Capture(log, None, parts, inline, stored_head)
+        return _Capture(log, row, parts, inline, stored_head)
 
     def _capture_inline(self, log: TopicLog) -> _Inline | None:
         """A topic with a few small records has no files: its frames ride in its snapshot row.
@@ -503,6 +507,8 @@ class Checkpointer:
                 chunk.tag_ids, chunk.node_ids, chunk.hashed = {}, {}, None
                 self._reader.close_segment(log.id, part.meta.first_seq, part.meta.generation)
         log.trim_stored_runs()
+        if capture.stored_head:
+            log.dedupe.stored_up_to(capture.stored_head)
         self._shard.ram_bytes += log.release_ram()
 
     # -- letting go ----------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """Idempotency memory of one topic: key → what the first write with it was given.
 
 Entries are in the order of their time, which never decreases, so the oldest is always in front. The key and the
-number of records ride in the write's own frames; recovery rebuilds this table from them.
+number of records ride in the write's own frames; recovery rebuilds this table from them and from the snapshot.
+
+A key is no use without its records: a retry would be told of what nobody can read. Those of records in RAM therefore stay
+out of snapshots, and a restart forgets them, until a checkpoint of another class has stored the records.
 """
 
 from __future__ import annotations
@@ -12,30 +15,46 @@ Entry = tuple[int, int, int]  # first seq, number of records, time
 
 
 class DedupeWindow:
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "in_ram")
 
     def __init__(self) -> None:
         self.entries: dict[bytes, Entry] = {}
+        self.in_ram: set[bytes] = set()  # keys of records that a restart takes
 
     def find(self, key: bytes, *, now_ms: int, window_ms: int) -> Entry | None:
         entry = self.entries.get(key)
         return entry if entry is not None and now_ms - entry[2] <= window_ms else None
 
-    def add(self, key: bytes, entry: Entry, *, window_ms: int) -> None:
+    def add(self, key: bytes, entry: Entry, *, window_ms: int, in_ram: bool = False) -> None:
         """Remember a write. A full table forgets its oldest key, as the limits page says."""
         entries = self.entries
         entries.pop(key, None)  # an expired entry must not keep its old place in the order
         entries[key] = entry
+        if in_ram:
+            self.in_ram.add(key)
+        else:
+            self.in_ram.discard(key)
         while entries:
             oldest = next(iter(entries))
             if len(entries) <= DEDUPE_KEYS_MAX and entry[2] - entries[oldest][2] <= window_ms:
                 return
             del entries[oldest]
+            self.in_ram.discard(oldest)
 
-    def live(self, *, now_ms: int, window_ms: int) -> list[tuple[bytes, Entry]]:
-        """What a snapshot must keep."""
-        return [(key, entry) for key, entry in self.entries.items() if now_ms - entry[2] <= window_ms]
+    def live(self, *, now_ms: int, window_ms: int, stores_ram: bool) -> list[tuple[bytes, Entry]]:
+        """What a snapshot must keep. `stores_ram`: it comes with the records that were in RAM until now."""
+        gone: set[bytes] = set() if stores_ram else self.in_ram
+        return [
+            (key, entry)
+            for key, entry in self.entries.items()
+            if now_ms - entry[2] <= window_ms and key not in gone
+        ]
+
+    def stored_up_to(self, head: int) -> None:
+        """A snapshot has the records up to `head`, and their keys."""
+        self.in_ram = {key for key in self.in_ram if self.entries[key][0] > head}
 
     def discard_after(self, head: int) -> None:
         """Forget keys of writes that were never published."""
         self.entries = {key: entry for key, entry in self.entries.items() if entry[0] <= head}
+        self.in_ram &= self.entries.keys()

@@ -319,7 +319,8 @@ class Writes(Staging):
                 if ttl_ms:
                     heapq.heappush(log.expiries, (now_ms + ttl_ms, first + i))
         if key is not None and log.config.idempotency_window_ms:
-            log.dedupe.add(key, (first, len(lengths), now_ms), window_ms=log.config.idempotency_window_ms)
+            entry, window_ms = (first, len(lengths), now_ms), log.config.idempotency_window_ms
+            log.dedupe.add(key, entry, window_ms=window_ms, in_ram=ram)
 
     def _keep_in_ram(self, log: TopicLog, data: bytes) -> int:
         """Put frames that are never logged into the topic's RAM blocks; returns their offset."""

@@ -66,13 +66,16 @@ class Acks:
     # -- second pass: retries ------------------------------------------------------------------------------
 
     def take_retry(self, op: Op) -> None:
-        """A deduped write was told what an earlier one with its key got."""
+        """A deduped write was told what an earlier one with its key got, which no restart has taken since."""
         assert op.answered_at is not None
         answer = op.answer
         first, last = self.line.span(op.sent_at, op.answered_at)
         low, high = self.line.back[self.line.instance[first]], self.line.instance[last]
         unplaced: list[Write] = []
+        era = self.ledger.home_era(first, last)
         for write in self.ledger.by_key.get(op.request.get("idempotency_key") or "", []):
+            if era is not None and self.ledger.must_be_wiped(era, write):
+                continue
             for place in write.places:
                 fits = place.base == answer["first_seq"] and len(write.records) == answer["count"]
                 if fits and low <= place.era.instance <= high:
@@ -80,7 +83,6 @@ class Acks:
                     return
             if self._may_be_first(write, op, low, high):
                 unplaced.append(write)
-        era = self.ledger.home_era(first, last)
         if not unplaced:
             self.blame("dedupe", f"no earlier write with its key got {answer['first_seq']}: {name_of(op)}")
         elif era is not None and len(unplaced) == 1:

@@ -245,6 +245,15 @@ class Ledger:
             what = name_of(place.write.ops[0])
             self.blame("seq-shared", f"seqs from {place.base} of {what} were given away again after a crash")
 
+    def must_be_wiped(self, era: Era, write: Write) -> bool:
+        """Whether it was in memory only when the restart came with which this era begins."""
+        line, start = self.line, era.segments.start
+        zone = line.zones[start - 1] if start else None
+        if zone is None or zone.kind != "wipe" or not zone.certain or write.last >= start:
+            return False
+        configs = line.configs(write.sent, zone.start, line.back[era.instance], era.instance)
+        return all(config["durability"] == "ephemeral" for config in configs)
+
     def class_of(self, write: Write) -> str:
         """The weakest class that the topic can have had when it was written."""
         if write.weakest is None:

@@ -116,7 +116,7 @@ class Shown:
         if write.first >= era.segments.stop:
             ledger.blame("invented", f"it was sent later: {what}")
             return None
-        if self._must_be_wiped(era, sent):
+        if ledger.must_be_wiped(era, write):
             ledger.blame("ephemeral-survived", f"it was in memory only when the server restarted: {what}")
             return None
         base = record["$seq"] - sent.index
@@ -126,16 +126,6 @@ class Shown:
                 return None
         place = ledger.place(write, era, base, f"shown to {read.op.client} @{read.answered}")
         return era.records[record["$seq"]] if place is not None else None
-
-    def _must_be_wiped(self, era: Era, sent: Sent) -> bool:
-        line, start = self.ledger.line, era.segments.start
-        zone = line.zones[start - 1] if start else None
-        if zone is None or zone.kind != "wipe" or not zone.certain or sent.write.last >= start:
-            return False
-        configs = line.configs(
-            sent.write.sent, line.zones[start - 1].start, line.back[era.instance], era.instance
-        )
-        return all(config["durability"] == "ephemeral" for config in configs)
 
     def _compare(
         self, read: Read, placed: Placed, record: dict[str, Any], *, tags: bool, meta: bool, data: bool
