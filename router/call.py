@@ -54,6 +54,7 @@ class Call:
     topic: bytes  # percent-decoded; empty where the route names none
     key: ApiKey | None  # None: authentication is off
     services: Services
+    consumer: bytes = b""  # percent-decoded; empty where the route names none
 
     @property
     def total_ms(self) -> float:

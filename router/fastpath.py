@@ -50,7 +50,8 @@ KNOWN_HEAD_BYTES_MAX = 1024
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _REQUEST = re.compile(
-    rb"POST (/v0/topics/[A-Za-z0-9][A-Za-z0-9._:-]{0,254}(?:/diff)?)(?:\?([A-Za-z0-9_=&.-]*))? HTTP/1\.1\r\n"
+    rb"POST (/v0/topics/[A-Za-z0-9][A-Za-z0-9._:-]{0,254}"
+    rb"(?:/diff|/claim|/ack|/consumers/[A-Za-z0-9][A-Za-z0-9._:-]{0,254}/(?:fetch|ack))?)(?:\?([A-Za-z0-9_=&.-]*))? HTTP/1\.1\r\n"
     rb"((?:[A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+)\r\n"
 )
 _HEADER = re.compile(rb"([^:]+):[ \t]*([^\r\n]*?)[ \t]*\r\n")

@@ -32,6 +32,9 @@ BUDGET_MS = 30_000
 GIVE_UP_US = 65_000_000
 
 READS = (wire.DIFF, wire.DIFF_FRAMES, wire.WATCH_READ)
+# What may be parked. A claim is no read: it may be handed something after its client has gone, and nobody can undo that
+# but time, so it stays on the books until it is answered.
+POLLS = (*READS, wire.CLAIM)
 
 OnReply: TypeAlias = Callable[[wire.Reply], None]
 OnPush: TypeAlias = Callable[[int, wire.Reply], None]  # shard, what it says without having been asked
@@ -235,16 +238,16 @@ class FrontCore:
                 _answer(entry, _lost(entry.op, "this topic's shard did not answer in time"))
 
     def end_reads(self, before_us: int) -> None:
-        """The server stops: long polls are not waited for."""
+        """The server stops: long polls are not waited for. What a claim gets after this its lease gives back."""
         for link in self.links:
             for number, entry in list(link.pending.items()):
-                if entry.op in READS and entry.received_us <= before_us:
+                if entry.op in POLLS and entry.received_us <= before_us:
                     del link.pending[number]
                     link.cost -= entry.cost
-                    _answer(
-                        entry,
-                        refusal("shutting_down", "the server is stopping; read again after it is back"),
-                    )
+                    unknown: dict[str, object] = {"outcome": "unknown"}
+                    detail = unknown if entry.op in wire.CHANGES else None
+                    text = "the server is stopping; ask again after it is back"
+                    _answer(entry, refusal("shutting_down", text, detail))
 
     @property
     def in_flight(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from router.call import JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
-from router.endpoints import health, records, sockets, topics, watch
+from router.endpoints import consumers, health, queues, records, sockets, topics, watch
 from router.exchange import Body, Request, Respond, Response
 from router.query import parse_query
 from topics.api_keys import ApiKey, find_key
@@ -38,7 +38,7 @@ Offload: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], bool]
 @dataclass(frozen=True, slots=True)
 class Route:
     endpoint: Endpoint
-    scope: str = ""  # none: any key will do
+    scopes: tuple[str, ...] = ()  # all of them; none: any key will do
     takes: tuple[bytes, ...] = ()  # media types of the body; none: it is ignored
     empty_ok: bool = False
     is_probe: bool = False  # answered always, and without a key
@@ -49,11 +49,22 @@ class Route:
 
 SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would only keep others waiting
 
+READ, WRITE, DELETE, ADMIN = ("read",), ("write",), ("delete",), ("admin",)
+READ_WRITE = ("read", "write")
+
+
+def _json(
+    endpoint: Endpoint, scopes: tuple[str, ...], *, empty_ok: bool = False, is_read: bool = False
+) -> Route:
+    """A route whose body is a small JSON object."""
+    return Route(endpoint, scopes, (JSON_TYPE,), empty_ok=empty_ok, is_read=is_read, body_max=SMALL_BODY)
+
+
 _FIXED: dict[bytes, dict[bytes, Route]] = {
-    b"/v0/topics": {b"GET": Route(topics.list_all, "read", is_read=True)},
-    b"/v0/watch": {b"POST": Route(watch.create, "read", (JSON_TYPE,), body_max=SMALL_BODY)},
+    b"/v0/topics": {b"GET": Route(topics.list_all, READ, is_read=True)},
+    b"/v0/watch": {b"POST": _json(watch.create, READ)},
     b"/v0/ws": {b"GET": Route(sockets.open_socket)},
-    b"/v0/metrics": {b"GET": Route(health.metrics, "read")},
+    b"/v0/metrics": {b"GET": Route(health.metrics, READ)},
     b"/v0/openapi.json": {b"GET": Route(health.open_api)},
     b"/v0/health": {b"GET": Route(health.health, is_probe=True)},
     b"/healthz": {b"GET": Route(health.health, is_probe=True)},
@@ -62,23 +73,44 @@ _FIXED: dict[bytes, dict[bytes, Route]] = {
 }
 _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"": {
-        b"PUT": Route(topics.put, "admin", (JSON_TYPE,), empty_ok=True, body_max=SMALL_BODY),
-        b"GET": Route(topics.get, "read"),
-        b"DELETE": Route(topics.drop, "delete"),
-        b"POST": Route(records.write, "write", (JSON_TYPE, LINES_TYPE)),
+        b"PUT": _json(topics.put, ADMIN, empty_ok=True),
+        b"GET": Route(topics.get, READ),
+        b"DELETE": Route(topics.drop, DELETE),
+        b"POST": Route(records.write, WRITE, (JSON_TYPE, LINES_TYPE)),
     },
-    b"diff": {
-        b"POST": Route(records.diff, "read", (JSON_TYPE,), empty_ok=True, is_read=True, body_max=SMALL_BODY)
+    b"diff": {b"POST": _json(records.diff, READ, empty_ok=True, is_read=True)},
+    b"delete": {b"POST": _json(records.delete, DELETE)},
+    b"tags": {b"GET": Route(records.tags, READ, is_read=True)},
+    b"last": {b"GET": Route(records.last, READ, is_read=True)},
+    # An empty claim is a 400 of the shard, with or without a content type.
+    b"claim": {b"POST": _json(queues.claim, READ_WRITE, empty_ok=True, is_read=True)},
+    b"ack": {b"POST": _json(queues.ack, WRITE)},
+    b"nack": {b"POST": _json(queues.nack, WRITE)},
+    b"extend": {b"POST": _json(queues.extend, WRITE)},
+    b"consumers": {b"GET": Route(consumers.list_all, READ, is_read=True)},
+}
+# What comes after a consumer's name.
+_CONSUMER: dict[bytes, dict[bytes, Route]] = {
+    b"": {
+        b"PUT": _json(consumers.put, ADMIN, empty_ok=True),
+        b"GET": Route(consumers.get, READ),
+        b"DELETE": Route(consumers.drop, DELETE),
     },
-    b"delete": {b"POST": Route(records.delete, "delete", (JSON_TYPE,), body_max=SMALL_BODY)},
-    b"tags": {b"GET": Route(records.tags, "read", is_read=True)},
-    b"last": {b"GET": Route(records.last, "read", is_read=True)},
+    b"fetch": {b"POST": _json(consumers.fetch, READ_WRITE, empty_ok=True, is_read=True)},
+    b"ack": {b"POST": _json(consumers.ack, WRITE)},
+    b"nack": {b"POST": _json(consumers.nack, WRITE)},
+    b"extend": {b"POST": _json(consumers.extend, WRITE)},
+    b"term": {b"POST": _json(consumers.term, WRITE)},
+    b"pause": {b"POST": _json(consumers.pause, ADMIN, empty_ok=True)},
+    b"resume": {b"POST": Route(consumers.resume, ADMIN)},
+    b"reset": {b"POST": _json(consumers.reset, ADMIN)},
 }
 _STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
 _TOPICS = b"/v0/topics/"
+_CONSUMERS = b"consumers/"
 _STREAMS = b"/v0/watch/"
-# What may be done at a path, the topic that it names, and what comes after the topic's name.
-Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes | None]
+# What may be done at a path, the topic and the consumer that it names, and what comes after the topic's name.
+Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes, bytes | None]
 PLACES_MAX = 4096
 PLACE_BYTES_MAX = 512
 _ALWAYS = (health.health, health.ready, health.metrics)  # also while the server stops
@@ -153,7 +185,7 @@ class Gate:
         place = self._places.get(path)
         if place is None:
             place = self._find_place(path)
-        methods, topic, sub = place
+        methods, topic, consumer, sub = place
         route = methods.get(method) if methods is not None else None
         key: ApiKey | None = None
         if self._keys and route is not None and route.own_key:
@@ -170,22 +202,27 @@ class Gate:
             return error_response("shutting_down", "the server is stopping; try again after it is back")
         if route.is_read and self._is_full:
             return _too_many_answers()
-        return route, Call(request, topic, key, services)
+        return route, Call(request, topic, key, services, consumer)
 
     def _find_place(self, path: bytes) -> Place:
-        sub, topic = None, b""
+        sub, topic, consumer = None, b"", b""
         if path.startswith(_TOPICS):
             name, _, sub = path[len(_TOPICS) :].partition(b"/")
-            topic = unquote_to_bytes(name) if b"%" in name else name
+            topic = unquote_to_bytes(name)
+            routes, action = _TOPIC, sub
+            if sub.startswith(_CONSUMERS):
+                routes = _CONSUMER
+                name, _, action = sub[len(_CONSUMERS) :].partition(b"/")
+                consumer = unquote_to_bytes(name)
             # A name is one segment, and `/v0/topics/x/` is no other spelling of `/v0/topics/x`.
-            known = name and (sub or not path.endswith(b"/"))
-            methods = _TOPIC.get(sub) if known else None
+            known = topic and name and (action or not path.endswith(b"/"))
+            methods = routes.get(action) if known else None
         elif path.startswith(_STREAMS):
             topic = unquote_to_bytes(path[len(_STREAMS) :])  # the name of a session, in this case
             methods = _STREAM if topic and b"/" not in topic else None
         else:
             methods = _FIXED.get(path)
-        place = methods, topic, sub
+        place = methods, topic, consumer, sub
         if len(self._places) >= PLACES_MAX:
             self._places.clear()
         if len(path) <= PLACE_BYTES_MAX:
@@ -209,10 +246,11 @@ class Gate:
                 "too many requests of this key at once",
                 {"limit": "max_inflight_per_key", "max": limit},
             )
-        scope = route.scope if route is not None else "write" if unknown_sub else ""
-        if scope and scope not in key.scopes:
-            return error_response("forbidden", f"this key lacks the scope {scope}")
-        if topic and (scope or route is not None) and not key.covers(topic.decode("utf-8", "replace")):
+        scopes = route.scopes if route is not None else WRITE if unknown_sub else ()
+        for scope in scopes:
+            if scope not in key.scopes:
+                return error_response("forbidden", f"this key lacks the scope {scope}")
+        if topic and (scopes or route is not None) and not key.covers(topic.decode("utf-8", "replace")):
             return error_response("forbidden", "this key may not use that name")
         return key
 

@@ -57,7 +57,8 @@ def as_json(totals: Totals) -> dict[str, object]:
         "records_live": totals.total("records_live"),
         "bytes_live": totals.total("bytes_live"),
         "queue_topics": totals.total("queue_topics"),
-        "queue_leases_in_flight": 0,
+        "queue_leases_in_flight": totals.total("leases_in_flight"),
+        "consumers": totals.total("consumers"),
         "sse_connections": totals.streams,
         "watch_sessions": totals.total("watch_sessions"),
         "ready": totals.ready,
@@ -106,7 +107,8 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
         truncated,
     )
     yield "topics_queue_topics", "gauge", "Topics that are queues", wal("queue_topics")
-    yield "topics_queue_leases_in_flight", "gauge", "Leased jobs", 0
+    yield "topics_queue_leases_in_flight", "gauge", "Leased jobs", wal("leases_in_flight")
+    yield "topics_consumers", "gauge", "Named consumers", wal("consumers")
     yield "topics_sse_connections", "gauge", "Open streams and WebSockets", totals.streams
     yield "topics_watch_sessions", "gauge", "Stored watch sessions", totals.total("watch_sessions")
     yield "topics_ready", "gauge", "1 when every shard serves", int(totals.ready)
@@ -155,9 +157,9 @@ def _topic_lines(totals: Totals) -> list[str]:
     queues = [row for row in rows if row.is_queue]
     if queues:
         lines += _head("topics_topic_queue_ready", "gauge", "Jobs that may be claimed")
-        lines += [f'topics_topic_queue_ready{{topic="{_label(r.topic)}"}} {r.count}' for r in queues]
+        lines += [f'topics_topic_queue_ready{{topic="{_label(r.topic)}"}} {r.ready}' for r in queues]
         lines += _head("topics_topic_queue_in_flight", "gauge", "Jobs that are leased")
-        lines += [f'topics_topic_queue_in_flight{{topic="{_label(r.topic)}"}} 0' for r in queues]
+        lines += [f'topics_topic_queue_in_flight{{topic="{_label(r.topic)}"}} {r.in_flight}' for r in queues]
     return lines
 
 

@@ -10,18 +10,34 @@ import msgspec
 import topics
 from topics.engine import limits
 from topics.http_errors import STATUS
-from topics.openapi_schemas import REF, SUBJECT_PATTERN, TOPIC_PATTERN, Json, components
+from topics.openapi_consumers import consumer_paths
+from topics.openapi_operations import (
+    ANY_ROUTE,
+    BOOLEAN,
+    JSON_TYPE,
+    KEYED,
+    LINES_TYPE,
+    TEXT,
+    WITH_BODY,
+    WITH_TOPIC,
+    content_of,
+    flag,
+    header,
+    json_answer,
+    operation,
+    page_of,
+    query,
+    topic_name,
+)
+from topics.openapi_schemas import REF, SUBJECT_PATTERN, Json, components
 from topics.watching import SESSION_TTL_MS
 
-PAGE_MAX = limits.LIST_PAGE_MAX
-
-JSON_TYPE, LINES_TYPE = "application/json", "application/x-ndjson"
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
 EVENTS_TYPE = "text/event-stream"
 
 CODES = {
     "invalid_request": "The request is malformed, has a wrong type, misses a field or exceeds a length.",
-    "batch_too_large": "Too many records in a write, or seqs in a delete. `detail`: `records` or `seqs`, `max`.",
+    "batch_too_large": "Too many records in a write, or seqs in a delete or an ack. `detail`: `records` or `seqs`, `max`.",
     "record_too_large": "A record is above the size limit, or the write is above the whole cap of a `reject` topic.",
     "unauthorized": "No valid key.",
     "forbidden": "The key lacks the scope, or the name is outside of its prefixes.",
@@ -68,6 +84,11 @@ def document(version: str) -> Json:
         "tags": [
             {"name": "topics", "description": "Topics and their configuration."},
             {"name": "records", "description": "Writing, reading and deleting records."},
+            {"name": "queues", "description": "Jobs: handed out under leases, acked, handed out again."},
+            {
+                "name": "consumers",
+                "description": "Places in a topic that the server keeps, with leases and acks.",
+            },
             {"name": "watch", "description": "Following topics, as server-sent events or over a WebSocket."},
             {"name": "server", "description": "The server itself."},
         ],
@@ -101,89 +122,14 @@ def _error_response(status: int) -> Json:
     }
     if status in (429, 503):
         found["headers"] = {
-            "Retry-After": _header({"type": "integer", "minimum": 0}, "Seconds to wait.", required=True)
+            "Retry-After": header({"type": "integer", "minimum": 0}, "Seconds to wait.", required=True)
         }
     return found
 
 
-def _header(schema: Json, description: str, *, required: bool = False) -> Json:
-    return {"schema": schema, "description": description, "required": required}
-
-
-# -- operations --------------------------------------------------------------------------------------------
-
-ANY_ROUTE = (400, 401, 408, 431, 500)
-KEYED = (*ANY_ROUTE, 403, 429)
-WITH_TOPIC = (*KEYED, 404, 503)
-WITH_BODY = (413, 415)
-
-BOOLEAN: Json = {"type": "boolean"}
-TEXT: Json = {"type": "string"}
-
-
-def _operation(
-    operation_id: str,
-    tag: str,
-    summary: str,
-    *,
-    answers: Json,
-    errors: tuple[int, ...],
-    scopes: list[str] | None = None,
-    description: str = "",
-    parameters: list[Json] | None = None,
-    body: Json | None = None,
-) -> Json:
-    operation: Json = {"operationId": operation_id, "tags": [tag], "summary": summary}
-    if description:
-        operation["description"] = description
-    if scopes:
-        operation["security"] = [{}, {"bearerAuth": scopes}]
-    if parameters:
-        operation["parameters"] = parameters
-    if body:
-        operation["requestBody"] = body
-    refused = {
-        str(status): {"$ref": f"#/components/responses/Error{status}"} for status in sorted(set(errors))
-    }
-    operation["responses"] = answers | refused
-    return operation
-
-
-def _answer(name: str, description: str) -> Json:
-    return {"description": description, "content": {JSON_TYPE: _of(name)}}
-
-
-def _of(name: str) -> Json:
-    return {"schema": {"$ref": REF.format(name=name)}}
-
-
-def _query(name: str, schema: Json, description: str) -> Json:
-    return {"name": name, "in": "query", "schema": schema, "description": description}
-
-
-def _flag(name: str, default: bool, description: str) -> Json:
-    return _query(name, BOOLEAN | {"default": default}, description)
-
-
-def _page(of: str) -> list[Json]:
-    size: Json = {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": 100}
-    return [
-        _query("page_size", size, f"Most {of} of the page; what is outside of the range is clamped."),
-        _query("cursor", TEXT, "`next_cursor` of the page before."),
-    ]
-
-
-def _topic(*, creates: bool = False) -> Json:
-    schema: Json = TEXT | ({"pattern": TOPIC_PATTERN} if creates else {"minLength": 1})
-    text = (
-        "Name of the topic." if creates else "Name of the topic; one that no topic can have does not exist."
-    )
-    return {"name": "topic", "in": "path", "required": True, "schema": schema, "description": text}
-
-
 def _paths() -> Json:
-    health = {"200": _answer("Health", "The front is alive.")}
-    ready = {"200": _answer("Readiness", "All topics are served.")}
+    health = {"200": json_answer("Health", "The front is alive.")}
+    ready = {"200": json_answer("Readiness", "All topics are served.")}
     return {
         "/v0/topics": {"get": _list_topics()},
         "/v0/topics/{topic}": {
@@ -196,6 +142,7 @@ def _paths() -> Json:
         "/v0/topics/{topic}/delete": {"post": _delete_records()},
         "/v0/topics/{topic}/tags": {"get": _tags()},
         "/v0/topics/{topic}/last": {"get": _last()},
+        **consumer_paths(),
         "/v0/watch": {"post": _make_watch()},
         "/v0/watch/{wid}": {"get": _stream()},
         "/v0/ws": {"get": _websocket()},
@@ -209,60 +156,60 @@ def _paths() -> Json:
 
 
 def _list_topics() -> Json:
-    return _operation(
+    return operation(
         "list_topics",
         "topics",
         "List topics",
         scopes=["read"],
         description="In ascending order of their names; a key with prefixes sees its own only.",
         parameters=[
-            _query("prefix", TEXT, "Only names that start with this."),
-            *_page("topics"),
-            _flag("touch", False, "Whether this counts as a read of every topic listed."),
+            query("prefix", TEXT, "Only names that start with this."),
+            *page_of("topics"),
+            flag("touch", False, "Whether this counts as a read of every topic listed."),
         ],
-        answers={"200": _answer("TopicList", "A page of topics.")},
+        answers={"200": json_answer("TopicList", "A page of topics.")},
         errors=(*KEYED, 503),
     )
 
 
 def _put_topic() -> Json:
-    return _operation(
+    return operation(
         "put_topic",
         "topics",
         "Create a topic or replace its configuration",
         scopes=["admin"],
         description="What the body leaves out returns to its default. An empty body is all defaults and needs no content type.",
-        parameters=[_topic(creates=True)],
-        body={"required": False, "content": {JSON_TYPE: _of("ConfigBody")}},
+        parameters=[topic_name(creates=True)],
+        body={"required": False, "content": {JSON_TYPE: content_of("ConfigBody")}},
         answers={
-            "200": _answer("TopicPut", "The topic existed; this is its configuration now."),
-            "201": _answer("TopicPut", "Created."),
+            "200": json_answer("TopicPut", "The topic existed; this is its configuration now."),
+            "201": json_answer("TopicPut", "Created."),
         },
         errors=(*KEYED, *WITH_BODY, 409, 503),
     )
 
 
 def _get_topic() -> Json:
-    return _operation(
+    return operation(
         "get_topic",
         "topics",
         "State and configuration of a topic",
         scopes=["read"],
-        parameters=[_topic(), _flag("touch", True, "Whether this counts as a read.")],
-        answers={"200": _answer("TopicState", "The topic.")},
+        parameters=[topic_name(), flag("touch", True, "Whether this counts as a read.")],
+        answers={"200": json_answer("TopicState", "The topic.")},
         errors=WITH_TOPIC,
     )
 
 
 def _delete_topic() -> Json:
-    return _operation(
+    return operation(
         "delete_topic",
         "topics",
         "Delete a topic with all its records",
         scopes=["delete"],
         description="A topic that does not exist is no error: `deleted` is false.",
-        parameters=[_topic(), _flag("if_empty", False, "Refuse with 409 while records are left.")],
-        answers={"200": _answer("TopicDeleted", "The topic is gone.")},
+        parameters=[topic_name(), flag("if_empty", False, "Refuse with 409 while records are left.")],
+        answers={"200": json_answer("TopicDeleted", "The topic is gone.")},
         errors=(*KEYED, 409, 503),
     )
 
@@ -270,7 +217,7 @@ def _delete_topic() -> Json:
 def _write() -> Json:
     lines = {"schema": TEXT | {"description": "One RecordBody a line."}}
     key: Json = TEXT | {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX}
-    return _operation(
+    return operation(
         "write",
         "records",
         "Write records",
@@ -278,12 +225,12 @@ def _write() -> Json:
         description="All records or none. With `application/x-ndjson` each line is one record (RecordBody), and what a JSON body says "
         "beside its records comes in the query.",
         parameters=[
-            _topic(creates=True),
-            _flag("return_seqs", True, "false leaves `seqs` out of the answer."),
-            _query(
+            topic_name(creates=True),
+            flag("return_seqs", True, "false leaves `seqs` out of the answer."),
+            query(
                 "node", TEXT | {"maxLength": limits.NODE_BYTES_MAX}, "Lines only: for records without one."
             ),
-            _query("create", BOOLEAN, "Lines only: as `create` of WriteBody."),
+            query("create", BOOLEAN, "Lines only: as `create` of WriteBody."),
             {
                 "name": "Idempotency-Key",
                 "in": "header",
@@ -291,10 +238,10 @@ def _write() -> Json:
                 "description": "A write with a key that was used before returns the seqs of the first one. 1 to 256 bytes.",
             },
         ],
-        body={"required": True, "content": {JSON_TYPE: _of("WriteBody"), LINES_TYPE: lines}},
+        body={"required": True, "content": {JSON_TYPE: content_of("WriteBody"), LINES_TYPE: lines}},
         answers={
-            "200": _answer("Written", "Written, or known by its idempotency key."),
-            "201": _answer("Written", "Written; the topic was created."),
+            "200": json_answer("Written", "Written, or known by its idempotency key."),
+            "201": json_answer("Written", "Written; the topic was created."),
         },
         errors=(*WITH_TOPIC, *WITH_BODY, 409, 422),
     )
@@ -302,21 +249,21 @@ def _write() -> Json:
 
 def _read() -> Json:
     number: Json = {"type": "integer", "minimum": 0}
-    pages = _answer("DiffPage", "A page of records; in the form that `Accept` asks for.")
+    pages = json_answer("DiffPage", "A page of records; in the form that `Accept` asks for.")
     # Frames are bytes: there is no schema for them.
     pages["content"][FRAMES_TYPE] = {}
     pages["headers"] = {
-        "Topics-Next-From-Seq": _header(number, "With frames: the next `from_seq`."),
-        "Topics-Head-Seq": _header(number, "With frames: highest seq of the topic."),
-        "Topics-Earliest-Seq": _header(number, "With frames: first seq that is still there."),
-        "Topics-Count": _header(number, "With frames: how many."),
-        "Topics-Caught-Up": _header(BOOLEAN, "With frames: `true` or `false`."),
+        "Topics-Next-From-Seq": header(number, "With frames: the next `from_seq`."),
+        "Topics-Head-Seq": header(number, "With frames: highest seq of the topic."),
+        "Topics-Earliest-Seq": header(number, "With frames: first seq that is still there."),
+        "Topics-Count": header(number, "With frames: how many."),
+        "Topics-Caught-Up": header(BOOLEAN, "With frames: `true` or `false`."),
         "Topics-Tombstone": {
             "description": "With frames, when there is one: a Tombstone as JSON.",
-            "content": {JSON_TYPE: _of("Tombstone")},
+            "content": {JSON_TYPE: content_of("Tombstone")},
         },
     }
-    return _operation(
+    return operation(
         "read",
         "records",
         "Read what comes after a seq",
@@ -324,79 +271,79 @@ def _read() -> Json:
         description="An empty body is all defaults and needs no content type. With `Accept: application/vnd.topics.frames` the answer "
         f"is binary frames; `limit` then goes up to {limits.FRAMES_LIMIT_MAX} and is as many as fit when absent, and "
         "`max_batch_bytes` is 8 MiB when absent.",
-        parameters=[_topic()],
-        body={"required": False, "content": {JSON_TYPE: _of("DiffBody")}},
+        parameters=[topic_name()],
+        body={"required": False, "content": {JSON_TYPE: content_of("DiffBody")}},
         answers={"200": pages},
         errors=(*WITH_TOPIC, *WITH_BODY),
     )
 
 
 def _delete_records() -> Json:
-    return _operation(
+    return operation(
         "delete_records",
         "records",
         "Delete records",
         scopes=["delete"],
         description="Permanent and silent: readers get no tombstone. What is written later is not affected.",
-        parameters=[_topic()],
-        body={"required": True, "content": {JSON_TYPE: _of("DeleteBody")}},
-        answers={"200": _answer("Deleted", "What was removed, and what is left.")},
+        parameters=[topic_name()],
+        body={"required": True, "content": {JSON_TYPE: content_of("DeleteBody")}},
+        answers={"200": json_answer("Deleted", "What was removed, and what is left.")},
         errors=(*WITH_TOPIC, *WITH_BODY),
     )
 
 
 def _tags() -> Json:
-    return _operation(
+    return operation(
         "list_tags",
         "records",
         "List the tags of a topic",
         scopes=["read"],
-        parameters=[_topic(), _query("prefix", TEXT, "Only tags that start with this."), *_page("tags")],
-        answers={"200": _answer("TagList", "A page of tags.")},
+        parameters=[topic_name(), query("prefix", TEXT, "Only tags that start with this."), *page_of("tags")],
+        answers={"200": json_answer("TagList", "A page of tags.")},
         errors=WITH_TOPIC,
     )
 
 
 def _last() -> Json:
-    return _operation(
+    return operation(
         "last_records",
         "records",
         "Newest record by tag",
         scopes=["read"],
         description="Needs `tag` or `subject`; `subject` wins. Records show `$tag`.",
         parameters=[
-            _topic(),
-            _query("tag", TEXT, "A tag, or a prefix and a final `*`."),
-            _query(
+            topic_name(),
+            query("tag", TEXT, "A tag, or a prefix and a final `*`."),
+            query(
                 "subject",
                 TEXT | {"pattern": SUBJECT_PATTERN},
                 "Dotted pattern: `*` stands for one token, a final `>` for one or more.",
             ),
-            _flag("each", False, "The newest record of every matching tag, not of all of them together."),
-            *_page("records"),
+            flag("each", False, "The newest record of every matching tag, not of all of them together."),
+            *page_of("records"),
         ],
-        answers={"200": _answer("LastRecords", "The newest records.")},
+        answers={"200": json_answer("LastRecords", "The newest records.")},
         errors=WITH_TOPIC,
     )
 
 
 def _make_watch() -> Json:
-    return _operation(
+    return operation(
         "make_watch",
         "watch",
         "Say what a stream shall follow",
         scopes=["read"],
         description="The answer names the stream. The session behind it keeps the cursors, also over restarts, and is forgotten "
         f"{SESSION_TTL_MS // 1000} s after its stream was closed, or if it never was opened.",
-        parameters=[_flag("lenient", False, "Leave out topics that do not exist, instead of 404.")],
-        body={"required": True, "content": {JSON_TYPE: _of("WatchBody")}},
-        answers={"200": _answer("WatchMade", "The session, and where each topic begins.")},
+        parameters=[flag("lenient", False, "Leave out topics that do not exist, instead of 404.")],
+        body={"required": True, "content": {JSON_TYPE: content_of("WatchBody")}},
+        answers={"200": json_answer("WatchMade", "The session, and where each topic begins.")},
         errors=(*WITH_TOPIC, *WITH_BODY),
     )
 
 
 def _stream() -> Json:
-    return _operation(
+    return operation(
         "stream_watch",
         "watch",
         "Follow topics as server-sent events",
@@ -412,9 +359,7 @@ def _stream() -> Json:
                 "schema": TEXT | {"minLength": 1},
                 "description": "The watch: `wid` of the answer that made it.",
             },
-            _query(
-                "token", TEXT, "The key, for clients that cannot send a header, as browsers' EventSource."
-            ),
+            query("token", TEXT, "The key, for clients that cannot send a header, as browsers' EventSource."),
             {
                 "name": "Last-Event-ID",
                 "in": "header",
@@ -430,7 +375,7 @@ def _stream() -> Json:
 
 
 def _websocket() -> Json:
-    return _operation(
+    return operation(
         "websocket",
         "watch",
         "Follow and write over one WebSocket",
@@ -443,7 +388,7 @@ def _websocket() -> Json:
 
 
 def _probe(operation_id: str, summary: str, answers: Json, errors: tuple[int, ...]) -> Json:
-    return _operation(
+    return operation(
         operation_id,
         "server",
         summary,
@@ -454,14 +399,16 @@ def _probe(operation_id: str, summary: str, answers: Json, errors: tuple[int, ..
 
 
 def _metrics() -> Json:
-    answer = _answer("Metrics", "The server's figures: Prometheus text, or JSON when `Accept` asks for it.")
+    answer = json_answer(
+        "Metrics", "The server's figures: Prometheus text, or JSON when `Accept` asks for it."
+    )
     answer["content"][TEXT_TYPE] = {"schema": TEXT}
-    return _operation("metrics", "server", "Metrics", scopes=["read"], answers={"200": answer}, errors=KEYED)
+    return operation("metrics", "server", "Metrics", scopes=["read"], answers={"200": answer}, errors=KEYED)
 
 
 def _openapi() -> Json:
     answer = {"description": "OpenAPI 3.1.", "content": {JSON_TYPE: {"schema": {"type": "object"}}}}
-    return _operation(
+    return operation(
         "openapi",
         "server",
         "This document",

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import NODEFAULT
 
-from topics import responses, schemas
+from topics import consumer_responses, responses, schemas
 from topics.engine import limits
 from topics.watching import STREAM_TOPICS_MAX, WATCH_TOPICS_MAX
 
@@ -26,6 +26,10 @@ TAG_CHARACTERS_MAX = 256
 META_KEYS_MAX = 64
 SEQS_MAX = 10_000
 GROUP_BYTES_MAX = 128
+SETTLE_SEQS_MAX = 1000
+REASON_BYTES_MAX = 1024
+BACKOFF_STEPS_MAX = 32
+FILTERS_MAX = 32
 
 CONFIG_TEXT = {
     "type": "Fixed when the topic is created.",
@@ -39,12 +43,14 @@ CONFIG_TEXT = {
     "auto_create": "Whether a write without `create` may create the topic.",
     "idempotency_window_ms": "How long an idempotency key is remembered; 0: not at all.",
     "dedupe_node": "false: readers get the records of their own node too.",
-    "lease_ms": "Queues. Clamped to 100 to 86400000.",
-    "claim_jitter_ms": "Queues. Clamped to at most 5000.",
-    "max_deliveries": "Queues. 0: no limit.",
+    "lease_ms": "Queues. How long a lease holds, if a claim does not say; clamped to 100 to 86400000.",
+    "claim_jitter_ms": "Queues. Claims that come within this time share evenly; clamped to at most 5000.",
+    "max_deliveries": "Queues. A job that was handed out so often goes to `dead_letter`; 0: no limit.",
     "dead_letter": "Queues. A topic name, not the queue's own.",
-    "leases_durable": "Queues.",
+    "leases_durable": "Queues. Whether leases and counts of deliveries survive a restart.",
     "cap_per_tag": "Most records of one tag that are kept; 0: no limit.",
+    "retention": "What acks of consumers do to records: nothing, or they go when every consumer is done with them (`interest`), or "
+    "with the first ack (`work_queue`).",
     "max_record_bytes": "Most bytes of one record, if less than the server's limit; 0: the server's limit.",
 }
 DURABLE_TEXT = "Read when `durability` is absent: true means `fsync`, false means `disk`."
@@ -110,6 +116,81 @@ FIELD_TEXT: dict[str, dict[str, str]] = {
     },
 }
 
+NODE_TEXT = "Who asks: 1 to 128 bytes of UTF-8."
+SETTLE_TEXT = {
+    "node": "Whose leases: 1 to 128 bytes of UTF-8.",
+    "seqs": "At most 1000. What `node` has no lease on is skipped.",
+    "lease_ids": "Empty, or one for each seq: the `lease_id` that came with it, or an empty string for whichever there is.",
+}
+REASON_TEXT = "At most 1024 bytes of UTF-8; goes into the `meta` of the dead letter."
+FIELD_TEXT |= {
+    "ClaimBody": {
+        "node": NODE_TEXT,
+        "max": "Most jobs; clamped to 1 to 1000.",
+        "lease_ms": "How long the leases hold; clamped to 100 to 86400000. Default: the topic's `lease_ms`.",
+        "wait_ms": "How long to wait for a job when there is none; at most 30000.",
+    },
+    "FetchBody": {
+        "node": NODE_TEXT,
+        "max": "Most records; clamped to 1 to 1000.",
+        "max_bytes": "Record bytes of the answer, but at least one record. 0 means 1 MiB; at most 8 MiB.",
+        "wait_ms": "How long to wait for a record when there is none; at most 30000.",
+        "lease_ms": "How long the leases hold; clamped to 100 to 86400000. Default: as the consumer says.",
+    },
+    "AckBody": SETTLE_TEXT,
+    "NackBody": SETTLE_TEXT
+    | {
+        "delay_ms": "Not before this time has passed; at most 86400000.",
+        "kind": "`retry`: hand it out again. `release`: the same, and this delivery does not count. `dead`: to the dead letter topic.",
+        "reason": REASON_TEXT,
+    },
+    "ExtendBody": SETTLE_TEXT | {"lease_ms": "The leases end so long from now; clamped to 100 to 86400000."},
+    "TermBody": SETTLE_TEXT | {"reason": REASON_TEXT},
+    "DeliverFrom": {
+        "from_seq": "Begin at this seq.",
+        "from_ts": "Begin at the first record written at this time or later.",
+    },
+    "ConsumerBody": {
+        "ack": "`explicit`: each record by itself; `all`: an ack covers all before it; `none`: nothing is leased.",
+        "ack_wait_ms": "How long a lease holds; clamped to 100 to 86400000.",
+        "max_deliver": "Most deliveries of a record; 0: no end.",
+        "backoff_ms": "How long the lease of the first, second … delivery holds, instead of `ack_wait_ms`; at most 32 steps, each clamped to "
+        "100 to 86400000.",
+        "filter": "Only records whose tag matches: a predicate, or a list of at most 32 of which any is enough, subject patterns and "
+        "predicates in brackets. Each has at most 256 bytes.",
+        "deliver": "Where it begins when it is created.",
+        "max_ack_pending": "Most records that are handed out and not done; clamped to 1 to 100000.",
+        "max_waiting": "Most fetches and streams that wait at once; clamped to 1 to 10000.",
+        "headers_only": "Leave `data` out.",
+        "dead_letter": "Topic for records whose last delivery was in vain; not the consumer's own.",
+        "inactive_ttl_ms": "Remove the consumer after so long without use; 0: never, else clamped to 1000 to 2592000000.",
+        "replay": "`original`: with the pauses that the records were written with.",
+    },
+    "PauseBody": {"until_ts": "In milliseconds since the Unix epoch; 0: until it is resumed."},
+    "ResetTo": {
+        "seq": "Begin at this seq.",
+        "ts": "Begin at the first record written at this time or later.",
+    },
+    "ResetBody": {"to": "Where to begin again.", "dry_run": "Change nothing, and tell what would change."},
+}
+CONSUMER_REQUESTS = (
+    schemas.ClaimBody,
+    schemas.FetchBody,
+    schemas.AckBody,
+    schemas.NackBody,
+    schemas.ExtendBody,
+    schemas.TermBody,
+    schemas.ConsumerBody,
+    schemas.PauseBody,
+    schemas.ResetBody,
+)
+
+NODE_LENGTH: Json = {"minLength": 1, "maxLength": limits.NODE_BYTES_MAX}
+SETTLE_LIMITS: dict[str, Json] = {
+    "node": NODE_LENGTH,
+    "seqs": {"maxItems": SETTLE_SEQS_MAX},
+    "lease_ids": {"items": {"type": "string", "pattern": "^(lease_[0-9a-f]{1,16})?$"}},
+}
 # Limits by component and field. `pattern` and the lengths concern strings only, so `null` passes where it may.
 _LIMITS: dict[str, dict[str, Json]] = {
     "ConfigBody": {"dead_letter": {"pattern": TOPIC_PATTERN}},
@@ -129,6 +210,16 @@ _LIMITS: dict[str, dict[str, Json]] = {
         "idempotency_key": {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX},
     },
     "DeleteBody": {"seqs": {"maxItems": SEQS_MAX}},
+    "ClaimBody": {"node": NODE_LENGTH},
+    "FetchBody": {"node": NODE_LENGTH},
+    "AckBody": SETTLE_LIMITS,
+    "NackBody": SETTLE_LIMITS | {"reason": {"maxLength": REASON_BYTES_MAX}},
+    "ExtendBody": SETTLE_LIMITS,
+    "TermBody": SETTLE_LIMITS | {"reason": {"maxLength": REASON_BYTES_MAX}},
+    "ConsumerBody": {
+        "dead_letter": {"pattern": TOPIC_PATTERN},
+        "backoff_ms": {"maxItems": BACKOFF_STEPS_MAX},
+    },
     "WatchBody": {
         "topics": {"minProperties": 1, "maxProperties": WATCH_TOPICS_MAX},
         "group": {"minLength": 1, "maxLength": GROUP_BYTES_MAX},
@@ -147,7 +238,9 @@ def components() -> Json:
         schemas.DiffBody,
         schemas.DeleteBody,
         schemas.WatchBody,
+        *CONSUMER_REQUESTS,
         *responses.BODIES,
+        *consumer_responses.BODIES,
     ]
     _, found = msgspec.json.schema_components(types, ref_template=REF)
     for name, texts in FIELD_TEXT.items():
@@ -212,22 +305,45 @@ def _narrow(found: Json) -> None:
             "default": None,
             "description": FIELD_TEXT[body][field],
         }
+    for name in ("DeliverFrom", "ResetTo"):
+        found[name]["oneOf"] = [{"required": [field]} for field in found[name]["properties"]]
     forms = {"Eq": text, "Glob": text | {"pattern": "[*]$"}, "Subject": text | {"pattern": SUBJECT_PATTERN}}
     found["TagPredicate"] = _predicate({op: forms[op] for op in ("Eq", "Glob")})
     found["ReadPredicate"] = _predicate(forms)
+    _narrow_filter(found, forms)
+
+
+def _narrow_filter(found: Json, forms: dict[str, Json]) -> None:
+    """A predicate, or a list of patterns and predicates that does not look like a predicate itself."""
+    short: Json = {"maxLength": TAG_CHARACTERS_MAX}
+    predicates = [_tuple(op, value | short) for op, value in forms.items()]
+    looks_so: Json = {
+        "prefixItems": [{"const": "tag"}, {"enum": [*forms]}, {"type": "string"}],
+        "minItems": 3,
+        "maxItems": 3,
+    }
+    several: Json = {
+        "type": "array",
+        "maxItems": FILTERS_MAX,
+        "items": {"anyOf": [forms["Subject"] | short, *predicates]},
+        "not": looks_so,
+    }
+    field = found["ConsumerBody"]["properties"]["filter"]
+    field["anyOf"] = [{"type": "string"} | short, *predicates, several, {"type": "null"}]
+
+
+def _tuple(op: str, value: Json) -> Json:
+    return {
+        "type": "array",
+        "prefixItems": [{"const": "tag"}, {"const": op}, value],
+        "items": False,
+        "minItems": 3,
+        "maxItems": 3,
+    }
 
 
 def _predicate(forms: dict[str, Json]) -> Json:
-    tuples = [
-        {
-            "type": "array",
-            "prefixItems": [{"const": "tag"}, {"const": op}, value],
-            "items": False,
-            "minItems": 3,
-            "maxItems": 3,
-        }
-        for op, value in forms.items()
-    ]
+    tuples = [_tuple(op, value) for op, value in forms.items()]
     text = 'A tag; a prefix and a final `*`; or `["tag", op, value]`: `Eq` is the tag itself, `Glob` a prefix and a final `*`'
     if "Subject" in forms:
         text += ", `Subject` a dotted pattern where `*` stands for one token and a final `>` for one or more"

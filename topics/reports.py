@@ -21,6 +21,8 @@ class TopicRow(msgspec.Struct, array_like=True):
     earliest_seq: int
     count: int
     bytes: int
+    ready: int = 0  # of queues
+    in_flight: int = 0
 
 
 class ShardReport(msgspec.Struct, array_like=True):
@@ -41,6 +43,8 @@ class ShardReport(msgspec.Struct, array_like=True):
     fsync_micros_total: int
     fsync_buckets: list[int]  # counts per bound of FSYNC_BUCKETS_US, and those beyond
     topics: list[TopicRow]  # the first TOPIC_ROWS_MAX by name
+    leases_in_flight: int = 0  # of queues
+    consumers: int = 0  # that have names
     watch_sessions: int = 0
     streams_elsewhere: int = 0  # open at other fronts than the one that asks
 

@@ -70,6 +70,10 @@ class Config(Struct):
     leases_durable: bool
     cap_per_tag: Annotated[Seq, Meta(description="Present when set.")] | UnsetType = UNSET
     max_record_bytes: Annotated[Seq, Meta(description="Present when set.")] | UnsetType = UNSET
+    retention: (
+        Annotated[Literal["interest", "work_queue"], Meta(description="Present when it is not `limits`.")]
+        | UnsetType
+    ) = UNSET
 
 
 class TopicPut(Struct):
@@ -294,6 +298,7 @@ class Metrics(Struct):
     bytes_live: Count
     queue_topics: Count
     queue_leases_in_flight: Count
+    consumers: Count
     sse_connections: Count
     watch_sessions: Count
     ready: bool

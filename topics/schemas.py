@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 U64_MAX = 2**64 - 1
 
@@ -137,6 +137,112 @@ class DeleteBody(msgspec.Struct):
     seqs: list[U64] | None = None
     keep: U64 | None = None
     erase: bool = False
+
+
+# -- queues and consumers ----------------------------------------------------------------------------------
+
+LeaseIds = list[str]
+Filter = str | list[str | list[str]]  # a predicate, or a list of subject patterns and predicates
+
+
+class ClaimBody(msgspec.Struct):
+    """Take jobs of a queue under leases."""
+
+    node: str
+    max: U32 = 1
+    lease_ms: U64 | None = None
+    wait_ms: U32 = 0
+
+
+class FetchBody(msgspec.Struct):
+    """Take records of a consumer, under leases unless it needs no acks."""
+
+    node: str
+    max: U32 = 1
+    max_bytes: U64 = 0
+    wait_ms: U32 = 0
+    lease_ms: U64 | None = None
+
+
+class AckBody(msgspec.Struct):
+    """These are done."""
+
+    node: str
+    seqs: list[U64]
+    lease_ids: LeaseIds = []
+
+
+class NackBody(msgspec.Struct):
+    """These are not done: somebody else is to have them, now or later, or nobody."""
+
+    node: str
+    seqs: list[U64]
+    lease_ids: LeaseIds = []
+    delay_ms: U64 = 0
+    kind: Literal["retry", "release", "dead"] = "retry"
+    reason: str = ""
+
+
+class ExtendBody(msgspec.Struct):
+    """These take longer: their leases end so long from now."""
+
+    node: str
+    seqs: list[U64]
+    lease_ms: U64
+    lease_ids: LeaseIds = []
+
+
+class TermBody(msgspec.Struct):
+    """These are never to be delivered again: they go to the dead letter topic, if there is one."""
+
+    node: str
+    seqs: list[U64]
+    lease_ids: LeaseIds = []
+    reason: str = ""
+
+
+class DeliverFrom(msgspec.Struct):
+    """From a seq or from a time on; one of the two."""
+
+    from_seq: U64 | UnsetType = UNSET
+    from_ts: U64 | UnsetType = UNSET
+
+
+class ConsumerBody(msgspec.Struct):
+    """A consumer's configuration. What is left out has its default; a PUT replaces the whole."""
+
+    ack: Literal["none", "all", "explicit"] = "explicit"
+    ack_wait_ms: U64 = 30_000
+    max_deliver: U32 = 0
+    backoff_ms: list[U64] = []
+    filter: Filter | None = None
+    deliver: Literal["all", "new", "last", "last_per_tag"] | DeliverFrom = "all"
+    max_ack_pending: U64 = 1000
+    max_waiting: U64 = 512
+    headers_only: bool = False
+    dead_letter: str | None = None
+    inactive_ttl_ms: U64 = 0
+    replay: Literal["instant", "original"] = "instant"
+
+
+class PauseBody(msgspec.Struct):
+    """Nothing is handed out until then."""
+
+    until_ts: U64 = 0
+
+
+class ResetTo(msgspec.Struct):
+    """A seq or a time; one of the two."""
+
+    seq: U64 | UnsetType = UNSET
+    ts: U64 | UnsetType = UNSET
+
+
+class ResetBody(msgspec.Struct):
+    """Where a consumer begins again."""
+
+    to: Literal["start", "end"] | ResetTo
+    dry_run: bool = False
 
 
 def within_u64(**numbers: int | None) -> str | None:

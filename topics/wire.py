@@ -56,6 +56,7 @@ CHANGES = frozenset(
 )  # fmt: skip
 
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
+RESUME = 16  # a PAUSE_CONSUMER that ends a pause
 
 JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
 FEED, NEW_TOPIC, END = 4, 5, 6  # under the number of a FOLLOW, of a LOOK_OUT, of a stream

@@ -8,6 +8,7 @@ from itertools import islice
 
 from topics.engine.engine import Engine
 from topics.engine.queries import state_of
+from topics.engine.topic_log import TopicLog
 from topics.reports import FSYNC_BUCKETS_US, TOPIC_ROWS_MAX, Readiness, ShardReport, TopicRow
 
 
@@ -40,13 +41,14 @@ class ShardMetrics:
         shard, counters = self._engine.shard, self._engine.counters
         ready = progress >= 1.0
         published = shard.published
+        queues, in_flight = shard.queue_totals() if ready else (0, 0)
         rows = [self._row(published[name]) for name in islice(shard.names, TOPIC_ROWS_MAX)] if ready else []
         return ShardReport(
             progress=progress,
             read_only=shard.read_only is not None,
             disk_full=shard.disk_full,
             topics_by_class=shard.class_counts() if ready else {},
-            queue_topics=sum(log.config.type == "queue" for log in published.values()) if ready else 0,
+            queue_topics=queues,
             records_live=shard.records_live if ready else 0,
             bytes_live=shard.bytes_live if ready else 0,
             frames=counters["frames"],
@@ -59,10 +61,20 @@ class ShardMetrics:
             fsync_micros_total=self.fsync_micros,
             fsync_buckets=self.fsync_buckets,
             topics=rows,
+            leases_in_flight=in_flight,
+            consumers=sum(map(_consumers_of, published.values())) if ready else 0,
         )
 
-    @staticmethod
-    def _row(log: object) -> TopicRow:
-        state = state_of(log)  # type: ignore[arg-type]
-        is_queue = state.config.type == "queue"
-        return TopicRow(state.topic, is_queue, state.head_seq, state.earliest_seq, state.count, state.bytes)
+    def _row(self, log: TopicLog) -> TopicRow:
+        state = state_of(log)
+        queue = self._engine.shard.queue_counts(log)
+        row = TopicRow(
+            state.topic, queue is not None, state.head_seq, state.earliest_seq, state.count, state.bytes
+        )
+        if queue is not None:
+            row.ready, row.in_flight = queue.ready, queue.in_flight
+        return row
+
+
+def _consumers_of(log: TopicLog) -> int:
+    return len(log.consumers.named) if log.consumers is not None else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from typing import TypeAlias
 
 import msgspec
@@ -110,7 +111,7 @@ def frame_page(result: cmd.FramePage) -> Rendered:
 
 
 def deleted(result: cmd.Deleted, total_ms: float) -> Rendered:
-    return _json(
+    return json_reply(
         {
             "topic": result.topic,
             "deleted": result.deleted,
@@ -126,11 +127,11 @@ def deleted(result: cmd.Deleted, total_ms: float) -> Rendered:
 def topic_put(result: cmd.TopicPut, total_ms: float) -> Rendered:
     status = CREATED if result.created else OK
     body = {"topic": result.topic, "created": result.created, "config": config_body(result.config)}
-    return _json(body, total_ms, status)
+    return json_reply(body, total_ms, status)
 
 
 def topic_dropped(result: cmd.TopicDropped, total_ms: float) -> Rendered:
-    return _json({"topic": result.topic, "deleted": result.deleted, "routers_removed": []}, total_ms)
+    return json_reply({"topic": result.topic, "deleted": result.deleted, "routers_removed": []}, total_ms)
 
 
 def topic_state(result: cmd.TopicState, now_ms: int, total_ms: float) -> Rendered:
@@ -147,10 +148,9 @@ def topic_state(result: cmd.TopicState, now_ms: int, total_ms: float) -> Rendere
         "last_write_ts": result.last_write_ts,
         "last_read_ts": result.last_read_ts,
     }
-    if result.config.type == "queue":
-        # Nothing can be leased yet, so all that is live is ready.
-        body["queue"] = {"ready": result.count, "in_flight": 0, "dead_lettered": 0}
-    return _json(body, total_ms)
+    if result.queue is not None:
+        body["queue"] = result.queue
+    return json_reply(body, total_ms)
 
 
 def config_body(config: TopicConfig) -> dict[str, object]:
@@ -211,21 +211,26 @@ def last_by_tag(result: cmd.Page, next_cursor: str | None, total_ms: float) -> R
         "records": msgspec.Raw(records),
         "head_seq": result.head_seq,
     }
-    return _json(_with_cursor(body, next_cursor), total_ms)
+    return json_reply(with_cursor(body, next_cursor), total_ms)
 
 
 def tag_counts(result: cmd.TagCounts, next_cursor: str | None, total_ms: float) -> Rendered:
     rows = [{"tag": tag.decode("utf-8", "replace"), "count": count} for tag, count in result.counts]
     body: dict[str, object] = {"topic": result.topic, "tags": rows}
-    return _json(_with_cursor(body, next_cursor), total_ms)
+    return json_reply(with_cursor(body, next_cursor), total_ms)
 
 
-def _with_cursor(body: dict[str, object], next_cursor: str | None) -> dict[str, object]:
+def cursor_text(last: bytes | None) -> str | None:
+    """Rows after this name, as text that may be pasted into a URL; None when there are no more."""
+    return urlsafe_b64encode(last).decode().rstrip("=") if last is not None else None
+
+
+def with_cursor(body: dict[str, object], next_cursor: str | None) -> dict[str, object]:
     if next_cursor is not None:
         body["next_cursor"] = next_cursor
     return body
 
 
-def _json(body: dict[str, object], total_ms: float, status: int = OK) -> Rendered:
+def json_reply(body: dict[str, object], total_ms: float, status: int = OK) -> Rendered:
     body["performance"] = {"server_total_ms": round(total_ms, 3)}
     return status, wire.JSON, b"", _encode(body)

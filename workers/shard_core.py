@@ -10,7 +10,6 @@ What a request means in HTTP terms begins and ends here: the front passes bodies
 from __future__ import annotations
 
 import logging
-from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,13 +19,14 @@ import msgspec
 
 from topics import wire
 from topics.engine import commands as cmd
+from topics.engine import consumer_commands as con
 from topics.engine import limits
 from topics.engine.engine import Engine, Job, Outcome
 from topics.engine.errors import InvalidRequest, OverGrant, TopicsError
 from topics.engine.ports import Disk
 from topics.http_errors import error_head, error_parts
 from topics.schemas import DiffBody
-from workers import replies, requests
+from workers import consumer_replies, consumer_requests, replies, requests
 from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
 from workers.metrics import ShardMetrics
@@ -63,7 +63,7 @@ class NotReady(TopicsError):
     code = "not_ready"
 
 
-LARGE_READS = (cmd.Diff, cmd.LastByTag)
+LARGE_READS = (cmd.Diff, cmd.LastByTag, con.Claim)
 DESK_BUDGET_MS = 1 << 31  # what the desk asks is never too late
 
 
@@ -118,6 +118,7 @@ class ShardCore:
             wire.LAST_BY_TAG: self._read_last,
             wire.COUNT_BY_TAG: self._read_counts,
             wire.WATCH_READ: self._read_watch,
+            **consumer_requests.READERS,
         }
 
     # -- in ------------------------------------------------------------------------------------------------
@@ -397,7 +398,11 @@ class ShardCore:
             return
         else:
             try:
-                status, kind, head, body = self._render(request, result, options, total_ms)
+                if request.op in consumer_requests.READERS:
+                    rendered = self._render_consumers(request, result, options, total_ms, sync_ms)
+                else:
+                    rendered = self._render(request, result, options, total_ms)
+                status, kind, head, body = rendered
             except Exception as error:  # one odd record must not take the shard down with every read of it
                 logger.exception("an answer could not be made")
                 unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}
@@ -420,7 +425,7 @@ class ShardCore:
             case cmd.Page() if request.op == wire.LAST_BY_TAG:
                 # Records come in the order of seqs, pages in that of tags.
                 last = max(filter(None, result.tags), default=None) if result.more and result.tags else None
-                return replies.last_by_tag(result, _cursor(last), total_ms)
+                return replies.last_by_tag(result, replies.cursor_text(last), total_ms)
             case cmd.Page() if request.op == wire.WATCH_READ:
                 return replies.watch_page(result, options)
             case cmd.Page():
@@ -440,8 +445,26 @@ class ShardCore:
                 return replies.topic_list(result, now_ms)
             case cmd.TagCounts():
                 last = result.counts[-1][0] if result.more else None
-                return replies.tag_counts(result, _cursor(last), total_ms)
+                return replies.tag_counts(result, replies.cursor_text(last), total_ms)
         raise AssertionError(f"a result without a rendering: {type(result)}")
+
+    def _is_headers_only(self, result: con.Claimed) -> bool:
+        log = self.engine.shard.published.get(result.topic) if result.consumer else None
+        if log is None or log.consumers is None:
+            return False
+        consumer = log.consumers.find(result.consumer)
+        return consumer is not None and consumer.config.headers_only
+
+    def _render_consumers(
+        self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
+    ) -> replies.Rendered:
+        match result:
+            case con.Claimed():
+                return consumer_replies.claimed(result, total_ms, headers_only=self._is_headers_only(result))
+            case con.Settled():
+                is_synced = result.synced and self._is_synced_class(result.topic)
+                return consumer_replies.settled(result, total_ms, sync_ms if is_synced else 0.0)
+        return consumer_replies.about_consumers(result, request.op, options, total_ms)
 
     # -- other workers -------------------------------------------------------------------------------------
 
@@ -523,7 +546,3 @@ def _share_pages(waiting: list[tuple[Token, cmd.Command]]) -> None:
         paged = isinstance(command, cmd.Diff) and not command.frames
         default = limits.DIFF_BYTES_DEFAULT if paged else limits.DIFF_BYTES_MAX
         command.max_bytes = min(command.max_bytes or default, share)
-
-
-def _cursor(tag: bytes | None) -> str | None:
-    return urlsafe_b64encode(tag).decode().rstrip("=") if tag is not None else None

@@ -35,6 +35,7 @@ DRAIN_MESSAGES = 256  # in one turn; the rest waits for the next
 DRAIN_REQUESTS = 32  # enough to share a write; more would keep the fronts waiting for the first answers
 DRAIN_BYTES = 16 << 20
 SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
+POLL_MS_MAX = 3_600_000  # a wait has 32 bits, and an idle consumer may be due in a month
 RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
 
 Finished = tuple[Job, BaseException | None, float]
@@ -150,6 +151,7 @@ class ShardLoop:
             timeout_ms = 0
         elif self._wake_at_ms is not None:
             timeout_ms = max(0, self._wake_at_ms - time.monotonic_ns() // 1_000_000)
+            timeout_ms = min(timeout_ms, POLL_MS_MAX)
         self._poll(timeout_ms)
 
     def _has_mail(self) -> bool:

@@ -182,8 +182,8 @@ def test_metrics_as_json(measured: Server) -> None:
 def figures() -> Json:
     return {
         "topics": 6, "topics_ephemeral": 1, "topics_memory": 1, "topics_disk": 2, "topics_fsync": 2, "routers": 0,
-        "records_live": 5, "bytes_live": 10, "queue_topics": 1, "queue_leases_in_flight": 0, "sse_connections": 0,
-        "watch_sessions": 0, "ready": True, "replay_progress": 1.0,
+        "records_live": 5, "bytes_live": 10, "queue_topics": 1, "queue_leases_in_flight": 0, "consumers": 0,
+        "sse_connections": 0, "watch_sessions": 0, "ready": True, "replay_progress": 1.0,
     }  # fmt: skip
 
 

@@ -29,7 +29,8 @@ def block(language: str, title: str = "Tour") -> str:
 def without_times(text: str) -> str:
     text = re.sub(r'"performance":\{[^}]*\}', '"performance":…', text)
     text = re.sub(r'"effective_priority":\d+', '"effective_priority":…', text)
-    return re.sub(r'"\$ts":\d{13}\b', '"$ts":…', text)
+    text = re.sub(r'"lease_id":"lease_[0-9a-f]+"', '"lease_id":…', text)
+    return re.sub(r'"(\$ts|deadline)":\d{13}\b', r'"\1":…', text)
 
 
 def run_tour(address: str, title: str = "Tour") -> str:
@@ -70,6 +71,13 @@ def test_following_prints_what_it_shows(start_server) -> None:  # type: ignore[n
     server = start_server()
     printed = run_tour(f"{server.host}:{server.port}", "Live")
     assert without_order(printed) == without_order(block("text", "Live"))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the tour needs curl")
+def test_the_jobs_print_what_they_show(start_server) -> None:  # type: ignore[no-untyped-def]
+    server = start_server()
+    printed = run_tour(f"{server.host}:{server.port}", "Jobs")
+    assert without_times(printed) == without_times(block("text", "Jobs"))
 
 
 @pytest.mark.browser

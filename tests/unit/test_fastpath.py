@@ -214,6 +214,10 @@ def answers(out: bytes) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
 CORPUS = {
     "fast write": fast(),
     "fast diff": fast(b"/v0/topics/a.b:c-d_9/diff", b'{"limit":1}'),
+    "fast claim": fast(b"/v0/topics/a/claim", b'{"node":"w"}'),
+    "fast ack": fast(b"/v0/topics/a/ack", b'{"node":"w","seqs":[1]}'),
+    "fast fetch": fast(b"/v0/topics/a/consumers/b.c/fetch", b'{"node":"w"}'),
+    "put consumer": fast(b"/v0/topics/a/consumers/b.c", b"{}"),
     "empty body": fast(body=b""),
     "query and key": fast(b"/v0/topics/a?return_seqs=false&node=x", headers=b"Idempotency-Key: k\r\n"),
     "body like a request": fast(body=b"\r\n\r\nPOST /v0/topics/b HTTP/1.1\r\nContent-Length: 3\r\n\r\n"),
@@ -274,6 +278,9 @@ def test_hot_requests_take_the_fast_path_and_no_others() -> None:
         hot = {
             "fast write",
             "fast diff",
+            "fast claim",
+            "fast ack",
+            "fast fetch",
             "empty body",
             "query and key",
             "body like a request",

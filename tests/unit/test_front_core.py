@@ -366,11 +366,26 @@ def test_a_stop_ends_reads_but_no_changes() -> None:
     core = core_with(1)
     poll, frames = send(core, op=wire.DIFF, at=5), send(core, op=wire.DIFF_FRAMES, at=5)
     young, write = send(core, op=wire.DIFF, at=6), send(core, op=wire.WRITE, at=5)
+    claim = send(core, op=wire.CLAIM, at=5)
     core.end_reads(5)
     assert [poll.error["code"], frames.error["code"]] == ["shutting_down"] * 2
+    # It may have got a lease meanwhile, which only time gives back.
+    assert (claim.error["code"], claim.error["detail"]) == ("shutting_down", {"outcome": "unknown"})
     assert (young, write, core.in_flight) == ([], [], 2)
     answer(core, 0, *(request.id for _, request in sent(core)))
-    assert [len(poll), len(frames), len(young), len(write)] == [1, 1, 1, 1]
+    assert [len(poll), len(frames), len(young), len(write), len(claim)] == [1, 1, 1, 1, 1]
+
+
+def test_a_claim_stays_on_the_books_when_its_client_goes() -> None:
+    """It may still be handed something, and whoever counts what waits at a shard has to know of it."""
+    core = core_with(1)
+    claim, poll = send(core, op=wire.CLAIM), send(core, op=wire.DIFF)
+    numbers = [request.id for _, request in sent(core)]
+    for number in numbers:
+        core.forget(0, number)
+    assert (claim, len(poll), core.in_flight) == ([], 1, 1)
+    answer(core, 0, numbers[0])
+    assert (len(claim), core.in_flight) == (1, 0)
 
 
 def test_a_client_may_send_again_from_within_its_answer() -> None:

@@ -20,18 +20,19 @@ import pytest
 import schemathesis
 
 from router import metrics_text
-from topics import openapi, responses, schemas, wire
+from topics import consumer_responses, openapi, responses, schemas, wire
 from topics.engine.commands import Records, Tombstone
-from topics.engine.config import TopicConfig
+from topics.engine.config import ConsumerConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, TopicsError
 from topics.engine.frames import encode_appends
 from topics.engine.limits import BATCH_RECORDS_MAX
 from topics.http_errors import STATUS, error_body
 from topics.settings import describe
-from workers import requests
+from workers import consumer_requests, requests
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
+CONSUMERS_PAGE = (ROOT / "docs" / "consumers.md").read_text()
 DOCUMENT = openapi.document("1.2.3")
 SCHEMAS = DOCUMENT["components"]["schemas"]
 REQUESTS = (
@@ -43,7 +44,21 @@ REQUESTS = (
     schemas.DeleteBody,
     schemas.StartBody,
     schemas.WatchBody,
+    schemas.ClaimBody,
+    schemas.AckBody,
+    schemas.NackBody,
+    schemas.ExtendBody,
 )
+CONSUMER_REQUESTS = (
+    schemas.FetchBody,
+    schemas.TermBody,
+    schemas.ConsumerBody,
+    schemas.DeliverFrom,
+    schemas.PauseBody,
+    schemas.ResetBody,
+    schemas.ResetTo,
+)
+ANSWERS = (*responses.BODIES, *consumer_responses.BODIES)
 
 
 def every(node: Any, key: str) -> Iterator[Any]:
@@ -119,23 +134,27 @@ def test_the_module_prints_it() -> None:
     assert printed == {name: value for name, value in DOCUMENT.items() if name != "info"}
 
 
-@pytest.mark.parametrize("body", [*REQUESTS, *responses.BODIES], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [*REQUESTS, *CONSUMER_REQUESTS, *ANSWERS], ids=lambda body: body.__name__)
 def test_every_field_appears(body: type[msgspec.Struct]) -> None:
     names = {field.encode_name for field in msgspec.structs.fields(body)}
     assert set(SCHEMAS[body.__name__]["properties"]) == names
 
 
-@pytest.mark.parametrize("body", REQUESTS, ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [*REQUESTS, *CONSUMER_REQUESTS], ids=lambda body: body.__name__)
 def test_every_field_of_a_request_is_described(body: type[msgspec.Struct]) -> None:
     for name, schema in SCHEMAS[body.__name__]["properties"].items():
         assert schema.get("description"), name
 
 
 def test_defaults_are_those_of_the_types() -> None:
-    for body in REQUESTS:
+    for body in (*REQUESTS, *CONSUMER_REQUESTS):
         for field in msgspec.structs.fields(body):
             schema = SCHEMAS[body.__name__]["properties"][field.encode_name]
-            if field.default is msgspec.NODEFAULT or isinstance(field.default, msgspec.Raw):
+            if field.default_factory is not msgspec.NODEFAULT:
+                assert schema["default"] == field.default_factory()
+            elif field.default in (msgspec.NODEFAULT, msgspec.UNSET) or isinstance(
+                field.default, msgspec.Raw
+            ):
                 assert "default" not in schema
             else:
                 assert schema["default"] == field.default
@@ -155,6 +174,22 @@ def test_the_routes() -> None:
         ("POST", "/v0/topics/{topic}/delete"),
         ("GET", "/v0/topics/{topic}/tags"),
         ("GET", "/v0/topics/{topic}/last"),
+        ("POST", "/v0/topics/{topic}/claim"),
+        ("POST", "/v0/topics/{topic}/ack"),
+        ("POST", "/v0/topics/{topic}/nack"),
+        ("POST", "/v0/topics/{topic}/extend"),
+        ("GET", "/v0/topics/{topic}/consumers"),
+        ("PUT", "/v0/topics/{topic}/consumers/{consumer}"),
+        ("GET", "/v0/topics/{topic}/consumers/{consumer}"),
+        ("DELETE", "/v0/topics/{topic}/consumers/{consumer}"),
+        ("POST", "/v0/topics/{topic}/consumers/{consumer}/fetch"),
+        ("POST", "/v0/topics/{topic}/consumers/{consumer}/ack"),
+        ("POST", "/v0/topics/{topic}/consumers/{consumer}/nack"),
+        ("POST", "/v0/topics/{topic}/consumers/{consumer}/extend"),
+        ("POST", "/v0/topics/{topic}/consumers/{consumer}/term"),
+        ("POST", "/v0/topics/{topic}/consumers/{consumer}/pause"),
+        ("POST", "/v0/topics/{topic}/consumers/{consumer}/resume"),
+        ("POST", "/v0/topics/{topic}/consumers/{consumer}/reset"),
         ("POST", "/v0/watch"),
         ("GET", "/v0/watch/{wid}"),
         ("GET", "/v0/ws"),
@@ -304,6 +339,91 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.DeleteBody, False, {"seqs": list(range(10_001))}),
     (schemas.DeleteBody, False, {"keep": 1.5}),
     (schemas.DeleteBody, False, {"before_seq": 5, "erase": None}),
+    (schemas.ConfigBody, True, {"retention": "interest"}),
+    (schemas.ConfigBody, False, {"retention": "forever"}),
+    (schemas.ClaimBody, True, {"node": "w"}),
+    (schemas.ClaimBody, True, {"node": "w", "max": 2**32 - 1, "lease_ms": U64, "wait_ms": 2**32 - 1}),
+    (schemas.ClaimBody, True, {"node": "w", "lease_ms": None, "max": 0}),
+    (schemas.ClaimBody, False, {}),
+    (schemas.ClaimBody, False, {"node": None}),
+    (schemas.ClaimBody, False, {"node": "w", "max": 2**32}),
+    (schemas.ClaimBody, False, {"node": "w", "max": None}),
+    (schemas.ClaimBody, False, {"node": "w", "lease_ms": U64 + 1}),
+    (schemas.ClaimBody, False, {"node": "w", "wait_ms": -1}),
+    (schemas.FetchBody, True, {"node": "w", "max_bytes": U64, "lease_ms": None}),
+    (schemas.FetchBody, False, {"node": "w", "max_bytes": U64 + 1}),
+    (schemas.AckBody, True, {"node": "w", "seqs": []}),
+    (schemas.AckBody, True, {"node": "w", "seqs": [1, U64], "lease_ids": ["lease_0af", ""]}),
+    (schemas.AckBody, True, {"node": "w", "seqs": [1] * 1000, "lease_ids": []}),
+    (schemas.AckBody, False, {"node": "w"}),
+    (schemas.AckBody, False, {"seqs": [1]}),
+    (schemas.AckBody, False, {"node": "", "seqs": [1]}),
+    (schemas.AckBody, False, {"node": "w" * 129, "seqs": [1]}),
+    (schemas.AckBody, False, {"node": "w", "seqs": None}),
+    (schemas.AckBody, False, {"node": "w", "seqs": [-1]}),
+    (schemas.AckBody, False, {"node": "w", "seqs": [U64 + 1]}),
+    (schemas.AckBody, False, {"node": "w", "seqs": [1] * 1001}),
+    (schemas.AckBody, False, {"node": "w", "seqs": [1], "lease_ids": None}),
+    (schemas.AckBody, False, {"node": "w", "seqs": [1], "lease_ids": ["lease_XY"]}),
+    (schemas.AckBody, False, {"node": "w", "seqs": [1], "lease_ids": ["lease_"]}),
+    (schemas.AckBody, False, {"node": "w", "seqs": [1], "lease_ids": ["lease_" + "f" * 17]}),
+    (schemas.AckBody, False, {"node": "w", "seqs": [1], "lease_ids": ["0af"]}),
+    (schemas.NackBody, True, {"node": "w", "seqs": [1], "delay_ms": U64, "kind": "dead", "reason": "r"}),
+    (schemas.NackBody, True, {"node": "w", "seqs": [1], "kind": "release"}),
+    (schemas.NackBody, False, {"node": "w", "seqs": [1], "kind": "drop"}),
+    (schemas.NackBody, False, {"node": "w", "seqs": [1], "delay_ms": U64 + 1}),
+    (schemas.NackBody, False, {"node": "w", "seqs": [1], "delay_ms": None}),
+    (schemas.NackBody, False, {"node": "w", "seqs": [1], "reason": "r" * 1025}),
+    (schemas.ExtendBody, True, {"node": "w", "seqs": [1], "lease_ms": 0}),
+    (schemas.ExtendBody, False, {"node": "w", "seqs": [1]}),
+    (schemas.ExtendBody, False, {"node": "w", "seqs": [1], "lease_ms": None}),
+    (schemas.ExtendBody, False, {"node": "w", "seqs": [1], "lease_ms": U64 + 1}),
+    (schemas.TermBody, True, {"node": "w", "seqs": [1], "reason": "r" * 1024}),
+    (schemas.TermBody, False, {"node": "w", "seqs": [1], "reason": "r" * 1025}),
+    (schemas.ConsumerBody, True, {}),
+    (
+        schemas.ConsumerBody,
+        True,
+        {"ack": "all", "ack_wait_ms": 0, "max_deliver": 2**32 - 1, "replay": "original"},
+    ),
+    (schemas.ConsumerBody, True, {"backoff_ms": [0, U64], "max_ack_pending": 0, "max_waiting": U64}),
+    (schemas.ConsumerBody, True, {"filter": None, "dead_letter": None, "inactive_ttl_ms": 1}),
+    (schemas.ConsumerBody, True, {"filter": "eu.*", "deliver": "last_per_tag", "dead_letter": "lost"}),
+    (schemas.ConsumerBody, True, {"filter": ["tag", "Subject", "a.>"], "deliver": {"from_seq": U64}}),
+    (schemas.ConsumerBody, True, {"filter": ["a.*.b", ">", ["tag", "Eq", "x"]], "deliver": {"from_ts": 0}}),
+    (schemas.ConsumerBody, True, {"filter": ["tag", "b", "c"]}),
+    (schemas.ConsumerBody, True, {"filter": []}),
+    (schemas.ConsumerBody, False, {"ack": "some"}),
+    (schemas.ConsumerBody, False, {"max_deliver": 2**32}),
+    (schemas.ConsumerBody, False, {"backoff_ms": [1] * 33}),
+    (schemas.ConsumerBody, False, {"backoff_ms": [U64 + 1]}),
+    (schemas.ConsumerBody, False, {"backoff_ms": None}),
+    (schemas.ConsumerBody, False, {"filter": ["a..b"]}),
+    (schemas.ConsumerBody, False, {"filter": ["tag", "Glob", "a"]}),
+    (schemas.ConsumerBody, False, {"filter": [["tag", "Glob", "a"]]}),
+    (schemas.ConsumerBody, False, {"filter": [["tag", "Eq"]]}),
+    (schemas.ConsumerBody, False, {"filter": ["a"] * 33}),
+    (schemas.ConsumerBody, False, {"filter": "t" * 257}),
+    (schemas.ConsumerBody, False, {"deliver": "some"}),
+    (schemas.ConsumerBody, False, {"deliver": {}}),
+    (schemas.ConsumerBody, False, {"deliver": {"from_seq": 1, "from_ts": 1}}),
+    (schemas.ConsumerBody, False, {"deliver": {"from_seq": U64 + 1}}),
+    (schemas.ConsumerBody, False, {"deliver": None}),
+    (schemas.ConsumerBody, False, {"inactive_ttl_ms": U64 + 1}),
+    (schemas.ConsumerBody, False, {"headers_only": 1}),
+    (schemas.PauseBody, True, {}),
+    (schemas.PauseBody, True, {"until_ts": U64}),
+    (schemas.PauseBody, False, {"until_ts": U64 + 1}),
+    (schemas.PauseBody, False, {"until_ts": None}),
+    (schemas.ResetBody, True, {"to": "start"}),
+    (schemas.ResetBody, True, {"to": {"seq": 0}, "dry_run": True}),
+    (schemas.ResetBody, True, {"to": {"ts": U64}}),
+    (schemas.ResetBody, False, {}),
+    (schemas.ResetBody, False, {"to": "middle"}),
+    (schemas.ResetBody, False, {"to": {}}),
+    (schemas.ResetBody, False, {"to": {"seq": 1, "ts": 1}}),
+    (schemas.ResetBody, False, {"to": {"seq": U64 + 1}}),
+    (schemas.ResetBody, False, {"to": "end", "dry_run": None}),
 ]
 # What is beyond the types is checked by the front: the contract tests of watching have it.
 WATCHES: list[tuple[bool, bool, Any]] = [  # fits the schema, fits the types
@@ -355,6 +475,23 @@ def read(body: type[msgspec.Struct], sample: Any) -> None:
             command = requests.read_delete("t", request)
             if (command.before_seq, command.match, command.seqs, command.keep) == (None,) * 4:
                 raise InvalidRequest("the engine refuses it")
+        case name:
+            op, named = CONSUMER_OPS[name]
+            args = wire.Args(consumer="c") if named else wire.NO_ARGS
+            consumer_requests.READERS[op]("t", request, args)
+
+
+CONSUMER_OPS = {
+    "ClaimBody": (wire.CLAIM, False),
+    "FetchBody": (wire.CLAIM, True),
+    "AckBody": (wire.ACK, False),
+    "NackBody": (wire.NACK, False),
+    "ExtendBody": (wire.EXTEND, False),
+    "TermBody": (wire.TERM, True),
+    "ConsumerBody": (wire.PUT_CONSUMER, True),
+    "PauseBody": (wire.PAUSE_CONSUMER, True),
+    "ResetBody": (wire.RESET_CONSUMER, True),
+}
 
 
 @pytest.mark.parametrize(("body", "accepted", "sample"), SAMPLES, ids=sample_id)
@@ -414,6 +551,12 @@ def test_the_config_of_a_response_is_a_topics_config() -> None:
     assert fields == set(schemas.ConfigBody.__struct_fields__)
 
 
+def test_the_config_of_a_consumer_in_a_response_is_a_consumers_config() -> None:
+    fields = {field.name for field in msgspec.structs.fields(consumer_responses.ConsumerConfig)}
+    assert fields == {*ConsumerConfig.__struct_fields__} - {"deliver_value"}
+    assert fields == set(schemas.ConsumerBody.__struct_fields__)
+
+
 def test_a_tombstone_is_the_engines() -> None:
     gone = json.loads(msgspec.json.encode(Tombstone(1, 4, "cap", 4, 5, 9)))
     assert set(gone) == set(responses.Tombstone.__struct_fields__)
@@ -465,10 +608,22 @@ def test_the_page_names_what_there_is() -> None:
     for body in (*REQUESTS, *responses.BODIES):
         wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
     for _, path, operation in operations():
+        if "/{consumer}" in path:
+            continue  # these have a page of their own
         wanted.add(re.sub(r"\{(\w+)\}", r":\1", path))
         wanted |= {f"`{p['name']}`" for p in operation.get("parameters", []) if p["name"] != "topic"}
-    wanted -= {"`error`", "`performance`", "`wal`"}
+    wanted -= {"`error`", "`performance`", "`wal`", "`consumer`"}
     assert sorted(name for name in wanted if name not in PAGE) == []
+
+
+def test_the_page_of_consumers_names_what_there_is() -> None:
+    wanted = {"`consumer_not_found`"}
+    for body in (*CONSUMER_REQUESTS, *consumer_responses.BODIES):
+        wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
+    wanted -= {"`seq`", "`ts`", "`from_ts`"}  # in objects, which are shown whole
+    assert sorted(name for name in wanted if name not in CONSUMERS_PAGE) == []
+    actions = {path.rpartition("/")[2] for _, path, _ in operations() if "/{consumer}/" in path}
+    assert sorted(action for action in actions if f"{action}`" not in CONSUMERS_PAGE) == []
 
 
 def test_the_page_names_every_metric_and_the_json_form_fits() -> None:

@@ -161,7 +161,8 @@ class Claims(Writes, Queries):
                 lag = self._lag(log, consumer)
                 consumer.lag = self.now_ms, lag
             return lag + consumer.returned
-        if consumer.cursor > log.view.head:  # or even beyond the next one: it waits for a seq that is still to come
+        # Or even beyond the next one: it waits for a seq that is still to come.
+        if consumer.cursor > log.view.head:
             return len(consumer.firsts) + consumer.returned
         if consumer.behind is None:
             consumer.behind = log.count_live(1, consumer.cursor)

@@ -99,7 +99,10 @@ class Letters(Consumers):
         for number, letter in consumers.letters.items():
             if number <= command.number:
                 by_consumer.setdefault(letter[0], []).append(letter[1])
-        op = Op(log, token, con.MoveEnded(command.topic), sync=log.config.durability == "fsync")
+        # What was refused is synced before the next letter is sent: once the target has that one it takes
+        # every earlier number for one that it has, too.
+        sync = not command.done or log.config.durability == "fsync"
+        op = Op(log, token, con.MoveEnded(command.topic), sync=sync)
         for name, seqs in by_consumer.items():
             self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
             consumer = consumers.find(name)
