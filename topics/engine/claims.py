@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -206,6 +206,8 @@ class Claims(Writes, Queries):
             )
         claimer = Claimer(next(self.numbers), token, command, log, consumer, once)
         consumer.waiters[claimer.number] = claimer
+        if command.connection:
+            consumer.parked[command.connection] = claimer
         consumer.streams += command.standing
         log.consumers.waiting += 1
         if not once and not command.standing:
@@ -215,6 +217,7 @@ class Claims(Writes, Queries):
     def _unpark_claim(self, claimer: Claimer) -> None:
         claimer.done = True
         del claimer.consumer.waiters[claimer.number]
+        claimer.consumer.parked.pop(claimer.command.connection, None)
         claimer.consumer.streams -= claimer.command.standing
         assert claimer.log.consumers is not None
         claimer.log.consumers.waiting -= 1
@@ -300,7 +303,7 @@ class Claims(Writes, Queries):
             return 0
         gathered = bool(consumer.window_ms)
         consumer.window_ms = 0
-        claimers = [claimer for claimer in consumer.waiters.values() if isinstance(claimer, Claimer)]
+        claimers = cast("list[Claimer]", list(consumer.waiters.values()))
         if not claimers:
             if consumer.connections:
                 consumer.pass_time(self.now_ms)  # streams that were full hear of leases that have run out
@@ -318,22 +321,31 @@ class Claims(Writes, Queries):
                 else:
                     self._set_timer(log, consumer)
                 return 0
-            sendable = [claimer for claimer in claimers if self.may_wake(claimer.token)]
-            if len(sendable) < len(claimers):
-                self.unserved[id(consumer)] = log, consumer
             if jitter:
+                sendable = [claimer for claimer in claimers if self.may_wake(claimer.token)]
+                if len(sendable) < len(claimers):
+                    self.unserved[id(consumer)] = log, consumer
                 size = self._deal(log, consumer, sendable)
             else:
-                for claimer in sendable:
-                    if not self._serve_one(claimer.token, claimer.command, log, consumer, may_wait=True):
-                        break
-                    self._unpark_claim(claimer)
-                    size += WAKE_COST
+                size = self._serve_in_turn(log, consumer, claimers)
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
         except OSError as error:
             self.fail_claims(log, TopicsError(f"a file could not be read: {error}"), consumer)
         self._set_timer(log, consumer)
+        return size
+
+    def _serve_in_turn(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer]) -> int:
+        """One after the other, until there is nothing left: thousands may wait for one record."""
+        size = 0
+        for claimer in claimers:
+            if not self.may_wake(claimer.token):
+                self.unserved[id(consumer)] = log, consumer
+            elif self._serve_one(claimer.token, claimer.command, log, consumer, may_wait=True):
+                self._unpark_claim(claimer)
+                size += WAKE_COST
+            else:
+                break
         return size
 
     def _has_something(self, log: TopicLog, consumer: Consumer) -> bool:
@@ -789,10 +801,10 @@ class Claims(Writes, Queries):
         if log is None or consumer is None:
             self.ready.append((token, con.Released(command.topic, 0)))
             return
-        for claimer in list(consumer.waiters.values()):
+        claimer = consumer.parked.get(command.connection)
+        if claimer is not None:
             assert isinstance(claimer, Claimer)
-            if claimer.command.connection == command.connection:
-                self._unpark_claim(claimer)
+            self._unpark_claim(claimer)
         consumer.active_ms = self.now_ms
         consumer.pass_time(self.now_ms)
         seqs = sorted(consumer.connections.get(command.connection, ()))

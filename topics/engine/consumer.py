@@ -105,6 +105,7 @@ class Consumer:
         "lag",
         "name",
         "on_settled",
+        "parked",
         "paused_until_ms",
         "replay_shift_ms",
         "streams",
@@ -130,6 +131,7 @@ class Consumer:
         self.paused_until_ms = 0  # -1: without an end
         # Who waits and for what time; known to this process alone.
         self.waiters: dict[int, object] = {}
+        self.parked: dict[int, object] = {}  # of them, those of a connection, by its number
         self.streams = 0  # of them, standing ones
         self.window_ms = 0  # when the claims that gather are served together; 0: none do
         self.wake_ms = 0  # the earliest timer that was set for it
