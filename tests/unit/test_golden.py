@@ -204,6 +204,7 @@ CONSUMER_ROWS = [
                 TS,
                 -1,
                 [6, 1, 2, 1, 1],
+                [(3, 2, "why")],
             ),
         ],
         letters=LettersRow(3, [(2, "", 4, "dead", 2, "why")], [(1024, 8)], 1),

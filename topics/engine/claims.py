@@ -10,7 +10,7 @@ time makes something ready, and, where claims are gathered (`claim_jitter_ms`), 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias, cast
@@ -392,11 +392,11 @@ class Claims(Writes, Queries):
         open_, at = list(range(len(claimers))), 0
         left = len(page.seqs)
         for i in range(left):
+            size = size_of(log, page.seqs[i])
             while open_:
                 at %= len(open_)
                 k = open_[at]
                 command = claimers[k].command
-                size = int(page.lengths[i])
                 budget = command.max_bytes or limits.CLAIM_BYTES_DEFAULT
                 if len(shares[k]) < command.max and (not shares[k] or sizes[k] + size <= budget):
                     shares[k].append(i)
@@ -433,7 +433,7 @@ class Claims(Writes, Queries):
             return no_page(log), None, consumer.cursor
         policy = policy_of(log.config, consumer)
         limit = min(limit, limits.DEAL_MAX)
-        budget = max_bytes or limits.CLAIM_BYTES_DEFAULT
+        budget = max_bytes or (limits.DIFF_BYTES_DEFAULT if consumer.name else limits.CLAIM_BYTES_DEFAULT)
         while True:
             page = no_page(log)
             returned, budget_left = self._pick_returned(log, consumer, policy, limit, budget)
@@ -448,6 +448,8 @@ class Claims(Writes, Queries):
                     picked += fresh
                 if picked:
                     self.reader.fill(log, page, picked)
+                if returned and page.seqs[-1] < returned[-1]:  # of a queue that looks at everything again
+                    page = part_of(page, sorted(range(len(page.seqs)), key=page.seqs.__getitem__))
                 return page, tombstone, cursor
             except DamagedSegment as damage:
                 consumer.put_back(returned)
@@ -461,13 +463,13 @@ class Claims(Writes, Queries):
         dead: list[int] = []
         for seq in consumer.take_returned():
             entry = consumer.entries[seq]
-            if policy.max_deliver and entry.deliveries >= policy.max_deliver:
+            is_doomed = entry.doom is not None and policy.dead_letter is not None
+            if is_doomed or (policy.max_deliver and entry.deliveries >= policy.max_deliver):
                 dead.append(seq)
                 if len(dead) >= limits.DEAL_MAX:
                     break
                 continue
-            found = log.find(seq)
-            size = found[0].length_at(found[1]) if found is not None else 0
+            size = size_of(log, seq)
             if len(picked) >= limit or (picked and size > budget):
                 consumer.put_back([seq])
                 break
@@ -518,7 +520,7 @@ class Claims(Writes, Queries):
         if cursor < floor:
             by_cap, by_ttl = view.cap_lost >= cursor, view.ttl_lost >= cursor
             reason = "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
-            tombstone = Tombstone(cursor, floor - 1, reason, floor - cursor, view.first_seq, head)
+            tombstone = Tombstone(cursor, floor - 1, reason, floor - cursor, floor, head)
             cursor = floor
         stop = head + 1
         for first, last, reason in view.losses:
@@ -581,18 +583,17 @@ class Claims(Writes, Queries):
         deliveries = [entries[seq].deliveries + 1 if seq in entries else 1 for seq in seqs]
         acks = consumer.config.ack != "none"
         policy = policy_of(log.config, consumer)
-        lease_ms = policy.lease_for(command.lease_ms, max(deliveries, default=1))
-        until_ms = self.now_ms + lease_ms if acks else 0
-        first_id = self.lease_id
+        deadlines = [
+            self.now_ms + policy.lease_for(command.lease_ms, number) if acks else 0 for number in deliveries
+        ]
+        first_id, before = self.lease_id, consumer.cursor
         self.lease_id = (self.lease_id + len(seqs)) & ID_MASK
-        event = Event(
-            consumer.name, CLAIMED, seqs, until_ms, command.node, first_id,
-            deliveries if max(deliveries, default=1) > 1 else [], cursor if has_moved else 0,
-        )  # fmt: skip
-        if durable:
-            self.log_event(log, event)
-        before = consumer.cursor
-        consumer.apply(event)
+        for event in claimed_events(
+            consumer.name, seqs, deadlines, deliveries, command.node, first_id, cursor if has_moved else 0
+        ):
+            if durable:
+                self.log_event(log, event)
+            consumer.apply(event)
         self._retire_passed(log, consumer, before, consumer.cursor)
         if command.connection and acks:
             consumer.attach(command.connection, seqs)
@@ -600,7 +601,7 @@ class Claims(Writes, Queries):
         ids = [(first_id + i) & ID_MASK for i in range(len(seqs))] if acks else [0] * len(seqs)
         result = self._claimed(log, consumer, tombstone)
         result.page, result.lease_ids = page, ids
-        result.deadlines, result.deliveries = [until_ms] * len(seqs), deliveries
+        result.deadlines, result.deliveries = deadlines, deliveries
         log.last_read_ts = self.now_ms
         if durable:
             self.add_op(Op(log, token, result, free=True))
@@ -637,7 +638,12 @@ class Claims(Writes, Queries):
     def _end_deliveries(self, log: TopicLog, consumer: Consumer, policy: Policy, seqs: list[int]) -> None:
         """They would be handed out once too often: they go to the dead letter topic, or nowhere."""
         if policy.dead_letter is not None:
-            self._move(log, consumer, seqs, policy.dead_letter, policy.max_deliver, "")
+            by_doom: dict[tuple[int, str], list[int]] = {}
+            for seq in seqs:
+                doom = consumer.entries[seq].doom or (policy.max_deliver, "")
+                by_doom.setdefault(doom, []).append(seq)
+            for (deliveries, reason), doomed in by_doom.items():
+                self._move(log, consumer, doomed, policy.dead_letter, deliveries, reason)
             return
         self.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
         event = Event(consumer.name, GIVEN_UP, seqs)
@@ -953,6 +959,33 @@ def rows_of(log: TopicLog, seqs: list[int]) -> list[tuple[Chunk, Picked]]:
         else:
             picked.append((found[0], [found[1]]))
     return [(chunk, np.array(rows)) for chunk, rows in picked]
+
+
+def claimed_events(
+    name: str,
+    seqs: list[int],
+    deadlines: list[int],
+    deliveries: list[int],
+    node: bytes,
+    first_id: int,
+    cursor: int,
+) -> Iterator[Event]:
+    """Records with one deadline are one event. With a backoff there may be several; the first moves the cursor."""
+    start = 0
+    while start < len(seqs) or cursor:
+        until_ms = deadlines[start] if seqs else 0
+        stop = next((i for i in range(start, len(seqs)) if deadlines[i] != until_ms), len(seqs))
+        again = deliveries[start:stop] if max(deliveries[start:stop], default=1) > 1 else []
+        yield Event(
+            name, CLAIMED, seqs[start:stop], until_ms, node, (first_id + start) & ID_MASK, again, cursor
+        )
+        start, cursor = stop, 0
+
+
+def size_of(log: TopicLog, seq: int) -> int:
+    """The accounted bytes of a record."""
+    found = log.find(seq)
+    return found[0].get(found[1])[6] if found is not None else 0
 
 
 def part_of(page: Page, rows: list[int]) -> Page:

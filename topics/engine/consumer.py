@@ -60,12 +60,13 @@ class ConsumerRow(msgspec.Struct, array_like=True):
     created_ms: int
     paused_until_ms: int
     counters: list[int]
+    dooms: list[tuple[int, int, str]] = []  # seq, deliveries, reason
 
 
 class Entry:
     """One record in hand."""
 
-    __slots__ = ("connection", "deliveries", "id", "node", "state", "until_ms")
+    __slots__ = ("connection", "deliveries", "doom", "id", "node", "state", "until_ms")
 
     def __init__(self) -> None:
         self.state = READY
@@ -74,6 +75,8 @@ class Entry:
         self.id = 0
         self.until_ms = 0
         self.connection = 0
+        # Refused by its dead letter topic, where it shall go all the same: deliveries and reason that it goes with.
+        self.doom: tuple[int, str] | None = None
 
 
 @dataclass(slots=True)
@@ -206,10 +209,13 @@ class Consumer:
 
     def take_returned(self) -> Iterator[int]:
         """Records that are ready again, the lowest first. What is not used is put back with `put_back`."""
+        last = 0
         while self._returned:
             seq = heapq.heappop(self._returned)
             entry = self.entries.get(seq)
-            if entry is not None and entry.state == READY:
+            # One that came back, was handed out and came back again may be in the heap twice.
+            if entry is not None and entry.state == READY and seq != last:
+                last = seq
                 yield seq
 
     def put_back(self, seqs: Iterable[int]) -> None:
@@ -275,7 +281,8 @@ class Consumer:
         if deliveries:
             counters.redelivered += sum(number > 1 for number in deliveries)
         if not event.until_ms:
-            return  # of a consumer without acks: nothing stays in hand
+            counters.acked += len(seqs)  # of a consumer without acks: nothing stays in hand
+            return
         lease_id, until_ms, node = event.first_id, event.until_ms, event.node
         for i, seq in enumerate(seqs):
             entry = entries.get(seq)
@@ -286,7 +293,7 @@ class Consumer:
             else:
                 self._set(entry, LEASED)
             entry.deliveries = deliveries[i] if deliveries else 1
-            entry.node, entry.until_ms = node, until_ms
+            entry.node, entry.until_ms, entry.doom = node, until_ms, None
             entry.id = (lease_id + i) & ID_MASK
             self._push_expiry(seq, entry)
 
@@ -394,6 +401,7 @@ class Consumer:
             [
                 counters.delivered, counters.redelivered, counters.acked, counters.dead_lettered, counters.given_up,
             ],
+            [(seq, *entry.doom) for seq, entry in self.entries.items() if entry.doom and durable],
         )  # fmt: skip
 
     def restore(self, row: ConsumerRow) -> None:
@@ -411,6 +419,8 @@ class Consumer:
                 heapq.heappush(self._expiries, (until_ms, seq, lease_id))
             elif state == DELAYED:
                 heapq.heappush(self._delayed, (until_ms, seq))
+        for seq, deliveries, reason in row.dooms:
+            self.entries[seq].doom = deliveries, reason
 
     def forget_leases(self) -> None:
         """After a restart of a queue whose leases need not survive: all that is live is ready, as if never handed out."""
@@ -498,6 +508,9 @@ class TopicConsumers:
                 number += 1
             self.next_number = max(self.next_number, number)
         elif event.kind in (UNMOVED, MOVED):
+            for name, seq, _, deliveries, reason in self.letters.values():
+                if name == event.consumer and seq in consumer.entries:
+                    consumer.entries[seq].doom = deliveries, reason
             self.drop_letters(event.consumer, set(event.seqs))
         before = consumer.counters.dead_lettered
         consumer.apply(event)

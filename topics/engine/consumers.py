@@ -200,7 +200,7 @@ class Consumers(Claims):
             lag_ms=max(0, now_ms - oldest[0].ts_at(oldest[1])) if lag and oldest is not None else 0,
             last_activity_ts=consumer.active_ms,
             paused=consumer.is_paused(now_ms),
-            paused_until_ts=max(consumer.paused_until_ms, 0),
+            paused_until_ts=max(consumer.paused_until_ms, 0) if consumer.is_paused(now_ms) else 0,
             stalled=lag > 0 and entries >= config.max_ack_pending,
             tombstone=tombstone,
         )
