@@ -12,7 +12,7 @@ import pytest
 from tests.crash.load import acks, check_all, load, topics_on
 from tests.crash.processes import is_gone, stopped
 from tests.support.faults import fault
-from tests.support.server import Server, until
+from tests.support.server import PATIENCE_S, Server, until
 
 pytestmark = pytest.mark.crash
 
@@ -24,7 +24,7 @@ def kill_supervisor(server: Server) -> list[int]:
     assert server.process is not None
     children = list(server.children().values())
     server.process.kill()
-    server.process.wait(10)
+    server.process.wait(PATIENCE_S)
     return children
 
 

@@ -330,7 +330,7 @@ def test_a_long_poll_ends_at_its_deadline(shared_server: Server, topic: str) -> 
     shared_server.write(topic, 1)
     began = time.monotonic()
     assert page_of(shared_server, topic, from_seq=1, wait_ms=120) == page(topic, [], 1, 1, 1)
-    assert 0.1 < time.monotonic() - began < 10
+    assert 0.1 < time.monotonic() - began < 25
 
 
 def test_a_long_poll_ends_with_a_filtered_record_too(shared_server: Server, topic: str) -> None:
@@ -375,7 +375,7 @@ def test_a_long_poll_does_not_wait_when_there_is_something(
     began = time.monotonic()
     body = ok(shared_server.diff(topic, from_seq=from_seq, wait_ms=30_000))
     assert body["records"] or body["tombstone"]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
 
 
 def test_a_tombstone_alone_ends_the_wait(shared_server: Server, topic: str) -> None:

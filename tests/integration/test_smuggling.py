@@ -513,7 +513,7 @@ def test_clients_that_leave_in_a_long_poll_leave_nothing_behind(server: Server, 
         if i % 2:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
         client.close()
-    until(lambda: open_sockets(server) <= before, 10)
+    until(lambda: open_sockets(server) <= before)
     server.diff(topic, from_seq=1, wait_ms=400)  # it outlasts the others, whose answers go nowhere
     assert server.get("/healthz").status == 200
     assert faults(server) == []
@@ -535,7 +535,7 @@ def test_clients_that_leave_in_a_body_are_no_error(server: Server, topic: str) -
                 if reset:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 client.close()
-    until(lambda: open_sockets(server) <= before, 10)
+    until(lambda: open_sockets(server) <= before)
     check_untouched(server)
     assert faults(server) == []
 
@@ -632,7 +632,7 @@ def test_a_client_that_reads_nothing_is_bounded_and_cut(hasty: Server, topic: st
             return True
         return False
 
-    until(is_cut, 20, every_s=0.05)
+    until(is_cut, every_s=0.05)
     client.close()
     assert hasty.diff(topic, limit=1).status == 200
 
@@ -658,7 +658,6 @@ def test_the_lingering_ends(server: Server) -> None:
     check_refused(client.read())
     with pytest.raises(Closed):
         client.read()
-    began = time.monotonic()
 
     def is_closed() -> bool:
         try:
@@ -667,8 +666,7 @@ def test_the_lingering_ends(server: Server) -> None:
             return True
         return False
 
-    until(is_closed, 10, every_s=0.05)
-    assert time.monotonic() - began < LINGER_US / 1e6 + 3
+    until(is_closed, LINGER_US / 1e6 + 20, every_s=0.05)
     client.close()
 
 
@@ -683,7 +681,7 @@ def test_draining_lets_open_requests_end(start_server: Callable[..., Server], to
     server.diff(topic, from_seq=1, wait_ms=300)  # sent after the others, so they have arrived when it ends
     began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 18, "it has waited for the polls to end"
     for client in clients:
         [reply] = client.read_all()
         check_refused(reply, 503)

@@ -67,7 +67,7 @@ def test_of_two_streams_opened_at_once_one_is_ended(server: Server) -> None:
         clients = [server.connect(), server.connect()]
         for client in clients:
             client.sendall(f"GET {session['stream_url']} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        until(partial(_one_is_told, clients, [b"", b""]), 10)
+        until(partial(_one_is_told, clients, [b"", b""]))
         for client in clients:
             client.close()
 

@@ -32,7 +32,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = Path(__file__).parent
-PARTS = ("topics", "workers", "router", "tests", "scripts", "pyproject.toml")
+# What a simulation imports.
+PARTS = ("topics", "workers", "router", "tests/__init__.py", "tests/sim", "tests/support")
 SIMULATIONS = {"server": "tests.sim.server_walk", "engine": "tests.sim.walk"}
 SEEDS = 200
 CHUNK_SEEDS = 10
@@ -93,6 +94,7 @@ def planted(bug: Bug) -> Iterator[Path]:
             if (ROOT / part).is_dir():
                 shutil.copytree(ROOT / part, tree / part, symlinks=True)
             else:
+                (tree / part).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / part, tree / part)
         # A folder inside of a repository would be taken for a part of it.
         env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}

@@ -21,6 +21,7 @@ from tests.sim.world import MS, S
 from tests.support.history import History, Op
 
 SETTLE_US = 60 * S  # more than any wire, stall, parking place or pair of syncs can hold a request
+RETRY_AFTER_US = 1 * S  # what a server that stops asks for
 JSON_TYPE = b"application/json"
 LINES_TYPE = b"application/x-ndjson"
 FRAMES_TYPE = b"application/vnd.topics.frames"
@@ -237,7 +238,10 @@ class Client:
         elif op.kind == "write" and op.request.get("idempotency_key") and not op.refused:
             self._retry = op
         think = self.crowd.appetite.think_us
-        self.world.after(self.rng.choice((0, think // 4, think, 3 * think)), self.go)
+        pause_us = self.rng.choice((0, think // 4, think, 3 * think))
+        if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
+            pause_us = RETRY_AFTER_US  # or refusals would be most of the story
+        self.world.after(pause_us, self.go)
 
     def _learn(self, op: Op) -> None:
         if op.kind == "diff":

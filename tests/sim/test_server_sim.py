@@ -25,7 +25,7 @@ pytestmark = pytest.mark.sim
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_PER_TEST = 6
-FRESH_S = 20.0
+FRESH_S = 8.0
 RARE = [
     "starts", "recoveries", "kills", "front kills", "power cuts", "stops", "crashes at a call", "failed starts",
     "read only", "rot", "fill_disk", "slow_disk", "stall", "set_clock", "lull", "checkpoint", "fail_call",
@@ -54,14 +54,15 @@ def test_fresh_seeds(share: int) -> None:
 
 def test_every_rare_event_happens() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(1000, 1040):
+    """Over fixed seeds, until all were met; the bound is well above what it takes today."""
+    for seed in range(1000, 1100):
         story = Story(seed)
         counts += story.run()
         counts += answers(story)
         if all(counts[name] for name in [*RARE, *ANSWERS]):
             return
     missing = [name for name in [*RARE, *ANSWERS] if not counts[name]]
-    raise AssertionError(f"40 seeds never met {missing}")
+    raise AssertionError(f"100 seeds never met {missing}")
 
 
 # What clients are told, by what makes them hear it.

@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0  # a loaded machine with several servers starting at once
+PATIENCE_S = 60.0  # with anything else; only what fails takes that long
 
 
 @dataclass
@@ -43,7 +44,7 @@ def readable(sock: socket.socket, timeout_s: float) -> bool:
     return bool(poll.poll(timeout_s * 1000))
 
 
-def until(condition: Any, timeout_s: float = 30.0, every_s: float = 0.01) -> Any:
+def until(condition: Any, timeout_s: float = PATIENCE_S, every_s: float = 0.01) -> Any:
     """Poll until the condition gives something true, and return that. Fails after the timeout."""
     give_up = time.monotonic() + timeout_s
     while True:
@@ -122,7 +123,7 @@ class Server:
 
         until(ready, START_S)
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM, and the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
@@ -134,7 +135,7 @@ class Server:
         assert self.process is not None
         children = list(self.children().values())
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
         until(lambda: not any(is_alive(pid) for pid in children))
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ class Server:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
         *,
-        timeout_s: float = 30.0,
+        timeout_s: float = PATIENCE_S,
     ) -> Reply:
         """One request on a connection of its own. A body that is not bytes is sent as JSON."""
         sent = {**self.credentials, **(headers or {})}
@@ -200,7 +201,7 @@ class Server:
     def diff(self, topic: str, **fields: Any) -> Reply:
         return self.post(f"/v0/topics/{topic}/diff", fields)
 
-    def connect(self, timeout_s: float = 30.0) -> socket.socket:
+    def connect(self, timeout_s: float = PATIENCE_S) -> socket.socket:
         """A bare connection, for requests that no HTTP library would send."""
         return socket.create_connection((self.host.strip("[]"), self.port), timeout_s)
 

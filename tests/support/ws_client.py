@@ -16,7 +16,7 @@ from tests.support.contract import Json
 from tests.support.server import Reply, Server, readable
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
-MESSAGE_S = 15.0
+MESSAGE_S = 45.0
 
 KEYS: dict[str, list[str]] = {
     "subscribed": ["op", "request_id", "topics"],

@@ -1,0 +1,19 @@
+"""The order of the tests: folders of long tests come first, so that no process is left with one when all others are done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SHORT = ("integration", "fuzz", "unit")  # most of their tests take moments
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=turn)
+
+
+def turn(item: pytest.Item) -> int:
+    folder = item.path.relative_to(HERE).parts[0]
+    return SHORT.index(folder) + 1 if folder in SHORT else 0
