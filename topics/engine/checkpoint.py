@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.engine import frames, limits
-from topics.engine.claims import is_durable
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.consumer import ConsumerRow, LettersRow
 from topics.engine.errors import Corrupt
 from topics.engine.files import HEADER_BYTES, sync_file, write_whole
+from topics.engine.handing_out import is_durable
 from topics.engine.index import Chunk, Rows
 from topics.engine.marks import mark_deleted
 from topics.engine.ports import Disk

@@ -10,11 +10,11 @@ from itertools import islice
 
 from topics.engine import consumer_commands as con
 from topics.engine import frames, limits
-from topics.engine.claims import Claims
 from topics.engine.config import ConsumerConfig
 from topics.engine.consumer import PAUSED, RESET, Consumer, Event, TopicConsumers
 from topics.engine.control import ConsumerStored
 from topics.engine.errors import ConsumerNotFound, InvalidRequest, Throttled, TopicNotFound
+from topics.engine.settling import Settling
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.topic_log import Op, TopicLog
 from topics.engine.writes import NAME, RANGE_BYTES
@@ -22,7 +22,7 @@ from topics.engine.writes import NAME, RANGE_BYTES
 CONFIG_BYTES = 32 * limits.KIB  # more than any config of a consumer
 
 
-class Consumers(Claims):
+class Consumers(Settling):
     def _put_consumer(self, token: object, command: con.PutConsumer) -> None:
         self._writable()
         log = self._for_write(command.topic)

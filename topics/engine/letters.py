@@ -18,11 +18,11 @@ import msgspec
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import frames, limits
-from topics.engine.claims import SEQ_BYTES, no_page, rows_of
 from topics.engine.config import TopicConfig
 from topics.engine.consumer import MOVED, UNMOVED, Event, TopicConsumers
 from topics.engine.consumers import Consumers
 from topics.engine.control import LettersTaken
+from topics.engine.handing_out import SEQ_BYTES, no_page, rows_of
 from topics.engine.page import Page
 from topics.engine.reader import DamagedSegment
 from topics.engine.staging import CONTROL_BYTES, as_ranges
