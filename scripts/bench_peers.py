@@ -13,21 +13,27 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers import adding, fanout, fanout_aims, machine, scaling, tail, work
+from peers import adding, fanout, fanout_aims, machine, queue_aims, queues, scaling, tail, work
 from peers.systems import Fleet, absent, version
 
 SYSTEMS = ("topics", "redis", "nats")
 DURABILITIES = ("fsync", "disk")
 FULL_SECONDS = 5.0
 FULL_ROUNDS = 2
-SECTIONS = (*work.RECORDS, "null", "tail", "fanout", "scaling", "backlog", "stages")
+SECTIONS = (*work.RECORDS, "null", "tail", "fanout", "queue", "scaling", "backlog", "stages")
 
 
-RESULTS = ("points", "null", "tail", "fanout", "idle", "scaling", "backlog", "stages", "aims", "failed")
+RESULTS = (
+    *("points", "null", "tail", "fanout", "idle", "queue", "waiting"),
+    *("scaling", "backlog", "stages", "aims", "failed"),
+)
+
+
+Keep = Callable[[str, Iterable[dict[str, Any]]], None]
 
 
 class Progress:
@@ -55,6 +61,10 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
+def _chosen(counts: Sequence[int], names: str) -> list[int]:
+    return [count for count in counts if not names or str(count) in names.split(",")]
+
+
 class Plan:
     def __init__(self, options: argparse.Namespace) -> None:
         self.seconds: float = options.seconds
@@ -72,17 +82,18 @@ class Plan:
             and (not options.payloads or str(point.payload_bytes) in options.payloads.split(","))
             and (not options.durability or point.durability == options.durability)
         ]
-        self.watchers = [
-            count
-            for count in fanout.WATCHERS
-            if not options.watchers or str(count) in options.watchers.split(",")
-        ]
+        self.watchers = _chosen(fanout.WATCHERS, options.watchers)
+        self.workers = _chosen(queue_aims.WORKERS, options.workers)
+        self.waiting = _chosen(queues.WAITING, options.waiting)
+        self.durabilities = [one for one in DURABILITIES if options.durability in {"", one}]
         self.idle_streams: int = options.idle_streams
         self.whole = (
             self.only == SECTIONS
             and self.systems == SYSTEMS
             and len(self.points) == len(list(work.all_points()))
             and len(self.watchers) == len(fanout.WATCHERS)
+            and len(self.workers) == len(queue_aims.WORKERS)
+            and len(self.waiting) == len(queues.WAITING)
         )
         self.backlog = scaling.BACKLOGS[-1] if self.whole or options.only == "backlog" else 1_000_000
 
@@ -103,6 +114,8 @@ class Plan:
                 one + 1,
             ),
             "idle": (1, 2 * self.idle_s),
+            "queue": (len(self.durabilities) * len(self.workers) * self.rounds * systems, one + 1),
+            "waiting": (len(self.waiting) * (self.rounds + 1), one),
             "scaling": (len(scaling.SHARDS) * len(scaling.CLIENTS), one + 1),
             "backlog": (backlogs * 3, one + self.backlog / 1e6),
             "stages": (1, 12 * self.seconds),
@@ -110,12 +123,19 @@ class Plan:
         chosen = [each[name] for name in each if name == "points" or name in self.only]
         if "fanout" in self.only:
             chosen.append(each["idle"])
+        if self.measures_waiting:
+            chosen.append(each["waiting"])
         return sum(count for count, _ in chosen), sum(count * seconds for count, seconds in chosen)
 
     @property
     def needs_fleet(self) -> bool:
         """Fan-out has servers of its own, as have the parts about topics alone."""
-        return bool(self.points) or not {"null", "tail"}.isdisjoint(self.only)
+        return bool(self.points) or not {"null", "tail", "queue"}.isdisjoint(self.only)
+
+    @property
+    def measures_waiting(self) -> bool:
+        """Of topics alone."""
+        return "queue" in self.only and "topics" in self.systems
 
     @property
     def idle_s(self) -> float:
@@ -165,10 +185,19 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
             keep("null", work.measure_null(fleet, seconds=plan.short, say=progress))
         if "tail" in plan.only:
             keep("tail", tail.measure(fleet, results["points"], seconds=plan.seconds, say=progress))
+        if "queue" in plan.only:
+            _queue(plan, fleet, keep, progress)
     finally:
         fleet.stop()
     if "fanout" in plan.only:
         _fanout(plan, folder, keep, progress)
+    if plan.measures_waiting:
+        keep(
+            "waiting",
+            queues.measure_waiting(
+                folder, plan.waiting, seconds=plan.seconds, rounds=plan.rounds, say=progress
+            ),
+        )
     if "scaling" in plan.only:
         keep("scaling", scaling.measure_shards(folder, seconds=plan.seconds, say=progress))
     if "backlog" in plan.only:
@@ -182,9 +211,16 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
     return results
 
 
-def _fanout(
-    plan: Plan, folder: str, keep: Callable[[str, Iterable[dict[str, Any]]], None], progress: Progress
-) -> None:
+def _queue(plan: Plan, fleet: Fleet, keep: Keep, progress: Progress) -> None:
+    for durability in plan.durabilities:
+        for workers in plan.workers:
+            rows = queues.measure(
+                fleet, durability, workers, seconds=plan.seconds, rounds=plan.rounds, say=progress
+            )
+            keep("queue", rows)
+
+
+def _fanout(plan: Plan, folder: str, keep: Keep, progress: Progress) -> None:
     fleet = fanout.contenders(f"{folder}/fanout", plan.systems)
     try:
         for shape in fanout.SHAPES:
@@ -216,6 +252,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--clients", default="", metavar="COUNTS", help="some of 1,16,64,256")
     parser.add_argument("--payloads", default="", metavar="SIZES", help="some of 100,1024")
     parser.add_argument("--watchers", default="", metavar="COUNTS", help="some of 1,10,100,1000")
+    parser.add_argument("--workers", default="", metavar="COUNTS", help="of a queue, some of 16,50")
+    parser.add_argument(
+        "--waiting", default="", metavar="COUNTS", help="jobs in a queue, some of 1000,100000,1000000"
+    )
     parser.add_argument(
         "--idle-streams", type=int, default=fanout_aims.IDLE_STREAMS, help="open and silent (%(default)s)"
     )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers import compare, fanout_aims
+from peers import compare, fanout_aims, queue_aims
+from peers.held import Held
 
 # What a part of the run fills beside the section of its own name.
-FILLS = {"fanout": ("fanout", "idle")}
+FILLS = {"fanout": ("fanout", "idle"), "queue": ("queue", "waiting")}
 
 
 def added(earlier: dict[str, Any], results: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
@@ -34,5 +35,12 @@ def added(earlier: dict[str, Any], results: dict[str, Any], parts: tuple[str, ..
 
 def aims(results: dict[str, Any]) -> list[dict[str, Any]]:
     judged = compare.judge(results.get("points", []))
-    held = fanout_aims.judge(results.get("fanout", []), results.get("idle", []))
-    return [*(one.as_json() for one in judged), *(one.as_json() for one in held)]
+    return [*(one.as_json() for one in judged), *(one.as_json() for one in held(results))]
+
+
+def held(results: dict[str, Any]) -> list[Held]:
+    """The aims of the parts that have their own."""
+    return [
+        *fanout_aims.judge(results.get("fanout", []), results.get("idle", [])),
+        *queue_aims.judge(results.get("queue", []), results.get("waiting", [])),
+    ]

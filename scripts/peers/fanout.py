@@ -14,7 +14,8 @@ from typing import Any
 from peers.fanout_load import Fanout, drive
 from peers.fanout_protocols import STREAM
 from peers.systems import Fleet, Target, Topics
-from peers.work import FAILURES, Say, settle, warm_up_s
+from peers.turns import take_turns
+from peers.work import Say, settle, warm_up_s
 
 SHAPES = ("lock-step", "burst")
 WATCHERS = (1, 10, 100, 1000)
@@ -37,33 +38,24 @@ def measure(
     fleet: Fleet, shape: str, watchers: int, *, seconds: float, rounds: int, say: Say
 ) -> Iterator[dict[str, Any]]:
     """A row for each contender; one that fails has a row that says so."""
-    targets = list(fleet.targets.values())
-    results: list[list[dict[str, Any]]] = [[] for _ in targets]
-    failures: dict[int, str] = {}
-    for number in range(rounds):
-        turn = number % len(targets)  # so that nobody is always measured after the same other one
-        for i in [*range(turn, len(targets)), *range(turn)]:
-            target = targets[i]
-            if i in failures:
-                continue
-            say(
-                f"fan-out {shape} {watchers} watchers, round {number + 1}, {target.system} {target.durability}"
-            )
-            try:
-                results[i].append(measure_once(target, shape, watchers, seconds))
-            except FAILURES as error:
-                failures[i] = str(error)
-    for i, target in enumerate(targets):
+    turns = take_turns(
+        list(fleet.targets.values()),
+        rounds=rounds,
+        once=lambda target: measure_once(target, shape, watchers, seconds),
+        say=say,
+        name=lambda target: f"fan-out {shape} {watchers} watchers, {target.system} {target.durability}",
+    )
+    for target, outcome in turns:
         row = {
             "shape": shape,
             "watchers": watchers,
             "system": target.system,
             "durability": target.durability,
         }
-        if i in failures:
-            yield {"section": "fan-out", **row, "failed": failures[i]}
+        if isinstance(outcome, str):
+            yield {"section": "fan-out", **row, "failed": outcome}
         else:
-            yield {**row, **summary(results[i])}
+            yield {**row, **summary(outcome)}
 
 
 def measure_once(target: Target, shape: str, watchers: int, seconds: float) -> dict[str, Any]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
-from peers.compare import OURS, Comparison, Point, find, ratio
+from peers.compare import NAMES, OURS, Comparison, Point, find, ratio
+from peers.held import Held
 
 MOST_WATCHERS = 1000
 IDLE_STREAMS = 10_000
@@ -16,42 +15,6 @@ CLASS = "ephemeral"  # the one that keeps what its peers keep: nothing but memor
 
 # A peer as it is called here: without its store, NATS is another thing than in the rest of the page.
 AGAINST = {"redis": "redis", "nats": "nats-core"}
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A figure and its bound. `value` is a quotient, or a figure of topics alone; None: it was not measured."""
-
-    what: str
-    bound: float
-    at_most: bool
-    unit: str
-    value: float | None
-    against: str = ""  # a system; empty: a bound of its own
-    ours: float | None = None
-    theirs: float | None = None
-
-    @property
-    def met(self) -> bool:
-        if self.value is None:
-            return False
-        return self.value <= self.bound if self.at_most else self.value >= self.bound
-
-    @property
-    def missed_by(self) -> float:
-        """How far the value lies on the wrong side, as a share of the bound."""
-        return 0.0 if self.value is None or self.met else abs(self.value - self.bound) / self.bound
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "work": self.what,
-            "against": self.against or None,
-            "ours": self.ours,
-            "theirs": self.theirs,
-            "ratio" if self.unit == "×" else "value": self.value,
-            "aim": self.bound,
-            "met": self.met,
-        }
 
 
 def judge(fanout: list[Point], idle: list[Point]) -> list[Held]:
@@ -76,6 +39,7 @@ def _beside_nats(fanout: list[Point], shape: str, bound: float, what: str) -> He
         unit="×",
         value=ratio(ours, theirs, "deliveries_per_s") if ours and theirs else None,
         against="nats",
+        called=NAMES["nats-core"],
         ours=ours["deliveries_per_s"] if ours else None,
         theirs=theirs["deliveries_per_s"] if theirs else None,
     )

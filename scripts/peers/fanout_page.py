@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers import fanout_aims, wording
+from peers import wording
 from peers.compare import OURS, Point, find, ratio
 from peers.fanout_aims import CLASS, server_cost
 from peers.markdown import ABSENT, Plots, figure, picture, rate, table, times, why_missing
@@ -145,31 +145,3 @@ def _value(row: Point, measure: str) -> Value:
         return Value(cost, cost, cost)
     rounds = [one[measure] for one in row["rounds"]]
     return Value(row[measure], min(rounds), max(rounds))
-
-
-def aim_rows(held: list[fanout_aims.Held], meta: dict[str, Any]) -> list[list[str]]:
-    """As rows of the summary: work, against, ours, theirs, ratio, aim, verdict."""
-    rows = []
-    for one in held:
-        sign = "≤" if one.at_most else "≥"
-        quotient = times(one.value) if one.unit == "×" else "–"
-        unit = "" if one.unit == "×" else one.unit
-        show = rate if one.against else lambda value, unit=unit: figure(value, unit)
-        rows.append(
-            [
-                one.what,
-                CONTENDERS[one.against, CLASS] if one.against else "–",
-                show(one.ours),
-                show(one.theirs),
-                quotient,
-                f"{sign} {one.bound:g} {one.unit}",
-                verdict(one, meta),
-            ]
-        )
-    return rows
-
-
-def verdict(one: fanout_aims.Held, meta: dict[str, Any]) -> str:
-    if one.value is None:
-        return (why_missing(meta, one.against) if one.against else None) or "not part of this run"
-    return wording.met_or_missed(one.met, one.missed_by)

@@ -16,8 +16,9 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from peers import alone, beside, compare, fanout_aims, fanout_page, wording
+from peers import adding, alone, beside, compare, fanout_aims, fanout_page, queue_aims, queue_page, wording
 from peers.compare import NAMES, PEERS, SYSTEMS, WORKS, Aim, Comparison, Judged, Point
+from peers.held import aim_rows
 from peers.markdown import Plots, figure, rate, table, times, why_missing
 
 FULL_SECONDS = 10  # a point of a full run takes at least this long
@@ -46,6 +47,7 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
         *(block for work in WORKS for block in beside.work(results, work, plots)),
         *beside.tail(results, plots),
         *fanout_page.section(results, plots),
+        *queue_page.section(results, plots),
         *beside.processor(results),
         *alone.scaling(results, plots),
         *alone.backlog(results, plots),
@@ -91,9 +93,9 @@ def _failed(rows: list[dict[str, Any]]) -> list[str]:
 
 def _summary(results: dict[str, Any]) -> list[str]:
     judged = compare.judge(results.get("points", []))
-    held = fanout_aims.judge(results.get("fanout", []), results.get("idle", []))
+    held = adding.held(results)
     rows = [_aim_row(one, results["meta"]) for one in judged]
-    rows += fanout_page.aim_rows(held, results["meta"])
+    rows += aim_rows(held, results["meta"])
     head = ("work, records of 100 B", "against", "ours", "theirs", "ratio", "aim", "")
     known = [one.met for one in judged if one.ratio is not None]
     known += [one.met for one in held if one.value is not None]
@@ -132,6 +134,7 @@ def _behind(results: dict[str, Any]) -> list[str]:
     everything = [
         *compare.comparisons(points, tail),
         *fanout_aims.comparisons(results.get("fanout", [])),
+        *queue_aims.comparisons(results.get("queue", [])),
     ]
     behind = compare.behind(everything)
     title = "## Where topics is behind"

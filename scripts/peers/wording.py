@@ -101,6 +101,33 @@ DELIVERY = (
     "write itself is most of it."
 )
 
+QUEUE = (
+    "Jobs of 100 B are produced, claimed 8 at a time, acknowledged and thereby gone, by so many workers that each have a "
+    "connection; 4 producers beside them send batches of 100 whenever fewer than 2000 jobs are in the queue or on their way. "
+    "topics: a queue, POST to `claim` with `max` 8, one POST to `ack` with all 8. Redis: a consumer group, XREADGROUP COUNT 8, "
+    "then XACK and XDEL of all 8 in one pipeline: XACK alone leaves the job in the stream, and in the other two an ack removes "
+    "it. NATS: a work-queue stream with a durable pull consumer, a fetch of 8, then 8 explicit acks in a row, each with a reply, "
+    "as the other two answer; with sync `always` it syncs for every message and for every ack. A claim waits for jobs on all sides. Who holds which job is in Redis' log too; topics keeps it "
+    "in memory unless a queue has `leases_durable`, which is off here. That every job was handed out once, and that "
+    "the system keeps none at the end, is checked after each measurement."
+)
+
+QUEUE_CELLS = (
+    "A cell is **jobs a second**, from producing to the acknowledged ack, above p50 / p99 in milliseconds of a claim and "
+    "of an ack, each of up to 8 jobs."
+)
+
+JOB_COST = (
+    "Processor time of all processes of the server for one job, its write, claim and ack together; how many jobs a claim "
+    "brought (below 8 the producers were the limit); and the share of a core that the load generator took, "
+    "one process with one thread for producers and workers."
+)
+
+WAITING = (
+    "Of topics alone (`disk`, 100 B): one worker claims 8 and acks them, while one producer brings as many as it takes, so that the "
+    "queue stays as long as it is. Three queues of one server, in turns. A cost that does not grow stays at 1 ×."
+)
+
 PROCESSOR = (
     "Of all processes of the server, without the load generator. Where throughput is bound by cores, this is what "
     "decides it; for topics the front and the worker are two processes."
@@ -139,7 +166,7 @@ of one figure, and a stall of the server also stops its clients: the tail is mil
 synced: topics begins a sync within 100 ms, Redis `everysec` within about a second, NATS by default within 2 minutes.
 - **Taking turns.** Every point of the three works is measured in {rounds} rounds, {seconds:g} s together, after a warm-up. In a \
 round each system has its turn, so that noise hits all alike. Figures are medians over rounds; the thin bars in the plots \
-reach from the worst round to the best. Fan-out takes turns in the same way. The sections on waiting readers, shards, backlog and stages are one measurement each.
+reach from the worst round to the best. Fan-out and queues take turns in the same way. The sections on waiting readers, shards, backlog and stages are one measurement each.
 - **What differs.** topics speaks HTTP and JSON, the peers protocols of their own; Redis keeps the log in memory and \
 its file beside it. The same first 1000 of 10,000 records are read again and again, so no system waits for its disk. Each server runs on loopback with its data on the same disk, \
 Redis without snapshots.
@@ -149,7 +176,7 @@ beside topics, whose two processes need the rest, less."""
 REPEAT = (
     "Uses `redis-server` and `nats-server` from the PATH; as root on Debian it installs the first with apt, and it installs "
     "the second into `.venv`. `PYTHON=/path/to/python` chooses the interpreter, whose build matters "
-    "([performance](performance.md)). A whole run takes about 45 minutes and overwrites this page; `--help` lists the "
+    "([performance](performance.md)). A whole run takes about 50 minutes and overwrites this page; `--help` lists the "
     "options for a shorter run, for a part of it, or for another place; the page then says so."
 )
 

@@ -16,12 +16,12 @@ SYSTEMS = ("topics", "redis", "nats")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One write, one read, and the tail and fan-out, which have ways of their own to read."""
+    """One write, one read, and the tail, fan-out and queues, which have ways of their own to read."""
     folder = tmp_path_factory.mktemp("bench")
     command = [
         *(sys.executable, "scripts/bench_peers.py", "--seconds=0.2", "--rounds=2"),
-        *("--only=single,read,tail,fanout", "--clients=16", "--payloads=100", "--durability=disk"),
-        *("--watchers=10", "--idle-streams=20"),
+        *("--only=single,read,tail,fanout,queue", "--clients=16", "--payloads=100", "--durability=disk"),
+        *("--watchers=10", "--idle-streams=20", "--workers=16", "--waiting=1000,100000"),
         *(f"--docs={folder}/docs", f"--dir={folder}/data"),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
@@ -78,6 +78,26 @@ def test_its_watchers_see_every_record(run: Any, system: str) -> None:
         assert row["deliveries_per_s"] > 0
         assert 0 < row["generator_share"] <= 1.1
         assert (row["shape"] == "burst") or (0 < row["p50_ms"] <= row["p99_ms"])
+
+
+def test_its_queue_does_every_job(run: Any, system: str) -> None:
+    """That each was handed out once, and none is left, is checked by the generator, whose failure would be among the failed."""
+    [row] = [row for row in run[1]["queue"] if row["system"] == system]
+    assert (row["durability"], row["workers"]) == ("disk", 16)
+    assert len(row["rounds"]) == 2
+    assert row["jobs_per_s"] > 0
+    assert 1 <= row["jobs_per_claim"] <= 8
+    assert 0 < row["p50_ms"] <= row["p99_ms"]
+    assert 0 < row["ack_p50_ms"] <= row["ack_p99_ms"]
+    assert set(row["cpu_us_per_job"]) == (
+        {"front", "shard", "load"} if system == "topics" else {"server", "load"}
+    )
+
+
+def test_claims_are_timed_with_few_and_many_waiting_jobs(run: Any) -> None:
+    rows = run[1]["waiting"]
+    assert [row["jobs"] for row in rows] == [1000, 100_000]
+    assert all(row["jobs_per_claim"] == 8 and row["p50_ms"] > 0 for row in rows)
 
 
 def test_idle_streams_are_measured(run: Any) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from peers import compare, fanout_aims, plots, report  # noqa: E402
+from peers import adding, compare, plots, report  # noqa: E402
 
 SVG = "{http://www.w3.org/2000/svg}"
 NO_NATS = "nats-server was not found"
@@ -156,7 +156,7 @@ def rendered(results: dict[str, Any]) -> str:
 
 def test_the_summary_has_every_aim_with_the_median_of_the_rounds_quotients() -> None:
     rows = rows_of(rendered(made_up()), "Summary")
-    assert len(rows) == len(compare.AIMS) + len(fanout_aims.judge([], []))
+    assert len(rows) == len(compare.AIMS) + len(adding.held({}))
     verdicts = {(row[0], row[1]): row[2:] for row in rows}
     single = "write of one record"
     assert verdicts[f"{single}, 64 clients, fsync: records/s", "Redis Streams, `always`"] == [

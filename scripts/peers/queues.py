@@ -1,0 +1,145 @@
+"""A queue and its workers: jobs that are produced, claimed and acknowledged, and what a claim costs with many waiting.
+
+All systems in turns, at equal durability, the producers beside the workers. Then topics alone, with up to a million jobs
+in the queue while a worker claims: three queues of one server in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from peers import protocols, queue_protocols
+from peers.protocols import BadAnswer
+from peers.queue_aims import FEW, MANY
+from peers.queue_load import Work, drive
+from peers.queue_protocols import QUEUE
+from peers.scaling import FILL_STEP, running
+from peers.systems import Fleet, Target, Topics
+from peers.turns import take_turns
+from peers.work import Say, settle, warm_up_s
+
+WAITING = (FEW, 100_000, MANY)
+PRODUCERS = 4
+BATCH = 100  # jobs in a producer's request
+# Sent and not acknowledged: what 50 workers hold (400) and what the producers have on their way (400), and more than
+# that again, so that a claim finds jobs while the next come.
+WAITING_MAX = 2000
+PAYLOAD = protocols.payload(100)
+FIGURES = (
+    *("jobs_per_s", "jobs_per_claim", "p50_ms", "p99_ms", "p999_ms"),
+    *("ack_p50_ms", "ack_p99_ms", "ack_p999_ms"),
+)
+
+
+def measure(
+    fleet: Fleet, durability: str, workers: int, *, seconds: float, rounds: int, say: Say
+) -> Iterator[dict[str, Any]]:
+    """A row for each system; one that fails has a row that says so."""
+    turns = take_turns(
+        fleet.at(durability),
+        rounds=rounds,
+        once=lambda target: measure_once(target, workers, seconds),
+        say=say,
+        name=lambda target: f"queue {durability} {workers} workers, {target.system}",
+    )
+    for target, outcome in turns:
+        row = {"system": target.system, "durability": durability, "workers": workers}
+        if isinstance(outcome, str):
+            yield {"section": "queue", **row, "failed": outcome}
+        else:
+            yield {**row, **summary(outcome)}
+
+
+def measure_once(target: Target, workers: int, seconds: float) -> dict[str, Any]:
+    target.clear(QUEUE)  # what a failure may have left
+    queue_protocols.make(target)
+    work = Work(
+        target.protocol,
+        target.address,
+        target.write(PAYLOAD, BATCH, QUEUE),
+        PRODUCERS,
+        workers,
+        WAITING_MAX,
+        seconds,
+        warm_up_s(seconds),
+        pids=target.pids(),
+    )
+    try:
+        result = drive(work)
+        if kept := queue_protocols.left(target):
+            raise BadAnswer(b"%d jobs are kept although all are acknowledged" % kept)
+        return result
+    finally:
+        target.clear(QUEUE)
+        settle(target)
+
+
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds."""
+    return {
+        "rounds": rounds,
+        **{name: round(median([one[name] for one in rounds]), 4) for name in FIGURES},
+        "cpu_us_per_job": {
+            role: round(median([one["cpu_s"][role] * 1e6 / max(1, one["count"]) for one in rounds]), 3)
+            for role in rounds[0]["cpu_s"]
+        },
+        "generator_share": round(median([one["cpu_s"]["load"] / one["seconds"] for one in rounds]), 3),
+    }
+
+
+def measure_waiting(
+    folder: str, sizes: list[int], *, seconds: float, rounds: int, say: Say
+) -> Iterator[dict[str, Any]]:
+    """One worker of topics claims, while one producer brings as many as it takes: a claim waits for nobody else's."""
+    with running(f"{folder}/waiting") as target:
+        for size in sizes:
+            say(f"queue of {size} jobs, filling")
+            fill(target, size)
+        settle(target)
+        turns = take_turns(
+            sizes,
+            rounds=rounds,
+            once=lambda size: measure_held(target, size, seconds),
+            say=say,
+            name=lambda size: f"queue of {size} jobs",
+        )
+        for size, outcome in turns:
+            if isinstance(outcome, str):
+                yield {"section": "waiting", "jobs": size, "failed": outcome}
+            else:
+                yield {"jobs": size, **summary(outcome)}
+
+
+def fill(target: Topics, size: int) -> None:
+    queue = named(size)
+    queue_protocols.make_topics(target, queue)
+    step = min(size, FILL_STEP)
+    request = target.write(PAYLOAD, step, queue)
+    for _ in range(size // step):
+        protocols.ask(target.address, request)
+
+
+def measure_held(target: Topics, size: int, seconds: float) -> dict[str, Any]:
+    queue = named(size)
+    work = Work(
+        target.protocol,
+        target.address,
+        target.write(PAYLOAD, BATCH, queue),
+        producers=1,
+        workers=1,
+        waiting_max=size,
+        seconds=seconds,
+        warm_up=warm_up_s(seconds),
+        queue=queue,
+        held=size,
+        pids=target.pids(),
+    )
+    result = drive(work)
+    settle(target)
+    return result
+
+
+def named(size: int) -> str:
+    return f"{QUEUE}-{size}"
