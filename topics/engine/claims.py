@@ -355,7 +355,8 @@ class Claims(HandingOut):
             if not consumer.name:
                 if not is_durable(log, consumer):
                     consumer.forget_leases()
-                consumer.cursor = 1  # it passes by what is in hand; what is not, and lives, is ready
+                # It passes by what is in hand; what is not, and lives, is ready.
+                consumer.rescan, consumer.cursor = log.next_seq, 1
             starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
             consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
             if not log.is_away:

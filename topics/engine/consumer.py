@@ -92,6 +92,7 @@ class Consumer:
     __slots__ = (
         "_delayed",
         "_expiries",
+        "_expiring",
         "_returned",
         "active_ms",
         "behind",
@@ -110,7 +111,9 @@ class Consumer:
         "on_settled",
         "parked",
         "paused_until_ms",
+        "policy",
         "replay_shift_ms",
+        "rescan",
         "streams",
         "waiters",
         "wake_ms",
@@ -122,11 +125,14 @@ class Consumer:
         self.cursor = 1  # the next seq that was never handed out
         self.behind: int | None = None  # live records below the cursor; None: not counted yet
         self.lag = (0, 0)  # when it was counted last, and the count
+        self.rescan = 0  # below it the cursor may meet what is in hand
+        self.policy: tuple[object, object] = (None, None)  # as of which config of the topic
         self.firsts: list[int] = []  # chosen records below the cursor that were never handed out, ascending
         self.entries: dict[int, Entry] = {}
         self.counts = [0, 0, 0, 0]  # entries by state
         self.connections: dict[int, set[int]] = {}  # seqs that were handed out over one, and are leased
-        self._expiries: list[tuple[int, int, int]] = []  # (deadline, seq, lease id)
+        self._expiries: list[tuple[int, list[int]]] = []  # deadline, and what was handed out with it
+        self._expiring = 0  # records in there
         self._returned: list[int] = []
         self._delayed: list[tuple[int, int]] = []
         self.counters = Counters()
@@ -147,6 +153,7 @@ class Consumer:
     def configure(self, config: ConsumerConfig) -> None:
         self.config = config
         self.lag = (0, 0)
+        self.policy = (None, None)
         matches = tuple(TagMatch(op, value.encode()) for op, value in config.filter)
         self.filter = TagFilter(matches) if matches else None
 
@@ -177,10 +184,12 @@ class Consumer:
         """Leases that have expired and delays that are over make their records ready."""
         expiries, delayed = self._expiries, self._delayed
         while expiries and expiries[0][0] < now_ms:
-            until_ms, seq, lease_id = heapq.heappop(expiries)
-            entry = self.entries.get(seq)
-            if entry is not None and self._is_lease(entry, until_ms, lease_id):
-                self._make_ready(seq, entry)
+            until_ms, seqs = heapq.heappop(expiries)
+            self._expiring -= len(seqs)
+            for seq in seqs:
+                entry = self.entries.get(seq)
+                if entry is not None and entry.state == LEASED and entry.until_ms == until_ms:
+                    self._make_ready(seq, entry)
         while delayed and delayed[0][0] <= now_ms:
             due_ms, seq = heapq.heappop(delayed)
             entry = self.entries.get(seq)
@@ -191,19 +200,16 @@ class Consumer:
         """When time will make something ready; 0: nothing waits for it."""
         expiries, delayed = self._expiries, self._delayed
         while expiries:
-            until_ms, seq, lease_id = expiries[0]
-            entry = self.entries.get(seq)
-            if entry is not None and self._is_lease(entry, until_ms, lease_id):
+            until_ms, seqs = expiries[0]
+            entries = (self.entries.get(seq) for seq in seqs)
+            if any(e is not None and e.state == LEASED and e.until_ms == until_ms for e in entries):
                 break
             heapq.heappop(expiries)
+            self._expiring -= len(seqs)
         times = [expiries[0][0] + 1] if expiries else []
         if delayed:
             times.append(delayed[0][0])
         return min(times, default=0)
-
-    @staticmethod
-    def _is_lease(entry: Entry, until_ms: int, lease_id: int) -> bool:
-        return entry.state == LEASED and entry.until_ms == until_ms and entry.id == lease_id
 
     # -- what is ready -------------------------------------------------------------------------------------
 
@@ -242,7 +248,7 @@ class Consumer:
                 entry = self.entries.get(seq)
                 if entry is not None and entry.state == LEASED:
                     entry.until_ms = event.until_ms
-                    self._push_expiry(seq, entry)
+            self._push_expiry(event.until_ms, seqs)
         elif kind == MOVE:
             for seq, deliveries in zip(seqs, event.deliveries, strict=True):
                 entry = self.entries.get(seq)
@@ -295,7 +301,7 @@ class Consumer:
             entry.deliveries = deliveries[i] if deliveries else 1
             entry.node, entry.until_ms, entry.doom = node, until_ms, None
             entry.id = (lease_id + i) & ID_MASK
-            self._push_expiry(seq, entry)
+        self._push_expiry(until_ms, seqs)
 
     def attach(self, connection: int, seqs: Iterable[int]) -> None:
         """These leases end with the connection."""
@@ -303,14 +309,15 @@ class Consumer:
         for seq in seqs:
             self.entries[seq].connection = connection
 
-    def _push_expiry(self, seq: int, entry: Entry) -> None:
-        heapq.heappush(self._expiries, (entry.until_ms, seq, entry.id))
-        if len(self._expiries) > 2 * self.counts[LEASED] + STALE_MAX:
-            self._expiries = [
-                (held.until_ms, number, held.id)
-                for number, held in self.entries.items()
-                if held.state == LEASED
-            ]
+    def _push_expiry(self, until_ms: int, seqs: list[int]) -> None:
+        if not seqs:
+            return
+        heapq.heappush(self._expiries, (until_ms, seqs))
+        self._expiring += len(seqs)
+        if self._expiring > 2 * self.counts[LEASED] + STALE_MAX:
+            leased = [(held.until_ms, seq) for seq, held in self.entries.items() if held.state == LEASED]
+            self._expiries = [(held_until_ms, [seq]) for held_until_ms, seq in leased]
+            self._expiring = len(leased)
             heapq.heapify(self._expiries)
 
     def _give_back(self, seq: int, due_ms: int, deliveries: int | None) -> None:
@@ -416,7 +423,7 @@ class Consumer:
             if state == READY:
                 heapq.heappush(self._returned, seq)
             elif state == LEASED:
-                heapq.heappush(self._expiries, (until_ms, seq, lease_id))
+                self._push_expiry(until_ms, [seq])
             elif state == DELAYED:
                 heapq.heappush(self._delayed, (until_ms, seq))
         for seq, deliveries, reason in row.dooms:

@@ -38,6 +38,7 @@ from topics.engine.staging import CONTROL_BYTES, as_ranges
 from topics.engine.topic_log import Op, Range, TopicLog
 from topics.engine.writes import Writes
 
+FEW = 16  # records of a claim that is served without numpy
 SEQ_BYTES = 24  # at most, of one record in an event
 LAG_MS = 1000  # how old the count of a filtered backlog may be in an answer to a claim
 QUEUE_CONFIG = ConsumerConfig(max_ack_pending=limits.PENDING_MAX, max_waiting=limits.WAITERS_PER_TOPIC_MAX)
@@ -52,7 +53,6 @@ class Policy:
     max_deliver: int
     dead_letter: str | None
     max_pending: int
-    jitter_ms: int
 
     def lease_for(self, wanted_ms: int, deliveries: int) -> int:
         if wanted_ms:
@@ -63,13 +63,21 @@ class Policy:
 
 
 def policy_of(config: TopicConfig, consumer: Consumer) -> Policy:
+    """Made again only when a config has changed: every claim asks."""
+    known_for, policy = consumer.policy
+    if known_for is not config:
+        policy = _make_policy(config, consumer)
+        consumer.policy = config, policy
+    assert isinstance(policy, Policy)
+    return policy
+
+
+def _make_policy(config: TopicConfig, consumer: Consumer) -> Policy:
     own = consumer.config
     if consumer.name == con.QUEUE:
-        return Policy(
-            config.lease_ms, (), config.max_deliveries if config.dead_letter else 0, config.dead_letter,
-            own.max_ack_pending, config.claim_jitter_ms,
-        )  # fmt: skip
-    return Policy(own.ack_wait_ms, own.backoff_ms, own.max_deliver, own.dead_letter, own.max_ack_pending, 0)
+        max_deliver = config.max_deliveries if config.dead_letter else 0
+        return Policy(config.lease_ms, (), max_deliver, config.dead_letter, own.max_ack_pending)
+    return Policy(own.ack_wait_ms, own.backoff_ms, own.max_deliver, own.dead_letter, own.max_ack_pending)
 
 
 def is_durable(log: TopicLog, consumer: Consumer) -> bool:
@@ -162,6 +170,9 @@ class HandingOut(Writes, Queries):
             tombstone, cursor, stop = None, consumer.cursor, log.view.head + 1
             if consumer.name:
                 tombstone, cursor, stop = self._lost(log, cursor)
+            few = self._pick_few(log, consumer, policy, returned, cursor, stop, limit, budget_left)
+            if few is not None:
+                return few[0], tombstone, few[1]
             try:
                 room = min(limit - len(returned), policy.max_pending - len(consumer.entries))
                 if room > 0 and (budget_left > 0 or not returned):
@@ -175,6 +186,32 @@ class HandingOut(Writes, Queries):
             except DamagedSegment as damage:
                 consumer.put_back(returned)
                 self._lose_rows(log, damage)
+
+    def _pick_few(
+        self,
+        log: TopicLog,
+        consumer: Consumer,
+        policy: Policy,
+        returned: list[int],
+        cursor: int,
+        stop: int,
+        limit: int,
+        budget: int,
+    ) -> tuple[Page, int] | None:
+        """What most claims are: a few records, all of them in memory. None: look for them the long way."""
+        is_plain = consumer.filter is None and not consumer.firsts and consumer.config.replay == "instant"
+        if limit > FEW or not is_plain or cursor < consumer.rescan:
+            return None
+        page = few_page(log)
+        if not self.reader.add_few(log, page, returned):
+            return None
+        room = min(limit - len(returned), policy.max_pending - len(consumer.entries))
+        if room > 0 and (budget > 0 or not returned):
+            found = self.reader.take_few(log, page, cursor, stop, room, budget)
+            if found is None:
+                return None
+            cursor = found
+        return page, cursor
 
     def _pick_returned(
         self, log: TopicLog, consumer: Consumer, policy: Policy, limit: int, budget: int
@@ -215,10 +252,10 @@ class HandingOut(Writes, Queries):
             stop = min(stop, self._replay_stop(log, consumer, cursor))
         kept: list[tuple[Chunk, Picked]] = []
         while True:
-            page = no_page(log)
+            page, start = no_page(log), cursor
             picked = self.reader.undelivered(log, page, cursor, stop, limit, budget, consumer.filter)
             cursor = page.next_from_seq + 1
-            if consumer.name or not consumer.entries:
+            if start >= consumer.rescan or not consumer.entries:
                 return kept + picked, cursor
             # A queue that was restarted looks at everything again, also at what is in hand: that it passes by.
             passed = 0
@@ -437,6 +474,11 @@ def needs(log: TopicLog, consumer: Consumer, seq: int) -> bool:
     found = log.find(seq)
     tag = found[0].get(found[1])[4] if found is not None else 0
     return bool(tag) and consumer.filter.matches(log.tags.strings.name(tag))
+
+
+def few_page(log: TopicLog) -> Page:
+    """An empty page of plain lists, for `take_few`."""
+    return Page(log.name, [], [], [], [], [], [], [], [], [], 0, log.view.head, log.first_seq, None, 0)
 
 
 def no_page(log: TopicLog) -> Page:

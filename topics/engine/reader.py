@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from topics.engine.topic_log import Run, TopicLog, find_run
 
 OPEN_SEGMENTS_MAX = 256  # handles kept; the one used longest ago is closed
 FILTER_STEP_ROWS = 8192  # looked at together by a read with a tag match
+FEW_LOOKED_AT = 64  # rows, dead ones included
 FETCH_ALONE = 8  # pages up to this many records look in the cache record by record
 
 Picked = npt.NDArray[np.intp]  # row numbers of one chunk, ascending
@@ -370,6 +372,72 @@ class Reader:
         wanted = _Wanted(log, (), match) if match is not None else None
         after = max(cursor, log.first_seq) - 1
         return self._collect(log, page, after, max(stop, after + 1), limit, budget, "size", wanted, DEAD)
+
+    def take_few(
+        self, log: TopicLog, page: Page, cursor: int, stop: int, limit: int, budget: int
+    ) -> int | None:
+        """As `undelivered` and `fill`, for a few records that are all in memory: numpy would cost more than it saves.
+
+        Adds to the page and returns the seq behind the last one; None when it is not as simple as that.
+        """
+        after = max(cursor, log.first_seq)
+        left = FEW_LOOKED_AT
+        for chunk, first, until in log.spans(after, stop):
+            for row in range(first, until):
+                left -= 1
+                fields = chunk.get(row)
+                if fields[3] & DEAD or not fields[1]:
+                    if not left:
+                        return None
+                    continue
+                if page.seqs and fields[6] > budget:
+                    return chunk.first_seq + row
+                if not left or not self._add_few(log, page, chunk, row, fields):
+                    return None
+                budget -= fields[6]
+                limit -= 1
+                if not limit:
+                    return chunk.first_seq + row + 1
+        return max(stop, after)
+
+    def add_few(self, log: TopicLog, page: Page, seqs: list[int]) -> bool:
+        """Add these records to the page, if all are in memory."""
+        for seq in seqs:
+            found = log.find(seq)
+            if found is None or not self._add_few(log, page, *found, found[0].get(found[1])):
+                return False
+        return True
+
+    def _add_few(
+        self,
+        log: TopicLog,
+        page: Page,
+        chunk: Chunk,
+        row: int,
+        fields: tuple[int, int, int, int, int, int, int],
+    ) -> bool:
+        offset, length, ts, flags, tag, node, _ = fields
+        seq = chunk.first_seq + row
+        runs = log.runs
+        where = runs[-1][1] if runs and runs[-1][0] <= seq else runs[find_run(runs, seq)][1] if runs else None
+        if row < chunk.stored or not isinstance(where, int):
+            return False
+        cached = self.cache.find(where, offset, length)
+        if cached is None:
+            return False
+        if not page.frames or page.frames[-1] is not cached[0]:
+            page.frames.append(cached[0])
+        page.seqs.append(seq)
+        for column, value in (
+            (page.timestamps, ts), (page.flags, flags & (0xFF ^ DEAD)), (page.lengths, length),
+            (page.starts, cached[1]), (page.which, len(page.frames) - 1),
+        ):  # fmt: skip
+            cast("list[int]", column).append(value)
+        if page.tags is not None:
+            page.tags.append(log.tags.strings.names[tag] if tag else None)
+        if page.nodes is not None:
+            page.nodes.append(log.nodes.names[node] if node else None)
+        return True
 
     @staticmethod
     def _pick(
