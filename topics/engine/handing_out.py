@@ -33,7 +33,7 @@ from topics.engine.errors import (
 from topics.engine.index import Chunk
 from topics.engine.page import Page, Tombstone
 from topics.engine.queries import Queries
-from topics.engine.reader import DamagedSegment, Picked, Reader
+from topics.engine.reader import DamagedSegment, FewRecords, Picked, Reader
 from topics.engine.staging import CONTROL_BYTES, as_ranges
 from topics.engine.topic_log import Op, Range, TopicLog
 from topics.engine.writes import Writes
@@ -202,16 +202,16 @@ class HandingOut(Writes, Queries):
         is_plain = consumer.filter is None and not consumer.firsts and consumer.config.replay == "instant"
         if limit > FEW or not is_plain or cursor < consumer.rescan:
             return None
-        page = few_page(log)
-        if not self.reader.add_few(log, page, returned):
+        few = FewRecords()
+        if not self.reader.add_few(log, few, returned):
             return None
         room = min(limit - len(returned), policy.max_pending - len(consumer.entries))
         if room > 0 and (budget > 0 or not returned):
-            found = self.reader.take_few(log, page, cursor, stop, room, budget)
+            found = self.reader.take_few(log, few, cursor, stop, room, budget)
             if found is None:
                 return None
             cursor = found
-        return page, cursor
+        return few.page(log), cursor
 
     def _pick_returned(
         self, log: TopicLog, consumer: Consumer, policy: Policy, limit: int, budget: int
@@ -474,11 +474,6 @@ def needs(log: TopicLog, consumer: Consumer, seq: int) -> bool:
     found = log.find(seq)
     tag = found[0].get(found[1])[4] if found is not None else 0
     return bool(tag) and consumer.filter.matches(log.tags.strings.name(tag))
-
-
-def few_page(log: TopicLog) -> Page:
-    """An empty page of plain lists, for `take_few`."""
-    return Page(log.name, [], [], [], [], [], [], [], [], [], 0, log.view.head, log.first_seq, None, 0)
 
 
 def no_page(log: TopicLog) -> Page:

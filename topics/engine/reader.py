@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from typing import cast
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -207,6 +207,27 @@ class _CheckedRows:
         self._start, self._end = start, end
 
 
+@dataclass(slots=True)
+class FewRecords:
+    """The columns of a page as plain lists, while it is made record by record."""
+
+    seqs: list[int] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    tags: list[bytes | None] = field(default_factory=list)
+    nodes: list[bytes | None] = field(default_factory=list)
+    frames: list[bytes] = field(default_factory=list)
+    which: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+    def page(self, log: TopicLog) -> Page:
+        return Page(
+            log.name, self.seqs, self.timestamps, self.flags, self.tags, self.nodes, self.frames, self.which,
+            self.starts, self.lengths, 0, log.view.head, log.first_seq, None, 0,
+        )  # fmt: skip
+
+
 class _OpenSegment:
     __slots__ = ("blocks", "checked", "handle", "path", "sealed", "verified")
 
@@ -374,11 +395,11 @@ class Reader:
         return self._collect(log, page, after, max(stop, after + 1), limit, budget, "size", wanted, DEAD)
 
     def take_few(
-        self, log: TopicLog, page: Page, cursor: int, stop: int, limit: int, budget: int
+        self, log: TopicLog, few: FewRecords, cursor: int, stop: int, limit: int, budget: int
     ) -> int | None:
         """As `undelivered` and `fill`, for a few records that are all in memory: numpy would cost more than it saves.
 
-        Adds to the page and returns the seq behind the last one; None when it is not as simple as that.
+        Adds to the records and returns the seq behind the last one; None when it is not as simple as that.
         """
         after = max(cursor, log.first_seq)
         left = FEW_LOOKED_AT
@@ -390,9 +411,9 @@ class Reader:
                     if not left:
                         return None
                     continue
-                if page.seqs and fields[6] > budget:
+                if few.seqs and fields[6] > budget:
                     return chunk.first_seq + row
-                if not left or not self._add_few(log, page, chunk, row, fields):
+                if not left or not self._add_few(log, few, chunk, row, fields):
                     return None
                 budget -= fields[6]
                 limit -= 1
@@ -400,18 +421,18 @@ class Reader:
                     return chunk.first_seq + row + 1
         return max(stop, after)
 
-    def add_few(self, log: TopicLog, page: Page, seqs: list[int]) -> bool:
-        """Add these records to the page, if all are in memory."""
+    def add_few(self, log: TopicLog, few: FewRecords, seqs: list[int]) -> bool:
+        """Add these records, if all are in memory."""
         for seq in seqs:
             found = log.find(seq)
-            if found is None or not self._add_few(log, page, *found, found[0].get(found[1])):
+            if found is None or not self._add_few(log, few, *found, found[0].get(found[1])):
                 return False
         return True
 
     def _add_few(
         self,
         log: TopicLog,
-        page: Page,
+        few: FewRecords,
         chunk: Chunk,
         row: int,
         fields: tuple[int, int, int, int, int, int, int],
@@ -425,18 +446,16 @@ class Reader:
         cached = self.cache.find(where, offset, length)
         if cached is None:
             return False
-        if not page.frames or page.frames[-1] is not cached[0]:
-            page.frames.append(cached[0])
-        page.seqs.append(seq)
-        for column, value in (
-            (page.timestamps, ts), (page.flags, flags & (0xFF ^ DEAD)), (page.lengths, length),
-            (page.starts, cached[1]), (page.which, len(page.frames) - 1),
-        ):  # fmt: skip
-            cast("list[int]", column).append(value)
-        if page.tags is not None:
-            page.tags.append(log.tags.strings.names[tag] if tag else None)
-        if page.nodes is not None:
-            page.nodes.append(log.nodes.names[node] if node else None)
+        if not few.frames or few.frames[-1] is not cached[0]:
+            few.frames.append(cached[0])
+        few.seqs.append(seq)
+        few.timestamps.append(ts)
+        few.flags.append(flags & (0xFF ^ DEAD))
+        few.lengths.append(length)
+        few.starts.append(cached[1])
+        few.which.append(len(few.frames) - 1)
+        few.tags.append(log.tags.strings.names[tag] if tag else None)
+        few.nodes.append(log.nodes.names[node] if node else None)
         return True
 
     @staticmethod
