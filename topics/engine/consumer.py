@@ -280,8 +280,6 @@ class Consumer:
             given = set(seqs)
             self.firsts = [seq for seq in self.firsts if seq not in given]
         if event.cursor:
-            if self.behind is not None:
-                self.behind += sum(seq >= self.cursor for seq in seqs)
             self.cursor = event.cursor
         counters.delivered += len(seqs)
         if deliveries:

@@ -354,6 +354,8 @@ class HandingOut(Writes, Queries):
             if durable:
                 self.log_event(log, event)
             consumer.apply(event)
+        if consumer.behind is not None:
+            consumer.behind += sum(seq >= before for seq in seqs)
         self._retire_passed(log, consumer, before, consumer.cursor)
         if command.connection and acks:
             consumer.attach(command.connection, seqs)
