@@ -266,6 +266,8 @@ class Claims(HandingOut):
     def _pass_by(self, log: TopicLog, consumer: Consumer, cursor: int) -> None:
         """Nothing up to the cursor is for this consumer. Not logged: after a restart it looks there once more."""
         before, consumer.cursor = consumer.cursor, cursor
+        if before < consumer.rescan:
+            consumer.behind = None
         self._retire_passed(log, consumer, before, cursor)
         if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
             self._is_hungry(log, consumer)  # it has looked at enough for one turn, and goes on in the next
@@ -355,13 +357,13 @@ class Claims(HandingOut):
             if not consumer.name:
                 if not is_durable(log, consumer):
                     consumer.forget_leases()
-                # It passes by what is in hand; what is not, and lives, is ready.
-                consumer.rescan, consumer.cursor = log.next_seq, 1
+                consumer.cursor = 1  # it passes by what is in hand; what is not, and lives, is ready
             starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
             consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
             if not log.is_away:
                 for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
                     consumers.forget(seq, seq, lambda _: 0)
+            consumer.note_rescan()
             consumer.active_ms = self.now_ms
             self._set_idle_timer(log, consumer)
         consumers.safe_number = consumers.next_number - 1

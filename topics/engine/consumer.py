@@ -228,6 +228,15 @@ class Consumer:
         for seq in seqs:
             heapq.heappush(self._returned, seq)
 
+    def note_rescan(self) -> None:
+        """What is in hand beyond the cursor is passed by when the cursor comes there."""
+        self.rescan = max((seq + 1 for seq in self.entries if seq >= self.cursor), default=0)
+
+    @property
+    def met_later(self) -> int:
+        """How many records are in hand beyond the cursor."""
+        return sum(seq >= self.cursor for seq in self.entries) if self.rescan > self.cursor else 0
+
     # -- events --------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
@@ -270,6 +279,7 @@ class Consumer:
             self.replay_shift_ms = self.behind = None
             self.lag = (0, 0)
             self.cursor = event.cursor
+            self.note_rescan()
         elif kind == PAUSED:
             self.paused_until_ms = event.until_ms
 
@@ -463,6 +473,7 @@ class TopicConsumers:
         "letters",
         "named",
         "next_number",
+        "numbers",
         "queue",
         "safe_number",
         "taken",
@@ -477,6 +488,7 @@ class TopicConsumers:
         self.safe_number = 0  # letters up to here may be sent: that they are on their way is synced
         # By number, ascending: consumer, seq, target, deliveries, reason.
         self.letters: dict[int, tuple[str, int, str, int, str]] = {}
+        self.numbers: dict[tuple[str, int], int] = {}  # of the letters, by consumer and seq
         self.taken: dict[int, int] = {}  # source topic → the highest number that came from it
         self.dead_lettered = 0  # by the queue itself
 
@@ -496,10 +508,10 @@ class TopicConsumers:
                 self.drop_letters(consumer.name, set(moving))
 
     def drop_letters(self, consumer: str, seqs: set[int]) -> None:
-        for number in [
-            n for n, letter in self.letters.items() if letter[0] == consumer and letter[1] in seqs
-        ]:
-            del self.letters[number]
+        for seq in seqs:
+            number = self.numbers.pop((consumer, seq), None)
+            if number is not None:
+                del self.letters[number]
 
     def apply(self, event: Event) -> None:
         """What an event does to its consumer and to the letters."""
@@ -510,12 +522,14 @@ class TopicConsumers:
             number = event.number
             for seq, deliveries in zip(event.seqs, event.deliveries, strict=True):
                 self.letters[number] = (event.consumer, seq, event.target, deliveries, event.reason)
+                self.numbers[event.consumer, seq] = number
                 number += 1
             self.next_number = max(self.next_number, number)
         elif event.kind in (UNMOVED, MOVED):
-            for name, seq, _, deliveries, reason in self.letters.values():
-                if name == event.consumer and seq in consumer.entries:
-                    consumer.entries[seq].doom = deliveries, reason
+            for seq in event.seqs:
+                known = self.numbers.get((event.consumer, seq))
+                if known is not None and seq in consumer.entries:
+                    consumer.entries[seq].doom = self.letters[known][3:]
             self.drop_letters(event.consumer, set(event.seqs))
         before = consumer.counters.dead_lettered
         consumer.apply(event)
@@ -535,5 +549,6 @@ class TopicConsumers:
     def restore(self, row: LettersRow) -> None:
         self.next_number, self.dead_lettered = row.next_number, row.dead_lettered
         self.letters = {letter[0]: letter[1:] for letter in row.letters}
+        self.numbers = {(letter[0], letter[1]): number for number, letter in self.letters.items()}
         self.taken = dict(row.taken)
         self.safe_number = self.next_number - 1

@@ -138,7 +138,8 @@ class HandingOut(Writes, Queries):
             return len(consumer.firsts) + consumer.returned
         if consumer.behind is None:
             consumer.behind = log.count_live(1, consumer.cursor)
-        return max(0, published - consumer.behind) + len(consumer.firsts) + consumer.returned
+        waiting = max(0, published - consumer.behind - consumer.met_later)
+        return waiting + len(consumer.firsts) + consumer.returned
 
     def leases_of(self, log: TopicLog, name: str, connection: int) -> int:
         """How many unexpired leases a connection has."""
@@ -186,6 +187,9 @@ class HandingOut(Writes, Queries):
             except DamagedSegment as damage:
                 consumer.put_back(returned)
                 self._lose_rows(log, damage)
+            except (TopicsError, OSError):
+                consumer.put_back(returned)
+                raise
 
     def _pick_few(
         self,
@@ -355,7 +359,9 @@ class HandingOut(Writes, Queries):
                 self.log_event(log, event)
             consumer.apply(event)
         if consumer.behind is not None:
-            consumer.behind += sum(seq >= before for seq in seqs)
+            consumer.behind = (
+                consumer.behind + sum(seq >= before for seq in seqs) if before >= consumer.rescan else None
+            )
         self._retire_passed(log, consumer, before, consumer.cursor)
         if command.connection and acks:
             consumer.attach(command.connection, seqs)
@@ -379,7 +385,7 @@ class HandingOut(Writes, Queries):
     def _lag(self, log: TopicLog, consumer: Consumer) -> int:
         """Live records that match and were never handed out."""
         cursor, stop = consumer.cursor, log.view.head + 1
-        waiting = sum(log.is_live(seq) for seq in consumer.firsts)
+        waiting = sum(log.is_live(seq) for seq in consumer.firsts) - consumer.met_later
         if cursor >= stop:
             return waiting
         if consumer.filter is None:

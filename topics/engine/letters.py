@@ -13,6 +13,8 @@ whether it has it. A target that refuses has not taken it, and the record become
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from topics.engine import commands as cmd
@@ -22,6 +24,7 @@ from topics.engine.config import TopicConfig
 from topics.engine.consumer import MOVED, UNMOVED, Event, TopicConsumers
 from topics.engine.consumers import Consumers
 from topics.engine.control import LettersTaken
+from topics.engine.errors import CallerError
 from topics.engine.handing_out import SEQ_BYTES, no_page, rows_of
 from topics.engine.page import Page
 from topics.engine.reader import DamagedSegment
@@ -43,20 +46,31 @@ class Letters(Consumers):
             return []
         self._touch(log)
         found: list[con.Letter] = []
+        left = 0
+        # Until some are found, or nothing more was lost on the way: what is damaged is gone, with its letter.
+        while not found and left != len(consumers.letters):
+            left = len(consumers.letters)
+            found = self._next_letters(log, consumers, count, max_bytes)
+        if not found:
+            self.moving.pop(log.id, None)
+        return found
+
+    def _next_letters(
+        self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
+    ) -> list[con.Letter]:
+        found: list[con.Letter] = []
         target = ""
-        for number, (consumer, seq, to, deliveries, reason) in list(consumers.letters.items()):
-            if number > consumers.safe_number or len(found) >= count or (target and to != target):
+        for number, (consumer, seq, to, deliveries, reason) in list(islice(consumers.letters.items(), count)):
+            if number > consumers.safe_number or (target and to != target):
                 break
             letter = self._letter(log, consumer, seq, number, to, deliveries, reason)
             if letter is None:
-                continue  # lost on the way: what was found to be damaged is gone, with its letter
+                continue
             if found and (len(letter.data) > max_bytes or letter.raw != found[0].raw):
                 break
             max_bytes -= len(letter.data)
             target = to
             found.append(letter)
-        if not found:
-            self.moving.pop(log.id, None)
         return found
 
     def _letter(
@@ -97,8 +111,9 @@ class Letters(Consumers):
         consumers = log.consumers
         by_consumer: dict[str, list[int]] = {}
         for number, letter in consumers.letters.items():
-            if number <= command.number:
-                by_consumer.setdefault(letter[0], []).append(letter[1])
+            if number > command.number:
+                break
+            by_consumer.setdefault(letter[0], []).append(letter[1])
         # What was refused is synced before the next letter is sent: once the target has that one it takes
         # every earlier number for one that it has, too.
         sync = not command.done or log.config.durability == "fsync"
@@ -141,7 +156,15 @@ class Letters(Consumers):
             # What it already has may not be synced yet, and the source is about to delete it.
             self.add_op(Op(log, token, result, sync=True))
             return
-        op = self._append_letters(log, command.topic, letters)
+        try:
+            op = self._append_letters(log, command.topic, letters)
+        except CallerError:
+            if log is None or has < command.letters[0].number:
+                raise
+            # Some of them are here, though the source has not heard of it: those it must not send again as others.
+            result.last_number = has
+            self.add_op(Op(log, token, result, sync=True))
+            return
         op.token, op.result = token, result
         log = op.log
         if log.consumers is None:
