@@ -7,14 +7,12 @@ streams of one connection is one write to its socket, and several to one stream 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.exchange import Request, Stream
-
-logger = logging.getLogger("topics.front")
+from router.streams import OwnedSink
 
 FULL_BYTES = 64 * 1024  # that a client has not taken; below half of it, more may be written
 
@@ -41,23 +39,28 @@ class OpenStream:
     sink: StreamSink | None = None  # its response has no end of its own
 
 
-class StreamSink:
+class StreamSink(OwnedSink):
     """The sink that is one stream of an HTTP/2 connection."""
 
-    __slots__ = ("_owner", "_sinks", "_stream", "_told", "gathered", "gathered_bytes", "is_full", "is_over")
+    __slots__ = ("_is_over", "_sinks", "_stream", "gathered", "gathered_bytes")
 
     def __init__(self, sinks: Sinks, stream: OpenStream, owner: Stream) -> None:
+        super().__init__(owner, is_full=False)
         self._sinks = sinks
         self._stream = stream
-        self._owner = owner
-        self._told = False  # that it is closed
+        self._is_over = False
         self.gathered: list[bytes] = []
         self.gathered_bytes = 0
-        self.is_full = False
-        self.is_over = False  # nothing more is taken
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    def _take_no_more(self) -> None:
+        self._is_over = True
 
     def write(self, data: bytes) -> None:
-        if self.is_over:
+        if self._is_over:
             return
         self.gathered.append(data)
         self.gathered_bytes += len(data)
@@ -66,35 +69,15 @@ class StreamSink:
         self._sinks.gather(self._stream, self)
 
     def close(self) -> None:
-        if not self.is_over:
-            self.is_over = True
+        if not self._is_over:
+            self._take_no_more()
             self._sinks.gather(self._stream, self)
             asyncio.get_running_loop().call_soon(self.lost)
 
     def abort(self) -> None:
-        self.is_over = True
+        self._take_no_more()
         self._sinks.drop(self._stream)
         asyncio.get_running_loop().call_soon(self._sinks.abort, self._stream)
-
-    # What the connection calls
-
-    def open(self) -> None:
-        try:
-            self._owner.opened(self)
-        except Exception:
-            logger.exception("a stream failed")
-            self.abort()
-
-    def drained(self) -> None:
-        self.is_full = False
-        if not self.is_over:
-            self._owner.drained()
-
-    def lost(self) -> None:
-        self.is_over = True
-        if not self._told:
-            self._told = True
-            self._owner.closed()
 
 
 class Sinks:

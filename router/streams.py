@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,42 +45,38 @@ def into_the_void(_data: bytes) -> None:
     """What is written after the end."""
 
 
-class ConnectionSink:
-    """The sink that is a whole HTTP/1 connection, until it closes.
+class OwnedSink(ABC):
+    """A sink, as its connection sees it: what happens to it is passed on to the stream's owner, and its end once."""
 
-    An event goes to a thousand of these, so `write` is the transport's own, for as long as that takes anything.
-    """
+    __slots__ = ("_owner", "_told", "is_full")
 
-    __slots__ = ("_connection", "_stream", "_told", "is_full", "write")
-
-    def __init__(
-        self, connection: Connection, transport: asyncio.Transport, stream: Stream, *, is_full: bool
-    ) -> None:
-        self._connection = connection
-        self._stream = stream
+    def __init__(self, owner: Stream, *, is_full: bool) -> None:
+        self._owner = owner
         self._told = False  # that it is closed
         self.is_full = is_full
-        self.write: Callable[[bytes], None] = transport.write
 
     @property
+    @abstractmethod
     def is_over(self) -> bool:
-        return self.write is into_the_void
+        """Nothing more is taken."""
 
-    def close(self) -> None:
-        self.write = into_the_void
-        self._connection.end_stream()
-        asyncio.get_running_loop().call_soon(self.lost)
+    @abstractmethod
+    def _take_no_more(self) -> None: ...
 
-    def abort(self) -> None:
-        self.write = into_the_void
-        if self._connection.transport is not None:
-            self._connection.transport.abort()
+    @abstractmethod
+    def write(self, data: bytes, /) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def abort(self) -> None: ...
 
     # What the connection calls
 
     def open(self) -> None:
         try:
-            self._stream.opened(self)
+            self._owner.opened(self)
         except Exception:
             logger.exception("a stream failed")
             self.abort()
@@ -87,10 +84,45 @@ class ConnectionSink:
     def drained(self) -> None:
         self.is_full = False
         if not self.is_over:
-            self._stream.drained()
+            self._owner.drained()
 
     def lost(self) -> None:
-        self.write = into_the_void
+        self._take_no_more()
         if not self._told:
             self._told = True
-            self._stream.closed()
+            self._owner.closed()
+
+
+class ConnectionSink(OwnedSink):
+    """The sink that is a whole HTTP/1 connection, until it closes.
+
+    An event goes to a thousand of these, so `write` is the transport's own, for as long as that takes anything.
+    """
+
+    __slots__ = ("_connection", "write")
+
+    write: Callable[[bytes], None]
+
+    def __init__(
+        self, connection: Connection, transport: asyncio.Transport, owner: Stream, *, is_full: bool
+    ) -> None:
+        super().__init__(owner, is_full=is_full)
+        self._connection = connection
+        self.write = transport.write
+
+    @property
+    def is_over(self) -> bool:
+        return self.write is into_the_void
+
+    def _take_no_more(self) -> None:
+        self.write = into_the_void
+
+    def close(self) -> None:
+        self._take_no_more()
+        self._connection.end_stream()
+        asyncio.get_running_loop().call_soon(self.lost)
+
+    def abort(self) -> None:
+        self._take_no_more()
+        if self._connection.transport is not None:
+            self._connection.transport.abort()

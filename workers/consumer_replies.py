@@ -6,9 +6,10 @@ A job's text is made from its frame alone: few records come at a time, and colum
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from topics import wire
 from topics.engine import consumer_commands as con
@@ -62,12 +63,15 @@ def render_jobs(result: con.Claimed, *, headers_only: bool = False, members: byt
         lease = b'"lease_id":"lease_%x","deadline":%d,' % (lease_id, deadline) if lease_id else b""
         tag = _tag(buffer[tag_at : tag_at + tag_len]) if flags & HAS_TAG else b""
         data_at = tag_at + tag_len
-        payload = buffer[data_at : data_at + data_len]
-        if flags & (RAW | HAS_EXT) or headers_only:
+        data_end = data_at + data_len
+        if headers_only or flags & RAW:
             extensions = read_extensions(buffer, start) if flags & HAS_EXT else {}
-            content = _content(payload, extensions, raw=bool(flags & RAW), headers_only=headers_only)
+            content = _rare(buffer[data_at:data_end], extensions, raw=bool(flags & RAW), bare=headers_only)
+        elif flags & HAS_EXT and buffer[data_end] == EXT_META:  # it is the first extension, if it is there
+            split = data_end - int.from_bytes(buffer[data_end + 3 : data_end + 7], "little")
+            content = b'"data":%b,"meta":%b' % (buffer[data_at:split], buffer[split:data_end])
         else:
-            content = b'"data":' + payload
+            content = b'"data":' + buffer[data_at:data_end]
         jobs.append(
             b'{%b"$seq":%d,%b"$ts":%d,%b"deliveries":%d,%b}'
             % (members, seq, lease, ts, tag, deliveries, content)
@@ -84,23 +88,21 @@ def _frames(page: Page) -> Iterable[tuple[bytes, int]]:
     return [(page.frames[which], start) for which, start in zip(_plain(page.which), starts)]
 
 
-def _plain(column: Column) -> list[int]:
+def _plain(column: Column) -> Sequence[int]:
     """Numbers of Python: those of numpy cost more, one by one."""
-    return column if isinstance(column, list) else [int(number) for number in column]
+    return column.tolist() if isinstance(column, np.ndarray) else column
 
 
 def _tag(tag: bytes) -> bytes:
     return b'"$tag":%b,' % _encode(tag.decode("utf-8", "replace"))
 
 
-def _content(payload: bytes, extensions: dict[int, bytes], *, raw: bool, headers_only: bool) -> bytes:
-    meta_len = _length(extensions, EXT_META)
-    split = len(payload) - meta_len
-    meta = b',"meta":' + payload[split:] if meta_len and not raw else b""
-    if headers_only:
-        return b'"bytes":%d%b' % (_length(extensions, EXT_SIZE) or len(payload), meta)
-    if not raw:
-        return b'"data":' + payload[:split] + meta
+def _rare(payload: bytes, extensions: dict[int, bytes], *, raw: bool, bare: bool) -> bytes:
+    """Of a raw record, or of one whose data is not wanted."""
+    if bare:
+        size = _length(extensions, EXT_SIZE) or len(payload)
+        meta_len = 0 if raw else _length(extensions, EXT_META)
+        return b'"bytes":%d' % size + (b',"meta":' + payload[-meta_len:] if meta_len else b"")
     header_len = _length(extensions, EXT_HEADERS)
     headers = b',"headers":"%b"' % b64encode(payload[:header_len]) if header_len else b""
     return b'"$encoding":"base64","data":"%b"%b' % (b64encode(payload[header_len:]), headers)
@@ -204,7 +206,7 @@ def consumer_body(state: con.ConsumerState) -> dict[str, object]:
         "lag_ms": state.lag_ms,
         "last_activity_ts": state.last_activity_ts,
         "paused": state.paused,
-        "paused_until_ts": state.paused_until_ts or None,
+        "paused_until_ts": state.paused_until_ts or None if state.paused else None,
         "stalled": state.stalled,
         "tombstone": state.tombstone,
     }

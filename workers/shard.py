@@ -130,6 +130,7 @@ def main() -> int:
         incarnation=arguments.incarnation,
         now_us=now_us,
         disk=disk,
+        shards=arguments.shards,
         max_sessions=settings.max_watch_sessions,
     )
     loop = ShardLoop(core, control, arguments.socket)

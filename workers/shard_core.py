@@ -30,6 +30,8 @@ from workers import consumer_replies, consumer_requests, replies, requests
 from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
 from workers.metrics import ShardMetrics
+from workers.outbox import Batch, Outbox, read_letters
+from workers.peer_links import Message, PeerLinks
 from workers.watch_desk import JOB_KIND, WatchDesk
 
 logger = logging.getLogger("topics.shard")
@@ -57,6 +59,7 @@ class Actions:
     jobs: list[Job] = field(default_factory=list)
     sends: list[tuple[bytes, list[wire.Buffer]]] = field(default_factory=list)  # peer, message parts
     wake_at_ms: int | None = None
+    asks: list[Message] = field(default_factory=list)  # to other workers
 
 
 class NotReady(TopicsError):
@@ -77,6 +80,7 @@ class ShardCore:
         incarnation: int,
         now_us: Callable[[], int],
         disk: Disk,
+        shards: int,
         max_sessions: int = 0,
     ) -> None:
         self.engine = engine
@@ -105,6 +109,8 @@ class ShardCore:
         self.desk = WatchDesk(
             engine, disk, max_sessions=max_sessions, send=self._send, ask=self._ask_for_desk, now_us=now_us
         )
+        self.links = PeerLinks(now_us, self._hear_catalog)
+        self.outbox = Outbox(engine, self.links, shards=shards, submit=self._submit_letters, now_us=now_us)
         self._read: dict[int, Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]] = {
             wire.WRITE: self._read_write,
             wire.WRITE_LINES: lambda t, r, a: (requests.read_lines(t, r, a), None),
@@ -119,6 +125,7 @@ class ShardCore:
             wire.COUNT_BY_TAG: self._read_counts,
             wire.WATCH_READ: self._read_watch,
             **consumer_requests.READERS,
+            wire.LETTERS: lambda t, r, a: (read_letters(t, r.body), None),
         }
 
     # -- in ------------------------------------------------------------------------------------------------
@@ -148,7 +155,7 @@ class ShardCore:
         now_us = self._now_us()
         waiting, turn = self._waiting, self._turn
         for request in wire.read_requests(message, apart):
-            if request.op >= wire.READY:
+            if request.op >= wire.READY and request.op != wire.LETTERS:
                 self._internal(peer, request)
                 continue
             try:
@@ -210,6 +217,11 @@ class ShardCore:
         if command is not None:
             self._waiting.append((token, command))  # type: ignore[arg-type]
         return token  # type: ignore[return-value]
+
+    def _submit_letters(self, batch: Batch, command: cmd.Command) -> None:
+        """What the outbox has for the engine of this shard."""
+        request = wire.Request(0, self._now_us(), DESK_BUDGET_MS, wire.LETTERS, 0, b"", b"", b"")
+        self._waiting.append(((b"", request, batch, self._turn, command), command))
 
     def _internal(self, peer: bytes, request: wire.Request) -> None:
         """Questions about the shard itself, answered also while it recovers."""
@@ -326,6 +338,7 @@ class ShardCore:
     def close(self) -> Actions:
         """The last turn: what is open is committed, and a snapshot is written."""
         self.desk.close()
+        self.outbox.close()
         return self._act(self.engine.close(), 0.0)
 
     def idle(self) -> Actions:
@@ -348,11 +361,12 @@ class ShardCore:
             wake_at_ms = self.desk.wake_at_ms(wake_at_ms)
         if self.caps.wake_at_us is not None:
             wake_at_ms = self._tend_parked(now_us, wake_at_ms)
+        wake_at_ms = self._tend_links(wake_at_ms)
         messages = self._messages()
         doubtful = self._window.closed() or self.desk.fronts()
         if doubtful:
             wake_at_ms = self._probe(doubtful, messages, now_us, wake_at_ms)
-        return Actions(jobs, messages, wake_at_ms)
+        return Actions(jobs, messages, wake_at_ms, self.links.take_messages())
 
     def _probe(
         self,
@@ -373,16 +387,26 @@ class ShardCore:
     def _tend_parked(self, now_us: int, wake_at_ms: int | None) -> int | None:
         for token, error in self.caps.expired():
             self._answer(token, error, now_us, 0.0)
-        wake_at_us = self.caps.wake_at_us
-        if wake_at_us is None:
-            return wake_at_ms
-        parked_ms = wake_at_us // 1000 + 1
-        return parked_ms if wake_at_ms is None else min(wake_at_ms, parked_ms)
+        return _earlier(wake_at_ms, self.caps.wake_at_us)
+
+    def _tend_links(self, wake_at_ms: int | None) -> int | None:
+        """What this shard has to say to others: reports to the catalog, if one hosts it and lives, and letters."""
+        self.links.expire()
+        if self.is_ready:
+            self.outbox.tend()
+        if self.catalog_incarnation is not None:
+            bodies, self.caps.reports = self.caps.reports, []
+            for body in bodies:
+                self.links.tell(0, wire.CATALOG, body)
+        return _earlier(_earlier(wake_at_ms, self.links.wake_at_us), self.outbox.wake_at_us)
 
     def _answer(self, token: Token, result: object, now_us: int, sync_ms: float) -> None:
         peer, request, options, turn, _ = token
         if request.op == wire.FOLLOW:
             self.desk.answered(options, token, result)
+            return
+        if isinstance(options, Batch):
+            self.outbox.answered(options, result)
             return
         total_ms = (now_us - request.received_us) / MS
         if type(result) is cmd.Appended:
@@ -446,6 +470,8 @@ class ShardCore:
             case cmd.TagCounts():
                 last = result.counts[-1][0] if result.more else None
                 return replies.tag_counts(result, replies.cursor_text(last), total_ms)
+            case con.LettersTaken():
+                return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)
         raise AssertionError(f"a result without a rendering: {type(result)}")
 
     def _is_headers_only(self, result: con.Claimed) -> bool:
@@ -474,7 +500,9 @@ class ShardCore:
             if living.get(shard) != incarnation:
                 self.caps.shard_down(shard, incarnation)
         self._peers = living
-        host = living.get(0) if self.engine.config.shard else None
+        own = self.engine.config.shard
+        self.links.set_peers({shard: number for shard, number in living.items() if shard != own})
+        host = living.get(0) if own else None
         if host != self.catalog_incarnation:
             if self.catalog_incarnation is not None:
                 self.caps.catalog_down()
@@ -482,22 +510,13 @@ class ShardCore:
             if host is not None:
                 self.caps.catalog_up()
 
-    def receive_push(self, message: bytes) -> None:
-        """What the catalog on shard 0 sends to this shard's escrow."""
-        for reply in wire.read_replies(message):
-            self.caps.receive(reply.body)
+    def receive_answer(self, shard: int, message: bytes, apart: wire.Buffer | None = None) -> None:
+        """What another worker answers, or the catalog on shard 0 says."""
+        self.links.receive(shard, message, apart)
 
-    def reports(self) -> list[bytes]:
-        """Messages for the catalog, when another worker hosts it and lives."""
-        if self.catalog_incarnation is None:
-            return []
-        bodies, self.caps.reports = self.caps.reports, []
-        now_us = self._now_us()
-        head = wire.message_head(self.catalog_incarnation)
-        return [
-            head + wire.request_head(0, now_us, 0, wire.CATALOG, 0, b"", b"", len(body)) + body
-            for body in bodies
-        ]
+    def _hear_catalog(self, shard: int, reply: wire.Reply) -> None:
+        if shard == 0:
+            self.caps.receive(reply.body)
 
     # -- out -----------------------------------------------------------------------------------------------
 
@@ -546,3 +565,9 @@ def _share_pages(waiting: list[tuple[Token, cmd.Command]]) -> None:
         paged = isinstance(command, cmd.Diff) and not command.frames
         default = limits.DIFF_BYTES_DEFAULT if paged else limits.DIFF_BYTES_MAX
         command.max_bytes = min(command.max_bytes or default, share)
+
+
+def _earlier(at_ms: int | None, at_us: int | None) -> int | None:
+    if at_us is None:
+        return at_ms
+    return at_us // 1000 + 1 if at_ms is None else min(at_ms, at_us // 1000 + 1)

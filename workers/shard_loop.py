@@ -1,7 +1,7 @@
 """The loop of a shard worker: wait → drain the sockets → one turn → start its jobs → send.
 
     front, other workers ──ROUTER──▶ ┐
-    catalog on shard 0   ──DEALER──▶ ├─ poll ─▶ ShardCore ─▶ replies
+    answers of workers   ──DEALER──▶ ├─ poll ─▶ ShardCore ─▶ replies, and requests to other workers
     supervisor           ──control─▶ │              │ jobs
     finished jobs        ──eventfd─▶ ┘    syncs on one thread, all other blocking work on another
 
@@ -24,9 +24,10 @@ from queue import SimpleQueue
 import zmq
 
 from topics import wire
-from topics.control_channel import Channel, Drain, Listening, Message, Peer, Peers, Ping, Pong, Ready
+from topics.control_channel import Channel, Drain, Listening, Message, Peers, Ping, Pong, Ready
 from topics.engine.engine import Job
 from topics.sockets import descriptor, has_input
+from workers.peer_sockets import PeerSockets
 from workers.shard_core import Actions, ShardCore
 
 logger = logging.getLogger("topics.shard")
@@ -74,7 +75,6 @@ class ShardLoop:
         self._control = control
         self._context = zmq.Context(1)
         self._socket = self._open_socket(socket_path)
-        self._catalog: zmq.Socket[bytes] | None = None
         self._finished: deque[Finished] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._syncs = JobThread("sync", self._job_done)
@@ -87,6 +87,7 @@ class ShardLoop:
         self._poller = select.poll()
         for fd in (descriptor(self._socket), self._wake_fd, self._control_fd):
             self._poller.register(fd, select.POLLIN)
+        self._peers = PeerSockets(self._context, self._poller)
         signal.signal(signal.SIGTERM, self._on_term)
 
     def _open_socket(self, path: str) -> zmq.Socket[bytes]:
@@ -156,9 +157,7 @@ class ShardLoop:
 
     def _has_mail(self) -> bool:
         """A message waits. ZeroMQ's descriptors only tell of news, so this is asked before every wait."""
-        if has_input(self._socket):
-            return True
-        return self._catalog is not None and has_input(self._catalog)
+        return self._peers.has_mail or has_input(self._socket)
 
     def _poll(self, timeout_ms: int | None) -> None:
         for fd, _ in self._poller.poll(timeout_ms):
@@ -171,6 +170,8 @@ class ShardLoop:
                 if self._control.closed:
                     self._poller.unregister(fd)
                     self._stopping = True
+            else:
+                self._peers.ring(fd)
 
     def _step(self) -> None:
         """Everything that is due, once."""
@@ -200,8 +201,7 @@ class ShardLoop:
         self._syncs.stop()
         self._others.stop()
         self._socket.close()
-        if self._catalog is not None:
-            self._catalog.close(0)
+        self._peers.close()
         self._context.term()
         logger.info("the shard is closed")
 
@@ -209,8 +209,7 @@ class ShardLoop:
 
     def _receive(self) -> None:
         self._drain_socket()
-        if self._catalog is not None:
-            self._drain_catalog(self._catalog)
+        self._peers.drain(self._core.receive_answer)
 
     def obey(self, messages: list[Message]) -> None:
         """What the supervisor says."""
@@ -221,7 +220,8 @@ class ShardLoop:
                 case Drain():
                     self._stopping = True
                 case Peers(workers):
-                    self._set_peers({peer.shard: peer for peer in workers})
+                    self._core.set_peers({peer.shard: peer.incarnation for peer in workers})
+                    self._peers.set_peers({peer.shard: peer for peer in workers})
 
     def _drain_socket(self) -> None:
         receive, core, size = self._socket.recv_multipart, self._core, 0
@@ -237,33 +237,6 @@ class ShardLoop:
             size += sum(map(len, parts))
             if size > DRAIN_BYTES or core.waiting >= DRAIN_REQUESTS:
                 return
-
-    def _drain_catalog(self, catalog: zmq.Socket[bytes]) -> None:
-        while has_input(catalog):
-            message = catalog.recv(zmq.NOBLOCK)
-            try:
-                self._core.receive_push(message)
-            except wire.BadMessage as error:
-                logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
-
-    # -- other workers -------------------------------------------------------------------------------------
-
-    def _set_peers(self, peers: dict[int, Peer]) -> None:
-        before = self._core.catalog_incarnation
-        self._core.set_peers({shard: peer.incarnation for shard, peer in peers.items()})
-        if self._core.catalog_incarnation != before:
-            self._connect_catalog(peers.get(0))
-
-    def _connect_catalog(self, host: Peer | None) -> None:
-        if self._catalog is not None:
-            self._poller.unregister(descriptor(self._catalog))
-            self._catalog.close(0)
-            self._catalog = None
-        if host is not None:
-            self._catalog = self._context.socket(zmq.DEALER)
-            self._catalog.sndhwm = self._catalog.rcvhwm = 0
-            self._catalog.connect(f"ipc://{host.path}")
-            self._poller.register(descriptor(self._catalog), select.POLLIN)
 
     # -- out -----------------------------------------------------------------------------------------------
 
@@ -304,6 +277,5 @@ class ShardLoop:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
                 self._core.forget_peer(peer)  # that front is gone, and whoever waited there with it
-        if self._catalog is not None:
-            for report in self._core.reports():
-                self._catalog.send(report, zmq.NOBLOCK)
+        for shard, message in actions.asks:
+            self._peers.send(shard, message)

@@ -90,6 +90,13 @@ _FAULTS = {
             "a status of the contract; a refused request changes nothing",
         ),
     ],
+    "jobs": [
+        fault(
+            "request",
+            "arbitrary calls of queues and consumers, over restarts and jumps of the clock",
+            "a status of the contract; the shard serves on",
+        ),
+    ],
     "texts": [
         fault(
             "request",

@@ -166,6 +166,18 @@ def test_empty_bodies(shared_server: Server, topic: str) -> None:
     assert not ok(shared_server.request("POST", f"{path}/consumers/c/resume"))["paused"]
 
 
+def test_a_consumer_may_be_idle_for_a_month(shared_server: Server, topic: str) -> None:
+    """Its worker waits for a time that is further away than one wait can be."""
+    shared_server.put(f"/v0/topics/{topic}")
+    path = f"/v0/topics/{topic}/consumers/c"
+    made = ok(shared_server.put(path, {"inactive_ttl_ms": 2**64 - 1}), 201)
+    assert made["config"]["inactive_ttl_ms"] == 30 * 86_400_000
+    before = shared_server.children()
+    for _ in range(3):
+        ok(shared_server.get(path))
+    assert shared_server.children() == before
+
+
 # -- claims that wait --------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -78,6 +79,23 @@ def test_the_jobs_print_what_they_show(start_server) -> None:  # type: ignore[no
     server = start_server()
     printed = run_tour(f"{server.host}:{server.port}", "Jobs")
     assert without_times(printed) == without_times(block("text", "Jobs"))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the page needs curl")
+def test_the_page_of_consumers_begins_with_calls_that_work(start_server) -> None:  # type: ignore[no-untyped-def]
+    server = start_server()
+    (script,) = re.findall(
+        r"^```bash\n(.*?)^```$", (ROOT / "docs" / "consumers.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    script = script.replace("127.0.0.1:4000", f"{server.host}:{server.port}")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    made, fetched, acked, state = map(json.loads, done.stdout.splitlines())
+    assert made["created"]
+    assert [record["data"] for record in fetched["claimed"]] == [{"item": "tea"}]
+    assert (acked["acked"], acked["skipped"]) == (1, [])
+    assert (state["ack_floor"], state["lag_records"]) == (2, 0)
 
 
 @pytest.mark.browser

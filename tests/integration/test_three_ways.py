@@ -183,6 +183,35 @@ CORPUS = [
     other("DELETE", T + "w?if_empty=true"),
     other("DELETE", T + "p"),
     other("DELETE", T + "p"),
+    # Queues and consumers.
+    post(T + "q", {**many(4), "config": {"type": "queue"}}),
+    post(T + "q/claim", {"node": "w", "max": 2}),
+    post(T + "q/claim", {"node": "w"}, ("Accept-Encoding", "gzip")),
+    post(T + "q/claim", {"node": ""}),
+    post(T + "q/claim"),
+    post(T + "q/claim", b"{}", ("Content-Type", "text/plain")),
+    post(T + "w/claim", {"node": "w"}),
+    post(T + "q/ack", {"node": "w", "seqs": [1, 9], "lease_ids": ["", "lease_1"]}),
+    post(T + "q/ack", {"node": "w", "seqs": list(range(1001))}),
+    post(T + "q/nack", {"node": "w", "seqs": [2], "delay_ms": 60_000}, hot=False),
+    post(T + "q/extend", {"node": "v", "seqs": [3], "lease_ms": 5}, hot=False),
+    post(T + "q/claim", {"node": "w", "max": 9, "wait_ms": 30}),
+    post(T + "q/claim", {"node": "w", "wait_ms": 30}),
+    other("PUT", T + "q/consumers/c", b'{"filter":"t.*","headers_only":true}'),
+    other("PUT", T + "q/consumers/c%2Fd"),
+    post(T + "q/consumers/c/fetch", {"node": "w", "max": 2}),
+    post(T + "q/consumers/%63/fetch", {"node": "w", "max": 2}, hot=False),
+    post(T + "q/consumers/none/fetch", {"node": "w"}),
+    post(T + "q/consumers/c/ack", {"node": "w", "seqs": [2, 3]}),
+    post(T + "q/consumers/c/term", {"node": "w", "seqs": [4]}, hot=False),
+    post(T + "q/consumers/c/pause", b"", hot=False),
+    post(T + "q/consumers/c/resume", b"", hot=False),
+    post(T + "q/consumers/c/reset", {"to": "start", "dry_run": True}, hot=False),
+    other("GET", T + "q/consumers"),
+    other("HEAD", T + "q/consumers/c"),
+    other("GET", T + "q/consumers/c/fetch"),
+    other("OPTIONS", T + "q/consumers/c"),
+    other("DELETE", T + "q/consumers/c"),
     # Paths and methods that are not there.
     other("GET", "/"),
     other("GET", T),
@@ -226,7 +255,8 @@ CORPUS = [
 
 CHANGING = (
     (re.compile(rb'"performance":\{[^{}]*\}'), b'"performance":{}'),
-    (re.compile(rb'"(\$ts|\w+_ts|uptime_ms|effective_priority)":\d+'), rb'"\1":0'),
+    (re.compile(rb'"(\$ts|\w+_ts|uptime_ms|effective_priority|deadline|lag_ms)":\d+'), rb'"\1":0'),
+    (re.compile(rb'"lease_[0-9a-f]+"'), b'"lease_"'),
 )
 OF_THE_CONNECTION = ("date", "content-length", "connection")
 

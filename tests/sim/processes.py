@@ -123,6 +123,7 @@ class SimShard:
             incarnation=self.incarnation,
             now_us=now_us,
             disk=self.disk,  # type: ignore[arg-type]
+            shards=self.server.shards,
             max_sessions=self.server.settings.max_watch_sessions,
         )
         self._recovery = engine.recover_steps()
@@ -263,8 +264,9 @@ class SimShard:
     def hear(self, peer: bytes, parts: list[wire.Buffer]) -> None:
         self._take(lambda: self._core().receive(peer, bytes(parts[0]), *parts[1:]))
 
-    def hear_push(self, message: bytes) -> None:
-        self._take(lambda: self._core().receive_push(message))
+    def hear_answer(self, shard: int, parts: list[wire.Buffer]) -> None:
+        """What another worker says on the link that this one has to it."""
+        self._take(lambda: self._core().receive_answer(shard, bytes(parts[0]), *parts[1:]))
 
     def hear_peers(self, living: dict[int, int]) -> None:
         self._take(lambda: self._core().set_peers(living))
@@ -284,8 +286,8 @@ class SimShard:
     def _send(self, actions: Actions) -> None:
         for peer, parts in actions.sends:
             self.server.carry_reply(self, peer, parts)
-        for report in self._core().reports():
-            self.server.carry_request(self.name, 0, [report])
+        for shard, parts in actions.asks:
+            self.server.carry_request(self.name, shard, parts)
 
 
 class SimFront:
@@ -534,7 +536,7 @@ class SimServer:
                     front.hear(worker.shard, parts)
             for other in self.workers:
                 if other is not None and other.alive and other.core is not None and other.name == peer:
-                    other.hear_push(bytes(parts[0]))
+                    other.hear_answer(worker.shard, parts)
             if peer.startswith(b"front") and not any(front and front.name == peer for front in self.fronts):
                 worker.hear_front_gone(peer)
 

@@ -60,9 +60,7 @@ class Mishaps(logging.Handler):
 
 
 class Story:
-    def __init__(
-        self, seed: int, *, steps: int = STEPS, verbose: bool = False, with_watchers: bool = True
-    ) -> None:
+    def __init__(self, seed: int, *, steps: int = STEPS, verbose: bool = False) -> None:
         self.seed, self.steps, self.verbose = seed, steps, verbose
         self.rng = rng = random.Random(seed * 7919 + 5)
         self.world = World(seed)
@@ -83,7 +81,7 @@ class Story:
             self.server,
             self._appetite(),
             clients=rng.choice((2, 3, 4, 6)),
-            watchers=rng.choice((0, 0, 1, 2, 4)) if with_watchers else 0,
+            watchers=rng.choice((0, 0, 1, 2, 4)),
         )
         self.crowd.on_answer = self._answered
         self.history = self.crowd.history

@@ -41,14 +41,11 @@ def test_fixed_seeds(first: int) -> None:
 
 @pytest.mark.parametrize("share", range(2))
 def test_fresh_seeds(share: int) -> None:
-    """Other ones in every run; what fails here once can be told again by its seed.
-
-    Without watchers: of the fresh stories that have some, about one in a hundred is not settled yet (docs/proof.md).
-    """
+    """Other ones in every run; what fails here once can be told again by its seed."""
     seed = time.time_ns() // 1000 * 2 + share
     end = time.monotonic() + FRESH_S
     while time.monotonic() < end:
-        Story(seed, with_watchers=False).run()
+        Story(seed).run()
         seed += 2
 
 

@@ -1,6 +1,6 @@
 """Shards behind the wire without processes: real ShardCores on simulated disks, and the messages between them by hand.
 
-`Rig` is one shard and whatever fronts a test makes up. `Cluster` is several, whose catalog messages wait in `wires`
+`Rig` is one shard and whatever fronts a test makes up. `Cluster` is several, whose messages to each other wait in `wires`
 until they are carried, so that a test decides what is lost and what comes late.
 """
 
@@ -10,6 +10,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine, Job
 from workers.caps import Caps
 from workers.metrics import ShardMetrics
+from workers.peer_links import Message
 from workers.shard_core import Actions, ShardCore
 
 FRONT = b"front"
@@ -56,13 +58,15 @@ class Rig:
             incarnation=incarnation,
             now_us=self.now_us,
             disk=self.disk,
+            shards=shards,
         )
         self.takes = True  # fronts tell that they have taken their answers
         self.jobs: list[Job] = []
         self.wake_at_ms: int | None = None
         self.replies: dict[tuple[bytes, int], wire.Reply] = {}
         self.order: list[tuple[bytes, int]] = []
-        self.pushes: list[tuple[bytes, bytes]] = []  # to other shards
+        self.answers: list[tuple[bytes, list[wire.Buffer]]] = []  # to other shards, and pushes
+        self.asks: list[Message] = []  # to other shards
         self._numbers = itertools.count(1)
         if recovered:
             self.recover()
@@ -105,15 +109,21 @@ class Rig:
         """Turns and jobs until nothing is due."""
         self._take(self.core.idle())
         for _ in range(1000):
-            if self.jobs:
-                job = self.jobs.pop(0)
-                job.run()
-                self._take(self.core.finish(job, None, 0.0))
-            elif self.core.has_requests or self._is_due():
-                self.turn()
-            else:
+            if not self.step():
                 return
         raise AssertionError("the shard never comes to rest")
+
+    def step(self) -> bool:
+        """One job, or one turn; False when nothing is due."""
+        if self.jobs:
+            job = self.jobs.pop(0)
+            job.run()
+            self._take(self.core.finish(job, None, 0.0))
+        elif self.core.has_requests or self._is_due():
+            self.turn()
+        else:
+            return False
+        return True
 
     def _is_due(self) -> bool:
         return self.wake_at_ms is not None and self.wake_at_ms <= self.clock.monotonic_ms()
@@ -129,12 +139,13 @@ class Rig:
     def _take(self, actions: Actions) -> None:
         self.jobs += actions.jobs
         self.wake_at_ms = actions.wake_at_ms
+        self.asks += actions.asks
         self.send(actions)
 
     def send(self, actions: Actions) -> None:
         for peer, parts in actions.sends:
             if peer.startswith(WORKER):
-                self.pushes.append((peer, bytes(parts[0])))
+                self.answers.append((peer, parts))
             else:
                 self._keep(peer, parts)
 
@@ -156,50 +167,62 @@ def error_of(reply: wire.Reply | None) -> dict[str, Any]:
     return json.loads(bytes(reply.body))["error"]
 
 
-class Cluster:
-    """Shards that share caps; shard 0 has the catalog."""
+@dataclass(slots=True)
+class Mail:
+    """On its way between two shards. An answer is for one incarnation; a request reaches whoever is there."""
 
-    def __init__(self, shards: int, **limits: int) -> None:
+    sender: bytes
+    source: int
+    target: int
+    parts: list[wire.Buffer]
+    answer_to: bytes | None = None
+
+
+def name_of(rig: Rig) -> bytes:
+    """Its sockets at the others: each incarnation has its own."""
+    return WORKER + b"%d-%d" % (rig.config.shard, rig.incarnation)
+
+
+def shard_config(config: EngineConfig, shard: int) -> EngineConfig:
+    return msgspec.structs.replace(config, shard=shard, shard_dir=f"layout-1/shard-{shard:02}")
+
+
+class Cluster:
+    """Shards with links to each other; shard 0 has the catalog."""
+
+    def __init__(self, shards: int, disks: list[SimDisk] | None = None, **limits: int) -> None:
         self.clock = SimClock()
         self.config = msgspec.structs.replace(SMALL, **limits)
         self.rigs: list[Rig | None] = [None] * shards
-        self.disks = [SimDisk(shard + 1) for shard in range(shards)]
-        self.wires: deque[tuple[int, int, bytes]] = deque()  # from, to, message
+        self.disks = disks or [SimDisk(shard + 1) for shard in range(shards)]
+        self.wires: deque[Mail] = deque()
         self._incarnations = itertools.count(1)
         for shard in range(shards):
             self.start(shard)
 
-    def start(self, shard: int) -> Rig:
-        config = msgspec.structs.replace(self.config, shard=shard, shard_dir=f"layout-1/shard-{shard:02}")
+    def start(self, shard: int, *, heard: bool = True) -> Rig:
+        """A new incarnation. The others hear of it at once, unless they are to hear of it never."""
         rig = Rig(
-            config,
+            shard_config(self.config, shard),
             shards=len(self.rigs),
             incarnation=next(self._incarnations),
             clock=self.clock,
             disk=self.disks[shard],
         )
         self.rigs[shard] = rig
-        if shard:
-            self._meet_catalog(rig)
-        else:
-            for other in filter(None, self.rigs[1:]):
-                self._meet_catalog(other)
+        self._tell_peers([rig] if not heard else [other for _, other in self._living()])
         return rig
-
-    def _meet_catalog(self, rig: Rig) -> None:
-        if self.rigs[0] is not None:
-            rig.core.set_peers({0: self.rigs[0].incarnation})
-            self._collect()
 
     def kill(self, shard: int) -> None:
         """The process ends; the others hear of it at once."""
-        rig = self.lose(shard)
-        if shard == 0:
-            for other in filter(None, self.rigs[1:]):
-                other.core.set_peers({})
-        elif self.rigs[0] is not None:
-            self.rigs[0].caps.shard_down(shard, rig.incarnation)
-            self._collect()
+        self.lose(shard)
+        self._tell_peers([rig for _, rig in self._living()])
+
+    def _tell_peers(self, rigs: list[Rig]) -> None:
+        living = {shard: rig.incarnation for shard, rig in self._living()}
+        for rig in rigs:
+            rig.core.set_peers(living)
+        self._collect()
 
     def lose(self, shard: int) -> Rig:
         """The process ends, and nobody has heard of it."""
@@ -207,8 +230,16 @@ class Cluster:
         assert rig is not None
         self.rigs[shard] = None
         self.disks[shard].kill()
-        self.wires = deque(w for w in self.wires if w[1] != shard)
+        self.wires = deque(mail for mail in self.wires if mail.target != shard)
         return rig
+
+    def cut_power(self) -> None:
+        """All processes end, and what was not synced is gone or not."""
+        for shard, _ in self._living():
+            self.lose(shard)
+            self.disks[shard].crash()
+        self.wires.clear()
+        self.clock = SimClock(self.clock.wall_ms())
 
     def rig(self, shard: int) -> Rig:
         rig = self.rigs[shard]
@@ -224,28 +255,34 @@ class Cluster:
         """Put on the wires what the shards have to say."""
         for shard, rig in self._living():
             rig._take(rig.core.idle())
-            if shard and self.rigs[0] is not None:
-                for message in rig.core.reports():
-                    self.wires.append((shard, 0, message))
-            for peer, message in rig.pushes:
-                name = peer.removeprefix(WORKER)
-                if name.isdigit():  # else it is a socket of a worker that is gone
-                    self.wires.append((0, int(name), message))
-            rig.pushes = []
+            sender = name_of(rig)
+            asks, rig.asks = rig.asks, []
+            self.wires += [Mail(sender, shard, target, parts) for target, parts in asks]
+            answers, rig.answers = rig.answers, []
+            for peer, parts in answers:
+                target = int(peer.removeprefix(WORKER).split(b"-")[0])
+                self.wires.append(Mail(sender, shard, target, parts, peer))
 
     def carry(self) -> bool:
         """One message reaches its end; False when there is none."""
         self._collect()
         if not self.wires:
             return False
-        source, target, message = self.wires.popleft()
-        rig = self.rigs[target]
-        if rig is not None:
-            if target == 0:
-                rig.core.receive(WORKER + b"%d" % source, message)
-            else:
-                rig.core.receive_push(message)
+        mail = self.wires.popleft()
+        rig = self.rigs[mail.target]
+        first, *apart = mail.parts
+        if rig is not None and mail.answer_to is None:
+            rig.core.receive(mail.sender, bytes(first), *apart)
+        elif rig is not None and mail.answer_to == name_of(rig):
+            rig.core.receive_answer(mail.source, bytes(first), *apart)
         return True
+
+    def step(self) -> bool:
+        """The next thing that is due: a job, a turn or a message; False when there is none."""
+        for _, rig in self._living():
+            if rig.step():
+                return True
+        return self.carry()
 
     def rest(self) -> None:
         """Carry and turn until all is quiet."""

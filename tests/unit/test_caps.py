@@ -173,7 +173,7 @@ def test_what_may_come_back_keeps_its_place() -> None:
 def test_news_of_a_death_that_come_after_the_successor_s_report_do_not_shut_it_out() -> None:
     made = cluster(2, max_topics=10)
     gone = made.lose(1)
-    made.start(1)
+    made.start(1, heard=False)
     made.rest()  # the catalog hears the new one begin
     made.rig(0).caps.shard_down(1, gone.incarnation)
     made.rest()
@@ -188,11 +188,11 @@ def test_the_last_words_of_a_dead_worker_do_not_take_its_successor_s_place() -> 
     old = made.rig(1)
     old.receive(wire.WRITE, "t", write())
     old.rest()
-    (words,) = old.core.reports()  # a want, still on its way
+    ((_, (words,)),) = old.asks  # a want, still on its way
     made.lose(1)
-    made.start(1)
+    made.start(1, heard=False)
     assert create(made, 1, "t") == 201  # and a chunk that it does not use
-    made.rig(0).core.receive(WORKER + b"1-before", words)
+    made.rig(0).core.receive(WORKER + b"1-0", bytes(words))
     for i in range(99):
         assert create(made, 0, f"t{i}") == 201, "the successor did not hear the recall"
 

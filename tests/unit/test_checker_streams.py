@@ -160,3 +160,76 @@ def test_a_group_gives_nothing_twice() -> None:
     assert check(told.history) == []
     told.second.frames[1].data.update(page([3, 6, 7], 2, 7, 7))
     assert "stream" in {problem.rule for problem in check(told.history)}
+
+
+# ---- streams that begin in the middle
+
+
+class Scene:
+    """One topic, its writers, and one watcher."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.head = 0
+        self.written = 0  # in this topic and in those before it
+
+    def ask(self, kind: str, request: dict[str, Any], answer: dict[str, Any], topic: str = "t") -> None:
+        op = self.history.sent("c", kind, topic, request)
+        self.history.answered(op, 201 if answer.get("created") else 200, answer)
+
+    def put(self, **config: Any) -> None:
+        config["durability"] = "fsync"
+        self.ask("put", config, {"topic": "t", "created": False, "config": config})
+
+    def write(self, **fields: Any) -> None:
+        self.head += 1
+        self.written += 1
+        request = {"config": {"durability": "fsync"}, "records": [{"data": {"n": self.written}, **fields}]}
+        answer = {"topic": "t", "first_seq": self.head, "last_seq": self.head, "seqs": [self.head]}
+        more = {"head_seq": self.head, "count": 1, "created": self.head == 1, "deduped": False}
+        self.ask("write", request, {**answer, **more})
+
+    def watch(self, **wish: Any) -> None:
+        start = {"t": {"from_seq": 0, "head_seq": self.head, "earliest_seq": 1}}
+        told = {"wid": WID, "stream_url": f"/v0/watch/{WID}", "session_ttl_ms": 300_000, "topics": start}
+        self.ask("watch", {"topics": {"t": {}}, **wish}, told, topic="")
+
+    def connect(self, last_id: str | None = None) -> Stream:
+        stream = self.history.opening("w", WID, last_id)
+        self.history.opened(stream, 200)
+        return stream
+
+    def blamed(self) -> set[str]:
+        return {problem.rule for problem in check(self.history)}
+
+
+@pytest.mark.parametrize(("start", "blamed"), [(1, set()), (0, {"lost"})])
+def test_what_was_left_out_before_the_filter_went_stays_out(start: int, blamed: set[str]) -> None:
+    """A page that begins behind it shows that it was passed earlier; one that begins in front of it was read too late for that."""
+    scene = Scene()
+    scene.write(node="me")
+    scene.watch(node="me")
+    stream = scene.connect()
+    scene.put(dedupe_node=False)
+    scene.write()
+    scene.history.saw(stream, "record", event_id(t=2), page([2], start, 2, 2))
+    assert scene.blamed() == blamed
+
+
+@pytest.mark.parametrize(("is_dropped", "blamed"), [(True, set()), (False, {"stream", "page"})])
+def test_an_old_id_does_not_move_a_session_in_the_next_topic_of_that_name(
+    is_dropped: bool, blamed: set[str]
+) -> None:
+    scene = Scene()
+    scene.write()
+    scene.write()
+    scene.watch()
+    if is_dropped:
+        scene.ask("drop", {}, {"topic": "t", "deleted": True, "routers_removed": []})
+        scene.head = 0
+        scene.write()
+    stream = scene.connect(event_id(t=2))
+    first = {**record(1), "data": {"n": 3 if is_dropped else 1}}
+    shown = {**page([], 0, 1, scene.head), "records": [first]}
+    scene.history.saw(stream, "record", event_id(t=1), shown)
+    assert scene.blamed() == blamed

@@ -352,6 +352,19 @@ def test_strong_on_an_ephemeral_topic_waits_for_nothing() -> None:
     assert seqs(rig.pages(key)) == [1, 2]
 
 
+def test_after_a_restart_strong_waits_for_no_sync_that_nobody_needs() -> None:
+    """All that was recovered is synced. A change that leaves nothing in the log must not make it look otherwise."""
+    before = rig_with(2, durability="fsync")
+    before.disk.kill()
+    rig = FeedRig(incarnation=2, clock=before.clock, disk=before.disk)
+    rig.ask(wire.DELETE, "t", {"before_seq": 1})  # nothing is older
+    read = rig.ask(wire.WATCH_READ, "t", encode(WatchRead(STRONG, 0)))
+    assert read is not None
+    assert seqs(rig.pages((b"front", read.id))) == [1, 2]
+    (page,) = rig.pages(rig.follow(options=STRONG))
+    assert (page.span, page.caught_up) == ((2, 2), True)
+
+
 def test_strong_on_a_synced_topic_comes_with_the_answer_to_the_writer() -> None:
     rig = rig_with(durability="fsync")
     key = rig.follow(options=STRONG)

@@ -314,7 +314,8 @@ def test_a_front_that_is_gone_is_not_waited_for() -> None:
 def silent_catalog(rig: Rig) -> None:
     """Shard 1's catalog is somewhere else, and says nothing."""
     rig.core.set_peers({0: 1})
-    rig.core.reports()
+    rig.rest()
+    rig.asks.clear()
 
 
 def lone_shard() -> Rig:
@@ -332,7 +333,7 @@ def test_a_write_over_the_grant_waits_for_more() -> None:
     key = rig.receive(wire.WRITE, "a", write(1))
     rig.rest()
     assert key not in rig.replies
-    assert len(rig.core.reports()) == 1
+    assert len(rig.asks) == 1
     grant(rig, 1)
     rig.rest()
     assert rig.replies[key].status == 201
@@ -348,7 +349,7 @@ def test_the_last_word_of_the_catalog_is_a_429_for_all_that_take_no_less() -> No
     for key in keys[:2]:
         assert error_of(rig.replies[key])["detail"] == {"limit": "max_total_bytes", "max": 1000}
     assert keys[2] not in rig.replies  # a smaller one may still fit: it is asked for anew
-    assert len(rig.core.reports()) == 2
+    assert len(rig.asks) == 2
 
 
 def test_a_final_word_for_one_that_gave_up_refuses_nobody_else() -> None:

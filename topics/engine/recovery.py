@@ -350,6 +350,7 @@ class Recovery:
         self.report.power_cut = bool(good) and not clean and not self._disk_was_sound(boot_id, good)
         self._begin_fresh_file(tail, good)
         wal.synced_lsn = wal.last_lsn
+        shard.written_lsn = shard.synced_lsn = wal.synced_lsn
         wal.unsynced_files = []
         for log in shard.by_id.values():
             log.ceiling_synced = log.ceiling

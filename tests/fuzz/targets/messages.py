@@ -86,14 +86,15 @@ def _to_catalog(data: bytes) -> None:
 def _to_other_shard(data: bytes) -> None:
     """What should be a word of the catalog, at a shard that does not host one."""
     rig = _rig(shard=1, shards=2)
+    rig.core.set_peers({0: 1})
     try:
-        rig.core.receive_push(
-            wire.message_head(1) + wire.reply_head(0, 200, wire.PUSH, b"", len(data)) + data
+        rig.core.receive_answer(
+            0, wire.message_head(1) + wire.reply_head(0, 200, wire.PUSH, b"", len(data)) + data
         )
     except wire.BadMessage:
         pass
     try:
-        rig.core.receive_push(data)
+        rig.core.receive_answer(0, data)
     except wire.BadMessage:
         pass
     rig.rest()

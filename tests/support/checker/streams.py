@@ -156,6 +156,9 @@ class Connection:
         self.cursors: dict[str, int] = {}
         self.least: dict[str, int] = {}  # where topics stand at least, until they are seen
         self.is_exact = True  # whether a topic that is not in `cursors` begins at its beginning
+        # Where the id that it begins with may be of a topic that is no more. An id only sets back, so with the next topic of
+        # that name the session goes on from where it stands in that one, until it says where that is.
+        self.doubtful: set[str] = set()
         self.ended: set[str] = set()
         self.caught_up: set[str] = set()
         self.last_words: str | None = None
@@ -176,6 +179,7 @@ class Connection:
             assert cursors is not None, "a client sends what it was given"
             self.cursors = dict(cursors)
             self.least = {topic: 0 for topic in self.session.starts if topic not in cursors}
+            self.doubtful = self.session.watches.made_again & cursors.keys()
         elif before is None:
             self.cursors = dict(self.session.starts)
         else:
@@ -192,6 +196,9 @@ class Connection:
     def _cursor(self, topic: str, found: int, frame: Frame) -> int:
         """Where the topic stood before this event, as far as it is known."""
         cursor = self.cursors.get(topic)
+        if topic in self.doubtful and cursor is not None:
+            self.doubtful.discard(topic)
+            cursor = self.cursors[topic] = min(cursor, found)
         if cursor is not None:
             return cursor
         if self.is_exact and topic not in self.least:
@@ -244,6 +251,10 @@ class Connection:
         cursor = self._cursor(topic, data["from_seq"], frame)
         if data["from_seq"] < cursor:
             self.blame(topic, f"it goes on from {data['from_seq']}, though it stood at {cursor}", frame)
+        elif data["from_seq"] > cursor:
+            # That was passed in silence at some earlier moment: what holds for these records need not have held then.
+            self._page(frame, topic, cursor, data["from_seq"], None, [])
+            cursor = data["from_seq"]
         self._check_records(frame, topic)
         self._page(frame, topic, cursor, data["to_seq"], data["head_seq"], data["records"])
         self.caught_up.discard(topic)

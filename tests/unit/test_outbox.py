@@ -1,0 +1,433 @@
+"""Goal: a dead letter comes to its topic once, whoever dies on the way, and what is refused goes back to its queue.
+
+Method: real shards on simulated disks, whose messages are carried by hand. A queue with jobs that are on their way is
+made on one of the disks first; then the shards start and send them, as after any restart.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.engine_harness import Harness, append, numbered
+from tests.support.faults import fault
+from tests.support.shard_rig import WORKER, Cluster, Mail, Rig, error_of, shard_config
+from tests.support.sim_disk import SimDisk
+from topics import wire
+from topics.engine import consumer_commands as con
+from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.limits import KIB, MIB
+from topics.engine.placement import shard_of
+from workers import outbox, peer_links
+from workers.caps import PARK_US
+from workers.outbox import PAUSE_MS_MAX, PAUSE_MS_MIN, encode_letters
+
+ROOMY = EngineConfig(wal_file_bytes=64 * KIB, snapshot_interval_ms=1 << 40, verify=True)
+JOBS = 10
+
+
+def name_on(shard: int, stem: str, shards: int = 2) -> str:
+    """A topic that lies there."""
+    return next(name for name in (f"{stem}{i}" for i in itertools.count()) if shard_of(name, shards) == shard)
+
+
+QUEUE = name_on(1, "queue")
+NEAR, FAR = name_on(1, "dead"), name_on(0, "dead")
+EACH_TARGET = pytest.mark.parametrize("target", [FAR, NEAR], ids=["far", "near"])
+
+
+def disks_with_letters(
+    target: str,
+    jobs: list[bytes] | None = None,
+    *,
+    target_config: TopicConfig | None = None,
+    queues: tuple[str, ...] = (QUEUE,),
+    seed: int = 1,
+) -> list[SimDisk]:
+    """The disks of two shards. All jobs of the queues, on shard 1, are on their way to the target."""
+    harnesses = [Harness(shard_config(ROOMY, shard), disk=SimDisk(seed + shard)) for shard in range(2)]
+    if target_config is not None:
+        harnesses[shard_of(target, 2)].put(target, target_config)
+    for queue in queues:
+        move_jobs(harnesses[1], queue, target, jobs or numbered(1, JOBS))
+    for harness in harnesses:
+        harness.close()
+    return [harness.disk for harness in harnesses]
+
+
+def room(records: int) -> TopicConfig:
+    return TopicConfig(cap_records=records, discard="reject")
+
+
+def move_jobs(harness: Harness, queue: str, target: str, jobs: list[bytes]) -> None:
+    harness.put(queue, TopicConfig(type="queue", dead_letter=target, max_deliveries=3, lease_ms=60_000))
+    harness.do(append(queue, *jobs))
+    claimed = harness.do(con.Claim(queue, node=b"n", max=len(jobs), max_bytes=8 * MIB))
+    assert len(claimed.lease_ids) == len(jobs)
+    harness.do(con.Settle(queue, "nack", b"n", [int(seq) for seq in claimed.page.seqs], nack="dead"))
+
+
+def cluster(disks: list[SimDisk], **limits: int) -> Cluster:
+    """Both shards, about to send. What was tried before they knew of each other is due again."""
+    made = Cluster(2, disks, wal_file_bytes=64 * KIB, **limits)
+    made.clock.advance(PAUSE_MS_MIN + 1)
+    return made
+
+
+def letters_on_wires(made: Cluster) -> list[Mail]:
+    return [mail for mail in made.wires if b'"record' in b"".join(mail.parts)]
+
+
+def texts(made: Cluster, topic: str) -> list[str]:
+    """The data of what is live in a topic, in its order."""
+    found: list[str] = []
+    from_seq = 0
+    while True:
+        reply = made.ask(
+            shard_of(topic, 2), wire.DIFF, topic, {"from_seq": from_seq, "max_batch_bytes": 8 * MIB}
+        )
+        assert reply is not None
+        if reply.status == 404:
+            return []
+        page = json.loads(bytes(reply.body))
+        found += [record["data"] for record in page["records"]]
+        from_seq = page["next_from_seq"]
+        if from_seq >= page["head_seq"]:
+            return found
+
+
+def all_texts(jobs: int = JOBS) -> list[str]:
+    return [json.loads(text) for text in numbered(1, jobs)]
+
+
+def on_their_way(made: Cluster) -> int:
+    logs = made.rig(1).core.engine.shard.by_id.values()
+    return sum(len(log.consumers.letters) for log in logs if log.consumers is not None)
+
+
+def settle(made: Cluster) -> None:
+    """Everything, pauses included."""
+    for _ in range(20):
+        made.rest()
+        if not on_their_way(made):
+            return
+        made.clock.advance(PAUSE_MS_MAX)
+    raise AssertionError("letters that never arrive")
+
+
+# ---- the way
+
+
+@EACH_TARGET
+def test_letters_come_to_their_topic_in_order_and_leave_the_queue(target: str) -> None:
+    made = cluster(disks_with_letters(target))
+    settle(made)
+    assert texts(made, target) == all_texts()
+    assert texts(made, QUEUE) == []
+
+
+@EACH_TARGET
+def test_a_letter_says_where_it_comes_from(target: str) -> None:
+    made = cluster(disks_with_letters(target, numbered(1, 1)))
+    settle(made)
+    reply = made.ask(shard_of(target, 2), wire.DIFF, target, {})
+    assert reply is not None
+    (record,) = json.loads(bytes(reply.body))["records"]
+    assert record["meta"]["$dead_letter_from"] == QUEUE
+    assert record["meta"]["$dead_letter_src_seq"] == "1"
+
+
+@EACH_TARGET
+def test_one_batch_of_a_topic_is_on_its_way_and_it_is_bounded(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "BATCH_LETTERS", 3)
+    made = cluster(disks_with_letters(target))
+    while made.step():
+        letters = letters_on_wires(made)
+        assert len(letters) <= 1
+        assert all(bytes(mail.parts[0]).count(b'"record') <= 3 for mail in letters)
+    assert texts(made, target) == all_texts()
+
+
+def test_large_letters_go_apart() -> None:
+    made = cluster(disks_with_letters(FAR, numbered(1, 5, 300_000)))
+    settle(made)
+    assert len(texts(made, FAR)) == 5
+
+
+def test_many_topics_wait_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "BATCHES_MAX", 2)
+    queues = tuple(name_on(1, f"queue-{letter}-") for letter in "abcdef")
+    made = cluster(disks_with_letters(FAR, numbered(1, 3), queues=queues))
+    while made.step():
+        assert len(letters_on_wires(made)) <= 2
+    assert sorted(texts(made, FAR)) == sorted(all_texts(3) * 6)
+    assert made.rig(1).core.outbox.wake_at_us is None
+
+
+# ---- deaths
+
+
+def die(made: Cluster, who: str) -> None:
+    if who == "power":
+        made.cut_power()
+        made.start(0)
+        made.start(1)
+        return
+    shard = {"source": 1, "target": 0}[who]
+    made.kill(shard)
+    made.start(shard)
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("who", ["source", "target", "power"])
+@fault(
+    "worker",
+    "the worker of a queue or of its dead letter topic dies between any two steps of a move",
+    "the job is in one place",
+)
+def test_a_death_at_any_step_loses_and_doubles_nothing(
+    who: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "BATCH_LETTERS", 4)
+    for steps in range(1000):
+        made = cluster(disks_with_letters(target))
+        went_on = all(made.step() for _ in range(steps))
+        die(made, who)
+        settle(made)
+        assert texts(made, target) == all_texts(), steps
+        assert texts(made, QUEUE) == [], steps
+        if not went_on:
+            return
+    raise AssertionError("it never comes to rest")
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("seed", range(30))
+def test_any_number_of_deaths_loses_and_doubles_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(outbox, "BATCH_LETTERS", rng.choice((1, 2, 5)))
+    target = rng.choice((NEAR, FAR))
+    made = cluster(disks_with_letters(target))
+    for _ in range(rng.randrange(1, 8)):
+        for _ in range(rng.randrange(12)):
+            made.step()
+        if rng.random() < 0.5:
+            made.clock.advance(rng.choice((PAUSE_MS_MIN, PAUSE_MS_MAX)))
+        die(made, rng.choice(("source", "target", "power")))
+    settle(made)
+    assert texts(made, target) == all_texts()
+    assert texts(made, QUEUE) == []
+
+
+def test_while_the_target_is_down_it_is_tried_ever_more_seldom() -> None:
+    made = cluster(disks_with_letters(FAR))
+    made.kill(0)
+    made.rest()
+    rig = made.rig(1)
+    pauses = []
+    for _ in range(8):
+        assert rig.core.outbox.wake_at_us is not None
+        pauses.append(rig.core.outbox.wake_at_us // 1000 - made.clock.monotonic_ms())
+        made.clock.advance(pauses[-1])
+        assert rig.wake_at_ms is not None and rig.wake_at_ms <= made.clock.monotonic_ms() + 1
+        made.clock.advance(1)
+        made.rest()
+    assert pauses == [200, 400, 800, 1600, 3200, 5000, 5000, 5000]
+    made.start(0)
+    settle(made)
+    assert texts(made, FAR) == all_texts()
+
+
+@fault("link", "a worker does not answer another's letters", "they are given up, and sent again")
+def test_letters_without_an_answer_are_sent_again() -> None:
+    made = cluster(disks_with_letters(FAR))
+    while not letters_on_wires(made):
+        assert made.step()
+    for mail in letters_on_wires(made):
+        made.wires.remove(mail)
+    made.rest()
+    assert on_their_way(made) == JOBS
+    made.clock.advance(peer_links.GIVE_UP_US // 1000)
+    settle(made)
+    assert texts(made, FAR) == all_texts()
+
+
+@fault(
+    "worker", "the record of a dead letter cannot be read from the disk", "the letter is tried again later"
+)
+def test_letters_that_cannot_be_read_are_tried_again() -> None:
+    made = cluster(disks_with_letters(FAR, numbered(1, 5, 3000)))  # too large for any cache
+    made.disks[1].fail_at(1, errno.EIO, of="read")
+    made.rest()
+    assert on_their_way(made) == 5
+    settle(made)
+    assert len(texts(made, FAR)) == 5
+
+
+@fault("disk", "the record of a dead letter is rotten", "it is lost, and said so; the other letters arrive")
+def test_a_rotten_record_does_not_keep_back_the_other_letters() -> None:
+    disks = disks_with_letters(FAR, numbered(1, 5, 3000))
+    (segment,) = [path for path in disks[1].paths() if path.endswith(".data")]
+    disks[1].flip_bit(segment, 5000)
+    made = cluster(disks)
+    settle(made)
+    assert [text.rstrip(".") for text in texts(made, FAR)] == ["record 1", "record 3", "record 4", "record 5"]
+    assert texts(made, QUEUE) == []
+    made.kill(1)
+    made.start(1)
+    settle(made)
+    assert len(texts(made, FAR)) == 4
+
+
+# ---- refusals
+
+
+@EACH_TARGET
+def test_what_the_target_has_no_room_for_goes_back(target: str) -> None:
+    made = cluster(disks_with_letters(target, target_config=room(3)))
+    settle(made)
+    moved = texts(made, target)
+    assert moved == all_texts()[:3]
+    assert texts(made, QUEUE) == all_texts()[3:]
+
+
+@EACH_TARGET
+def test_a_refusal_does_not_give_back_what_an_earlier_try_has_brought(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try takes three letters and its answer is lost; the next, with all ten, is more than there is room for."""
+    for steps in range(1000):
+        monkeypatch.setattr(outbox, "BATCH_LETTERS", 3)
+        made = cluster(disks_with_letters(target, target_config=room(5)))
+        went_on = all(made.step() for _ in range(steps))
+        made.kill(0)
+        made.kill(1)
+        monkeypatch.setattr(outbox, "BATCH_LETTERS", JOBS)
+        made.start(0)
+        made.start(1)
+        settle(made)
+        assert texts(made, target) + texts(made, QUEUE) == all_texts(), steps
+        if not went_on:
+            return
+    raise AssertionError("it never comes to rest")
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("seed", [3, 13])  # of what a power cut leaves
+def test_what_was_given_back_stays_so_when_the_next_letter_was_taken(target: str, seed: int) -> None:
+    """The target forgets about numbers below the last that it took: a letter that was refused before may never
+    come again under its number, not even after a power cut.
+    """
+    jobs = [b'"record large %s"' % (b"x" * 2000), *numbered(1, 3)]
+    everything = sorted(json.loads(job) for job in jobs)
+    config = TopicConfig(cap_bytes=1000, discard="reject")
+    for steps in range(1000):
+        made = cluster(disks_with_letters(target, jobs, target_config=config, seed=seed))
+        went_on = all(made.step() for _ in range(steps))
+        die(made, "power")
+        settle(made)
+        assert sorted(texts(made, target) + texts(made, QUEUE)) == everything, steps
+        if not went_on:
+            return
+    raise AssertionError("it never comes to rest")
+
+
+# ---- the target's side
+
+
+def letter(number: int, target: str = "t", source_id: int = 1025, data: bytes = b"1") -> con.Letter:
+    return con.Letter("q", source_id, "", number, number, target, 3, "", data, b"{}", None, None)
+
+
+def send(rig: Rig, letters: list[con.Letter], **options: Any) -> wire.Reply | None:
+    return rig.ask(wire.LETTERS, "t", encode_letters(letters), peer=WORKER + b"1-1", **options)
+
+
+def answers(rig: Rig) -> list[wire.Reply]:
+    found = [reply for _, (first, *apart) in rig.answers for reply in wire.read_replies(bytes(first), *apart)]
+    rig.answers.clear()
+    return found
+
+
+def test_letters_are_answered_when_they_are_synced_and_taken_once() -> None:
+    rig = Rig(ROOMY)
+    for numbers, is_new in (([1, 2], True), ([1, 2], False), ([2, 3], True)):
+        rig.receive(
+            wire.LETTERS, "t", encode_letters([letter(number) for number in numbers]), peer=WORKER + b"1-1"
+        )
+        rig.turn()
+        if is_new:
+            assert answers(rig) == []
+        rig.rest()
+        (reply,) = answers(rig)
+        assert (reply.status, reply.kind) == (200, wire.INTERNAL)
+        taken = msgspec.msgpack.decode(reply.body, type=con.LettersTaken)
+        assert taken == con.LettersTaken("t", 1025, numbers[-1])
+    reply = rig.ask(wire.DIFF)
+    assert reply is not None and len(json.loads(bytes(reply.body))["records"]) == 3
+
+
+def test_letters_are_checked_like_any_request() -> None:
+    rig = Rig(ROOMY)
+    batches = {
+        400: [
+            b"no letters",
+            encode_letters([]),
+            encode_letters([letter(1, target="other")]),
+            encode_letters([letter(1), letter(2, source_id=2049)]),
+        ]
+    }
+    for status, bodies in batches.items():
+        for body in bodies:
+            assert rig.ask(wire.LETTERS, "t", body, peer=WORKER + b"1-1") is None
+            assert [reply.status for reply in answers(rig)] == [status]
+    rig.clock.advance(60_000)
+    send(rig, [letter(1)], received_us=0)
+    (reply,) = answers(rig)
+    assert error_of(reply)["code"] == "not_ready", "it came too late"
+    send(rig, [letter(1)], incarnation=7)
+    assert answers(rig) == [], "it was for another one"
+    starting = Rig(ROOMY, recovered=False)
+    starting.receive(wire.LETTERS, "t", encode_letters([letter(1)]), peer=WORKER + b"1-1")
+    starting.rest()
+    (reply,) = answers(starting)
+    assert error_of(reply)["code"] == "not_ready"
+
+
+@EACH_TARGET
+def test_letters_over_a_cap_of_the_server_wait_for_a_grant(target: str) -> None:
+    made = cluster(disks_with_letters(target), max_topics=100)
+    settle(made)
+    assert texts(made, target) == all_texts()
+
+
+@EACH_TARGET
+def test_letters_over_a_cap_of_the_server_go_back(target: str) -> None:
+    made = cluster(disks_with_letters(target), max_topics=1)  # the queue is there already
+    settle(made)
+    assert texts(made, target) == []
+    assert texts(made, QUEUE) == all_texts()
+
+
+def test_letters_that_wait_for_a_cap_in_vain_are_sent_again() -> None:
+    made = cluster(disks_with_letters(NEAR), max_topics=10)
+    made.kill(0)  # and the catalog with it
+    made.rest()
+    made.kill(1)
+    rig = made.start(1)
+    made.rest()
+    made.clock.advance(PARK_US // 1000 + 1)
+    made.rest()
+    assert on_their_way(made) == JOBS
+    made.start(0)
+    settle(made)
+    assert texts(made, NEAR) == all_texts()
+    assert not rig.core.has_requests
