@@ -19,6 +19,7 @@ from topics.engine import consumer_commands as con
 from topics.engine import limits
 from topics.engine.config import EngineConfig
 from topics.engine.consumer import (
+    READY,
     Consumer,
 )
 from topics.engine.engine_clock import EngineClock
@@ -300,10 +301,24 @@ class Claims(HandingOut):
         for claimer, share in zip(claimers, shares, strict=True):
             if not share and not claimer.once:
                 continue  # it waits on
-            self._unpark_claim(claimer)
             part = page if len(share) == left else part_of(page, share)
-            self._lease(claimer.token, claimer.command, log, consumer, part, cursor, None)
+            try:
+                self._lease(claimer.token, claimer.command, log, consumer, part, cursor, None)
+            except TopicsError:
+                self._take_back(consumer, page.seqs)
+                raise
+            self._unpark_claim(claimer)
         return sum(sizes) + WAKE_COST * len(claimers)
+
+    @staticmethod
+    def _take_back(consumer: Consumer, seqs: list[int]) -> None:
+        """What was dealt and not leased is there for the next claim."""
+        entries = consumer.entries
+        consumer.put_back(seq for seq in seqs if seq in entries and entries[seq].state == READY)
+        fresh = [seq for seq in seqs if seq not in entries]
+        if fresh:
+            consumer.cursor = min(consumer.cursor, fresh[0])
+            consumer.note_rescan()
 
     @staticmethod
     def _untake(consumer: Consumer, page: Page, first: int) -> None:
