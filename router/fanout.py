@@ -62,6 +62,8 @@ class Fanout:
         self.buffered_bytes: Callable[[], int] = lambda: 0  # that clients have not taken
         self.stalled: dict[Watcher, int] = {}  # that take nothing, and since when
         self.on_up: Callable[[int], None] = lambda shard: None
+        self.on_down: Callable[[int], None] = lambda shard: None
+        self.on_jobs: Callable[[int, wire.Reply], None] = lambda shard, reply: None
         self._feeds: dict[tuple[str, FeedOptions], Feed] = {}
         self._by_number: dict[tuple[int, int], Feed] = {}
         self._by_shard: list[dict[Feed, None]] = [{} for _ in core.links]
@@ -253,6 +255,8 @@ class Fanout:
             share = self._shares_by_number.get((shard, reply.id))
             if share is not None:
                 self._share_found(share, bytes(reply.body).decode(), is_new=True)
+        elif reply.kind == wire.JOBS:
+            self.on_jobs(shard, reply)
         elif reply.kind == wire.END:
             self.on_end(reply.id)
 
@@ -544,6 +548,7 @@ class Fanout:
             number = share.numbers.pop(shard, None)
             if number is not None:
                 self._shares_by_number.pop((shard, number), None)
+        self.on_down(shard)
 
     def _on_up(self, shard: int) -> None:
         for feed in list(self._by_shard[shard]):

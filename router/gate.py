@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from router.call import JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
-from router.endpoints import consumers, health, queues, records, sockets, topics, watch
+from router.endpoints import consumers, health, queues, records, sockets, topics, watch, work
 from router.exchange import Body, Request, Respond, Response
 from router.query import parse_query
 from topics.api_keys import ApiKey, find_key
@@ -45,6 +45,7 @@ class Route:
     is_read: bool = False  # its answer may be large
     body_max: int = 1 << 40  # bytes; the server's own limit is lower where this one is not
     own_key: bool = False  # the endpoint looks at the key; it may come in the query
+    key_in_query: bool = False  # as there, but it is looked at here
 
 
 SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would only keep others waiting
@@ -87,6 +88,7 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"ack": {b"POST": _json(queues.ack, WRITE)},
     b"nack": {b"POST": _json(queues.nack, WRITE)},
     b"extend": {b"POST": _json(queues.extend, WRITE)},
+    b"work": {b"GET": Route(work.work, READ_WRITE, key_in_query=True)},
     b"consumers": {b"GET": Route(consumers.list_all, READ, is_read=True)},
 }
 # What comes after a consumer's name.
@@ -104,6 +106,7 @@ _CONSUMER: dict[bytes, dict[bytes, Route]] = {
     b"pause": {b"POST": _json(consumers.pause, ADMIN, empty_ok=True)},
     b"resume": {b"POST": Route(consumers.resume, ADMIN)},
     b"reset": {b"POST": _json(consumers.reset, ADMIN)},
+    b"stream": {b"GET": Route(work.stream, READ_WRITE, key_in_query=True)},
 }
 _STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
 _TOPICS = b"/v0/topics/"
@@ -235,6 +238,8 @@ class Gate:
         if route is not None and route.is_probe and not self._services.settings.probe_auth:
             return None
         key = self._find_key(request.authorization)
+        if key is None and route is not None and route.key_in_query:
+            key = self._key_in_query(request.query)
         if key is None:
             refused = error_response("unauthorized", "send Authorization: Bearer with a key of this server")
             refused.head += b"WWW-Authenticate: Bearer\r\n"

@@ -1,5 +1,7 @@
 """The open streams of this front: their places under the caps, their heartbeats, and the saving of how far they are. Pure.
 
+Streams of jobs have no place to be saved: what was handed out is known at the topic's shard.
+
 Where a stream stands is saved at its session's shard every SAVE_EVERY_US while it moves, and when it ends. A shard that
 has restarted hears at once which streams are open here.
 """
@@ -15,6 +17,7 @@ import msgspec
 from router.event_stream import EventStream
 from router.fanout import Fanout, Later
 from router.front_core import FrontCore
+from router.job_stream import JobStream
 from router.watchers import Watcher
 from topics import wire
 from topics.api_keys import ApiKey
@@ -47,7 +50,7 @@ class StreamsDesk:
         self._core = core
         self.fanout = fanout
         self._settings = settings
-        self._now_us = now_us
+        self.now_us = now_us
         self._wall_ms = wall_ms
         self._later = later
         self.count = 0  # of open streams and WebSockets
@@ -58,10 +61,14 @@ class StreamsDesk:
         self._sockets: dict[Watcher, None] = {}
         self._unsaved: dict[EventStream, None] = {}
         self._is_saving = False  # a timer runs
-        self._beats: list[tuple[int, int, EventStream]] = []
+        self._jobs: dict[int, JobStream] = {}
+        self.stalled: dict[JobStream, int] = {}  # whose clients take nothing, and since when
+        self._beats: list[tuple[int, int, EventStream | JobStream]] = []
         self._beat_at_us: int | None = None
         fanout.on_end = self._taken_over
         fanout.on_up = self._shard_up
+        fanout.on_down = self._shard_down
+        fanout.on_jobs = self._on_jobs
         later(SWEEP_EVERY_US, self._sweep)
 
     # -- caps ----------------------------------------------------------------------------------------------
@@ -125,7 +132,7 @@ class StreamsDesk:
 
     def opened(self, stream: EventStream) -> None:
         self._streams[stream.number] = stream
-        self._plan_beat(stream, self._beat_due_us(stream, self._now_us()))
+        self._plan_beat(stream, self._beat_due_us(stream, self.now_us()))
 
     def closed(self, stream: EventStream) -> None:
         """Its client is gone, or it was ended: the session hears where it stands."""
@@ -175,7 +182,7 @@ class StreamsDesk:
 
     def _send_save(self, wish: SaveSession, on_reply: Callable[[wire.Reply], None]) -> None:
         shard = self.fanout.shard_of(wish.wid)
-        self._core.send(shard, wire.SESSION, 0, b"", b"", encode(wish), self._now_us(), on_reply)
+        self._core.send(shard, wire.SESSION, 0, b"", b"", encode(wish), self.now_us(), on_reply)
 
     def _taken_over(self, number: int) -> None:
         stream = self._streams.get(number)
@@ -189,6 +196,38 @@ class StreamsDesk:
             if self.fanout.shard_of(stream.wid) == shard:
                 self._save(stream)
 
+    # -- streams of jobs -----------------------------------------------------------------------------------
+
+    def expect_jobs(self, stream: JobStream) -> None:
+        """Its shard has opened it; its client may still have to be told."""
+        self._jobs[stream.number] = stream
+
+    def jobs_opened(self, stream: JobStream) -> None:
+        self._plan_beat(stream, self._beat_due_us(stream, self.now_us()))
+
+    def jobs_passed_on(self, stream: JobStream) -> None:
+        self._core.tell(stream.shard, wire.WORKED, stream.number)
+
+    def jobs_closed(self, stream: JobStream) -> None:
+        """Its client is gone, or it was ended: what is not settled goes to others."""
+        self._jobs.pop(stream.number, None)
+        self.stalled.pop(stream, None)
+        self.leave_jobs(stream.shard, stream.number)
+
+    def leave_jobs(self, shard: int, number: int) -> None:
+        self._core.tell(shard, wire.UNWORK, number)
+
+    def _on_jobs(self, shard: int, reply: wire.Reply) -> None:
+        stream = self._jobs.get(reply.id)
+        if stream is not None:
+            stream.take(reply)
+        elif reply.status == 200:
+            self.leave_jobs(shard, reply.id)  # nobody waits for that one any more
+
+    def _shard_down(self, shard: int) -> None:
+        for stream in [stream for stream in self._jobs.values() if stream.shard == shard]:
+            stream.end_with("not_ready", "this topic's shard has stopped; reconnect to go on")
+
     # -- WebSockets ----------------------------------------------------------------------------------------
 
     def socket_opened(self, socket: Watcher) -> None:
@@ -200,25 +239,25 @@ class StreamsDesk:
     # -- time ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _beat_due_us(stream: EventStream, since_us: int) -> int:
+    def _beat_due_us(stream: EventStream | JobStream, since_us: int) -> int:
         """When it is to be heard of again. Streams share ticks: a wake-up each would cost more than the beats."""
         tick_us = BEAT_TICK_US if stream.heartbeat_us >= BEAT_TICK_FROM_US else 1
         due_us = since_us + stream.heartbeat_us
         return due_us + -due_us % tick_us
 
-    def _plan_beat(self, stream: EventStream, at_us: int) -> None:
+    def _plan_beat(self, stream: EventStream | JobStream, at_us: int) -> None:
         heapq.heappush(self._beats, (at_us, stream.number, stream))
         if self._beat_at_us is None or at_us < self._beat_at_us:
             self._beat_at_us = at_us
-            self._later(max(0, at_us - self._now_us()), partial(self._beat, at_us))
+            self._later(max(0, at_us - self.now_us()), partial(self._beat, at_us))
 
     def _beat(self, planned_us: int) -> None:
         if planned_us != self._beat_at_us:
             return  # an earlier one was planned after this
-        now_us, now_ms = self._now_us(), self._wall_ms()
+        now_us, now_ms = self.now_us(), self._wall_ms()
         self._beat_at_us = None
         beats = self._beats
-        again: list[tuple[int, EventStream]] = []
+        again: list[tuple[int, EventStream | JobStream]] = []
         while beats and beats[0][0] <= now_us:
             stream = heapq.heappop(beats)[2]
             if stream.is_closed:
@@ -240,13 +279,15 @@ class StreamsDesk:
         if self._sweeps % PING_EVERY_SWEEPS == 0:
             for socket in list(self._sockets):
                 socket.ping()
-        late_us = self._now_us() - STALLED_US
-        for watcher, since_us in list(self.fanout.stalled.items()):
-            if since_us <= late_us:
-                watcher.end_with("slow_consumer", "nothing was taken for 30 s; reconnect to go on")
+        late_us = self.now_us() - STALLED_US
+        late: list[Watcher | JobStream] = [w for w, at_us in self.fanout.stalled.items() if at_us <= late_us]
+        late += [stream for stream, at_us in self.stalled.items() if at_us <= late_us]
+        for client in late:
+            client.end_with("slow_consumer", "nothing was taken for 30 s; reconnect to go on")
         self._later(SWEEP_EVERY_US, self._sweep)
 
     def drain(self) -> None:
         """The server stops: every stream ends, and may be continued when it is back."""
-        for stream in [*self._streams.values(), *self._sockets]:
+        streams: list[Watcher | JobStream] = [*self._streams.values(), *self._jobs.values(), *self._sockets]
+        for stream in streams:
             stream.end_with("server_shutting_down", "the server is stopping; reconnect to go on")

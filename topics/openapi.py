@@ -14,6 +14,7 @@ from topics.openapi_consumers import consumer_paths
 from topics.openapi_operations import (
     ANY_ROUTE,
     BOOLEAN,
+    EVENTS_TYPE,
     JSON_TYPE,
     KEYED,
     LINES_TYPE,
@@ -33,7 +34,6 @@ from topics.openapi_schemas import REF, SUBJECT_PATTERN, Json, components
 from topics.watching import SESSION_TTL_MS
 
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
-EVENTS_TYPE = "text/event-stream"
 
 CODES = {
     "invalid_request": "The request is malformed, has a wrong type, misses a field or exceeds a length.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from topics.engine import limits
 from topics.openapi_operations import (
+    EVENTS_TYPE,
     JSON_TYPE,
     TEXT,
     WITH_BODY,
@@ -11,9 +13,11 @@ from topics.openapi_operations import (
     json_answer,
     operation,
     page_of,
+    query,
     topic_name,
 )
 from topics.openapi_schemas import TOPIC_PATTERN, Json
+from topics.working import MAX_MAX, MAX_MIN, STREAM_MAX_DEFAULT, WORK_MAX_DEFAULT
 
 LEASES = (
     "A seq counts if `node` has a lease on it that has not ended, and, with `lease_ids`, that very one; else it is in `skipped`, "
@@ -28,9 +32,11 @@ def consumer_paths() -> Json:
         f"{queue}/ack": {"post": _settle("ack", "Acked", "Done: delete jobs")},
         f"{queue}/nack": {"post": _settle("nack", "Nacked", "Not done: give jobs back")},
         f"{queue}/extend": {"post": _settle("extend", "Extended", "Hold jobs longer")},
+        f"{queue}/work": {"get": _work()},
         f"{queue}/consumers": {"get": _list()},
         consumer: {"put": _put(), "get": _get(), "delete": _drop()},
         f"{consumer}/fetch": {"post": _fetch()},
+        f"{consumer}/stream": {"get": _stream()},
         f"{consumer}/ack": {"post": _settle_for("ack", "Acked", "Records are done")},
         f"{consumer}/nack": {"post": _settle_for("nack", "Nacked", "Give records back")},
         f"{consumer}/extend": {"post": _settle_for("extend", "Extended", "Hold records longer")},
@@ -85,6 +91,44 @@ def _settle(call: str, name: str, summary: str) -> Json:
         answers={"200": json_answer(name, "What was done, and what was skipped.")},
         errors=(*WITH_TOPIC, *WITH_BODY, 409),
     )
+
+
+def _work() -> Json:
+    return operation(
+        "work",
+        "queues",
+        "Get jobs as they come, as server-sent events",
+        scopes=["read", "write"],
+        description="Events: `job` (a claimed job and `topic`; its id is the seq), `error` (`code`, `error`, `message`, and `topic` when the "
+        "stream ends because of it). Whatever is not settled when the stream ends is ready for others at once.",
+        parameters=[topic_name(), *_pushed(WORK_MAX_DEFAULT)],
+        answers={"200": _events()},
+        errors=(*WITH_TOPIC, 406, 409),
+    )
+
+
+def _pushed(max_default: int) -> list[Json]:
+    """The query of a stream of jobs."""
+    node: Json = TEXT | {"minLength": 1, "maxLength": limits.NODE_BYTES_MAX}
+    most: Json = {"type": "integer", "minimum": MAX_MIN, "maximum": MAX_MAX, "default": max_default}
+    return [
+        query("node", node, "Who works. In bytes of UTF-8.") | {"required": True},
+        query(
+            "max",
+            most,
+            "Most leases that the stream holds at a time; what is outside of the range is clamped.",
+        ),
+        query(
+            "lease_ms",
+            {"type": "integer", "minimum": 100, "maximum": 86_400_000},
+            "How long leases hold, if not as configured; what is outside of the range is clamped.",
+        ),
+        query("token", TEXT, "The key, for clients that cannot send a header, as browsers' EventSource."),
+    ]
+
+
+def _events() -> Json:
+    return {"description": "Events, without an end.", "content": {EVENTS_TYPE: {"schema": TEXT}}}
 
 
 # -- consumers ---------------------------------------------------------------------------------------------
@@ -211,4 +255,19 @@ def _reset() -> Json:
         body=_body("ResetBody"),
         answers={"200": json_answer("ConsumerReset", "What changed.")},
         errors=(*WITH_TOPIC, *WITH_BODY),
+    )
+
+
+def _stream() -> Json:
+    return operation(
+        "stream_consumer",
+        "consumers",
+        "Get records as they come, as server-sent events",
+        scopes=["read", "write"],
+        description="Events: `record` (a fetched record, `topic` and `consumer`; its id is the seq), `tombstone` (`topic`, `consumer`, "
+        "`reason`, `gap_from`, `gap_to`, `earliest_seq`, `head_seq`), `error` (`code`, `error`, `message`). It goes on where acks stand. "
+        "Whatever is not settled when the stream ends is ready for others at once.",
+        parameters=[*_named(), *_pushed(STREAM_MAX_DEFAULT)],
+        answers={"200": _events()},
+        errors=(*WITH_TOPIC, 406),
     )

@@ -6,6 +6,7 @@ from topics.engine import limits
 from topics.openapi_schemas import REF, TOPIC_PATTERN, Json
 
 JSON_TYPE, LINES_TYPE = "application/json", "application/x-ndjson"
+EVENTS_TYPE = "text/event-stream"
 
 
 def header(schema: Json, description: str, *, required: bool = False) -> Json:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -29,6 +30,7 @@ from topics.schemas import DiffBody
 from workers import consumer_replies, consumer_requests, replies, requests
 from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
+from workers.jobs_desk import JobsDesk
 from workers.metrics import ShardMetrics
 from workers.outbox import Batch, Outbox, read_letters
 from workers.peer_links import Message, PeerLinks
@@ -67,6 +69,7 @@ class NotReady(TopicsError):
 
 
 LARGE_READS = (cmd.Diff, cmd.LastByTag, con.Claim)
+DROPS = (cmd.TopicDropped, con.ConsumerDropped)
 DESK_BUDGET_MS = 1 << 31  # what the desk asks is never too late
 
 
@@ -111,6 +114,13 @@ class ShardCore:
         )
         self.links = PeerLinks(now_us, self._hear_catalog)
         self.outbox = Outbox(engine, self.links, shards=shards, submit=self._submit_letters, now_us=now_us)
+        self.jobs = JobsDesk(
+            engine,
+            send=self._send,
+            ask=partial(self._ask_for_desk, op=wire.WORK),
+            takes=self._window.is_open,
+            is_headers_only=self._is_headers_only,
+        )
         self._read: dict[int, Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]] = {
             wire.WRITE: self._read_write,
             wire.WRITE_LINES: lambda t, r, a: (requests.read_lines(t, r, a), None),
@@ -210,9 +220,11 @@ class ShardCore:
             self.engine.shard.keep_safe(self.engine.shard.to_follow(topic))
         return requests.watch_command(topic, wish), wish
 
-    def _ask_for_desk(self, peer: bytes, number: int, asker: Any, command: cmd.Command | None) -> Token:
-        """A question of the desk to the engine; without a command it only wants the token for one."""
-        request = wire.Request(number, self._now_us(), DESK_BUDGET_MS, wire.FOLLOW, 0, b"", b"", b"")
+    def _ask_for_desk(
+        self, peer: bytes, number: int, asker: Any, command: cmd.Command | None, op: int = wire.FOLLOW
+    ) -> Token:
+        """A question of a desk to the engine; without a command it only wants the token for one."""
+        request = wire.Request(number, self._now_us(), DESK_BUDGET_MS, op, 0, b"", b"", b"")
         token = (peer, request, asker, self._turn, command)
         if command is not None:
             self._waiting.append((token, command))  # type: ignore[arg-type]
@@ -252,7 +264,7 @@ class ShardCore:
         try:
             if self.progress < 1.0:
                 raise self._replaying()
-            if not self.desk.receive(peer, request):
+            if not self.desk.receive(peer, request) and not self.jobs.receive(peer, request):
                 raise InvalidRequest(f"there is no operation {request.op}")
         except TopicsError as error:
             self._refuse(peer, request, error)
@@ -292,7 +304,8 @@ class ShardCore:
         """What of it may begin. The rest waits until there is room for its answers, and goes first then."""
         begun: list[tuple[Token, cmd.Command]] = []
         for entry in asked:
-            if isinstance(entry[1], LARGE_READS):
+            # A stream of jobs has a bound of its own, and its claim must come before the release that may follow it.
+            if isinstance(entry[1], LARGE_READS) and entry[0][1].op != wire.WORK:
                 self._held_reads.setdefault(entry[0][0], deque()).append(entry)
             else:
                 begun.append(entry)
@@ -324,6 +337,7 @@ class ShardCore:
         self._window.forget(peer)
         self._held_reads.pop(peer, None)
         self.desk.front_gone(peer)
+        self.jobs.front_gone(peer)
         self._reopened = True
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
@@ -353,6 +367,7 @@ class ShardCore:
                 if result is None:
                     continue
             self._answer(token, result, now_us, sync_ms)  # type: ignore[arg-type]
+        self.jobs.tend()
         if self.caps.has_mail:
             self.caps.attend()
         jobs = outcome.jobs + self.desk.tend() if self.is_ready else outcome.jobs
@@ -363,14 +378,14 @@ class ShardCore:
             wake_at_ms = self._tend_parked(now_us, wake_at_ms)
         wake_at_ms = self._tend_links(wake_at_ms)
         messages = self._messages()
-        doubtful = self._window.closed() or self.desk.fronts()
+        doubtful = dict.fromkeys((*self._window.closed(), *self.desk.fronts(), *self.jobs.fronts()))
         if doubtful:
             wake_at_ms = self._probe(doubtful, messages, now_us, wake_at_ms)
         return Actions(jobs, messages, wake_at_ms, self.links.take_messages())
 
     def _probe(
         self,
-        doubtful: list[bytes],
+        doubtful: Iterable[bytes],
         messages: list[tuple[bytes, list[wire.Buffer]]],
         now_us: int,
         wake_at_ms: int | None,
@@ -407,6 +422,8 @@ class ShardCore:
             return
         if isinstance(options, Batch):
             self.outbox.answered(options, result)
+        if request.op == wire.WORK:
+            self.jobs.answered(options, token, result)
             return
         total_ms = (now_us - request.received_us) / MS
         if type(result) is cmd.Appended:
@@ -421,6 +438,8 @@ class ShardCore:
             self._refuse(peer, request, result)
             return
         else:
+            if isinstance(result, DROPS):
+                self.jobs.dropped(result)
             try:
                 if request.op in consumer_requests.READERS:
                     rendered = self._render_consumers(request, result, options, total_ms, sync_ms)

@@ -17,7 +17,12 @@ from tests.support.server import Server
 from topics.openapi import document
 
 # What never ends cannot be checked as an answer: the tests of watching do that.
-ENDLESS = ["/v0/watch/{wid}", "/v0/ws"]
+ENDLESS = [
+    "/v0/watch/{wid}",
+    "/v0/ws",
+    "/v0/topics/{topic}/work",
+    "/v0/topics/{topic}/consumers/{consumer}/stream",
+]
 schema = schemathesis.openapi.from_dict(document(topics.__version__)).exclude(path=ENDLESS)
 
 

@@ -39,6 +39,9 @@ KEYS: dict[str, list[str]] = {
     "caught-up": ["topic", "head_seq"],
     "topic-deleted": ["topic", "head_seq", "reason"],
 }
+# Of what a queue or a consumer hands out: what each has, and what some have.
+JOB_KEYS = {"topic", "$seq", "$ts", "deliveries"}
+JOB_KEYS_MORE = {"$tag", "lease_id", "deadline", "data", "bytes", "meta", "$encoding", "headers"}
 ERROR_KEYS = {"code", "error", "message"}
 ERROR_KEYS_MORE = {"retry_after_ms", "topics", "topic"}
 _EVENT = re.compile(rb"event: ([a-z-]+)\n(?:id: ([A-Za-z0-9_-]+)\n)?data: ([^\r\n]+)\n\n")
@@ -91,9 +94,24 @@ def parse_frame(text: bytes) -> Frame:
         assert ERROR_KEYS <= set(data) <= ERROR_KEYS | ERROR_KEYS_MORE, data
         assert data["error"] and data["message"]
     else:
-        assert list(data) == KEYS[event], (event, list(data))
         assert found[2] is not None, f"{event} without an id"
+        if event == "job" or "consumer" in data:
+            _check_job(event, data, found[2])
+        else:
+            assert list(data) == KEYS[event], (event, list(data))
     return Frame(event, data, found[2].decode() if found[2] else None)
+
+
+def _check_job(event: str, data: Json, event_id: bytes) -> None:
+    keys = set(data) - {"consumer"}
+    if event == "tombstone":
+        assert keys == set(KEYS["tombstone"]), data
+        assert int(event_id) == data["gap_to"]
+    else:
+        assert event == ("record" if "consumer" in data else "job")
+        assert JOB_KEYS <= keys <= JOB_KEYS | JOB_KEYS_MORE, data
+        assert ("lease_id" in keys) == ("deadline" in keys)
+        assert int(event_id) == data["$seq"]
 
 
 class EventStream(ABC):

@@ -298,6 +298,17 @@ class Front:
         open_stream(call, answers)
         return answers
 
+    def work(self, topic: str = "q", query: str = "node=n", *, consumer: str = "", **fields: Any) -> Answers:
+        """GET of a queue's jobs, or of a consumer's records, as the endpoint does it."""
+        from router.endpoints import work
+
+        answers = Answers(self)
+        call = self.call(topic, **fields)
+        answers.request = call.request
+        call.request.query, call.consumer = query.encode(), consumer.encode()
+        (work.stream if consumer else work.work)(call, answers)
+        return answers
+
 
 class Answers(list[Response]):
     """A `respond` that keeps what it gets, and opens the stream when the test says so."""

@@ -1,0 +1,104 @@
+"""Streams of jobs at one shard, in a test's hands: fronts are made up of the messages that they would send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.support.shard_rig import FRONT
+from tests.support.sse_client import Frame, parse_frame
+from tests.support.watch_rig import FeedRig
+from topics import wire
+from topics.working import Work, encode
+
+Key = tuple[bytes, int]
+CALLER = b"another front"  # through which others call
+
+
+class JobRig(FeedRig):
+    """One shard with a queue `q`, and all that it says to its streams."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.put("q", type="queue", **config)
+
+    # -- what fronts say -----------------------------------------------------------------------------------
+
+    def work(
+        self,
+        topic: str = "q",
+        consumer: str = "",
+        *,
+        node: str = "n",
+        max: int = 1,
+        lease_ms: int = 0,
+        only_looks: bool = False,
+        peer: bytes = FRONT,
+    ) -> Key:
+        """Open a stream; the answer is what comes first under its key."""
+        key = self.receive(
+            wire.WORK, topic, encode(Work(consumer, node, max, lease_ms, only_looks)), peer=peer
+        )
+        self.rest()
+        return key
+
+    def worked(self, *keys: Key) -> None:
+        for key in keys:
+            self.tell(wire.WORKED, key)
+        self.rest()
+
+    def unwork(self, *keys: Key) -> None:
+        for key in keys:
+            self.tell(wire.UNWORK, key)
+        self.rest()
+
+    # -- what streams hear ---------------------------------------------------------------------------------
+
+    def answer(self, key: Key) -> wire.Reply:
+        return self.heard[key][0]
+
+    def pushed(self, key: Key) -> list[list[Frame]]:
+        """The events of each push, without the end."""
+        assert self.answer(key).status == 200, bytes(self.answer(key).body)
+        found = []
+        for reply in self.heard[key][1:]:
+            assert reply.kind == wire.JOBS
+            if reply.status == 200:
+                texts = bytes(reply.body).split(b"\n\n")
+                assert texts.pop() == b""
+                found.append([parse_frame(text + b"\n\n") for text in texts])
+        return found
+
+    def events(self, key: Key) -> list[Frame]:
+        return [event for push in self.pushed(key) for event in push]
+
+    def seqs(self, key: Key) -> list[int]:
+        return [event.data["$seq"] for event in self.events(key) if event.event != "tombstone"]
+
+    def end(self, key: Key) -> tuple[int, str] | None:
+        """With which status and code it was ended, if so."""
+        last = self.heard[key][-1]
+        return None if last.status == 200 else (last.status, json.loads(bytes(last.body))["error"]["code"])
+
+    # -- what others do ------------------------------------------------------------------------------------
+
+    def call(self, op: int, topic: str = "q", consumer: str = "", **body: Any) -> dict[str, Any]:
+        args = wire.encode_args(wire.Args(consumer=consumer)) if consumer else b""
+        reply = self.ask(op, topic, body, args=args, peer=CALLER)
+        assert reply is not None and reply.status in (200, 201), reply
+        answer: dict[str, Any] = json.loads(bytes(reply.body))
+        return answer
+
+    def claim(
+        self, topic: str = "q", consumer: str = "", *, node: str = "other", max: int = 1
+    ) -> dict[int, int]:
+        """How often each of the claimed was delivered, by seq."""
+        claimed = self.call(wire.CLAIM, topic, consumer, node=node, max=max)["claimed"]
+        return {job["$seq"]: job["deliveries"] for job in claimed}
+
+    def ack(self, *seqs: int, topic: str = "q", consumer: str = "", node: str = "n") -> None:
+        answer = self.call(wire.ACK, topic, consumer, node=node, seqs=list(seqs))
+        assert answer["skipped"] == [], answer
+
+    def put_consumer(self, topic: str = "t", name: str = "c", **config: Any) -> None:
+        self.call(wire.PUT_CONSUMER, topic, name, **config)
