@@ -26,13 +26,13 @@ from topics.engine.engine import Engine, Job, Outcome
 from topics.engine.errors import InvalidRequest, OverGrant, TopicsError
 from topics.engine.ports import Disk
 from topics.http_errors import error_head, error_parts
-from topics.schemas import DiffBody
-from workers import consumer_replies, consumer_requests, replies, requests
+from workers import replies
 from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
+from workers.doors import Doors, is_headers_only
 from workers.jobs_desk import JobsDesk
 from workers.metrics import ShardMetrics
-from workers.outbox import Batch, Outbox, read_letters
+from workers.outbox import Batch, Outbox
 from workers.peer_links import Message, PeerLinks
 from workers.watch_desk import JOB_KIND, WatchDesk
 
@@ -119,24 +119,9 @@ class ShardCore:
             send=self._send,
             ask=partial(self._ask_for_desk, op=wire.WORK),
             takes=self._window.is_open,
-            is_headers_only=self._is_headers_only,
+            is_headers_only=partial(is_headers_only, engine),
         )
-        self._read: dict[int, Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]] = {
-            wire.WRITE: self._read_write,
-            wire.WRITE_LINES: lambda t, r, a: (requests.read_lines(t, r, a), None),
-            wire.DIFF: lambda t, r, a: requests.read_diff(t, r),
-            wire.DIFF_FRAMES: lambda t, r, a: requests.read_diff(t, r),
-            wire.DELETE: lambda t, r, a: (requests.read_delete(t, r), None),
-            wire.PUT_TOPIC: lambda t, r, a: (cmd.PutTopic(t, requests.read_config(r, a)), None),
-            wire.GET_TOPIC: lambda t, r, a: (cmd.State(t, touch=not r.flags & wire.NO_TOUCH), None),
-            wire.DROP_TOPIC: lambda t, r, a: (cmd.DropTopic(t, bool(r.flags & wire.IF_EMPTY)), None),
-            wire.LIST_TOPICS: self._read_list,
-            wire.LAST_BY_TAG: self._read_last,
-            wire.COUNT_BY_TAG: self._read_counts,
-            wire.WATCH_READ: self._read_watch,
-            **consumer_requests.READERS,
-            wire.LETTERS: lambda t, r, a: (read_letters(t, r.body), None),
-        }
+        self._doors = Doors(engine)
 
     # -- in ------------------------------------------------------------------------------------------------
 
@@ -172,7 +157,7 @@ class ShardCore:
                 self._check_serving(request, now_us)
                 args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
                 topic = request.topic.decode("utf-8", "replace")
-                command, options = self._read[request.op](topic, request, args)
+                command, options = self._doors.read[request.op](topic, request, args)
             except TopicsError as error:
                 self._refuse(peer, request, error)
             except Exception as error:  # one hostile body must not take the shard down
@@ -193,32 +178,6 @@ class ShardCore:
             "this topic's shard is still replaying its log; try again shortly",
             replay_progress=round(self.progress, 4),
         )
-
-    def _read_write(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-        return requests.read_write(topic, request, args, self.engine.shard.staged.__contains__), None
-
-    def _read_list(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-        prefixes = tuple(args.prefixes) if args.prefixes is not None else None
-        return cmd.ListTopics(args.prefix, args.after, args.page_size, prefixes, args.touch), None
-
-    def _read_last(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-        if args.subject is not None:
-            match = requests.make_match("Subject", args.subject)
-        elif args.tag is not None:
-            match = requests.tag_match(args.tag, subjects=False)
-        else:
-            raise InvalidRequest("say which tag: ?tag= or ?subject=")
-        return cmd.LastByTag(topic, match, args.each, args.after.encode(), args.page_size), None
-
-    def _read_counts(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-        match = requests.make_match("Glob", args.prefix + "*")
-        return cmd.CountByTag(topic, match, args.after.encode(), args.page_size), None
-
-    def _read_watch(self, topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-        wish = requests.read_watch(request)
-        if wish.options.strong:
-            self.engine.shard.keep_safe(self.engine.shard.to_follow(topic))
-        return requests.watch_command(topic, wish), wish
 
     def _ask_for_desk(
         self, peer: bytes, number: int, asker: Any, command: cmd.Command | None, op: int = wire.FOLLOW
@@ -422,6 +381,7 @@ class ShardCore:
             return
         if isinstance(options, Batch):
             self.outbox.answered(options, result)
+            return
         if request.op == wire.WORK:
             self.jobs.answered(options, token, result)
             return
@@ -432,7 +392,7 @@ class ShardCore:
                 with_seqs=not request.flags & wire.NO_SEQS,
                 total_ms=total_ms,
                 append_ms=turn.append_ms,
-                sync_ms=sync_ms if result.synced and self._is_synced_class(result.topic) else 0.0,
+                sync_ms=sync_ms if result.synced and self._doors.is_synced_class(result.topic) else 0.0,
             )
         elif isinstance(result, TopicsError):
             self._refuse(peer, request, result)
@@ -441,11 +401,7 @@ class ShardCore:
             if isinstance(result, DROPS):
                 self.jobs.dropped(result)
             try:
-                if request.op in consumer_requests.READERS:
-                    rendered = self._render_consumers(request, result, options, total_ms, sync_ms)
-                else:
-                    rendered = self._render(request, result, options, total_ms)
-                status, kind, head, body = rendered
+                status, kind, head, body = self._doors.render(request, result, options, total_ms, sync_ms)
             except Exception as error:  # one odd record must not take the shard down with every read of it
                 logger.exception("an answer could not be made")
                 unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}
@@ -454,62 +410,6 @@ class ShardCore:
                 )
                 return
         self._send(peer, request.id, status, kind, head, body)
-
-    def _is_synced_class(self, topic: str) -> bool:
-        """Other classes wait for a sync now and then, too (a topic is made, a ceiling is raised): not their cost."""
-        log = self.engine.shard.published.get(topic)
-        return log is not None and log.config.durability == "fsync"
-
-    def _render(
-        self, request: wire.Request, result: object, options: Any, total_ms: float
-    ) -> replies.Rendered:
-        now_ms = self.engine.clock.now_ms
-        match result:
-            case cmd.Page() if request.op == wire.LAST_BY_TAG:
-                # Records come in the order of seqs, pages in that of tags.
-                last = max(filter(None, result.tags), default=None) if result.more and result.tags else None
-                return replies.last_by_tag(result, replies.cursor_text(last), total_ms)
-            case cmd.Page() if request.op == wire.WATCH_READ:
-                return replies.watch_page(result, options)
-            case cmd.Page():
-                assert isinstance(options, DiffBody)
-                return replies.page(result, options, total_ms)
-            case cmd.FramePage():
-                return replies.frame_page(result)
-            case cmd.Deleted():
-                return replies.deleted(result, total_ms)
-            case cmd.TopicPut():
-                return replies.topic_put(result, total_ms)
-            case cmd.TopicDropped():
-                return replies.topic_dropped(result, total_ms)
-            case cmd.TopicState():
-                return replies.topic_state(result, now_ms, total_ms)
-            case cmd.TopicList():
-                return replies.topic_list(result, now_ms)
-            case cmd.TagCounts():
-                last = result.counts[-1][0] if result.more else None
-                return replies.tag_counts(result, replies.cursor_text(last), total_ms)
-            case con.LettersTaken():
-                return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)
-        raise AssertionError(f"a result without a rendering: {type(result)}")
-
-    def _is_headers_only(self, result: con.Claimed) -> bool:
-        log = self.engine.shard.published.get(result.topic) if result.consumer else None
-        if log is None or log.consumers is None:
-            return False
-        consumer = log.consumers.find(result.consumer)
-        return consumer is not None and consumer.config.headers_only
-
-    def _render_consumers(
-        self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
-    ) -> replies.Rendered:
-        match result:
-            case con.Claimed():
-                return consumer_replies.claimed(result, total_ms, headers_only=self._is_headers_only(result))
-            case con.Settled():
-                is_synced = result.synced and self._is_synced_class(result.topic)
-                return consumer_replies.settled(result, total_ms, sync_ms if is_synced else 0.0)
-        return consumer_replies.about_consumers(result, request.op, options, total_ms)
 
     # -- other workers -------------------------------------------------------------------------------------
 
