@@ -274,7 +274,7 @@ class Staging:
         if log.unsafe_heads is not None:
             self._note_head(log)
         if log.consumers is not None:
-            if log.consumers.waiting and op.head:
+            if log.consumers.waiting and (op.head or op.count):  # more to hand out, or less in hand
                 self.fed[log.id] = log
             if op.letters:
                 log.consumers.safe_number = max(log.consumers.safe_number, op.letters)
