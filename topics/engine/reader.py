@@ -220,6 +220,10 @@ class FewRecords:
     which: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    # The log entry that the last one was found in: the file, where it begins there, its length.
+    where: object = None
+    begins: int = 0
+    size: int = 0
 
     def page(self, log: TopicLog) -> Page:
         return Page(
@@ -439,20 +443,24 @@ class Reader:
     ) -> bool:
         offset, length, ts, flags, tag, node, _ = fields
         seq = chunk.first_seq + row
+        if row < chunk.stored:
+            return False
         runs = log.runs
         where = runs[-1][1] if runs and runs[-1][0] <= seq else runs[find_run(runs, seq)][1] if runs else None
-        if row < chunk.stored or not isinstance(where, int):
-            return False
-        cached = self.cache.find(where, offset, length)
-        if cached is None:
-            return False
-        if not few.frames or few.frames[-1] is not cached[0]:
+        # Neighbours lie in one entry of the log: what was found for one is looked at for the next.
+        at = offset - few.begins
+        if where != few.where or at < 0 or at + length > few.size:
+            cached = self.cache.find(where, offset, length) if isinstance(where, int) else None
+            if cached is None:
+                return False
             few.frames.append(cached[0])
+            at = cached[1]
+            few.where, few.begins, few.size = where, offset - at, len(cached[0])
         few.seqs.append(seq)
         few.timestamps.append(ts)
         few.flags.append(flags & (0xFF ^ DEAD))
         few.lengths.append(length)
-        few.starts.append(cached[1])
+        few.starts.append(at)
         few.which.append(len(few.frames) - 1)
         few.tags.append(log.tags.strings.names[tag] if tag else None)
         few.nodes.append(log.nodes.names[node] if node else None)
