@@ -35,6 +35,7 @@ from topics.engine.page import Page
 from topics.engine.reader import Reader
 from topics.engine.topic_log import Op, TopicLog
 
+TIMERS_DONE_MAX = 64  # so few outdated timers are kept, however few are current
 AGAIN_MS = 50  # until a claim whose answer cannot be sent yet is looked at again
 WAKE_COST = 4096  # of an answer, beside its records
 Hungry: TypeAlias = "tuple[TopicLog, Consumer]"
@@ -59,7 +60,10 @@ class Claims(HandingOut):
         self.hungry: dict[int, Hungry] = {}  # consumers whose claims must look again, by identity
         self.unserved: dict[int, Hungry] = {}  # those of them with claims that may not be answered yet
         self.timers: list[tuple[int, int, TopicLog, Consumer, Claimer | None]] = []
-        self.idle_timers: list[tuple[int, int, TopicLog, Consumer]] = []
+        self._waiting_claims = 0  # those of them that end by themselves
+        # Consumers that go when nobody uses them, by the number of their timer.
+        self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
+        self.idle_timers: list[tuple[int, int]] = []
         self.numbers = count(1)
 
     # -- claim ---------------------------------------------------------------------------------------------
@@ -98,10 +102,16 @@ class Claims(HandingOut):
         log.consumers.waiting += 1
         if not once and not command.standing:
             due_ms = self.clock.mono_ms + min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
+            self._waiting_claims += 1
             heapq.heappush(self.timers, (due_ms, claimer.number, log, consumer, claimer))
+            if len(self.timers) > 2 * self._waiting_claims + TIMERS_DONE_MAX:
+                # Answered ones would stay until their time is up: half a minute's worth of busy workers.
+                self.timers = [timer for timer in self.timers if timer[4] is None or not timer[4].done]
+                heapq.heapify(self.timers)
 
     def _unpark_claim(self, claimer: Claimer) -> None:
         claimer.done = True
+        self._waiting_claims -= not claimer.once and not claimer.command.standing
         del claimer.consumer.waiters[claimer.number]
         claimer.consumer.parked.pop(claimer.command.connection, None)
         claimer.consumer.streams -= claimer.command.standing
@@ -170,7 +180,7 @@ class Claims(HandingOut):
             if room <= 0:
                 self.hungry[key] = log, consumer  # the next turn goes on
             else:
-                room -= self._serve(log, consumer)
+                room -= self._serve(log, consumer, room)
 
     def _give_up_waiting(self, claimer: Claimer) -> None:
         """Its time is up."""
@@ -183,7 +193,7 @@ class Claims(HandingOut):
         self._unpark_claim(claimer)
         self.ready.append((claimer.token, self._claimed(claimer.log, claimer.consumer)))
 
-    def _serve(self, log: TopicLog, consumer: Consumer) -> int:
+    def _serve(self, log: TopicLog, consumer: Consumer, room: int) -> int:
         """Answer the claims of one consumer as far as there is something; returns about how many bytes that takes."""
         if consumer.window_ms and consumer.window_ms > self.clock.mono_ms:
             return 0
@@ -213,7 +223,7 @@ class Claims(HandingOut):
                     self.unserved[id(consumer)] = log, consumer
                 size = self._deal(log, consumer, sendable)
             else:
-                size = self._serve_in_turn(log, consumer, claimers)
+                size = self._serve_in_turn(log, consumer, claimers, room)
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
         except OSError as error:
@@ -221,18 +231,22 @@ class Claims(HandingOut):
         self._set_timer(log, consumer)
         return size
 
-    def _serve_in_turn(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer]) -> int:
+    def _serve_in_turn(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer], room: int) -> int:
         """One after the other, until there is nothing left: thousands may wait for one record."""
-        size = 0
+        left = room
         for claimer in claimers:
+            if left <= 0:
+                self._is_hungry(log, consumer)  # the next turn goes on
+                break
             if not self.may_wake(claimer.token):
                 self.unserved[id(consumer)] = log, consumer
-            elif self._serve_one(claimer.token, claimer.command, log, consumer, may_wait=True):
-                self._unpark_claim(claimer)
-                size += WAKE_COST
-            else:
+                continue
+            size = self._serve_one(claimer.token, claimer.command, log, consumer, may_wait=not claimer.once)
+            if not size:
                 break
-        return size
+            self._unpark_claim(claimer)
+            left -= size
+        return room - left
 
     def _has_something(self, log: TopicLog, consumer: Consumer) -> bool:
         consumer.pass_time(self.now_ms)
@@ -252,23 +266,23 @@ class Claims(HandingOut):
 
     def _serve_one(
         self, token: object, command: con.Claim, log: TopicLog, consumer: Consumer, *, may_wait: bool
-    ) -> bool:
-        """Answer a claim; False when there is nothing and it may wait."""
+    ) -> int:
+        """Answer a claim, and tell about how many bytes that takes; 0 when there is nothing and it may wait."""
         page, tombstone, cursor = self._pick(log, consumer, command.max, command.max_bytes)
         if not page.seqs and tombstone is None:
             self._pass_by(log, consumer, cursor)
             if may_wait:
-                return False
+                return 0
         self._lease(token, command, log, consumer, page, cursor, tombstone)
         if command.connection:
             self._set_timer(log, consumer)  # a stream that is full hears of leases that run out
-        return True
+        return int(sum(page.lengths)) + WAKE_COST
 
     def _pass_by(self, log: TopicLog, consumer: Consumer, cursor: int) -> None:
         """Nothing up to the cursor is for this consumer. Not logged: after a restart it looks there once more."""
         before, consumer.cursor = consumer.cursor, cursor
         if before < consumer.rescan:
-            consumer.behind = None
+            consumer.ahead = None
         self._retire_passed(log, consumer, before, cursor)
         if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
             self._is_hungry(log, consumer)  # it has looked at enough for one turn, and goes on in the next
@@ -351,11 +365,15 @@ class Claims(HandingOut):
         if op.dropped:
             self.moving.pop(op.log.id, None)
             self.fail_claims(op.log, TopicNotFound(op.log.name))
+            for consumer in op.log.consumers.named.values() if op.log.consumers is not None else ():
+                self.idle.pop(consumer.idle_number, None)
 
     def discard_staged(self) -> None:
         super().discard_staged()
         for log in self.by_id.values():
             self.fail_claims(log, ShardReadOnly(self.read_only or ""))
+            for consumer in log.consumers.every() if log.consumers is not None else ():
+                consumer.ahead = None
 
     def start_claims(self, salt: int) -> None:
         """Recovery is done. The salt is the log's, and new with every start."""
@@ -373,11 +391,14 @@ class Claims(HandingOut):
                 if not is_durable(log, consumer):
                     consumer.forget_leases()
                 consumer.cursor = 1  # it passes by what is in hand; what is not, and lives, is ready
-            starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
-            consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
+            if log.config.durability in ("memory", "ephemeral"):
+                # The head may have fallen back; a consumer that waits for a seq that is still to come waits on.
+                starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
+                consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
+            consumer.ahead = None
             if not log.is_away:
                 for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
-                    consumers.forget(seq, seq, lambda _: 0)
+                    consumers.forget(log, seq, seq)
             consumer.note_rescan()
             consumer.active_ms = self.now_ms
             self._set_idle_timer(log, consumer)
@@ -388,9 +409,16 @@ class Claims(HandingOut):
     def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
         """From now on its time runs, if it goes when nobody uses it."""
         ttl_ms = consumer.config.inactive_ttl_ms
-        if ttl_ms:
-            due_ms = self.clock.mono_ms + max(consumer.active_ms + ttl_ms - self.now_ms, 0) + 1
-            heapq.heappush(self.idle_timers, (due_ms, next(self.numbers), log, consumer))
+        self.idle.pop(consumer.idle_number, None)
+        if not ttl_ms:
+            return
+        due_ms = self.clock.mono_ms + max(consumer.active_ms + ttl_ms - self.now_ms, 0) + 1
+        consumer.idle_number = next(self.numbers)
+        self.idle[consumer.idle_number] = log, consumer
+        heapq.heappush(self.idle_timers, (due_ms, consumer.idle_number))
+        if len(self.idle_timers) > 2 * len(self.idle) + TIMERS_DONE_MAX:
+            self.idle_timers = [timer for timer in self.idle_timers if timer[1] in self.idle]
+            heapq.heapify(self.idle_timers)
 
     def check_consumers(self) -> None:
         for log in self.by_id.values():
@@ -400,5 +428,6 @@ class Claims(HandingOut):
                 consumer.check()
                 if not log.is_away:
                     assert all(map(log.is_live, consumer.entries)), (log.name, consumer.name)
-                if consumer.behind is not None and consumer.filter is None and not log.is_away:
-                    assert consumer.behind == log.count_live(1, consumer.cursor), (log.name, consumer.name)
+                if consumer.ahead is not None and not log.is_away:
+                    ahead = consumer.wanted(log, consumer.cursor, log.next_seq)
+                    assert consumer.ahead == ahead, (log.name, consumer.name, consumer.ahead, ahead)

@@ -17,8 +17,10 @@ comes up, and a heap that is mostly such is made anew.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -29,8 +31,17 @@ READY, LEASED, DELAYED, MOVING = range(4)
 CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED = range(1, 11)
 
 ID_MASK = (1 << 64) - 1
+VERDICTS_MAX = 100_000  # tags whose match with a filter is remembered
 SOURCES_MAX = 65_536  # topics whose letters a topic remembers; the one heard of longest ago is forgotten
 STALE_MAX = 64  # so many outdated heap entries are kept, however few are current
+
+
+class Rows(Protocol):
+    """What a consumer needs to know of its topic's records."""
+
+    def count_live(self, first_seq: int, stop_seq: int) -> int: ...
+
+    def tag_counts(self, first_seq: int, stop_seq: int) -> list[tuple[bytes | None, int]]: ...
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +106,7 @@ class Consumer:
         "_expiring",
         "_returned",
         "active_ms",
-        "behind",
+        "ahead",
         "config",
         "connections",
         "counters",
@@ -106,7 +117,7 @@ class Consumer:
         "entries",
         "filter",
         "firsts",
-        "lag",
+        "idle_number",
         "name",
         "on_settled",
         "parked",
@@ -115,6 +126,7 @@ class Consumer:
         "replay_shift_ms",
         "rescan",
         "streams",
+        "verdicts",
         "waiters",
         "wake_ms",
         "window_ms",
@@ -123,8 +135,10 @@ class Consumer:
     def __init__(self, name: str, config: ConsumerConfig, on_settled: Callable[[int], None]) -> None:
         self.name = name
         self.cursor = 1  # the next seq that was never handed out
-        self.behind: int | None = None  # live records below the cursor; None: not counted yet
-        self.lag = (0, 0)  # when it was counted last, and the count
+        # Live records at or beyond the cursor that it wants, staged ones included; None: not counted yet.
+        self.ahead: int | None = None
+        self.verdicts: dict[bytes, bool] = {}  # whether it wants a tag
+        self.idle_number = 0  # of the timer that ends it when nobody uses it
         self.rescan = 0  # below it the cursor may meet what is in hand
         self.policy: tuple[object, object] = (None, None)  # as of which config of the topic
         self.firsts: list[int] = []  # chosen records below the cursor that were never handed out, ascending
@@ -152,7 +166,8 @@ class Consumer:
 
     def configure(self, config: ConsumerConfig) -> None:
         self.config = config
-        self.lag = (0, 0)
+        self.ahead = None
+        self.verdicts = {}
         self.policy = (None, None)
         matches = tuple(TagMatch(op, value.encode()) for op, value in config.filter)
         self.filter = TagFilter(matches) if matches else None
@@ -232,10 +247,30 @@ class Consumer:
         """What is in hand beyond the cursor is passed by when the cursor comes there."""
         self.rescan = max((seq + 1 for seq in self.entries if seq >= self.cursor), default=0)
 
-    @property
-    def met_later(self) -> int:
-        """How many records are in hand beyond the cursor."""
-        return sum(seq >= self.cursor for seq in self.entries) if self.rescan > self.cursor else 0
+    def wants(self, tag: bytes | None) -> bool:
+        """Whether records with this tag are for it."""
+        if self.filter is None:
+            return True
+        if tag is None:
+            return False
+        verdict = self.verdicts.get(tag)
+        if verdict is None:
+            if len(self.verdicts) >= VERDICTS_MAX:
+                self.verdicts = {}
+            verdict = self.verdicts[tag] = self.filter.matches(tag)
+        return verdict
+
+    def wanted(self, rows: Rows, first: int, stop: int) -> int:
+        """How many live records of the seqs [first, stop) are for it."""
+        if first >= stop:
+            return 0
+        if self.filter is None:
+            return rows.count_live(first, stop)
+        return sum(count for tag, count in rows.tag_counts(first, stop) if self.wants(tag))
+
+    def is_first(self, seq: int) -> bool:
+        at = bisect_left(self.firsts, seq)
+        return at < len(self.firsts) and self.firsts[at] == seq
 
     # -- events --------------------------------------------------------------------------------------------
 
@@ -276,8 +311,7 @@ class Consumer:
             for seq in [seq for seq, entry in self.entries.items() if entry.state != MOVING]:
                 self.drop(seq)
             self.firsts = []
-            self.replay_shift_ms = self.behind = None
-            self.lag = (0, 0)
+            self.replay_shift_ms = self.ahead = None
             self.cursor = event.cursor
             self.note_rescan()
         elif kind == PAUSED:
@@ -287,8 +321,8 @@ class Consumer:
         entries, counters = self.entries, self.counters
         seqs, deliveries = event.seqs, event.deliveries
         if self.firsts and seqs:
-            given = set(seqs)
-            self.firsts = [seq for seq in self.firsts if seq not in given]
+            # They are handed out in order, and none is beyond the cursor.
+            del self.firsts[: bisect_right(self.firsts, seqs[-1])]
         if event.cursor:
             self.cursor = event.cursor
         counters.delivered += len(seqs)
@@ -296,6 +330,8 @@ class Consumer:
             counters.redelivered += sum(number > 1 for number in deliveries)
         if not event.until_ms:
             counters.acked += len(seqs)  # of a consumer without acks: nothing stays in hand
+            for seq in seqs:
+                self.drop(seq)
             return
         lease_id, until_ms, node = event.first_id, event.until_ms, event.node
         for i, seq in enumerate(seqs):
@@ -383,7 +419,7 @@ class Consumer:
     def forget(self, first: int, last: int) -> list[int]:
         """Records of this range are gone from the log. Returns which of them were moving."""
         if self.firsts and first <= self.firsts[-1] and last >= self.firsts[0]:
-            self.firsts = [seq for seq in self.firsts if not first <= seq <= last]
+            del self.firsts[bisect_left(self.firsts, first) : bisect_right(self.firsts, last)]
         entries = self.entries
         if not entries:
             return []
@@ -498,11 +534,22 @@ class TopicConsumers:
     def find(self, name: str) -> Consumer | None:
         return self.named.get(name) if name else self.queue
 
-    def forget(self, first: int, last: int, live_below: Callable[[int], int]) -> None:
-        """Records of this range go from the log. `live_below`: how many of them that live are below a seq."""
+    def appended(self, first: int, count: int, tags: list[bytes | None] | None) -> None:
+        """Records were staged: there is more ahead of those that count it."""
+        for consumer in self.named.values():
+            if consumer.ahead is None:
+                continue
+            below = min(max(consumer.cursor - first, 0), count)
+            if consumer.filter is None:
+                consumer.ahead += count - below
+            elif tags is not None:
+                consumer.ahead += sum(map(consumer.wants, tags[below:]))
+
+    def forget(self, rows: Rows, first: int, last: int) -> None:
+        """Records of this range go from the log, where they still are."""
         for consumer in self.every():
-            if consumer.behind and first < consumer.cursor:
-                consumer.behind -= live_below(consumer.cursor)
+            if consumer.ahead:
+                consumer.ahead -= consumer.wanted(rows, max(first, consumer.cursor), last + 1)
             moving = consumer.forget(first, last)
             if moving:
                 self.drop_letters(consumer.name, set(moving))

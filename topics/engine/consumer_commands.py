@@ -222,6 +222,7 @@ class Letter:
     tag: bytes | None
     node: bytes | None
     raw: bool = False
+    header_len: int = 0  # of raw bytes: as much of the data is its header block
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from topics.engine.config import ConsumerConfig
 from topics.engine.consumer import PAUSED, RESET, Consumer, Event, TopicConsumers
 from topics.engine.control import ConsumerStored
 from topics.engine.errors import ConsumerNotFound, InvalidRequest, Throttled, TopicNotFound
+from topics.engine.handing_out import live_seqs
 from topics.engine.settling import Settling
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.topic_log import Op, TopicLog
@@ -137,8 +138,7 @@ class Consumers(Settling):
         op = Op(log, token, result, sync=True)
         if log.config.retention == "interest" and log.consumers is not None and log.consumers.named:
             stop = min(other.cursor for other in log.consumers.named.values())
-            seqs = [seq for seq in range(log.first_seq, stop) if log.is_live(seq)]
-            self._retire_into(log, consumer, seqs, op)
+            self._retire_into(log, consumer, live_seqs(log, log.first_seq, stop), op)
             self.count_live(op)
         self.touched[log.id] = log
         self.add_op(op)
@@ -147,6 +147,7 @@ class Consumers(Settling):
         """Live or in replay."""
         assert log.consumers is not None
         consumer.dropped = True
+        self.idle.pop(consumer.idle_number, None)
         for connection in list(consumer.connections):
             self.on_settled(connection)
         log.consumers.drop_letters(consumer.name, set(consumer.entries))
@@ -176,7 +177,7 @@ class Consumers(Settling):
 
     def _consumer_state(self, log: TopicLog, consumer: Consumer) -> con.ConsumerState:
         counters, now_ms = consumer.counters, self.now_ms
-        lag = self._lag(log, consumer)
+        lag = self.lag(log, consumer)
         oldest = self._next_live(log, consumer, consumer.firsts[0] if consumer.firsts else consumer.cursor)
         entries, config = len(consumer.entries), consumer.config
         tombstone, _, _ = self._lost(log, consumer.cursor)
@@ -227,8 +228,8 @@ class Consumers(Settling):
         to_seq = log.first_since(command.value) if command.to == "ts" else places[command.to]
         from_seq = consumer.cursor
         seen = consumer.cursor - 1 if to_seq < from_seq else to_seq - 1
-        again = self._count_live(log, consumer, to_seq, seen + 1)
-        skips = self._count_live(log, consumer, from_seq, to_seq)
+        again = consumer.wanted(log, to_seq, seen + 1)
+        skips = consumer.wanted(log, from_seq, to_seq)
         skips += sum(log.is_live(seq) for seq in consumer.entries if seq < to_seq)
         state = self._consumer_state(log, consumer)
         result = con.ConsumerReset(state, command.dry_run, from_seq, to_seq, again, skips)
@@ -244,24 +245,15 @@ class Consumers(Settling):
         self._is_hungry(log, consumer)
         self.add_op(Op(log, token, result, sync=True))
 
-    def _count_live(self, log: TopicLog, consumer: Consumer, first: int, stop: int) -> int:
-        """Live records of [first, stop) that the consumer wants."""
-        if first >= stop:
-            return 0
-        probe = Consumer("", consumer.config, self.settled_over)
-        probe.cursor = first
-        upto = self._lag(log, probe)
-        probe.cursor = stop
-        return upto - self._lag(log, probe)
-
     # -- consumers that go by themselves -------------------------------------------------------------------
 
     def end_idle_consumers(self) -> None:
         timers = self.idle_timers
         while timers and timers[0][0] <= self.clock.mono_ms and self.read_only is None:
-            _, _, log, consumer = heapq.heappop(timers)
-            if consumer.dropped or log.dropped or not consumer.config.inactive_ttl_ms:
+            log_and_consumer = self.idle.get(heapq.heappop(timers)[1])
+            if log_and_consumer is None:
                 continue
+            log, consumer = log_and_consumer
             if consumer.waiters or consumer.connections:
                 consumer.active_ms = self.now_ms
             if self.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from topics.engine import consumer_commands as con
 from topics.engine import frames, limits
@@ -34,13 +36,13 @@ from topics.engine.index import Chunk
 from topics.engine.page import Page, Tombstone
 from topics.engine.queries import Queries
 from topics.engine.reader import DamagedSegment, FewRecords, Picked, Reader
-from topics.engine.staging import CONTROL_BYTES, as_ranges
+from topics.engine.staging import CONTROL_BYTES
 from topics.engine.topic_log import Op, Range, TopicLog
 from topics.engine.writes import Writes
 
 FEW = 16  # records of a claim that is served without numpy
 SEQ_BYTES = 24  # at most, of one record in an event
-LAG_MS = 1000  # how old the count of a filtered backlog may be in an answer to a claim
+Seqs: TypeAlias = npt.NDArray[np.uint64]
 QUEUE_CONFIG = ConsumerConfig(max_ack_pending=limits.PENDING_MAX, max_waiting=limits.WAITERS_PER_TOPIC_MAX)
 
 
@@ -123,23 +125,23 @@ class HandingOut(Writes, Queries):
         return log, consumer
 
     def ready_count(self, log: TopicLog, consumer: Consumer) -> int:
-        """How many records could be claimed now. At a named consumer with a filter it may be a second old."""
+        """How many records could be claimed now."""
+        if consumer.name:
+            return self.lag(log, consumer) + consumer.returned
         published = log.count - (log.next_seq - 1 - log.view.head)
-        if not consumer.name:
-            return max(0, published - len(consumer.entries) + consumer.returned)
-        if consumer.filter is not None:
-            since_ms, lag = consumer.lag
-            if self.now_ms - since_ms >= LAG_MS:
-                lag = self._lag(log, consumer)
-                consumer.lag = self.now_ms, lag
-            return lag + consumer.returned
-        # Or even beyond the next one: it waits for a seq that is still to come.
-        if consumer.cursor > log.view.head:
-            return len(consumer.firsts) + consumer.returned
-        if consumer.behind is None:
-            consumer.behind = log.count_live(1, consumer.cursor)
-        waiting = max(0, published - consumer.behind - consumer.met_later)
-        return waiting + len(consumer.firsts) + consumer.returned
+        return max(0, published - len(consumer.entries) + consumer.returned)
+
+    def lag(self, log: TopicLog, consumer: Consumer) -> int:
+        """Live records that a named consumer wants and that were never handed out."""
+        cursor, end = consumer.cursor, log.next_seq
+        if consumer.ahead is None:
+            consumer.ahead = consumer.wanted(log, cursor, end)
+        lag = consumer.ahead + len(consumer.firsts)
+        if end > log.view.head + 1:
+            lag -= consumer.wanted(log, max(cursor, log.view.head + 1), end)  # not published yet
+        if cursor < consumer.rescan:
+            lag -= sum(seq >= cursor and consumer.wants(tag_of(log, seq)) for seq in consumer.entries)
+        return max(0, lag)
 
     def leases_of(self, log: TopicLog, name: str, connection: int) -> int:
         """How many unexpired leases a connection has."""
@@ -228,8 +230,8 @@ class HandingOut(Writes, Queries):
             is_doomed = entry.doom is not None and policy.dead_letter is not None
             if is_doomed or (policy.max_deliver and entry.deliveries >= policy.max_deliver):
                 dead.append(seq)
-                if len(dead) >= limits.DEAL_MAX:
-                    break
+                if len(dead) >= limits.CLAIM_MAX:
+                    break  # the others leave with the next claims
                 continue
             size = size_of(log, seq)
             if len(picked) >= limit or (picked and size > budget):
@@ -249,29 +251,40 @@ class HandingOut(Writes, Queries):
         self, log: TopicLog, consumer: Consumer, cursor: int, stop: int, limit: int, budget: int
     ) -> tuple[list[tuple[Chunk, Picked]], int]:
         """Records that were never handed out, and where the cursor stands behind them."""
-        firsts = [seq for seq in consumer.firsts[:limit] if log.is_live(seq)]
-        if firsts:
-            return rows_of(log, firsts), cursor
+        if consumer.firsts:
+            return rows_of(log, consumer.firsts[:limit]), cursor
         if consumer.config.replay == "original":
             stop = min(stop, self._replay_stop(log, consumer, cursor))
-        kept: list[tuple[Chunk, Picked]] = []
-        while True:
-            page, start = no_page(log), cursor
-            picked = self.reader.undelivered(log, page, cursor, stop, limit, budget, consumer.filter)
-            cursor = page.next_from_seq + 1
-            if start >= consumer.rescan or not consumer.entries:
-                return kept + picked, cursor
-            # A queue that was restarted looks at everything again, also at what is in hand: that it passes by.
-            passed = 0
-            for chunk, rows in picked:
-                mine = [row for row in rows.tolist() if chunk.first_seq + row not in consumer.entries]
-                passed += len(rows) - len(mine)
-                if mine:
-                    kept.append((chunk, np.array(mine)))
-                    limit -= len(mine)
-                    budget -= int(chunk.rows["size"][mine].sum())
-            if not passed or limit <= 0 or budget <= 0:
-                return kept, cursor
+        between: list[int] = []
+        if cursor < consumer.rescan and consumer.entries:
+            between, cursor = self._pick_between(
+                log, consumer, cursor, min(stop, consumer.rescan), limit, budget
+            )
+            limit -= len(between)
+            if cursor < consumer.rescan or limit <= 0:
+                return rows_of(log, between), cursor
+        page = no_page(log)
+        picked = self.reader.undelivered(log, page, cursor, stop, limit, budget, consumer.filter)
+        return rows_of(log, between) + picked, page.next_from_seq + 1
+
+    @staticmethod
+    def _pick_between(
+        log: TopicLog, consumer: Consumer, cursor: int, stop: int, limit: int, budget: int
+    ) -> tuple[list[int], int]:
+        """After a restart or a reset the cursor meets what is in hand: the records between, and the cursor behind them."""
+        found: list[int] = []
+        for chunk, low, high in log.spans(max(cursor, log.first_seq), stop):
+            rows = np.flatnonzero(chunk.live(low, high, frames.DEAD)) + low + chunk.first_seq
+            for seq in rows.tolist():
+                if seq in consumer.entries or not consumer.wants(tag_of(log, seq)):
+                    continue
+                budget -= size_of(log, seq)
+                if found and budget < 0:
+                    return found, seq
+                found.append(seq)
+                if len(found) == limit:
+                    return found, seq + 1
+        return found, stop
 
     @staticmethod
     def _lost(log: TopicLog, cursor: int) -> tuple[Tombstone | None, int, int]:
@@ -358,10 +371,9 @@ class HandingOut(Writes, Queries):
             if durable:
                 self.log_event(log, event)
             consumer.apply(event)
-        if consumer.behind is not None:
-            consumer.behind = (
-                consumer.behind + sum(seq >= before for seq in seqs) if before >= consumer.rescan else None
-            )
+        if consumer.ahead is not None:
+            fresh = sum(seq >= before for seq in seqs)
+            consumer.ahead = consumer.ahead - fresh if before >= consumer.rescan else None
         self._retire_passed(log, consumer, before, consumer.cursor)
         if command.connection and acks:
             consumer.attach(command.connection, seqs)
@@ -381,20 +393,6 @@ class HandingOut(Writes, Queries):
         """The answer of a claim that got nothing."""
         ready = self.ready_count(log, consumer)
         return con.Claimed(log.name, consumer.name, no_page(log), [], [], [], ready, tombstone)
-
-    def _lag(self, log: TopicLog, consumer: Consumer) -> int:
-        """Live records that match and were never handed out."""
-        cursor, stop = consumer.cursor, log.view.head + 1
-        waiting = sum(log.is_live(seq) for seq in consumer.firsts) - consumer.met_later
-        if cursor >= stop:
-            return waiting
-        if consumer.filter is None:
-            return waiting + log.count_live(cursor, stop)
-        names = {name for match in consumer.filter.any_of for name in log.tags.names(match)}
-        for name in names:
-            seqs = log.tags.seqs(name, log.are_live)
-            waiting += int(np.searchsorted(seqs, stop)) - int(np.searchsorted(seqs, cursor))
-        return waiting
 
     def log_event(self, log: TopicLog, event: Event) -> None:
         self.add_frame(frames.encode_control(frames.LEASE, log.id, self.now_ms, event))
@@ -438,7 +436,7 @@ class HandingOut(Writes, Queries):
 
     # -- retention by interest -----------------------------------------------------------------------------
 
-    def _retire(self, log: TopicLog, consumer: Consumer, seqs: list[int]) -> None:
+    def _retire(self, log: TopicLog, consumer: Consumer, seqs: Seqs | list[int]) -> None:
         op = Op(log)
         self._retire_into(log, consumer, seqs, op)
         if op.count:
@@ -449,39 +447,65 @@ class HandingOut(Writes, Queries):
         """What a filter left out may have been what a record was kept for."""
         if consumer.filter is None or log.config.retention != "interest" or first >= stop:
             return
-        passed: list[int] = []
-        for chunk, low, high in log.spans(first, stop):
-            rows = np.flatnonzero(chunk.live(low, high, frames.DEAD)) + low + chunk.first_seq
-            passed += [seq for seq in rows.tolist() if seq not in consumer.entries]
+        passed = live_seqs(log, first, stop)
+        if consumer.entries:
+            passed = passed[~np.isin(passed, list(consumer.entries))]
         self._retire(log, consumer, passed)
 
-    def _retire_into(self, log: TopicLog, consumer: Consumer, seqs: list[int], op: Op) -> None:
+    def _retire_into(self, log: TopicLog, consumer: Consumer, seqs: Seqs | list[int], op: Op) -> None:
         """Delete what nobody needs any more, if the topic's retention says so."""
         retention = log.config.retention
-        if retention == "limits" or not seqs:
+        if retention == "limits" or not len(seqs):
             return
-        gone = [seq for seq in sorted(seqs) if log.is_live(seq)]
+        gone = np.sort(np.asarray(seqs, dtype=np.uint64))
+        gone = gone[log.are_live(gone)]
         if retention == "interest":
             assert log.consumers is not None
-            others = [other for other in log.consumers.named.values() if other is not consumer]
-            gone = [seq for seq in gone if not any(needs(log, other, seq) for other in others)]
-        ranges: list[Range] = as_ranges(gone)
+            for other in log.consumers.named.values():
+                if other is not consumer and len(gone):
+                    gone = gone[~needed(log, other, gone)]
+        ranges = ranges_of(gone)
         if ranges and self.has_room(CONTROL_BYTES + len(ranges) * SEQ_BYTES):
             self._log_delete(log, ranges, op, erase=False)
             self.touched[log.id] = log
 
 
-def needs(log: TopicLog, consumer: Consumer, seq: int) -> bool:
-    """Whether a consumer has not settled a record that it wants."""
-    if seq in consumer.entries or seq in consumer.firsts:
-        return True
-    if seq < consumer.cursor:
-        return False
-    if consumer.filter is None:
-        return True
+def live_seqs(log: TopicLog, first: int, stop: int) -> Seqs:
+    """The live seqs of [first, stop)."""
+    parts = [
+        (np.flatnonzero(chunk.live(low, high, frames.DEAD)) + (low + chunk.first_seq)).astype(np.uint64)
+        for chunk, low, high in log.spans(max(first, log.first_seq), stop)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+
+
+def ranges_of(seqs: Seqs) -> list[Range]:
+    """Ascending seqs as inclusive ranges."""
+    if not len(seqs):
+        return []
+    breaks = np.flatnonzero(np.diff(seqs) != 1)
+    firsts = seqs[np.concatenate(([0], breaks + 1))].tolist()
+    lasts = seqs[np.concatenate((breaks, [len(seqs) - 1]))].tolist()
+    return list(zip(firsts, lasts, strict=True))
+
+
+def needed(log: TopicLog, consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
+    """Which of these live records a consumer wants and has not settled."""
+    beyond = seqs >= np.uint64(consumer.cursor)
+    if consumer.filter is not None and beyond.any():
+        wanted = [consumer.wants(tag_of(log, seq)) for seq in seqs[beyond].tolist()]
+        beyond[np.flatnonzero(beyond)] = wanted
+    if consumer.entries:
+        beyond |= np.isin(seqs, list(consumer.entries))
+    if consumer.firsts:
+        beyond |= np.isin(seqs, consumer.firsts)
+    return beyond
+
+
+def tag_of(log: TopicLog, seq: int) -> bytes | None:
     found = log.find(seq)
     tag = found[0].get(found[1])[4] if found is not None else 0
-    return bool(tag) and consumer.filter.matches(log.tags.strings.name(tag))
+    return log.tags.strings.names[tag] if tag else None
 
 
 def no_page(log: TopicLog) -> Page:

@@ -84,7 +84,7 @@ class Letters(Consumers):
         except DamagedSegment as damage:
             self._lose_rows(log, damage)
             return None
-        data, meta, raw = content_of(page)
+        data, meta, raw, header_len = content_of(page)
         added = {
             "$dead_letter_from": log.name,
             "$dead_letter_deliveries": str(deliveries),
@@ -97,7 +97,7 @@ class Letters(Consumers):
         return con.Letter(
             log.name, log.id, consumer, seq, number, target, deliveries, reason, data, _with(meta, added),
             page.tags[0] if page.tags is not None else None,
-            page.nodes[0] if page.nodes is not None else None, raw,
+            page.nodes[0] if page.nodes is not None else None, raw, header_len,
         )  # fmt: skip
 
     def _end_move(self, token: object, command: con.EndMove) -> None:
@@ -186,8 +186,9 @@ class Letters(Consumers):
         records.raw = letters[0].raw
         if records.raw:
             records = cmd.Records(
-                [letter.data for letter in letters], tags=records.tags, nodes=records.nodes, raw=True
-            )
+                [letter.data for letter in letters], tags=records.tags, nodes=records.nodes, raw=True,
+                header_lens=[letter.header_len for letter in letters],
+            )  # fmt: skip
         sizes = [len(payload) for payload in records.payloads]
         if log is None:
             self._check_creation(name, config, sum(sizes))
@@ -203,18 +204,17 @@ class Letters(Consumers):
         return op
 
 
-def content_of(page: Page) -> tuple[bytes, bytes, bool]:
-    """Data, meta and whether the data is raw, of a page's only record."""
+def content_of(page: Page) -> tuple[bytes, bytes, bool, int]:
+    """Data, meta, whether the data is raw, and then how long its header block is, of a page's only record."""
     frame, start = page.frames[0], int(page.starts[0])
     _, _, flags, _, _, _, node_len, tag_len, data_len = frames.HEADER.unpack_from(frame, start)
     at = start + frames.HEADER_BYTES + node_len + tag_len
     payload = bytes(frame[at : at + data_len])
-    raw = bool(flags & frames.RAW)
-    meta_len = 0
-    if flags & frames.HAS_EXT and not raw:
-        found = frames.read_extensions(frame, start)
-        meta_len = int.from_bytes(found.get(frames.EXT_META, b""), "little")
-    return payload[: data_len - meta_len], payload[data_len - meta_len :], raw
+    found = frames.read_extensions(frame, start) if flags & frames.HAS_EXT else {}
+    if flags & frames.RAW:
+        return payload, b"", True, int.from_bytes(found.get(frames.EXT_HEADERS, b""), "little")
+    meta_len = int.from_bytes(found.get(frames.EXT_META, b""), "little")
+    return payload[: data_len - meta_len], payload[data_len - meta_len :], False, 0
 
 
 def _with(meta: bytes, added: dict[str, str]) -> bytes:

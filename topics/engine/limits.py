@@ -50,7 +50,7 @@ CLAIM_MAX = 1000
 CLAIM_BYTES_DEFAULT = 8 * MIB
 DEAL_MAX = 10_000  # records that the claims of one window share
 CLAIM_LOOK_MS = 60_000  # between two looks at what time makes ready
-FIRSTS_MAX = 100_000  # tags of a consumer that begins with the last record of each; more are refused
+FIRSTS_MAX = 20_000  # tags of a consumer that begins with the last record of each; more are refused
 UNMOVED_MS = 5_000  # until a letter that was refused is tried again
 
 # Loss ranges per topic. Past it neighbouring ranges are joined: a too wide announcement is

@@ -296,6 +296,22 @@ class TopicLog:
         spans = self.spans(max(first_seq, self.first_seq), stop_seq)
         return sum(int(chunk.live(first, stop, DEAD).sum()) for chunk, first, stop in spans)
 
+    def tag_counts(self, first_seq: int, stop_seq: int) -> list[tuple[bytes | None, int]]:
+        """The tags of the live records of [first_seq, stop_seq), and how many have each; a tag may come several times."""
+        names = self.tags.strings.names
+        found: list[tuple[bytes | None, int]] = []
+        for chunk, first, stop in self.spans(max(first_seq, self.first_seq), stop_seq):
+            if stop - first < SMALL:
+                for row in range(first, stop):
+                    _, length, _, flags, tag, _, _ = chunk.get(row)
+                    if length and not flags & DEAD:
+                        found.append((names[tag] if tag else None, 1))
+                continue
+            ids = chunk.rows["tag"][first:stop][chunk.live(first, stop, DEAD)]
+            each, counts = np.unique(ids, return_counts=True)
+            found += [(names[tag] if tag else None, n) for tag, n in zip(each.tolist(), counts.tolist())]
+        return found
+
     # -- staged changes ------------------------------------------------------------------------------------
 
     def settle_first(self) -> None:
@@ -322,9 +338,7 @@ class TopicLog:
         """Remove the live rows of a range from counts and tags; return the highest seq removed, or 0."""
         highest = 0
         if self.consumers is not None:
-            self.consumers.forget(
-                first_seq, last_seq, lambda seq: self.count_live(first_seq, min(seq, last_seq + 1))
-            )
+            self.consumers.forget(self, first_seq, last_seq)
         held_tags, held_nodes = self.tags.strings.held, self.nodes.held
         op.tags_held -= len(held_tags)
         op.nodes_held -= len(held_nodes)
