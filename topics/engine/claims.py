@@ -17,11 +17,8 @@ from typing import TypeAlias, cast
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import limits
-from topics.engine.config import EngineConfig
-from topics.engine.consumer import (
-    READY,
-    Consumer,
-)
+from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.consumer import FORGOTTEN, READY, Consumer, Event
 from topics.engine.engine_clock import EngineClock
 from topics.engine.errors import (
     InvalidRequest,
@@ -88,7 +85,8 @@ class Claims(HandingOut):
         self, token: object, command: con.Claim, log: TopicLog, consumer: Consumer, *, once: bool
     ) -> None:
         assert log.consumers is not None
-        if len(consumer.waiters) >= consumer.config.max_waiting:
+        # A stream has its place for as long as it is open.
+        if not command.standing and len(consumer.waiters) >= consumer.config.max_waiting:
             raise Throttled(
                 "too many claims wait already; come back later",
                 limit="max_waiting",
@@ -367,6 +365,19 @@ class Claims(HandingOut):
             self.fail_claims(op.log, TopicNotFound(op.log.name))
             for consumer in op.log.consumers.named.values() if op.log.consumers is not None else ():
                 self.idle.pop(consumer.idle_number, None)
+
+    def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
+        was_durable = log.config.type == "queue" and is_durable(log, self.queue_of(log))
+        retention = log.config.retention
+        super()._change_config(log, config, op)
+        if was_durable and not is_durable(log, self.queue_of(log)):
+            # From here on leases are not logged. Should they be again, those of before must not come back over later ones.
+            self.log_event(log, Event(con.QUEUE, FORGOTTEN))
+        if config.retention != retention:
+            before = op.count, op.bytes
+            self._retire_done(log, op)
+            self.records_live += op.count - before[0]
+            self.bytes_live += op.bytes - before[1]
 
     def discard_staged(self) -> None:
         super().discard_staged()

@@ -28,7 +28,7 @@ from topics.engine.config import ConsumerConfig
 from topics.engine.subjects import TagFilter, TagMatch
 
 READY, LEASED, DELAYED, MOVING = range(4)
-CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED = range(1, 11)
+CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED, FORGOTTEN = range(1, 12)
 
 ID_MASK = (1 << 64) - 1
 VERDICTS_MAX = 100_000  # tags whose match with a filter is remembered
@@ -316,6 +316,8 @@ class Consumer:
             self.note_rescan()
         elif kind == PAUSED:
             self.paused_until_ms = event.until_ms
+        elif kind == FORGOTTEN:
+            self.forget_leases()
 
     def _hand_out(self, event: Event) -> None:
         entries, counters = self.entries, self.counters
@@ -474,7 +476,7 @@ class Consumer:
             self.entries[seq].doom = deliveries, reason
 
     def forget_leases(self) -> None:
-        """After a restart of a queue whose leases need not survive: all that is live is ready, as if never handed out."""
+        """After a restart, of leases that need not survive: all that is live is ready, as if never handed out."""
         for seq in [seq for seq, entry in self.entries.items() if entry.state != MOVING]:
             self.drop(seq)
 

@@ -14,7 +14,7 @@ from topics.engine.config import ConsumerConfig
 from topics.engine.consumer import PAUSED, RESET, Consumer, Event, TopicConsumers
 from topics.engine.control import ConsumerStored
 from topics.engine.errors import ConsumerNotFound, InvalidRequest, Throttled, TopicNotFound
-from topics.engine.handing_out import live_seqs
+from topics.engine.handing_out import tag_of
 from topics.engine.settling import Settling
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.topic_log import Op, TopicLog
@@ -45,7 +45,8 @@ class Consumers(Settling):
                 )
             cursor, firsts = self._begin(log, config)
         else:
-            cursor, firsts = known.cursor, known.firsts
+            wants = Consumer(name, config, self.settled_over).wants
+            cursor, firsts = known.cursor, [seq for seq in known.firsts if wants(tag_of(log, seq))]
         self.reserve(CONFIG_BYTES + len(firsts) * RANGE_BYTES)
         created_ms = self.now_ms if known is None else known.created_ms
         stored = ConsumerStored(name, config, cursor, firsts, created_ms)
@@ -136,10 +137,8 @@ class Consumers(Settling):
         self.remove_consumer(log, consumer)
         self.fail_claims(log, ConsumerNotFound(log.name, consumer.name), consumer)
         op = Op(log, token, result, sync=True)
-        if log.config.retention == "interest" and log.consumers is not None and log.consumers.named:
-            stop = min(other.cursor for other in log.consumers.named.values())
-            self._retire_into(log, consumer, live_seqs(log, log.first_seq, stop), op)
-            self.count_live(op)
+        self._retire_done(log, op)
+        self.count_live(op)
         self.touched[log.id] = log
         self.add_op(op)
 
@@ -241,9 +240,12 @@ class Consumers(Settling):
         self.log_event(log, event)
         consumer.apply(event)
         consumer.active_ms = self.now_ms
+        op = Op(log, token, result, sync=True)
+        self._retire_done(log, op)
+        self.count_live(op)
         result.state = self._consumer_state(log, consumer)
         self._is_hungry(log, consumer)
-        self.add_op(Op(log, token, result, sync=True))
+        self.add_op(op)
 
     # -- consumers that go by themselves -------------------------------------------------------------------
 

@@ -452,7 +452,14 @@ class HandingOut(Writes, Queries):
             passed = passed[~np.isin(passed, list(consumer.entries))]
         self._retire(log, consumer, passed)
 
-    def _retire_into(self, log: TopicLog, consumer: Consumer, seqs: Seqs | list[int], op: Op) -> None:
+    def _retire_done(self, log: TopicLog, op: Op) -> None:
+        """What every consumer is done with goes, where records are kept for them alone."""
+        named = log.consumers.named.values() if log.consumers is not None else ()
+        if log.config.retention == "interest" and named:
+            stop = min(consumer.cursor for consumer in named)
+            self._retire_into(log, None, live_seqs(log, log.first_seq, stop), op)
+
+    def _retire_into(self, log: TopicLog, consumer: Consumer | None, seqs: Seqs | list[int], op: Op) -> None:
         """Delete what nobody needs any more, if the topic's retention says so."""
         retention = log.config.retention
         if retention == "limits" or not len(seqs):
