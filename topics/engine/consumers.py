@@ -99,8 +99,7 @@ class Consumers(Settling):
             return min(log.view.first_seq, end), []
         probe = Consumer("", config, self.settled_over)
         if config.deliver == "last" and probe.filter is None:
-            last = next((s for s in range(end - 1, log.first_seq - 1, -1) if log.is_live(s)), 0)
-            return last or end, []
+            return log.last_live(end) or end, []
         matches = probe.filter.any_of if probe.filter is not None else None
         names = (
             {name for match in matches for name in log.tags.names(match)}

@@ -296,6 +296,16 @@ class TopicLog:
         spans = self.spans(max(first_seq, self.first_seq), stop_seq)
         return sum(int(chunk.live(first, stop, DEAD).sum()) for chunk, first, stop in spans)
 
+    def last_live(self, stop_seq: int) -> int:
+        """The last live seq below `stop_seq`, or 0."""
+        for chunk in reversed(self.chunks):
+            stop = min(chunk.count, stop_seq - chunk.first_seq)
+            alive = np.flatnonzero(chunk.live(0, max(stop, 0), DEAD))
+            if len(alive):
+                last = chunk.first_seq + int(alive[-1])
+                return last if last >= self.first_seq else 0
+        return 0
+
     def tag_counts(self, first_seq: int, stop_seq: int) -> list[tuple[bytes | None, int]]:
         """The tags of the live records of [first_seq, stop_seq), and how many have each; a tag may come several times."""
         names = self.tags.strings.names
