@@ -12,7 +12,7 @@ import xxhash
 
 from router.exchange import Request, Respond, Response
 from router.fanout import Fanout, Later
-from router.front_core import READS, FrontCore
+from router.front_core import POLLS, FrontCore
 from router.streams_desk import StreamsDesk
 from topics import wire
 from topics.api_keys import ApiKey
@@ -89,12 +89,15 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
         request.received_us,
         lambda reply: respond(from_reply(reply)),
     )
-    if number and op in READS:
+    if number and op in POLLS:
         leave = request.leave
 
         def forget() -> None:
             leave()
-            core.forget(shard, number)
+            if op == wire.CLAIM:  # while it waits it has a place there, and takes what comes for nobody
+                core.tell(shard, wire.UNCLAIM, number, call.topic, encoded)
+            else:
+                core.forget(shard, number)
 
         request.leave = forget
 

@@ -127,11 +127,11 @@ class FrontCore:
         self._next_id += 1
         return self._next_id
 
-    def tell(self, shard: int, op: int, number: int) -> None:
+    def tell(self, shard: int, op: int, number: int, topic: bytes = b"", args: bytes = b"") -> None:
         """Something without an answer, about what has that number. A shard that is down need not hear it."""
         link = self.links[shard]
         if link.incarnation is not None:
-            link.outbox.append(wire.request_head(number, 0, 0, op, 0, b"", b"", 0))
+            link.outbox.append(wire.request_head(number, 0, 0, op, 0, topic, args, 0))
             self._on_send()
 
     @staticmethod

@@ -45,7 +45,7 @@ PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET
 # About the shard itself, or about who follows what: no command of the engine.
 READY, METRICS, CATALOG, TAKEN = 32, 33, 34, 35
 FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION, STREAMS = 36, 37, 38, 39, 40, 41, 42
-WORK, WORKED, UNWORK, LETTERS = 43, 44, 45, 46
+WORK, WORKED, UNWORK, LETTERS, UNCLAIM = 43, 44, 45, 46, 47
 
 # An outcome may be unknown when the worker dies while one of these is on its way.
 CHANGES = frozenset(

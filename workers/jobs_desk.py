@@ -87,6 +87,7 @@ class JobsDesk:
         self._stirred: dict[JobStream, None] = {}  # which may have room for more
         self._asked = 0  # claims since the last turn
         self._shard.on_settled = self._settled
+        self._shard.is_followed = self._is_followed
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.WORK: self._on_work,
             wire.WORKED: self._on_worked,
@@ -149,6 +150,9 @@ class JobsDesk:
         stream = self._streams.get((peer, request.id))
         if stream is not None:
             self._close(stream)
+
+    def _is_followed(self, topic: str, consumer: str) -> bool:
+        return any(stream.wish.consumer == consumer for stream in self._by_topic.get(topic, ()))
 
     def _settled(self, connection: int) -> None:
         """Within the engine's turn, which may have more to say: what follows from it waits for the turn's end."""

@@ -209,6 +209,9 @@ class ShardCore:
             except wire.BadMessage as error:  # one report that is none must not take the shard down
                 logger.error("a report could not be read", extra={"fields": {"error": str(error)}})
             return
+        elif request.op == wire.UNCLAIM:
+            self._unclaim(peer, request)
+            return
         elif request.op == wire.TAKEN:
             was_open = self._window.is_open(peer)
             self._window.taken(peer, wire.read_taken(request.body))
@@ -218,6 +221,24 @@ class ShardCore:
             self._at_desk(peer, request)
             return
         self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
+
+    def _unclaim(self, peer: bytes, request: wire.Request) -> None:
+        """Who claimed is gone. If the claim still waits it is ended, and nothing is handed out for it."""
+
+        def is_it(token: object) -> bool:
+            asked = cast(Token, token)
+            return asked[0] == peer and asked[1].id == request.id and asked[1].op == wire.CLAIM
+
+        waits = any(is_it(token) for token, _ in self._waiting)
+        self._waiting = [entry for entry in self._waiting if not is_it(entry[0])]
+        held = self._held_reads.get(peer)
+        if held is not None:
+            waits = waits or any(is_it(token) for token, _ in held)
+            self._held_reads[peer] = deque(entry for entry in held if not is_it(entry[0]))
+        args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
+        topic = request.topic.decode("utf-8", "replace")
+        if waits or self.engine.shard.withdraw_claim(topic, args.consumer, is_it):
+            self._refuse(peer, request, NotReady("the client is gone"))
 
     def _at_desk(self, peer: bytes, request: wire.Request) -> None:
         try:

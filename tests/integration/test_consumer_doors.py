@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.contract import Pending, ok, refused
+from tests.support.raw_http import RawClient
 from tests.support.server import Reply, Server, running, until
 
 KEYS = {
@@ -216,3 +217,24 @@ def test_a_stop_does_not_wait_for_claims(start_server: Callable[..., Server], to
     assert server.stop() == 0
     assert time.monotonic() - began < 8
     refused(fetch.reply(), 503, "shutting_down", {"outcome": "unknown"})
+
+
+# -- clients that go while they wait -----------------------------------------------------------------------
+
+
+def test_a_claim_whose_client_is_gone_takes_nothing(shared_server: Server, topic: str) -> None:
+    server = shared_server
+    ok(server.put(f"/v0/topics/{topic}", {"type": "log"}))
+    ok(server.put(f"/v0/topics/{topic}/consumers/c", {"max_waiting": 2}))
+    path = f"/v0/topics/{topic}/consumers/c"
+    for node in ("gone-1", "gone-2"):
+        body = b'{"node":"%b","wait_ms":30000}' % node.encode()
+        head = f"POST {path}/fetch HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+        client = RawClient(server)
+        client.send(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: ok(server.get(path))["waiting"] > 0)
+        client.close()
+        until(lambda: ok(server.get(path))["waiting"] == 0)
+    server.write(topic, 1)
+    fetched = ok(server.post(f"{path}/fetch", {"node": "here"}))
+    assert [(row["$seq"], row["deliveries"]) for row in fetched["claimed"]] == [(1, 1)]

@@ -205,6 +205,7 @@ CONSUMER_ROWS = [
                 -1,
                 [6, 1, 2, 1, 1],
                 [(3, 2, "why")],
+                [2],
             ),
         ],
         letters=LettersRow(3, [(2, "", 4, "dead", 2, "why")], [(1024, 8)], 1),
@@ -213,7 +214,7 @@ CONSUMER_ROWS = [
 # What happens to consumers, as the log holds it.
 CONSUMER_EVENTS: list[tuple[int, object]] = [
     (frames.CONSUMER_PUT, ConsumerStored("mail", CONSUMER_CONFIG, 7, [1], TS)),
-    (frames.LEASE, Event("mail", 1, [2, 3], TS + 30_000, b"w-1", 78, [1, 2], 4)),
+    (frames.LEASE, Event("mail", 1, [2, 3], TS + 30_000, b"w-1", 78, [1, 2], 4, streamed=True)),
     (frames.LEASE, Event("", 6, [4], deliveries=[2], number=2, target="dead", reason="why")),
     (frames.LETTERS_TAKEN, LettersTaken(1024, 8)),
     (frames.CONSUMER_DELETE, "mail"),

@@ -10,6 +10,7 @@ time makes something ready, and, where claims are gathered (`claim_jitter_ms`), 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias, cast
@@ -99,7 +100,8 @@ class Claims(HandingOut):
         consumer.streams += command.standing
         log.consumers.waiting += 1
         if not once and not command.standing:
-            due_ms = self.clock.mono_ms + min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
+            jitter_ms = log.config.claim_jitter_ms if not consumer.name else 0  # its window closes first
+            due_ms = self.clock.mono_ms + max(min(command.wait_ms, limits.DIFF_WAIT_MS_MAX), jitter_ms + 1)
             self._waiting_claims += 1
             heapq.heappush(self.timers, (due_ms, claimer.number, log, consumer, claimer))
             if len(self.timers) > 2 * self._waiting_claims + TIMERS_DONE_MAX:
@@ -115,6 +117,17 @@ class Claims(HandingOut):
         claimer.consumer.streams -= claimer.command.standing
         assert claimer.log.consumers is not None
         claimer.log.consumers.waiting -= 1
+
+    def withdraw_claim(self, topic: str, name: str, is_it: Callable[[object], bool]) -> bool:
+        """Forget a claim that waits, without an answer; False when there is none with such a token."""
+        log = self.published.get(topic)
+        consumer = log.consumers.find(name) if log is not None and log.consumers is not None else None
+        for claimer in consumer.waiters.values() if consumer is not None else ():
+            assert isinstance(claimer, Claimer)
+            if is_it(claimer.token):
+                self._unpark_claim(claimer)
+                return True
+        return False
 
     def _open_window(self, log: TopicLog, consumer: Consumer) -> None:
         if not consumer.window_ms:
@@ -410,6 +423,7 @@ class Claims(HandingOut):
             if not log.is_away:
                 for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
                     consumers.forget(log, seq, seq)
+            consumer.end_streamed()
             consumer.note_rescan()
             consumer.active_ms = self.now_ms
             self._set_idle_timer(log, consumer)

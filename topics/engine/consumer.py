@@ -58,6 +58,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     number: int = 0  # of the first letter
     target: str = ""
     reason: str = ""
+    streamed: bool = False  # over a connection that ends with the process
 
 
 class ConsumerRow(msgspec.Struct, array_like=True):
@@ -72,12 +73,13 @@ class ConsumerRow(msgspec.Struct, array_like=True):
     paused_until_ms: int
     counters: list[int]
     dooms: list[tuple[int, int, str]] = []  # seq, deliveries, reason
+    streamed: list[int] = []
 
 
 class Entry:
     """One record in hand."""
 
-    __slots__ = ("connection", "deliveries", "doom", "id", "node", "state", "until_ms")
+    __slots__ = ("connection", "deliveries", "doom", "id", "node", "state", "streamed", "until_ms")
 
     def __init__(self) -> None:
         self.state = READY
@@ -86,6 +88,7 @@ class Entry:
         self.id = 0
         self.until_ms = 0
         self.connection = 0
+        self.streamed = False
         # Refused by its dead letter topic, where it shall go all the same: deliveries and reason that it goes with.
         self.doom: tuple[int, str] | None = None
 
@@ -346,6 +349,7 @@ class Consumer:
                 self._set(entry, LEASED)
             entry.deliveries = deliveries[i] if deliveries else 1
             entry.node, entry.until_ms, entry.doom = node, until_ms, None
+            entry.streamed = event.streamed
             entry.id = (lease_id + i) & ID_MASK
         self._push_expiry(until_ms, seqs)
 
@@ -455,6 +459,7 @@ class Consumer:
                 counters.delivered, counters.redelivered, counters.acked, counters.dead_lettered, counters.given_up,
             ],
             [(seq, *entry.doom) for seq, entry in self.entries.items() if entry.doom and durable],
+            [seq for seq, entry in self.entries.items() if entry.streamed and durable],
         )  # fmt: skip
 
     def restore(self, row: ConsumerRow) -> None:
@@ -474,6 +479,14 @@ class Consumer:
                 heapq.heappush(self._delayed, (until_ms, seq))
         for seq, deliveries, reason in row.dooms:
             self.entries[seq].doom = deliveries, reason
+        for seq in row.streamed:
+            self.entries[seq].streamed = True
+
+    def end_streamed(self) -> None:
+        """After a restart: what was handed out over connections is ready again, as they are gone."""
+        for seq, entry in self.entries.items():
+            if entry.streamed and entry.state == LEASED:
+                self._make_ready(seq, entry)
 
     def forget_leases(self) -> None:
         """After a restart, of leases that need not survive: all that is live is ready, as if never handed out."""

@@ -11,7 +11,7 @@ from itertools import islice
 from topics.engine import consumer_commands as con
 from topics.engine import frames, limits
 from topics.engine.config import ConsumerConfig
-from topics.engine.consumer import PAUSED, RESET, Consumer, Event, TopicConsumers
+from topics.engine.consumer import MOVING, PAUSED, RESET, Consumer, Event, TopicConsumers
 from topics.engine.control import ConsumerStored
 from topics.engine.errors import ConsumerNotFound, InvalidRequest, Throttled, TopicNotFound
 from topics.engine.handing_out import tag_of
@@ -255,7 +255,8 @@ class Consumers(Settling):
             if log_and_consumer is None:
                 continue
             log, consumer = log_and_consumer
-            if consumer.waiters or consumer.connections:
+            in_use = consumer.waiters or consumer.in_flight or consumer.counts[MOVING]
+            if in_use or self.is_followed(log.name, consumer.name):
                 consumer.active_ms = self.now_ms
             if self.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
                 self._set_idle_timer(log, consumer)

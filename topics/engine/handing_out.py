@@ -95,6 +95,8 @@ class HandingOut(Writes, Queries):
         # Of the next lease. Begins at random, so that no lease of before a restart is taken for one of now.
         self.lease_id = 0
         self.on_settled: Callable[[int], None] = lambda connection: None  # it has one lease less
+        # Whether a stream of a consumer is open.
+        self.is_followed: Callable[[str, str], bool] = lambda topic, consumer: False
 
     # -- finding consumers ---------------------------------------------------------------------------------
 
@@ -366,8 +368,9 @@ class HandingOut(Writes, Queries):
         first_id, before = self.lease_id, consumer.cursor
         self.lease_id = (self.lease_id + len(seqs)) & ID_MASK
         for event in claimed_events(
-            consumer.name, seqs, deadlines, deliveries, command.node, first_id, cursor if has_moved else 0
-        ):
+            consumer.name, seqs, deadlines, deliveries, command.node, first_id, cursor if has_moved else 0,
+            streamed=command.connection != 0,
+        ):  # fmt: skip
             if durable:
                 self.log_event(log, event)
             consumer.apply(event)
@@ -462,8 +465,8 @@ class HandingOut(Writes, Queries):
     def _retire_into(self, log: TopicLog, consumer: Consumer | None, seqs: Seqs | list[int], op: Op) -> None:
         """Delete what nobody needs any more, if the topic's retention says so."""
         retention = log.config.retention
-        if retention == "limits" or not len(seqs):
-            return
+        if retention == "limits" or not len(seqs) or log.config.type == "queue":
+            return  # what is done with a job is for the queue's own acks to say
         gone = np.sort(np.asarray(seqs, dtype=np.uint64))
         gone = gone[log.are_live(gone)]
         if retention == "interest":
@@ -541,6 +544,8 @@ def claimed_events(
     node: bytes,
     first_id: int,
     cursor: int,
+    *,
+    streamed: bool,
 ) -> Iterator[Event]:
     """Records with one deadline are one event. With a backoff there may be several; the first moves the cursor."""
     start = 0
@@ -549,8 +554,9 @@ def claimed_events(
         stop = next((i for i in range(start, len(seqs)) if deadlines[i] != until_ms), len(seqs))
         again = deliveries[start:stop] if max(deliveries[start:stop], default=1) > 1 else []
         yield Event(
-            name, CLAIMED, seqs[start:stop], until_ms, node, (first_id + start) & ID_MASK, again, cursor
-        )
+            name, CLAIMED, seqs[start:stop], until_ms, node, (first_id + start) & ID_MASK, again, cursor,
+            streamed=streamed,
+        )  # fmt: skip
         start, cursor = stop, 0
 
 
