@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
-from topics import wire
+from topics import schemas, wire
 from topics.engine.errors import InvalidRequest
 from topics.schemas import within_u64
 
 NODES_MAX = 256  # names of one read; each costs a look at every row
 TOO_DEEP = "the JSON is nested too deeply"
 
+_ENUM_ERROR = re.compile(r"Invalid enum value .* - at `\$(?:.*\.)?(\w+)`", re.DOTALL)
+
+
+def _fields_with_words() -> Iterator[tuple[str, str]]:
+    """Every field that takes one of a few words, and these. No two bodies give such a field the same name and other words."""
+    for body in vars(schemas).values():
+        if isinstance(body, type) and issubclass(body, msgspec.Struct):
+            for field in msgspec.structs.fields(body):
+                kind = inspect.type_info(field.type)
+                for one in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+                    if isinstance(one, inspect.LiteralType):
+                        yield field.name, ", ".join(map(str, one.values))
+
+
+_WORDS = dict(_fields_with_words())
+
 
 def decode(decoder: Callable[[Any], Any], body: wire.Buffer) -> Any:
     """Decode JSON or say what is wrong with it."""
     text = checked(body)
     if not text:
-        raise InvalidRequest("the body is empty")
+        raise InvalidRequest("the body is empty; send a JSON object")
     try:
         return decoder(text)
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body does not fit: {error}") from None
+        raise InvalidRequest(f"the body does not fit: {error}{_words_for(error)}") from None
     except RecursionError:
         raise InvalidRequest(TOO_DEEP) from None
+
+
+def _words_for(error: msgspec.DecodeError) -> str:
+    """msgspec tells which word was wrong, and not which would be right."""
+    found = _ENUM_ERROR.fullmatch(str(error))
+    words = _WORDS.get(found[1]) if found else None
+    return f"; send one of {words}" if words else ""
 
 
 def checked(body: wire.Buffer) -> bytes:

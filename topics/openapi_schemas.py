@@ -157,7 +157,8 @@ FIELD_TEXT |= {
         "backoff_ms": "How long the lease of the first, second … delivery holds, instead of `ack_wait_ms`; at most 32 steps, each clamped to "
         "100 to 86400000.",
         "filter": "Only records whose tag matches: a predicate, or a list of at most 32 of which any is enough, subject patterns and "
-        "predicates in brackets. Each has at most 256 bytes.",
+        "predicates in brackets. Each has at most 256 bytes. A subject pattern alone is a list of one: a plain string is a predicate, where only a final "
+        "`*` is special, and one that looks like a subject pattern is refused.",
         "deliver": "Where it begins when it is created.",
         "max_ack_pending": "Most records that are handed out and not done; clamped to 1 to 100000.",
         "max_waiting": "Most fetches and streams that wait at once; clamped to 1 to 10000.",
@@ -329,7 +330,8 @@ def _narrow_filter(found: Json, forms: dict[str, Json]) -> None:
         "not": looks_so,
     }
     field = found["ConsumerBody"]["properties"]["filter"]
-    field["anyOf"] = [{"type": "string"} | short, *predicates, several, {"type": "null"}]
+    plain: Json = {"type": "string", "not": {"pattern": schemas.PATTERN_IN_A_STRING}}
+    field["anyOf"] = [plain | short, *predicates, several, {"type": "null"}]
 
 
 def _tuple(op: str, value: Json) -> Json:

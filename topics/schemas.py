@@ -143,6 +143,8 @@ class DeleteBody(msgspec.Struct):
 
 LeaseIds = list[str]
 Filter = str | list[str | list[str]]  # a predicate, or a list of subject patterns and predicates
+# A plain string is a predicate, to which these are plain characters: it would wait for a tag that nobody ever writes.
+PATTERN_IN_A_STRING = r"(?:^|\.)(?:>(?![\s\S])|\*\.)"
 
 
 class ClaimBody(msgspec.Struct):

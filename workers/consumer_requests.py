@@ -21,6 +21,7 @@ from topics.engine.config import ConsumerConfig
 from topics.engine.errors import BatchTooLarge, Forbidden, InvalidRequest
 from topics.engine.subjects import TagMatch
 from topics.schemas import (
+    PATTERN_IN_A_STRING,
     U64_MAX,
     AckBody,
     ClaimBody,
@@ -46,6 +47,7 @@ WAITING_MAX = 10_000
 INACTIVE_TTL_MS_MIN, INACTIVE_TTL_MS_MAX = 1000, 30 * 86_400_000
 
 _LEASE_ID = re.compile(r"lease_[0-9a-f]{1,16}")
+_PATTERN_IN_A_STRING = re.compile(PATTERN_IN_A_STRING)
 _NO_SUCH_LEASE = U64_MAX  # in place of `lease_0`, which nobody has: a 0 would stand for "whichever there is"
 
 _claim = msgspec.json.Decoder(ClaimBody).decode
@@ -209,6 +211,10 @@ def _filters(wanted: str | list[str | list[str]] | None) -> list[TagMatch]:
     if wanted is None:
         return []
     if isinstance(wanted, str):
+        if _PATTERN_IN_A_STRING.search(wanted):
+            raise InvalidRequest(
+                f'filter {wanted[:64]!r} looks like a subject pattern; send a list, ["a.>"], or ["tag", "Eq", value] for that very tag'
+            )
         return [tag_match(wanted, subjects=True)]
     words = [word for word in wanted if isinstance(word, str)]
     if len(words) == len(wanted) == 3 and words[0] == "tag" and words[1] in ("Eq", "Glob", "Subject"):

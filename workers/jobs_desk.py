@@ -302,5 +302,9 @@ def _refusal(stream: JobStream, result: object) -> TopicsError | None:
     assert isinstance(result, con.ConsumerState)
     most = result.config.max_waiting
     if result.waiting >= most:
-        return Throttled("too many wait at this consumer", limit="max_waiting", max=most)
+        return Throttled(
+            "as many wait at this consumer as it allows; come back later, or raise its max_waiting",
+            limit="max_waiting",
+            max=most,
+        )
     return None

@@ -224,8 +224,8 @@ def test_a_stop_does_not_wait_for_claims(start_server: Callable[..., Server], to
 
 def test_a_claim_whose_client_is_gone_takes_nothing(shared_server: Server, topic: str) -> None:
     server = shared_server
-    ok(server.put(f"/v0/topics/{topic}", {"type": "log"}))
-    ok(server.put(f"/v0/topics/{topic}/consumers/c", {"max_waiting": 2}))
+    assert server.put(f"/v0/topics/{topic}", {}).status == 201
+    assert server.put(f"/v0/topics/{topic}/consumers/c", {"max_waiting": 2}).status == 201
     path = f"/v0/topics/{topic}/consumers/c"
     for node in ("gone-1", "gone-2"):
         body = b'{"node":"%b","wait_ms":30000}' % node.encode()

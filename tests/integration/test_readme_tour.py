@@ -84,6 +84,7 @@ def test_the_jobs_print_what_they_show(start_server) -> None:  # type: ignore[no
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page needs curl")
 def test_the_page_of_consumers_begins_with_calls_that_work(start_server) -> None:  # type: ignore[no-untyped-def]
     server = start_server()
+    run_tour(f"{server.host}:{server.port}")  # whoever comes from the README has its topics
     (script,) = re.findall(
         r"^```bash\n(.*?)^```$", (ROOT / "docs" / "consumers.md").read_text(), flags=re.DOTALL | re.MULTILINE
     )
@@ -96,6 +97,22 @@ def test_the_page_of_consumers_begins_with_calls_that_work(start_server) -> None
     assert [record["data"] for record in fetched["claimed"]] == [{"item": "tea"}]
     assert (acked["acked"], acked["skipped"]) == (1, [])
     assert (state["ack_floor"], state["lag_records"]) == (2, 0)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the page needs curl")
+def test_the_reference_shows_calls_of_a_queue_that_work(start_server) -> None:  # type: ignore[no-untyped-def]
+    server = start_server()
+    run_tour(f"{server.host}:{server.port}", "Jobs")
+    queues = (ROOT / "docs" / "http.md").read_text().split("\n## Queues\n", 1)[1]
+    script = queues.split("```sh\n", 1)[1].split("```", 1)[0]
+    script = script.replace("127.0.0.1:4000", f"{server.host}:{server.port}").replace("curl", "curl -w '\\n'")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    made, written, claimed, acked = map(json.loads, done.stdout.splitlines())
+    assert made["created"]
+    assert [job["$seq"] for job in claimed["claimed"]] == written["seqs"] == [1, 2]
+    assert (acked["acked"], acked["skipped"]) == (2, [])
 
 
 @pytest.mark.browser

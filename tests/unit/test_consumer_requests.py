@@ -179,6 +179,34 @@ def test_filters(sent: Any, meant: Any) -> None:
     assert read(wire.PUT_CONSUMER, {"filter": sent}, consumer="c").config.filter == meant
 
 
+@pytest.mark.parametrize("pattern", [">", "eu.>", "*.tea", "orders.*.new", "orders.*.>"])
+def test_a_subject_pattern_that_would_be_taken_for_a_tag_is_refused(pattern: str) -> None:
+    error = refusal(wire.PUT_CONSUMER, {"filter": pattern}, consumer="c")
+    assert error.code == "invalid_request"
+    assert '["a.>"]' in str(error)
+    for sent, op in (([pattern], "Subject"), (["tag", "Eq", pattern], "Eq")):
+        assert read(wire.PUT_CONSUMER, {"filter": sent}, consumer="c").config.filter == ((op, pattern),)
+
+
+@pytest.mark.parametrize("tag", ["*", "eu.*", "eu*", "eu.>x", "e>u", ">.eu", "a*.b", ""])
+def test_tags_and_prefixes_in_a_string(tag: str) -> None:
+    op = "Glob" if tag.endswith("*") else "Eq"
+    assert read(wire.PUT_CONSUMER, {"filter": tag}, consumer="c").config.filter == ((op, tag),)
+
+
+@pytest.mark.parametrize(
+    ("op", "body", "words"),
+    [
+        (wire.NACK, {"node": "w", "seqs": [1], "kind": "drop"}, "dead, release, retry"),
+        (wire.PUT_CONSUMER, {"ack": "some"}, "all, explicit, none"),
+        (wire.PUT_CONSUMER, {"deliver": "first"}, "all, last, last_per_tag, new"),
+        (wire.RESET_CONSUMER, {"to": "begin"}, "end, start"),
+    ],
+)
+def test_who_sends_a_wrong_word_is_told_the_right_ones(op: int, body: Any, words: str) -> None:
+    assert str(refusal(op, body, consumer="c")).endswith(f"; send one of {words}")
+
+
 def test_where_dead_letters_may_go() -> None:
     body = {"dead_letter": "b.dead"}
     error = refusal(wire.PUT_CONSUMER, body, consumer="c", prefixes=["a."])
