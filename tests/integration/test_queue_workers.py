@@ -1,0 +1,178 @@
+"""Goal: many workers share one queue, some die with jobs in their hands, and every job is finished.
+
+Method: fifty threads claim and ack over HTTP like any client; every few jobs one dies: it forgets what it has, and another
+takes its place. What was acked is counted outside of the server: no job twice, none missing, none held by two at a time.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.support.contract import Json, ok
+from tests.support.queue_client import counts, make_queue
+from tests.support.server import Server, until
+
+WORKERS = 50
+JOBS = 2000
+LEASE_MS = 1500
+DEATHS = 40
+
+
+@dataclass
+class Floor:
+    """What all workers have done, and who holds what by their own account."""
+
+    acked: Counter[int] = field(default_factory=Counter)
+    held: dict[int, tuple[str, int]] = field(default_factory=dict)  # seq → (node, deadline)
+    deliveries: Counter[int] = field(default_factory=Counter)
+    faults: list[Any] = field(default_factory=list)
+    deaths: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def took(self, node: str, job: Json, asked_ms: int) -> None:
+        seq = job["$seq"]
+        with self.lock:
+            self.deliveries[seq] += 1
+            if job["deliveries"] != self.deliveries[seq]:
+                self.faults.append(("deliveries", job, self.deliveries[seq]))
+            holder = self.held.get(seq)
+            # The claim was answered after it was asked: a lease that held until then overlaps for certain only if it
+            # ends after the answer came.
+            if holder is not None and holder[1] > time.time() * 1000 + 50:
+                self.faults.append(("two holders", seq, holder, node, asked_ms))
+            self.held[seq] = (node, job["deadline"])
+
+    def finished(self, seqs: list[int]) -> None:
+        with self.lock:
+            for seq in seqs:
+                self.acked[seq] += 1
+                self.held.pop(seq, None)
+
+    def dies(self) -> bool:
+        with self.lock:
+            self.deaths += 1
+            return self.deaths <= DEATHS
+
+
+class Worker(threading.Thread):
+    def __init__(self, server: Server, topic: str, floor: Floor, number: int) -> None:
+        super().__init__(name=f"w{number}", daemon=True)
+        self.server, self.topic, self.floor = server, topic, floor
+        self.rng = random.Random(number)
+        self.stopping = threading.Event()
+        self.lives = 0
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self.live()
+        except Exception as error:
+            self.floor.faults.append(repr(error))
+
+    def live(self) -> None:
+        """One life of a worker, under a name of its own."""
+        self.lives += 1
+        node = f"{self.name}.{self.lives}"
+        connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
+        try:
+            while not self.stopping.is_set():
+                asked_ms = int(time.time() * 1000)
+                claimed = self.post(connection, "claim", {"node": node, "max": 8, "wait_ms": 200})["claimed"]
+                for job in claimed:
+                    self.floor.took(node, job, asked_ms)
+                if claimed and self.rng.random() < 0.1 and self.floor.dies():
+                    return
+                self.settle(connection, node, claimed)
+        finally:
+            connection.close()
+
+    def settle(self, connection: http.client.HTTPConnection, node: str, jobs: list[Json]) -> None:
+        """Ack most, give some back, as a worker with two outcomes does."""
+        good = [job for job in jobs if self.rng.random() > 0.05]
+        bad = [job for job in jobs if job not in good]
+        for verb, some in (("nack", bad), ("ack", good)):
+            if not some:
+                continue
+            seqs = [job["$seq"] for job in some]
+            body = {"node": node, "seqs": seqs, "lease_ids": [job["lease_id"] for job in some]}
+            if verb == "nack":
+                with self.floor.lock:
+                    for seq in seqs:
+                        self.floor.held.pop(seq, None)
+            answer = self.post(connection, verb, body)
+            if verb == "ack":
+                self.floor.finished([seq for seq in seqs if seq not in answer["skipped"]])
+
+    def post(self, connection: http.client.HTTPConnection, verb: str, body: Json) -> Json:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", f"/v0/topics/{self.topic}/{verb}", json.dumps(body), headers)
+        response = connection.getresponse()
+        answer: Json = json.loads(response.read())
+        assert response.status == 200, answer
+        return answer
+
+
+@pytest.mark.parametrize(("durability", "jitter_ms"), [("fsync", 0), ("disk", 20)])
+def test_fifty_workers_with_deaths_finish_every_job(
+    start_server: Callable[..., Server], durability: str, jitter_ms: int
+) -> None:
+    server = start_server()
+    make_queue(server, "jobs", durability=durability, lease_ms=LEASE_MS, claim_jitter_ms=jitter_ms)
+    floor = Floor()
+    workers = [Worker(server, "jobs", floor, number) for number in range(WORKERS)]
+    for worker in workers:
+        worker.start()
+    for first in range(0, JOBS, 100):
+        ok(server.write("jobs", *range(first, first + 100)))
+    until(lambda: floor.faults or len(floor.acked) == JOBS, 120)
+    for worker in workers:
+        worker.stopping.set()
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+    assert not floor.faults, floor.faults[:5]
+    assert floor.acked == Counter(range(1, JOBS + 1)), "each job is acked exactly once"
+    assert counts(server, "jobs") == {"ready": 0, "in_flight": 0, "dead_lettered": 0}
+    assert floor.deaths >= DEATHS / 2, "hardly anybody died"
+    again = sum(count - 1 for count in floor.deliveries.values())
+    print(f"{again} redeliveries, {min(floor.deaths, DEATHS)} deaths")
+
+
+def test_coalesced_claims_keep_all_workers_busy(start_server: Callable[..., Server]) -> None:
+    """Twenty workers that ask for everything: each window gives each of them about the same."""
+    server = start_server()
+    make_queue(server, "jobs", claim_jitter_ms=250, lease_ms=60_000)
+    shares: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def work(node: str) -> None:
+        while True:
+            body = {"node": node, "max": 1000, "wait_ms": 2000}
+            claimed = ok(server.post("/v0/topics/jobs/claim", body))["claimed"]
+            if not claimed:
+                return
+            with lock:
+                shares[node] += len(claimed)
+            ok(server.post("/v0/topics/jobs/ack", {"node": node, "seqs": [job["$seq"] for job in claimed]}))
+
+    threads = [threading.Thread(target=work, args=(f"w{i}",)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        ok(server.write("jobs", *range(400)))
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert sum(shares.values()) == 2000
+    assert len(shares) == 20, "somebody got nothing"
+    assert max(shares.values()) <= 2000 / 20 * 4, shares
