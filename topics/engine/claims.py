@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeAlias, cast
+from typing import cast
 
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
@@ -28,7 +28,7 @@ from topics.engine.errors import (
     TopicNotFound,
     TopicsError,
 )
-from topics.engine.handing_out import HandingOut, is_durable, part_of, size_of
+from topics.engine.handing_out import HandingOut, Hungry, is_durable, part_of, size_of
 from topics.engine.page import Page
 from topics.engine.reader import Reader
 from topics.engine.topic_log import Op, TopicLog
@@ -36,7 +36,6 @@ from topics.engine.topic_log import Op, TopicLog
 TIMERS_DONE_MAX = 64  # so few outdated timers are kept, however few are current
 AGAIN_MS = 50  # until a claim whose answer cannot be sent yet is looked at again
 WAKE_COST = 4096  # of an answer, beside its records
-Hungry: TypeAlias = "tuple[TopicLog, Consumer]"
 
 
 @dataclass(slots=True, eq=False)
@@ -55,10 +54,9 @@ class Claimer:
 class Claims(HandingOut):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        self.hungry: dict[int, Hungry] = {}  # consumers whose claims must look again, by identity
         self.unserved: dict[int, Hungry] = {}  # those of them with claims that may not be answered yet
         self.timers: list[tuple[int, int, TopicLog, Consumer, Claimer | None]] = []
-        self._waiting_claims = 0  # those of them that end by themselves
+        self._stale_timers = 0  # of claims that were answered before their time
         # Consumers that go when nobody uses them, by the number of their timer.
         self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
         self.idle_timers: list[tuple[int, int]] = []
@@ -102,16 +100,16 @@ class Claims(HandingOut):
         if not once and not command.standing:
             jitter_ms = log.config.claim_jitter_ms if not consumer.name else 0  # its window closes first
             due_ms = self.clock.mono_ms + max(min(command.wait_ms, limits.DIFF_WAIT_MS_MAX), jitter_ms + 1)
-            self._waiting_claims += 1
             heapq.heappush(self.timers, (due_ms, claimer.number, log, consumer, claimer))
-            if len(self.timers) > 2 * self._waiting_claims + TIMERS_DONE_MAX:
-                # Answered ones would stay until their time is up: half a minute's worth of busy workers.
+            if 2 * self._stale_timers > len(self.timers) + TIMERS_DONE_MAX:
+                # They would stay until their time is up: half a minute's worth of busy workers.
                 self.timers = [timer for timer in self.timers if timer[4] is None or not timer[4].done]
                 heapq.heapify(self.timers)
+                self._stale_timers = 0
 
     def _unpark_claim(self, claimer: Claimer) -> None:
         claimer.done = True
-        self._waiting_claims -= not claimer.once and not claimer.command.standing
+        self._stale_timers += not claimer.once and not claimer.command.standing
         del claimer.consumer.waiters[claimer.number]
         claimer.consumer.parked.pop(claimer.command.connection, None)
         claimer.consumer.streams -= claimer.command.standing
@@ -184,7 +182,9 @@ class Claims(HandingOut):
             _, _, log, consumer, claimer = heapq.heappop(self.timers)
             if claimer is None:
                 self.hungry[id(consumer)] = log, consumer
-            elif not claimer.done:
+            elif claimer.done:
+                self._stale_timers -= 1
+            else:
                 self._give_up_waiting(claimer)
         hungry, self.hungry, self.unserved = self.hungry | self.unserved, {}, {}
         for key, (log, consumer) in hungry.items():
@@ -202,6 +202,7 @@ class Claims(HandingOut):
             )
             return
         self._unpark_claim(claimer)
+        self._stale_timers -= 1  # this was it
         self.ready.append((claimer.token, self._claimed(claimer.log, claimer.consumer)))
 
     def _serve(self, log: TopicLog, consumer: Consumer, room: int) -> int:
@@ -292,8 +293,7 @@ class Claims(HandingOut):
     def _pass_by(self, log: TopicLog, consumer: Consumer, cursor: int) -> None:
         """Nothing up to the cursor is for this consumer. Not logged: after a restart it looks there once more."""
         before, consumer.cursor = consumer.cursor, cursor
-        if before < consumer.rescan:
-            consumer.ahead = None
+        consumer.passed(before, [])
         self._retire_passed(log, consumer, before, cursor)
         if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
             self._is_hungry(log, consumer)  # it has looked at enough for one turn, and goes on in the next
@@ -454,5 +454,5 @@ class Claims(HandingOut):
                 if not log.is_away:
                     assert all(map(log.is_live, consumer.entries)), (log.name, consumer.name)
                 if consumer.ahead is not None and not log.is_away:
-                    ahead = consumer.wanted(log, consumer.cursor, log.next_seq)
+                    ahead = consumer.wanted(log, consumer.cursor, consumer.counted_to)
                     assert consumer.ahead == ahead, (log.name, consumer.name, consumer.ahead, ahead)

@@ -31,7 +31,8 @@ READY, LEASED, DELAYED, MOVING = range(4)
 CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED, FORGOTTEN = range(1, 12)
 
 ID_MASK = (1 << 64) - 1
-VERDICTS_MAX = 100_000  # tags whose match with a filter is remembered
+COUNT_AT_ONCE_MAX = 64  # records that go, whose tags are looked at for each consumer with a filter
+VERDICTS_MAX = 1024  # tags whose match with a filter is remembered
 SOURCES_MAX = 65_536  # topics whose letters a topic remembers; the one heard of longest ago is forgotten
 STALE_MAX = 64  # so many outdated heap entries are kept, however few are current
 
@@ -112,6 +113,7 @@ class Consumer:
         "ahead",
         "config",
         "connections",
+        "counted_to",
         "counters",
         "counts",
         "created_ms",
@@ -138,8 +140,10 @@ class Consumer:
     def __init__(self, name: str, config: ConsumerConfig, on_settled: Callable[[int], None]) -> None:
         self.name = name
         self.cursor = 1  # the next seq that was never handed out
-        # Live records at or beyond the cursor that it wants, staged ones included; None: not counted yet.
+        # Live records from the cursor to `counted_to` that it wants; None: not counted. What was appended since then is
+        # counted when somebody asks.
         self.ahead: int | None = None
+        self.counted_to = 0
         self.verdicts: dict[bytes, bool] = {}  # whether it wants a tag
         self.idle_number = 0  # of the timer that ends it when nobody uses it
         self.rescan = 0  # below it the cursor may meet what is in hand
@@ -271,9 +275,24 @@ class Consumer:
             return rows.count_live(first, stop)
         return sum(count for tag, count in rows.tag_counts(first, stop) if self.wants(tag))
 
-    def is_first(self, seq: int) -> bool:
-        at = bisect_left(self.firsts, seq)
-        return at < len(self.firsts) and self.firsts[at] == seq
+    def passed(self, before: int, fresh: list[int]) -> None:
+        """The cursor has moved on from `before`, over these records and over such that it does not want."""
+        if self.ahead is None:
+            return
+        if before < self.rescan or self.cursor > self.counted_to:
+            self.ahead = None
+        else:
+            self.ahead -= sum(seq >= before for seq in fresh)
+
+    def lost(self, rows: Rows, first: int, last: int) -> None:
+        """Records of this range go."""
+        first, stop = max(first, self.cursor), min(last + 1, self.counted_to)
+        if self.ahead is None or first >= stop:
+            return
+        if self.filter is not None and stop - first > COUNT_AT_ONCE_MAX:
+            self.ahead = None  # counted anew when somebody asks: there may be many who never do
+        else:
+            self.ahead -= self.wanted(rows, first, stop)
 
     # -- events --------------------------------------------------------------------------------------------
 
@@ -549,22 +568,11 @@ class TopicConsumers:
     def find(self, name: str) -> Consumer | None:
         return self.named.get(name) if name else self.queue
 
-    def appended(self, first: int, count: int, tags: list[bytes | None] | None) -> None:
-        """Records were staged: there is more ahead of those that count it."""
-        for consumer in self.named.values():
-            if consumer.ahead is None:
-                continue
-            below = min(max(consumer.cursor - first, 0), count)
-            if consumer.filter is None:
-                consumer.ahead += count - below
-            elif tags is not None:
-                consumer.ahead += sum(map(consumer.wants, tags[below:]))
-
     def forget(self, rows: Rows, first: int, last: int) -> None:
         """Records of this range go from the log, where they still are."""
         for consumer in self.every():
             if consumer.ahead:
-                consumer.ahead -= consumer.wanted(rows, max(first, consumer.cursor), last + 1)
+                consumer.lost(rows, first, last)
             moving = consumer.forget(first, last)
             if moving:
                 self.drop_letters(consumer.name, set(moving))

@@ -255,6 +255,7 @@ class Consumers(Settling):
             if log_and_consumer is None:
                 continue
             log, consumer = log_and_consumer
+            consumer.pass_time(self.now_ms)
             in_use = consumer.waiters or consumer.in_flight or consumer.counts[MOVING]
             if in_use or self.is_followed(log.name, consumer.name):
                 consumer.active_ms = self.now_ms

@@ -43,6 +43,7 @@ from topics.engine.writes import Writes
 FEW = 16  # records of a claim that is served without numpy
 SEQ_BYTES = 24  # at most, of one record in an event
 Seqs: TypeAlias = npt.NDArray[np.uint64]
+Hungry: TypeAlias = "tuple[TopicLog, Consumer]"
 QUEUE_CONFIG = ConsumerConfig(max_ack_pending=limits.PENDING_MAX, max_waiting=limits.WAITERS_PER_TOPIC_MAX)
 
 
@@ -94,6 +95,7 @@ class HandingOut(Writes, Queries):
         super().__init__(config, clock, reader, boot_id)
         # Of the next lease. Begins at random, so that no lease of before a restart is taken for one of now.
         self.lease_id = 0
+        self.hungry: dict[int, Hungry] = {}  # consumers whose claims must look again, by identity
         self.on_settled: Callable[[int], None] = lambda connection: None  # it has one lease less
         # Whether a stream of a consumer is open.
         self.is_followed: Callable[[str, str], bool] = lambda topic, consumer: False
@@ -137,7 +139,10 @@ class HandingOut(Writes, Queries):
         """Live records that a named consumer wants and that were never handed out."""
         cursor, end = consumer.cursor, log.next_seq
         if consumer.ahead is None:
-            consumer.ahead = consumer.wanted(log, cursor, end)
+            consumer.ahead, consumer.counted_to = 0, cursor
+        if consumer.counted_to < end:
+            consumer.ahead += consumer.wanted(log, max(consumer.counted_to, cursor), end)
+            consumer.counted_to = end
         lag = consumer.ahead + len(consumer.firsts)
         if end > log.view.head + 1:
             lag -= consumer.wanted(log, max(cursor, log.view.head + 1), end)  # not published yet
@@ -233,7 +238,8 @@ class HandingOut(Writes, Queries):
             if is_doomed or (policy.max_deliver and entry.deliveries >= policy.max_deliver):
                 dead.append(seq)
                 if len(dead) >= limits.CLAIM_MAX:
-                    break  # the others leave with the next claims
+                    self.hungry[id(consumer)] = log, consumer  # the others leave in the next turns
+                    break
                 continue
             size = size_of(log, seq)
             if len(picked) >= limit or (picked and size > budget):
@@ -254,7 +260,7 @@ class HandingOut(Writes, Queries):
     ) -> tuple[list[tuple[Chunk, Picked]], int]:
         """Records that were never handed out, and where the cursor stands behind them."""
         if consumer.firsts:
-            return rows_of(log, consumer.firsts[:limit]), cursor
+            return rows_of(log, self._firsts(log, consumer, limit, budget)), cursor
         if consumer.config.replay == "original":
             stop = min(stop, self._replay_stop(log, consumer, cursor))
         between: list[int] = []
@@ -268,6 +274,16 @@ class HandingOut(Writes, Queries):
         page = no_page(log)
         picked = self.reader.undelivered(log, page, cursor, stop, limit, budget, consumer.filter)
         return rows_of(log, between) + picked, page.next_from_seq + 1
+
+    @staticmethod
+    def _firsts(log: TopicLog, consumer: Consumer, limit: int, budget: int) -> list[int]:
+        found: list[int] = []
+        for seq in consumer.firsts[:limit]:
+            budget -= size_of(log, seq)
+            if found and budget < 0:
+                break
+            found.append(seq)
+        return found
 
     @staticmethod
     def _pick_between(
@@ -374,9 +390,7 @@ class HandingOut(Writes, Queries):
             if durable:
                 self.log_event(log, event)
             consumer.apply(event)
-        if consumer.ahead is not None:
-            fresh = sum(seq >= before for seq in seqs)
-            consumer.ahead = consumer.ahead - fresh if before >= consumer.rescan else None
+        consumer.passed(before, seqs)
         self._retire_passed(log, consumer, before, consumer.cursor)
         if command.connection and acks:
             consumer.attach(command.connection, seqs)

@@ -90,8 +90,6 @@ class Writes(Staging):
         """Add records to a topic that has room for them."""
         self._stage_records(log, records, sizes, key, plain=plain)
         count = len(sizes)
-        if log.consumers is not None:
-            log.consumers.appended(log.next_seq - count, count, records.tags)
         size = sizes[0] if count == 1 else sum(sizes)
         log.count += count
         log.bytes += size
