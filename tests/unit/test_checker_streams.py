@@ -233,3 +233,43 @@ def test_an_old_id_does_not_move_a_session_in_the_next_topic_of_that_name(
     shown = {**page([], 0, 1, scene.head), "records": [first]}
     scene.history.saw(stream, "record", event_id(t=1), shown)
     assert scene.blamed() == blamed
+
+
+@pytest.mark.parametrize(
+    ("lost_id", "start", "blamed"),
+    [
+        (event_id(t=1), 1, set()),
+        (event_id(t=1), 2, set()),  # it may have moved on before the server noticed that nobody was there
+        (event_id(t=1), 0, {"stream", "page"}),
+        (event_id(t=3), 1, {"stream", "page"}),
+        (None, 1, {"stream", "page"}),
+        (event_id(u=1), 1, {"stream", "page"}),
+    ],
+)
+def test_a_request_that_was_broken_off_may_set_the_session_back(
+    lost_id: str | None, start: int, blamed: set[str]
+) -> None:
+    """It was overtaken by later ones, and set the session back when it came: no further than it asked for."""
+    scene = Scene()
+    for _ in range(3):
+        scene.write()
+    scene.watch()
+    lost = scene.history.opening("w", WID, lost_id)
+    scene.history.ended(lost, "broken")
+    stream = scene.connect(event_id(t=3))
+    seqs = list(range(start + 1, 4))
+    scene.history.saw(stream, "record", event_id(t=3), page(seqs, start, 3, 3))
+    assert scene.blamed() == blamed
+
+
+@pytest.mark.parametrize("is_broken_off", [True, False])
+def test_an_id_from_before_a_topic_was_found_sets_it_back_to_its_beginning(is_broken_off: bool) -> None:
+    scene = Scene()
+    scene.watch(topics={"*": {}})
+    scene.history.ops[-1].answer["topics"] = {}
+    scene.write()
+    if is_broken_off:
+        scene.history.ended(scene.history.opening("w", WID, event_id(u=1)), "broken")
+    stream = scene.connect(event_id(t=1))
+    scene.history.saw(stream, "record", event_id(t=1), page([1], 0, 1, 1))
+    assert scene.blamed() == (set() if is_broken_off else {"stream", "page"})

@@ -156,9 +156,9 @@ class Connection:
         self.cursors: dict[str, int] = {}
         self.least: dict[str, int] = {}  # where topics stand at least, until they are seen
         self.is_exact = True  # whether a topic that is not in `cursors` begins at its beginning
-        # Where the id that it begins with may be of a topic that is no more. An id only sets back, so with the next topic of
-        # that name the session goes on from where it stands in that one, until it says where that is.
-        self.doubtful: set[str] = set()
+        # Topics in which the session may stand behind the id that it begins with, which only sets back, and how far at most.
+        # So it goes on from where it stands, until it says where that is.
+        self.doubtful: dict[str, int] = {}
         self.ended: set[str] = set()
         self.caught_up: set[str] = set()
         self.last_words: str | None = None
@@ -179,7 +179,7 @@ class Connection:
             assert cursors is not None, "a client sends what it was given"
             self.cursors = dict(cursors)
             self.least = {topic: 0 for topic in self.session.starts if topic not in cursors}
-            self.doubtful = self.session.watches.made_again & cursors.keys()
+            self.doubtful = {topic: seq for topic in cursors if (seq := self._set_back(topic)) is not None}
         elif before is None:
             self.cursors = dict(self.session.starts)
         else:
@@ -193,12 +193,31 @@ class Connection:
                 known = before.least | before.cursors
                 self.least = {topic: seq for topic, seq in known.items() if topic not in made_again}
 
+    def _set_back(self, topic: str) -> int | None:
+        """How far back, at most, the session may have been set behind the last event that its client saw; None: not at all.
+
+        The id of that event may be of a topic that is no more. And a request that was broken off may have been served after
+        those that were sent later: then the session stands where that one wanted to go on.
+        """
+        if topic in self.session.watches.made_again:
+            return 0
+        floors: list[int] = []
+        for connection in self.session.connections:
+            stream = connection.stream
+            wanted = read_id(stream.last_event_id) if stream.status is None and stream.last_event_id else None
+            if wanted is None:
+                continue
+            if topic in wanted:
+                floors.append(wanted[topic])
+            elif topic not in self.session.starts or "#" in wanted:
+                floors.append(0)  # that id is from before the topic was found, or does not name all of them
+        return min(floors, default=None)
+
     def _cursor(self, topic: str, found: int, frame: Frame) -> int:
         """Where the topic stood before this event, as far as it is known."""
         cursor = self.cursors.get(topic)
         if topic in self.doubtful and cursor is not None:
-            self.doubtful.discard(topic)
-            cursor = self.cursors[topic] = min(cursor, found)
+            cursor = self.cursors[topic] = min(cursor, max(found, self.doubtful.pop(topic)))
         if cursor is not None:
             return cursor
         if self.is_exact and topic not in self.least:
