@@ -43,6 +43,7 @@ MS = 1000.0  # microseconds
 
 # A read is small to ask for and may answer with 8 MiB.
 PAGE_BYTES_MIN = 64 * limits.KIB
+CLAIMS_WAIT_US = 31_000_000  # longer than any claim waits
 PROBE_EVERY_US = 1_000_000  # whether a front that takes nothing is still there
 READS_FREE = TURN_READ_BYTES // limits.DIFF_BYTES_MAX  # so few fit, however large they are
 
@@ -101,6 +102,7 @@ class ShardCore:
         self._held_reads: dict[bytes, deque[tuple[Token, cmd.Command]]] = {}
         self._window = AnswerWindow()
         self._reopened = False  # since the last turn
+        self._claimed_us: dict[bytes, int] = {}  # when a front sent a claim last, which may wait
         self._probe_at_us = 0
         self._wake_at_ms: int | None = None  # as the engine said last
         engine.shard.may_wake = self._may_wake
@@ -165,6 +167,8 @@ class ShardCore:
                 self._refuse(peer, request, TopicsError(f"the request could not be read: {error!r}"))
             else:
                 request.body = b""  # it lives on in the command, if at all
+                if request.op == wire.CLAIM:
+                    self._claimed_us[peer] = now_us
                 waiting.append(((peer, request, options, turn, command), command))
 
     def _check_serving(self, request: wire.Request, now_us: int) -> None:
@@ -226,8 +230,7 @@ class ShardCore:
         """Who claimed is gone. If the claim still waits it is ended, and nothing is handed out for it."""
 
         def is_it(token: object) -> bool:
-            asked = cast(Token, token)
-            return asked[0] == peer and asked[1].id == request.id and asked[1].op == wire.CLAIM
+            return _is_claim_of(peer, token) and cast(Token, token)[1].id == request.id
 
         waits = any(is_it(token) for token, _ in self._waiting)
         self._waiting = [entry for entry in self._waiting if not is_it(entry[0])]
@@ -318,6 +321,8 @@ class ShardCore:
         self._held_reads.pop(peer, None)
         self.desk.front_gone(peer)
         self.jobs.front_gone(peer)
+        if self._claimed_us.pop(peer, None) is not None:
+            self.engine.shard.withdraw_claims(lambda token: _is_claim_of(peer, token))
         self._reopened = True
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
@@ -359,6 +364,10 @@ class ShardCore:
         wake_at_ms = self._tend_links(wake_at_ms)
         messages = self._messages()
         doubtful = dict.fromkeys((*self._window.closed(), *self.desk.fronts(), *self.jobs.fronts()))
+        if self._claimed_us:
+            late_us = now_us - CLAIMS_WAIT_US
+            self._claimed_us = {peer: at_us for peer, at_us in self._claimed_us.items() if at_us > late_us}
+            doubtful |= dict.fromkeys(self._claimed_us)
         if doubtful:
             wake_at_ms = self._probe(doubtful, messages, now_us, wake_at_ms)
         return Actions(jobs, messages, wake_at_ms, self.links.take_messages())
@@ -493,6 +502,11 @@ class ShardCore:
             messages.append((peer, [self._head + head + body]))
         self._out, self._apart = {}, []
         return messages
+
+
+def _is_claim_of(peer: bytes, token: object) -> bool:
+    asked = cast(Token, token)
+    return asked[0] == peer and asked[1].op == wire.CLAIM
 
 
 def _share_pages(waiting: list[tuple[Token, cmd.Command]]) -> None:

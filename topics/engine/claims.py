@@ -116,6 +116,17 @@ class Claims(HandingOut):
         assert claimer.log.consumers is not None
         claimer.log.consumers.waiting -= 1
 
+    def withdraw_claims(self, is_it: Callable[[object], bool]) -> None:
+        """Forget all claims that wait with such a token, without an answer."""
+        for log in self.published.values():
+            for consumer in (
+                log.consumers.every() if log.consumers is not None and log.consumers.waiting else ()
+            ):
+                for claimer in list(consumer.waiters.values()):
+                    assert isinstance(claimer, Claimer)
+                    if is_it(claimer.token):
+                        self._unpark_claim(claimer)
+
     def withdraw_claim(self, topic: str, name: str, is_it: Callable[[object], bool]) -> bool:
         """Forget a claim that waits, without an answer; False when there is none with such a token."""
         log = self.published.get(topic)

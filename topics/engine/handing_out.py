@@ -190,7 +190,9 @@ class HandingOut(Writes, Queries):
                     picked += fresh
                 if picked:
                     self.reader.fill(log, page, picked)
-                if returned and page.seqs[-1] < returned[-1]:  # of a queue that looks at everything again
+                again = len(returned)
+                if again and len(page.seqs) > again and page.seqs[again] < returned[-1]:
+                    # Of a queue that looks at everything again after a restart.
                     page = part_of(page, sorted(range(len(page.seqs)), key=page.seqs.__getitem__))
                 return page, tombstone, cursor
             except DamagedSegment as damage:

@@ -130,11 +130,13 @@ class Letters(Consumers):
                 event = Event(name, MOVED, seqs)
             self.log_event(log, event)
             consumers.apply(event)
-            if command.done and not name:
-                self._log_delete(log, as_ranges(sorted(seqs)), op, erase=False)
-            elif command.done:
-                self._retire_into(log, consumer, seqs, op)
             self._is_hungry(log, consumer)
+        for name, seqs in by_consumer.items() if command.done else ():
+            # Only now: what one of them deletes may have been on its way for another, and counts there.
+            if not name:
+                self._log_delete(log, as_ranges(sorted(seqs)), op, erase=False)
+            else:
+                self._retire_into(log, consumers.find(name), seqs, op)
         if not consumers.letters:
             self.moving.pop(log.id, None)
         self.count_live(op)
