@@ -233,7 +233,7 @@ class ShardCore:
             return _is_claim_of(peer, token) and cast(Token, token)[1].id == request.id
 
         waits = any(is_it(token) for token, _ in self._waiting)
-        self._waiting = [entry for entry in self._waiting if not is_it(entry[0])]
+        self._waiting[:] = [entry for entry in self._waiting if not is_it(entry[0])]
         held = self._held_reads.get(peer)
         if held is not None:
             waits = waits or any(is_it(token) for token, _ in held)

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 from router.exchange import Request, Response
 from tests.sim.processes import SimFront, SimServer
+from tests.sim.queue_workers import KINDS, LETTERS, QUEUES, QueueWorker, Spot, make_call
 from tests.sim.watchers import REST_US, Watcher
 from tests.sim.world import MS, S
 from tests.support.history import History, Op
@@ -51,6 +52,8 @@ CHARACTERS: dict[str, list[dict[str, Any]]] = {
     "ephemeral": [{"durability": "ephemeral"}],
     "changing": [{"durability": "fsync"}, {"durability": "disk"}, {"durability": "fsync", "cap_records": 5}],
 }
+LOGS = list(CHARACTERS)
+CHARACTERS |= QUEUES | {LETTERS: [{}]}
 OWN_TTL = ("fsync", "fsync-too", "disk", "disk-too")
 
 
@@ -106,6 +109,12 @@ class Crowd:
         for client in self.clients:
             self.world.after(self.rng.randrange(5 * MS), client.go)
         self.watchers = [Watcher(self, f"w{i}") for i in range(watchers)]
+        self.workers: list[QueueWorker] = []
+
+    def hire(self, workers: int, spots: list[Spot]) -> None:
+        """Let some take jobs."""
+        for i in range(workers):
+            self.workers.append(QueueWorker(self, f"k{i}", f"node-{i % 2}", spots))
 
     @property
     def is_idle(self) -> bool:
@@ -309,10 +318,10 @@ class Client:
         request: dict[str, Any] = {"records": records}
         if rng.random() < appetite.keyed:
             request["idempotency_key"] = name
-        if rng.random() < appetite.lines:
+        if rng.random() < appetite.lines and topic not in QUEUES:
             request["lines"] = True
             return request
-        if topic.startswith("own-") or rng.random() < 0.9:
+        if topic.startswith("own-") or topic in QUEUES or rng.random() < 0.9:
             request["config"] = self._config(topic, first=True)
         if rng.random() < 0.03:
             request["create"] = rng.random() < 0.5
@@ -443,6 +452,8 @@ _IN_QUERY = ("state", "list", "drop", "last", "tags")
 
 
 def make_request(kind: str, topic: str, request: dict[str, Any]) -> Request:
+    if kind in KINDS:
+        return make_call(kind, topic, request)
     path = f"/v0/topics/{topic}{_PATHS.get(kind, '')}" if kind != "list" else "/v0/topics"
     if kind in _IN_QUERY:
         pairs = {

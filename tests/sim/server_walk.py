@@ -26,8 +26,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tests.sim.clients import CHARACTERS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
+from tests.sim.clients import CHARACTERS, LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
 from tests.sim.processes import Machine, SimServer, SimShard, calm
+from tests.sim.queue_workers import CONSUMERS, QUEUES, spots_of, take_all
 from tests.sim.world import MS, S, World
 from tests.support.checker import assert_ok
 from tests.support.engine_harness import holders
@@ -84,6 +85,8 @@ class Story:
             watchers=rng.choice((0, 0, 1, 2, 4)),
         )
         self.crowd.on_answer = self._answered
+        if has_queues(seed):
+            self._hire()
         self.history = self.crowd.history
         self.faults = self._draw_faults()
         self.fault_every_us = rng.choice((10, 30, 60)) * MS
@@ -117,7 +120,7 @@ class Story:
         for kind in weights:
             if kind != "write" and rng.random() < 0.25:
                 weights[kind] = 0
-        topics = rng.sample(list(CHARACTERS), rng.choice((2, 4, len(CHARACTERS))))
+        topics = rng.sample(LOGS, rng.choice((2, 4, len(LOGS))))
         return Appetite(
             weights,
             topics,
@@ -126,6 +129,14 @@ class Story:
             erase=rng.choice((0.0, 0.2, 1.0)),
             grouped=rng.random() < 0.2,
         )
+
+    def _hire(self) -> None:
+        """In this story some of the topics are queues, others have consumers, and workers share them."""
+        rng = random.Random(self.seed * 104_729 + 3)
+        topics = self.crowd.appetite.topics
+        topics[:] = topics[: rng.choice((1, 2, 4))] + rng.sample(list(QUEUES), rng.choice((1, 2, 3)))
+        names = rng.sample(list(CONSUMERS), rng.choice((0, 1, 2)))
+        self.crowd.hire(rng.choice((2, 3, 5)), spots_of(topics, names))
 
     def _draw_faults(self) -> dict[Callable[[], None], int]:
         """Some faults, not all: in a story where everything breaks all the time, little happens."""
@@ -202,7 +213,9 @@ class Story:
 
     def _audit(self, name: str) -> None:
         self.say("audit", name)
-        Auditor(self.crowd, name).read_all()
+        auditor = Auditor(self.crowd, name)
+        auditor.read_all()
+        take_all(auditor)
 
     def _judge(self) -> None:
         for worker in filter(None, self.server.workers):
@@ -410,6 +423,11 @@ class Story:
                 worker.core.engine.checkpoint()
 
 
+def has_queues(seed: int) -> bool:
+    """Whether a story is about work as well; of its own chance, so that the others stay as they are."""
+    return random.Random(seed * 15_485_863 + 11).random() < 0.4
+
+
 def erased(history: History, erases: list[Op]) -> list[bytes]:
     """Payloads of records that one of these erases must have found alive."""
     return [
@@ -433,6 +451,8 @@ def _is_plain_erase(history: History, op: Op) -> bool:
             continue
         if other.kind == "put" and any(name.startswith("cap") for name in other.request):
             return False
+        if other.kind == "put_consumer" and "dead_letter" in other.request:
+            return False  # a copy of it may be in another topic
         if other.kind == "delete" and not other.refused:
             done = other.ok and other.answered_at is not None and other.answered_at < op.sent_at
             if not (done and other.request.get("erase")):

@@ -19,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.sim.queue_workers import LETTERS
 from tests.sim.server_walk import Story, digest
+from tests.support.history import Op
 
 pytestmark = pytest.mark.sim
 
@@ -68,6 +70,8 @@ ANSWERS = [
     "500 read_only", "503 replaying", "503 shard down", "503 outcome unknown", "no answer", "deduped", "gap cap",
     "gap ttl", "gap crash", "gap recreated", "gap corrupt", "pushed gap from_seq_too_old", "pushed gap cap",
     "pushed gap crash", "pushed gap recreated", "stream resumed", "stream broken",
+    "ack", "ack skipped", "nack", "extend", "extend skipped", "claimed", "claimed again", "fetched", "fetched again",
+    "404 consumer_not_found", "dead letter",
 ]  # fmt: skip
 
 
@@ -81,6 +85,7 @@ def answers(story: Story) -> Counter[str]:
             found["deduped"] += op.kind == "write" and op.answer["deduped"]
             if op.kind == "diff" and op.answer["tombstone"]:
                 found[f"gap {op.answer['tombstone']['reason']}"] += 1
+            found += work(op)
         else:
             found[kind_of_error(op.status, op.answer["error"])] += 1
     for stream in story.history.streams:
@@ -91,6 +96,22 @@ def answers(story: Story) -> Counter[str]:
                 found[f"pushed gap {frame.data['reason']}"] += 1
             elif frame.event == "error":
                 found[f"stream {frame.data['code']}"] += 1
+    return found
+
+
+def work(op: Op) -> Counter[str]:
+    """What an answer says about jobs."""
+    found: Counter[str] = Counter()
+    if op.kind == "claim":
+        name = "fetched" if "consumer" in op.request else "claimed"
+        for job in op.answer["claimed"]:
+            found[name] += 1
+            found[f"{name} again"] += job["deliveries"] > 1
+    elif op.kind in ("ack", "nack", "extend"):
+        found[op.kind] += len(op.request["seqs"]) > len(op.answer["skipped"])
+        found[f"{op.kind} skipped"] += bool(op.answer["skipped"])
+    elif op.kind == "diff" and op.topic == LETTERS:
+        found["dead letter"] += len(op.answer["records"])
     return found
 
 

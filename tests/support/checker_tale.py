@@ -149,7 +149,7 @@ class Tale:
         key, count = op.request.get("idempotency_key"), len(op.request["records"])
         if key in held.keys:
             first, count = held.keys[key]
-            return 200, self._ack(op.topic, first, count, first + count - 1, deduped=True)
+            return 200, self._written(op.topic, first, count, first + count - 1, deduped=True)
         first = held.head + 1
         self.time += 10
         for record in op.request["records"]:
@@ -162,10 +162,10 @@ class Tale:
             held.live[held.head] = row
         if key is not None:
             held.keys[key] = (first, count)
-        return (201 if created else 200), self._ack(op.topic, first, count, held.head, created=created)
+        return (201 if created else 200), self._written(op.topic, first, count, held.head, created=created)
 
     @staticmethod
-    def _ack(
+    def _written(
         topic: str, first: int, count: int, head: int, *, created: bool = False, deduped: bool = False
     ) -> Row:
         return {

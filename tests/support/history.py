@@ -21,7 +21,8 @@ from typing import Any
 class Op:
     """One request of one client.
 
-    `kind` is the endpoint: write, diff, delete, put, state, drop, list, last, tags, watch. `request` is the JSON body; what
+    `kind` is the endpoint: write, diff, delete, put, state, drop, list, last, tags, watch; claim, ack, nack, extend of a queue,
+    or of the consumer that `request` names, which put_consumer makes and consumer looks at. `request` is the JSON body; what
     goes into the query or a header stands in it too, under its name there (if_empty, return_seqs, prefix, tag, subject,
     idempotency_key, …).
     """
@@ -82,6 +83,7 @@ class Event:
     | error    | a disk call failed with an I/O error; the shard may be read-only until it restarts |
     | rot      | stored bytes were changed behind the server's back |
     | clock    | somebody set the wall clock |
+    | over     | no lease that was given before this holds any more, and nothing is delayed |
     | rest     | nobody writes any more, nothing breaks any more, and what was on its way has had time to arrive |
 
     `topics` are those that it can touch; None is all of them.

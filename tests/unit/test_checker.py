@@ -396,7 +396,7 @@ def an_erase_on_a_full_disk_has_deleted(tale: Tale) -> None:
     tale.event("full")
     op = tale.send("delete", before_seq=3, erase=True)
     tale.do(op)
-    tale.refuse(op, 429, "throttled", limit="disk_full")
+    tale.refuse(op, 429, "throttled", limit="disk_full", deleted=2)
     tale.read()
 
 

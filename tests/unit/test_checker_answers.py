@@ -270,7 +270,7 @@ def a_config_that_was_replaced(tale: Tale) -> None:
 
 def test_unknown_things_raise() -> None:
     for spoil in (
-        lambda tale: tale.send("claim"),
+        lambda tale: tale.send("juggle"),
         lambda tale: tale.read(colour="red"),
         lambda tale: tale.write(urgent=True),
         lambda tale: tale.read().answer.update(mood="good"),

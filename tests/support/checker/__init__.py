@@ -9,12 +9,15 @@ the order of two things cannot be known, both are allowed. Everything else must 
    during a cut may belong to either side.
 3. `ledger`: every record that was acknowledged or shown gets its place, which is a seq of an era.
 4. `streams`: what watchers saw is cut into pages, which are judged like those that were asked for.
-5. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
+5. `jobs`: who was handed what; `letters`: what became of that which nobody could do.
+6. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
 """
 
 from __future__ import annotations
 
 from tests.support.checker.existence import check_existence
+from tests.support.checker.jobs import Jobs
+from tests.support.checker.letters import check_letters, targets_of
 from tests.support.checker.problem import Problem
 from tests.support.checker.shapes import Unknown, check_shapes
 from tests.support.checker.streams import Watches
@@ -45,11 +48,16 @@ def check(history: History) -> list[Problem]:
     watches = Watches(history, problems)
     watches.follow()
     lines: dict[str, Timeline] = {}
+    sources: list[Jobs] = []
+    targets = targets_of(history)
     for name, numbers in topics.items():
         ops = [history.ops[number] for number in numbers]
         lines[name] = make_timeline(history, name, ops)
-        check_topic(lines[name], ops, watches.pushed.get(name, []), problems)
-    check_existence(history, watches.pushed, lines, problems)
+        if name not in targets:
+            sources.append(check_topic(lines[name], ops, watches.pushed.get(name, []), problems))
+    for name in targets:
+        check_letters(history, name, sources, problems)
+    check_existence(history, watches.pushed, lines, targets, problems)
     return problems
 
 

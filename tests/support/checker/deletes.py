@@ -35,13 +35,8 @@ class Delete:
 
 
 def was_executed(op: Op) -> bool:
-    """An erase on a full disk is refused, and has deleted."""
-    if op.ok:
-        return True
-    try:
-        return bool(op.request.get("erase")) and op.answer["error"]["detail"]["limit"] == "disk_full"
-    except (KeyError, TypeError):
-        return False
+    """An erase on a full disk is refused, and may have deleted: then it says how much."""
+    return op.ok or "deleted" in op.detail
 
 
 class Deletes:
@@ -88,6 +83,10 @@ class Deletes:
                     placed.may_go = delete.op.sent_at
                     break
         return placed.may_go
+
+    def covering(self, era: Era, placed: Placed) -> Iterator[Delete]:
+        """All that can have removed it."""
+        return (delete for delete in self._of(era) if self._may_cover(delete, era, placed))
 
     def _may_cover(self, delete: Delete, era: Era, placed: Placed) -> bool:
         sent = placed.sent

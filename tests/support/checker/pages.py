@@ -62,7 +62,7 @@ class Shown:
 
     def take(self, read: Read) -> None:
         request = read.op.request
-        always = read.op.kind == "last" or bool(request.get("frames"))
+        always = read.op.kind in ("last", "handed") or bool(request.get("frames"))
         tags = always or bool(request.get("include_tags", False))
         meta = always or request.get("include_meta", True)
         data = always or request.get("include_data", True)
@@ -133,7 +133,7 @@ class Shown:
         sent = placed.sent
         expected: dict[str, Any] = {"$seq": placed.seq}
         expected["$ts"] = record["$ts"] if placed.ts is None else placed.ts
-        if sent.node is not None:
+        if sent.node is not None and read.op.kind != "handed":
             expected["$node"] = sent.node
         if tags and sent.tag is not None:
             expected["$tag"] = sent.tag

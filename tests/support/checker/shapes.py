@@ -24,17 +24,28 @@ REQUESTS: dict[str, frozenset[str]] = {
     "delete": _names("before_seq match seqs keep erase"),
     "put": _names(
         "type ttl_ms cap_records cap_bytes discard durability durable priority auto_priority auto_create idempotency_window_ms "
-        "dedupe_node cap_per_tag max_record_bytes lease_ms claim_jitter_ms max_deliveries dead_letter leases_durable"
+        "dedupe_node cap_per_tag max_record_bytes retention lease_ms claim_jitter_ms max_deliveries dead_letter leases_durable"
     ),
     "state": frozenset(["touch"]),
     "drop": frozenset(["if_empty"]),
     "list": _names("prefix page_size cursor touch"),
     "last": _names("tag subject each page_size cursor"),
     "tags": _names("prefix page_size cursor"),
+    # Of a queue, or, with `consumer`, of a named consumer.
+    "claim": _names("consumer node max max_bytes lease_ms wait_ms"),
+    "ack": _names("consumer node seqs lease_ids"),
+    "nack": _names("consumer node seqs lease_ids delay_ms kind reason"),
+    "extend": _names("consumer node seqs lease_ids lease_ms"),
+    "put_consumer": _names("consumer ack ack_wait_ms filter deliver max_ack_pending max_deliver dead_letter"),
+    "consumer": frozenset(["consumer"]),
     "watch": _names(
         "topics node limit max_batch_bytes heartbeat_ms include_meta include_tags include_data consistency group lenient"
     ),
 }
+CONSUMER = (
+    "topic consumer config created_ts next_seq ack_floor delivered redelivered acked ack_pending in_flight dead_lettered "
+    "given_up waiting lag_records lag_ms last_activity_ts paused paused_until_ts stalled tombstone"
+)
 RECORD = _names("data tag node meta ttl_ms data_base64")
 
 # Needed fields, then those that may be left out. `performance` is on every answer of the server.
@@ -54,6 +65,12 @@ ANSWERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ("list", "topics", "next_cursor"),
         ("last", "topic records head_seq", "next_cursor"),
         ("tags", "topic tags", "next_cursor"),
+        ("claim", "topic claimed count ready", "consumer tombstone"),
+        ("ack", "topic acked skipped ready in_flight", "consumer"),
+        ("nack", "topic nacked skipped ready in_flight", "consumer"),
+        ("extend", "topic extended skipped deadlines", "consumer"),
+        ("put_consumer", f"{CONSUMER} created", ""),
+        ("consumer", CONSUMER, ""),
         ("watch", "wid stream_url session_ttl_ms topics", ""),
     ]
 }
@@ -61,7 +78,8 @@ SHOWN = _names("$seq $ts $node $tag meta data $encoding headers")
 TOMBSTONE = _names("gap_from gap_to reason missed_estimate earliest_seq head_seq")
 LISTED = _names("topic head_seq earliest_seq count bytes durable effective_priority")
 CONFIG = REQUESTS["put"]
-EVENTS = _names("kill power stop front full freed error rot clock rest")
+EVENTS = _names("kill power stop front full freed error rot clock rest over")
+JOB = SHOWN - {"$node"} | _names("lease_id deadline deliveries")
 
 
 class Unknown(ValueError):
@@ -134,6 +152,15 @@ def _page_fault(answer: dict[str, Any]) -> str | None:
     return None
 
 
+def _claim_fault(answer: dict[str, Any]) -> str | None:
+    for job in answer["claimed"]:
+        if not {"$seq", "$ts", "lease_id", "deadline", "deliveries"}.issubset(job):
+            return f"half a job: {job}"
+        if not JOB.issuperset(job):
+            raise Unknown(f"field {sorted(set(job) - JOB)} of a job")
+    return None
+
+
 def _list_fault(answer: dict[str, Any]) -> str | None:
     for row in answer["topics"]:
         if set(row) != LISTED:
@@ -159,6 +186,7 @@ def _config_fault(answer: dict[str, Any]) -> str | None:
 _ROWS: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "diff": _page_fault,
     "last": _page_fault,
+    "claim": _claim_fault,
     "list": _list_fault,
     "tags": _tags_fault,
     "put": _config_fault,

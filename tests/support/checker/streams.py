@@ -13,6 +13,7 @@ from base64 import urlsafe_b64decode
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.checker.letters import targets_of
 from tests.support.checker.problem import Problem
 from tests.support.checker.shapes import SHOWN, subject_matches
 from tests.support.history import Frame, History, Op, Stream
@@ -81,12 +82,14 @@ class Watches:
 
 def _rests(history: History) -> list[Rest]:
     found: list[Rest] = []
+    targets = targets_of(history)  # what has had its last delivery goes there later as well
     for event in history.events:
         if event.kind == "rest":
             until = min((other.at for other in history.events if other.at > event.at), default=1 << 62)
             rest = Rest(event.at)
             for op in history.ops:
-                if op.kind == "state" and op.ok and event.at < op.sent_at < until:
+                known = op.kind == "state" and op.ok and event.at < op.sent_at < until
+                if known and op.topic not in targets:
                     rest.heads.setdefault(op.topic, op.answer["head_seq"])
             found.append(rest)
     return found

@@ -32,6 +32,10 @@ CONFIG_DEFAULTS: dict[str, Any] = {
     "dedupe_node": True,
     "cap_per_tag": 0,
     "max_record_bytes": 0,
+    "lease_ms": 30_000,
+    "leases_durable": False,
+    "max_deliveries": 0,
+    "dead_letter": None,
 }
 
 
@@ -84,6 +88,8 @@ class Timeline:
     back: list[int] = field(default_factory=lambda: [0])  # by instance: the oldest that it may really be
     settings: list[Setting] = field(default_factory=list)
     latches: list[tuple[int, int]] = field(default_factory=list)  # from a failed disk call to the restart
+    restarts: list[Event] = field(default_factory=list)  # of its shard's worker
+    overs: list[Event] = field(default_factory=list)  # no lease outlasted these
     rotten: int = FOREVER  # the first rot that can touch the topic
     skipped: int = FOREVER  # the first crash after which seqs of a `disk` topic may be left out
     _all_configs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -152,6 +158,8 @@ def make_timeline(history: History, topic: str, ops: list[Op]) -> Timeline:
     line = Timeline(topic)
     events = [event for event in history.events if touches(event, topic)]
     line.latches = _latches(events)
+    line.restarts = [event for event in events if event.kind in RESTARTS]
+    line.overs = [event for event in events if event.kind == "over"]
     line.rotten = min((event.at for event in events if event.kind == "rot"), default=FOREVER)
     drops = _drop_zones(line, ops)
     line.cut(drops)

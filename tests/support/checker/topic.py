@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.checker.acks import Acks, is_wrong_last_seq
 from tests.support.checker.counters import Counters, sights_of
 from tests.support.checker.deletes import Deletes
+from tests.support.checker.jobs import Jobs
 from tests.support.checker.ledger import Ledger
 from tests.support.checker.lookups import Lookups
 from tests.support.checker.pages import Missing, Read, Returned, Shown, make_read
@@ -15,7 +16,7 @@ from tests.support.checker.timeline import Timeline, full_config
 from tests.support.history import Op
 
 
-def check_topic(line: Timeline, ops: list[Op], pushed: list[Op], problems: list[Problem]) -> None:
+def check_topic(line: Timeline, ops: list[Op], pushed: list[Op], problems: list[Problem]) -> Jobs:
     """`pushed` are the pages that streams showed of it."""
     ledger = Ledger(line.topic, line, problems)
     acks = Acks(ledger)
@@ -29,8 +30,11 @@ def check_topic(line: Timeline, ops: list[Op], pushed: list[Op], problems: list[
 
     for op in pushed:
         _shown_since(ledger, op)
-    told = sorted((op for op in [*answered, *pushed] if op.ok), key=lambda op: op.answered_at or 0)
-    reads = [make_read(ledger, op) for op in told if op.kind in ("diff", "last", "push")]
+    jobs = Jobs(ledger, ops)
+    told = sorted(
+        (op for op in [*answered, *pushed, *jobs.shown()] if op.ok), key=lambda op: op.answered_at or 0
+    )
+    reads = [make_read(ledger, op) for op in told if op.kind in ("diff", "last", "push", "handed")]
     shown = Shown(ledger)
     for read in reads:
         shown.take(read)
@@ -42,17 +46,18 @@ def check_topic(line: Timeline, ops: list[Op], pushed: list[Op], problems: list[
     acks.check_twice()
     _check_times(ledger)
 
-    deletes = Deletes(ledger, (op for op in ops if op.kind == "delete"))
+    deletes = Deletes(ledger, [*(op for op in ops if op.kind == "delete"), *jobs.removals])
     deletes.settle()
     missing = Missing(ledger, deletes)
-    pages = [read for read in reads if read.op.kind != "last"]
+    pages = [read for read in reads if read.op.kind in ("diff", "push")]
     for read in pages:
         missing.check(read)
     _check_returned(ledger, reads, pages)
+    jobs.check(missing, pages)
 
     counters = Counters(ledger, missing, [sight for op in ops for sight in sights_of(ledger, op)])
     counters.check()
-    counters.check_quiet([page for page in pages if page.op.kind == "diff"], ops)
+    counters.check_quiet([page for page in pages if page.op.kind == "diff"], [*ops, *jobs.removals])
     lookups = Lookups(ledger, missing)
     for read in reads:
         if read.op.kind == "last":
@@ -66,6 +71,7 @@ def check_topic(line: Timeline, ops: list[Op], pushed: list[Op], problems: list[
         acks.check_condition(op, missing)
         if is_wrong_last_seq(op):
             _check_refusal(ledger, op)
+    return jobs
 
 
 def _shown_since(ledger: Ledger, op: Op) -> None:

@@ -1,0 +1,276 @@
+"""Clients of a simulated server that work: they take jobs from queues and records from named consumers, settle them or forget
+to, and write down what they are told.
+
+Some share a node's name, so that only the lease id tells their jobs apart. They settle late, twice, or what is not theirs; they
+break off; they repeat what got no answer. When all is quiet, `take_all` waits until every lease has ended and takes what there is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from router.exchange import Request
+from tests.sim.world import MS
+from tests.support.history import Op
+
+if TYPE_CHECKING:
+    from tests.sim.clients import Auditor, Crowd
+
+LEASE_MAX_MS, DELAY_MAX_MS = 4000, 2000  # at most what anybody asks for
+OVER_US = (LEASE_MAX_MS + DELAY_MAX_MS + 1000) * MS
+MOVED_US = (
+    10_000 * MS
+)  # until what is on its way to another topic is there, tries that failed before included
+
+LETTERS = "letters"  # where those go that nobody could do
+
+# A queue's name is its character, as a log's is.
+QUEUES: dict[str, list[dict[str, Any]]] = {
+    "jobs-fsync": [
+        {"type": "queue", "durability": "fsync", "lease_ms": 300},
+        {"type": "queue", "durability": "fsync", "lease_ms": 1500},
+    ],
+    "jobs-kept": [{"type": "queue", "durability": "fsync", "lease_ms": 400, "leases_durable": True}],
+    "jobs-disk": [{"type": "queue", "lease_ms": 200}, {"type": "queue", "lease_ms": 200, "cap_records": 9}],
+    "jobs-disk-kept": [{"type": "queue", "lease_ms": 250, "leases_durable": True}],
+    "jobs-shared": [
+        {"type": "queue", "durability": "fsync", "lease_ms": 600, "claim_jitter_ms": 15},
+        {
+            "type": "queue",
+            "durability": "fsync",
+            "lease_ms": 600,
+            "claim_jitter_ms": 15,
+            "leases_durable": True,
+        },
+    ],
+    "jobs-dead": [
+        {
+            "type": "queue",
+            "durability": "fsync",
+            "lease_ms": 150,
+            "max_deliveries": 2,
+            "dead_letter": LETTERS,
+        },
+    ],
+    "jobs-dead-disk": [
+        {"type": "queue", "lease_ms": 150, "max_deliveries": 1, "dead_letter": LETTERS},
+        {
+            "type": "queue",
+            "lease_ms": 150,
+            "max_deliveries": 3,
+            "dead_letter": LETTERS,
+            "leases_durable": True,
+        },
+    ],
+    "jobs-ttl": [{"type": "queue", "durability": "fsync", "lease_ms": 200, "ttl_ms": 700}],
+    "jobs-memory": [{"type": "queue", "durability": "memory", "lease_ms": 200}],
+}
+# So is a consumer's.
+CONSUMERS: dict[str, list[dict[str, Any]]] = {
+    "every": [{"ack_wait_ms": 300}, {"ack_wait_ms": 900}],
+    "tagged": [{"ack_wait_ms": 300, "filter": "a.*"}],
+    "upto": [{"ack_wait_ms": 500, "ack": "all"}],
+    "fresh": [{"ack_wait_ms": 300, "deliver": "new"}],
+    "narrow": [{"ack_wait_ms": 200, "max_ack_pending": 4}],
+    "mortal": [{"ack_wait_ms": 150, "max_deliver": 2, "dead_letter": LETTERS}],
+    "hopeless": [{"ack_wait_ms": 150, "max_deliver": 2}],
+}
+CONSUMED = ("fsync", "fsync-too", "fsync-capped", "disk", "disk-too", "disk-tags", "changing", "jobs-fsync")
+KINDS = ("claim", "ack", "nack", "extend", "put_consumer", "consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where work comes from: a queue, or a named consumer of a topic."""
+
+    topic: str
+    consumer: str = ""
+
+    @property
+    def of(self) -> dict[str, Any]:
+        return {"consumer": self.consumer} if self.consumer else {}
+
+    @property
+    def is_mortal(self) -> bool:
+        """Whether what is handed out too often goes to the dead letters."""
+        config = CONSUMERS[self.consumer] if self.consumer else QUEUES[self.topic]
+        return "dead_letter" in config[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    spot: Spot
+    seq: int
+    lease_id: str
+
+
+class QueueWorker:
+    """Claims, works, settles: one request at a time."""
+
+    patience = 0.98
+
+    def __init__(self, crowd: Crowd, name: str, node: str, spots: list[Spot]) -> None:
+        self.crowd, self.name, self.node, self.spots = crowd, name, node, spots
+        self.rng, self.world = crowd.rng, crowd.world
+        self.hands: list[Held] = []
+        self.past: list[Held] = []
+        self._again: tuple[str, str, dict[str, Any]] | None = None
+        self.world.after(self.rng.randrange(8 * MS), self.go)
+
+    def go(self) -> None:
+        crowd = self.crowd
+        if crowd.stopped:
+            return
+        if self.world.now_us < crowd.paused_until_us:
+            self.world.at(crowd.paused_until_us + self.rng.randrange(3 * MS), self.go)
+            return
+        if not any(front is not None and front.alive for front in crowd.server.fronts):
+            self.world.after(5 * MS, self.go)
+            return
+        kind, topic, request = self._again or self._next()
+        self._again = None
+        op = crowd.history.sent(self.name, kind, topic, request)
+        assert crowd.send(self, op, make_call(kind, topic, request))
+
+    def told(self, op: Op) -> None:
+        rng = self.rng
+        if op.ok and op.kind == "claim":
+            spot = Spot(op.topic, op.request.get("consumer", ""))
+            self.hands += [Held(spot, job["$seq"], job["lease_id"]) for job in op.answer["claimed"]]
+            self.crowd.server.counts["fetched" if spot.consumer else "claimed"] += op.answer["count"]
+            if op.answer["claimed"] and rng.random() < 0.1:
+                self._await_end(spot, op.answer["claimed"][0]["deadline"])
+                return
+        elif op.status == 404 and op.answer["error"]["code"] == "consumer_not_found":
+            config = rng.choice(CONSUMERS[op.request["consumer"]])
+            self._again = ("put_consumer", op.topic, {"consumer": op.request["consumer"], **config})
+        elif op.status == 404 and op.topic in QUEUES:
+            self._again = ("put", op.topic, QUEUES[op.topic][0])
+        elif op.kind in ("ack", "nack") and not op.ok and not op.refused and rng.random() < 0.7:
+            self._again = (op.kind, op.topic, op.request)
+        self.world.after(self._pause_us(op), self.go)
+
+    def _await_end(self, spot: Spot, deadline: int) -> None:
+        """Be there in the millisecond in which a lease still holds for the last time."""
+        clock = self.crowd.server.machine.clock
+        wait_us = (deadline - clock.wall_ms()) * MS - self.world.now_us % MS + self.rng.choice((0, 0, MS))
+        self._again = ("claim", spot.topic, {**spot.of, "node": self.node, "max": 100})
+        self.world.after(max(0, wait_us), self.go)
+
+    def _pause_us(self, op: Op) -> int:
+        rng, think = self.rng, self.crowd.appetite.think_us
+        if rng.random() < 0.06:
+            return rng.choice((110, 320, 700)) * MS  # some work takes longer than its lease
+        if op.ok or self._again is not None:
+            return rng.choice((0, think // 4, think))
+        if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
+            return 1000 * MS  # or refusals would be most of the story
+        return rng.choice((2, 10, 40)) * MS
+
+    # -- what to do next -------------------------------------------------------------------------------------
+
+    def _next(self) -> tuple[str, str, dict[str, Any]]:
+        rng = self.rng
+        if self.hands and rng.random() < 0.65:
+            return self._settle(self.hands)
+        if self.past and rng.random() < 0.06:
+            return self._settle(self.past)  # again, or too late
+        spot = rng.choice(self.spots)
+        mood = rng.random()
+        if spot.consumer and mood < 0.1:
+            config = rng.choice(CONSUMERS[spot.consumer])
+            return "put_consumer", spot.topic, {**spot.of, **config}
+        if spot.consumer and mood < 0.14:
+            return "consumer", spot.topic, {**spot.of}
+        return "claim", spot.topic, self._claim(spot)
+
+    def _claim(self, spot: Spot) -> dict[str, Any]:
+        rng = self.rng
+        request: dict[str, Any] = {**spot.of, "node": self.node, "max": rng.choice((1, 1, 2, 5, 100))}
+        if rng.random() < 0.6:
+            request["lease_ms"] = rng.choice((100, 100, 250, 1000, LEASE_MAX_MS))
+        if rng.random() < 0.4:
+            request["wait_ms"] = rng.choice((20, 120, 400))
+        return request
+
+    def _settle(self, held: list[Held]) -> tuple[str, str, dict[str, Any]]:
+        rng = self.rng
+        spot = rng.choice(held).spot
+        mine = [one for one in held if one.spot == spot]
+        chosen = rng.sample(mine, rng.randint(1, min(len(mine), 8)))
+        kind = rng.choices(("ack", "nack", "extend"), (6, 3, 2))[0]
+        request: dict[str, Any] = {**spot.of, "node": self.node, "seqs": [one.seq for one in chosen]}
+        if rng.random() < 0.6:
+            request["lease_ids"] = [one.lease_id if rng.random() < 0.9 else "" for one in chosen]
+        if kind == "extend":
+            request["lease_ms"] = rng.choice((100, 300, LEASE_MAX_MS))
+        elif kind == "nack":
+            request["delay_ms"] = rng.choice((0, 0, 40, 300, DELAY_MAX_MS))
+            request["kind"] = rng.choice(("retry", "retry", "release"))
+            if spot.is_mortal and rng.random() < 0.4:
+                request["kind"], request["reason"] = "dead", "broken"
+        if kind != "extend" or rng.random() < 0.1:
+            self.hands = [one for one in self.hands if one not in chosen]
+            self.past = [*self.past, *chosen][-20:]
+        return kind, spot.topic, request
+
+
+# -- rest ----------------------------------------------------------------------------------------------------
+
+
+def take_all(auditor: Auditor) -> None:
+    """Wait until nothing is leased or delayed any more, say so, and take everything."""
+    crowd = auditor.crowd
+    spots = sorted({spot for worker in crowd.workers for spot in worker.spots}, key=repr)
+    if not spots:
+        return
+    crowd.world.run_for(OVER_US)
+    crowd.history.happened("over")
+    for spot in spots:
+        state = auditor.ask("state", spot.topic, {})
+        if not state.ok or (not spot.consumer and state.answer["type"] != "queue"):
+            continue
+        auditor.ask("diff", spot.topic, {"from_seq": 0, "limit": 1000, "include_tags": True})
+        if spot.consumer and not auditor.ask("consumer", spot.topic, {**spot.of}).ok:
+            continue
+        wish = {**spot.of, "node": auditor.name, "max": 1000, "lease_ms": 100}
+        auditor.ask("claim", spot.topic, wish)
+        auditor.ask("state", spot.topic, {})
+    crowd.world.run_for(MOVED_US)
+    auditor.ask("diff", LETTERS, {"from_seq": 0, "limit": 1000, "include_tags": True})
+    _bury(auditor, [spot for spot in spots if spot.is_mortal])
+
+
+def _bury(auditor: Auditor, spots: list[Spot]) -> None:
+    """Claim what has had its last delivery, so that it is on its way to the dead letters when the next thing happens."""
+    crowd = auditor.crowd
+    for spot in spots:
+        crowd.world.run_for(150 * MS)
+        auditor.ask("claim", spot.topic, {**spot.of, "node": auditor.name, "max": 1000, "lease_ms": 100})
+    if spots:
+        crowd.world.run_for(crowd.rng.choice((0, MS, 2 * MS, 4 * MS, 8 * MS)))
+
+
+def spots_of(topics: list[str], names: list[str]) -> list[Spot]:
+    """The queues among these topics, and these consumers of all that are consumed."""
+    queues = [Spot(topic) for topic in topics if topic in QUEUES]
+    return queues + [Spot(topic, name) for topic in topics if topic in CONSUMED for name in names]
+
+
+# -- requests as values --------------------------------------------------------------------------------------
+
+_METHODS = {"put": b"PUT", "put_consumer": b"PUT", "consumer": b"GET"}
+
+
+def make_call(kind: str, topic: str, request: dict[str, Any]) -> Request:
+    """Of a queue without, of a named consumer with `consumer` in the request."""
+    path, name = f"/v0/topics/{topic}", request.get("consumer")
+    verb = "" if kind in _METHODS else f"/{'fetch' if name and kind == 'claim' else kind}"
+    path += f"/consumers/{name}{verb}" if name else verb
+    method = _METHODS.get(kind, b"POST")
+    made = Request(method, path.encode(), b"", 0, content_type=b"application/json")
+    if method in (b"POST", b"PUT"):
+        made.body = json.dumps({key: value for key, value in request.items() if key != "consumer"}).encode()
+    return made
