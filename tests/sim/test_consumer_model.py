@@ -30,7 +30,7 @@ pytestmark = pytest.mark.sim
 NODES = (b"a", b"b")
 TAGS = (b"x", b"y", None)
 LEASES_MS = (100, 1000, 5000)
-WALKS, WALKS_PER_TEST, STEPS = 40, 10, 150
+WALKS, WALKS_PER_TEST, STEPS = 16, 8, 150
 
 CHOICES: Choices = {
     "ack": ["explicit", "explicit", "all"],
@@ -401,7 +401,7 @@ class ConsumerMachine(RuleBasedStateMachine):
 
 TestConsumerMachine = ConsumerMachine.TestCase
 TestConsumerMachine.settings = settings(
-    max_examples=60,
+    max_examples=25,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -18,7 +18,7 @@ from topics.engine import consumer_commands as k
 
 pytestmark = pytest.mark.sim
 
-SEEDS, STEPS = 15, 120
+SEEDS, STEPS = 8, 120
 NAMES = ("a", "b", "c")
 TAGS = (b"x", b"y")
 FILTERS = ((), (), (("Eq", "x"),))

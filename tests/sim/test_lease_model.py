@@ -31,7 +31,7 @@ pytestmark = pytest.mark.sim
 NODES = (b"a", b"b")
 LEASES_MS = (100, 1000, 5000)
 TTL_MS = 8000
-WALKS, WALKS_PER_TEST, STEPS = 40, 10, 150
+WALKS, WALKS_PER_TEST, STEPS = 16, 8, 150
 
 CHOICES: Choices = {
     "durability": ["fsync", "disk"],
@@ -373,7 +373,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(
-    max_examples=60,
+    max_examples=25,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -20,7 +20,7 @@ from topics.engine.errors import TopicsError
 
 pytestmark = pytest.mark.sim
 
-SEEDS, STEPS = 12, 200
+SEEDS, STEPS = 6, 200
 JITTER_MS = 50
 LATE_MS = 2  # by which a timer may come after its time
 NODES = (b"a", b"b", b"c")
