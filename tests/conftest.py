@@ -1,13 +1,21 @@
-"""The order of the tests: folders of long tests come first, so that no process is left with one when all others are done."""
+"""Of all tests: signals, and the order. Folders of long tests come first, so that no process is left with one when all others are done."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 SHORT = ("integration", "fuzz", "unit")  # most of their tests take moments
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores Ctrl-C, and whatever it starts inherits that: tests send it to what they start."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -127,9 +127,11 @@ class LeaseModel:
     # -- the end of a process ------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Leases are kept, or all is ready and never was handed out. What moves goes on to move."""
+        """Leases are kept but for those of connections, or all is ready and never was handed out. What moves goes on to move."""
         for job in self.jobs.values():
             if self.config.leases_durable:
+                if job.place == "leased" and job.connection:
+                    job.place = "ready"
                 job.connection = 0
             elif job.place != "moving":
                 job.place, job.handed_out, job.deliveries, job.doomed = "ready", False, 0, False
