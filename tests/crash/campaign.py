@@ -60,6 +60,9 @@ class Failpoints:
         return sorted(set(path.read_text().split())) if path.exists() else []
 
 
+SCARCE = ("ENOSPC", "EMFILE")  # errors that say: not now
+
+
 @dataclass
 class Campaign:
     """What is done is counted in `done`, by kind."""
@@ -207,6 +210,8 @@ class Campaign:
                 failpoints.disarm()
         self.done[f"{error} at {point}"] += 1
         target = workload.acks + 20
+        if latches and error in SCARCE:
+            self._again_until_latched(f"{point} {error} times={times} shard={shard}")
         # Where it must turn read-only that is waited for: the other shard goes on meanwhile.
         until(lambda: (workload.acks > target and not latches) or self.latched(), 150)
         workload.hold()
@@ -219,6 +224,17 @@ class Campaign:
         until(lambda: self.server.get("/readyz").status == 200, 150)
         workload.resume()
         return True
+
+    def _again_until_latched(self, arm: str) -> None:
+        """What runs out while a spare file is made is no damage, and is tried again: then the error meets a later call."""
+        for _ in range(8):
+            try:
+                until(self.latched, 10)
+                return
+            except AssertionError:
+                self.failpoints.arm(arm, deadly=False)
+                until(self.failpoints.fired, 150, every_s=0.005)
+                self.failpoints.disarm()
 
     def latched(self) -> list[int]:
         """The shards that say that they are read-only."""
