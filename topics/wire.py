@@ -46,12 +46,15 @@ PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET
 READY, METRICS, CATALOG, TAKEN = 32, 33, 34, 35
 FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION, STREAMS = 36, 37, 38, 39, 40, 41, 42
 WORK, WORKED, UNWORK, LETTERS, UNCLAIM = 43, 44, 45, 46, 47
+# Forwards. The first four are a client's, and go to the catalog; the others are said between workers.
+PUT_FORWARD, GET_FORWARD, LIST_FORWARDS, DROP_FORWARD = 48, 49, 50, 51
+COPIES, CATCH_UP, FORWARD_STEP, FORWARDS_GONE, FORWARDS_CHECK, FORWARD_TOTALS = 52, 53, 54, 55, 56, 57
 
 # An outcome may be unknown when the worker dies while one of these is on its way.
 CHANGES = frozenset(
     (
         WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC, CLAIM, ACK, NACK, EXTEND, TERM,
-        PUT_CONSUMER, DROP_CONSUMER, PAUSE_CONSUMER, RESET_CONSUMER,
+        PUT_CONSUMER, DROP_CONSUMER, PAUSE_CONSUMER, RESET_CONSUMER, PUT_FORWARD, DROP_FORWARD,
     )
 )  # fmt: skip
 
@@ -93,6 +96,9 @@ class Args(msgspec.Struct, array_like=True, omit_defaults=True):
     include_tags: bool = False
     touch: bool = False
     consumer: str = ""
+    forward: str = ""  # name of a rule
+    source: str | None = None
+    dest: str | None = None
 
 
 encode_args = msgspec.msgpack.Encoder().encode

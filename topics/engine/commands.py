@@ -130,6 +130,7 @@ class DropTopic:
 class TopicDropped:
     topic: str
     deleted: bool
+    forwards: list[tuple[int, str]] = field(default_factory=list)  # uid and name of the rules that went with it
 
 
 @dataclass(slots=True)

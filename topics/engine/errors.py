@@ -84,6 +84,29 @@ class ConsumerNotFound(CallerError):
         )
 
 
+class ForwardNotFound(CallerError):
+    """No such rule; at a dest also: copies under this uid are not let in."""
+
+    code = "router_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no router {name!r}; make it with PUT", router=name)
+
+
+class ForwardCycle(CallerError):
+    code = "router_cycle"
+
+    def __init__(self, cycle: list[str]) -> None:
+        way = " → ".join(cycle)
+        super().__init__(f"records would go in a circle, {way}; allow_cycle permits that", cycle=cycle)
+
+
+class ForwardConflict(CallerError):
+    """Another rule stands in the way: a second source for one dest, or another way under this name."""
+
+    code = "topic_exists_incompatible"
+
+
 class Conflict(CallerError):
     """The topic is not in the state that the request needs. The answer tells of that state, so it waits until it is safe."""
 
