@@ -32,8 +32,7 @@ from topics.watching import WatchRead
 
 TAG_BYTES_MAX = 256
 META_BYTES_MAX = 16 * limits.KIB
-META_KEYS_MAX = 64
-META_KEYS_BYTES = 5 * META_KEYS_MAX  # an object with more keys than that is longer: `"":0,` each
+META_KEYS_BYTES = 5 * limits.META_KEYS_MAX  # an object with more keys than that is longer: `"":0,` each
 DELETE_SEQS_MAX = 10_000
 TTL_MS_MAX = 1 << 53  # of one record; an expiry later than that is no expiry
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
@@ -235,9 +234,9 @@ def _add_meta(records: cmd.Records, metas: list[bytes]) -> None:
         if (
             len(meta) > META_KEYS_BYTES
             and meta.lstrip()[:1] == b"{"
-            and len(decode(_meta.decode, meta)) > META_KEYS_MAX
+            and len(decode(_meta.decode, meta)) > limits.META_KEYS_MAX
         ):
-            raise InvalidRequest(f"the meta of record {i} has more than {META_KEYS_MAX} keys")
+            raise InvalidRequest(f"the meta of record {i} has more than {limits.META_KEYS_MAX} keys")
         sizes[i] += size
         plain = plain and size == len(meta)
     records.payloads = [data + meta for data, meta in zip(records.payloads, metas)]

@@ -30,13 +30,18 @@ from topics.engine.consumer import ConsumerRow, Event, LettersRow
 from topics.engine.control import (
     ConfigChanged,
     ConsumerStored,
+    Copied,
     Deletion,
+    InflowOpen,
     LettersTaken,
+    OutflowOpen,
     TimeCeiling,
     TopicCreated,
 )
 from topics.engine.errors import UnsupportedFormat
 from topics.engine.files import read_file, xxh
+from topics.engine.flows import InflowRow, OutflowRow
+from topics.engine.forward_commands import Forward
 from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
 from topics.engine.intents import Patch, pending_intents, write_intent
 from topics.engine.marks import mark_deleted, read_deleted
@@ -221,8 +226,34 @@ CONSUMER_EVENTS: list[tuple[int, object]] = [
 ]
 EVENTS_NUMBER = 9
 EVENTS_NAME = file_name(EVENTS_NUMBER)
+# Rules of the catalog, what a shard copies, and a topic that takes copies and has had epochs of its own.
+FORWARD = Forward(
+    7, "o->a", "orders.>", "audit", False, True, (("Glob", "eu*"), ("Subject", "a.*")), True, True,
+    "exactly_once", "active", True, False,
+)  # fmt: skip
+FORWARD_SNAPSHOT = "snap-0000000000000006"
+FORWARD_SHARD_ROW = msgspec.structs.replace(
+    SHARD_ROW, number=6, forwards=[FORWARD], forward_uid=9, outflows=[OutflowRow(FORWARD, [(1024, 2, 41)])]
+)
+FORWARD_ROWS = [
+    msgspec.structs.replace(
+        TOPIC_ROWS[1], inflows=[InflowRow(7, "o->a", 12, [(1024, 2, 50)])], epochs=[(1, 30), (3, 44)]
+    )
+]
+FORWARD_EVENTS: list[tuple[int, object]] = [
+    (frames.FORWARD_PUT, FORWARD),
+    (frames.OUTFLOW_OPEN, OutflowOpen(FORWARD, [(1024, 2, 41)])),
+    (frames.INFLOW_OPEN, InflowOpen(7, "o->a")),
+    (frames.COPIED, Copied(7, 1024, 2, 50, 12)),
+    (frames.EPOCH, 44),
+    (frames.INFLOW_CLOSE, 7),
+    (frames.OUTFLOW_CLOSE, 7),
+    (frames.FORWARD_DELETE, 7),
+]
+FORWARD_EVENTS_NUMBER = 10
+FORWARD_EVENTS_NAME = file_name(FORWARD_EVENTS_NUMBER)
 # Written by earlier versions, read by this one.
-READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT}
+READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT}
 
 PATCHES: list[Patch] = [
     ("topics/0000000000000001/seg-0000000000000001-0.data", 54, bytes(17)),
@@ -283,20 +314,26 @@ def build_segment() -> dict[str, bytes]:
 
 def build_snapshot() -> dict[str, bytes]:
     disk = SimDisk(1)
-    writer = SnapshotWriter(disk, "meta", 5)
-    writer.add(CONSUMER_SHARD_ROW)
-    for row in CONSUMER_ROWS:
+    writer = SnapshotWriter(disk, "meta", 6)
+    writer.add(FORWARD_SHARD_ROW)
+    for row in FORWARD_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    return {CONSUMER_SNAPSHOT: read_file(disk, f"meta/{CONSUMER_SNAPSHOT}")}
+    return {FORWARD_SNAPSHOT: read_file(disk, f"meta/{FORWARD_SNAPSHOT}")}
 
 
 def build_events() -> dict[str, bytes]:
-    data = file_header(shard=2, number=EVENTS_NUMBER, salt=SALT, capacity=WAL_BYTES)
-    events = [encode_control(kind, TOPIC, TS, payload) for kind, payload in CONSUMER_EVENTS]
-    data += encode_envelope(SALT, 46, 45, 45, b"".join(events))
-    return {EVENTS_NAME: data + bytes(WAL_BYTES - len(data))}
+    files: dict[str, bytes] = {}
+    for name, number, events in (
+        (EVENTS_NAME, EVENTS_NUMBER, CONSUMER_EVENTS),
+        (FORWARD_EVENTS_NAME, FORWARD_EVENTS_NUMBER, FORWARD_EVENTS),
+    ):
+        data = file_header(shard=2, number=number, salt=SALT, capacity=WAL_BYTES)
+        encoded_events = [encode_control(kind, TOPIC, TS, payload) for kind, payload in events]
+        data += encode_envelope(SALT, 46, 45, 45, b"".join(encoded_events))
+        files[name] = data + bytes(WAL_BYTES - len(data))
+    return files
 
 
 def build_intent() -> dict[str, bytes]:
@@ -480,17 +517,30 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     shard, topics = read_snapshot(disk, "meta", 5)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == CONSUMER_SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == CONSUMER_ROWS
+    disk = on_disk("meta", FORWARD_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 6)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == FORWARD_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == FORWARD_ROWS
 
 
-def test_events_of_consumers_are_read_to_what_was_written() -> None:
-    data = golden(EVENTS_NAME)
-    scanned = scan(EVENTS_NAME, EVENTS_NUMBER, data)
+@pytest.mark.parametrize(
+    ("name", "number", "events"),
+    [
+        (EVENTS_NAME, EVENTS_NUMBER, CONSUMER_EVENTS),
+        (FORWARD_EVENTS_NAME, FORWARD_EVENTS_NUMBER, FORWARD_EVENTS),
+    ],
+)
+def test_events_are_read_to_what_was_written(
+    name: str, number: int, events: list[tuple[int, object]]
+) -> None:
+    data = golden(name)
+    scanned = scan(name, number, data)
     assert scanned is not None
     (envelope,) = scanned.envelopes
     columns = columns_of(data, envelope.start, envelope.end)
     kinds = columns.headers["type"].tolist()
-    assert kinds == [kind for kind, _ in CONSUMER_EVENTS]
-    for i, (_, written) in enumerate(CONSUMER_EVENTS):
+    assert kinds == [kind for kind, _ in events]
+    for i, (_, written) in enumerate(events):
         assert msgspec.msgpack.decode(columns.payload(i), type=type(written)) == written
 
 

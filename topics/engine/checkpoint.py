@@ -21,6 +21,8 @@ from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.consumer import ConsumerRow, LettersRow
 from topics.engine.errors import Corrupt
 from topics.engine.files import HEADER_BYTES, sync_file, write_whole
+from topics.engine.flows import Epochs, InflowRow, OutflowRow
+from topics.engine.forward_commands import Forward
 from topics.engine.handing_out import is_durable
 from topics.engine.index import Chunk, Rows
 from topics.engine.marks import mark_deleted
@@ -58,6 +60,9 @@ class ShardRow(msgspec.Struct, array_like=True):
     mono_ms: int
     boot_id: str
     clean_lsn: int  # not 0: a clean shutdown; nothing was written after it
+    forwards: list[Forward] = []  # of the catalog
+    forward_uid: int = 0
+    outflows: list[OutflowRow] = []
 
 
 class TopicRow(msgspec.Struct, array_like=True):
@@ -83,6 +88,8 @@ class TopicRow(msgspec.Struct, array_like=True):
     inline: tuple[int, int, bytes] | None = None  # first seq, rows and frames of a topic without files
     consumers: list[ConsumerRow] = []
     letters: LettersRow | None = None
+    inflows: list[InflowRow] = []
+    epochs: Epochs = []
 
 
 @dataclass(slots=True)
@@ -209,7 +216,7 @@ class Checkpointer:
         shard, wal = self._shard, self._wal
         number = self.snapshots[-1][0] + 1 if self.snapshots else 1
         captures: list[_Capture] = []
-        base_lsn, next_id = wal.last_lsn, shard.next_id
+        head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
                 continue
@@ -221,12 +228,12 @@ class Checkpointer:
         yield from self._write_parts(captures)
         writer = yield Blocking("snapshot", lambda: SnapshotWriter(self._disk, self.meta_dir, number))
         try:
-            yield from self._write_snapshot(writer, number, base_lsn, next_id, captures)
+            yield from self._write_snapshot(writer, head, captures)
             yield Blocking("snapshot", lambda: _finish(writer))
         except BaseException:
             writer.abandon()
             raise
-        self.snapshots.append((number, base_lsn))
+        self.snapshots.append((number, head.base_lsn))
         while captures:  # emptied as it goes: letting go of thousands at once would be a long turn of its own
             self._install(captures.pop())
             if len(captures) % limits.SLICE_TOPICS == 0:
@@ -261,7 +268,7 @@ class Checkpointer:
             log.dedupe.live(now_ms=self._shard.now_ms, window_ms=window_ms, stores_ram=stores_ram),
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
-            *consumer_rows(log),
+            *consumer_rows(log), [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()], list(log.epochs),
         )  # fmt: skip
         stored_head = row.head if stores_ram else 0
         if not parts:
@@ -443,29 +450,15 @@ class Checkpointer:
     def _write_snapshot(
         self,
         writer: SnapshotWriter,
-        number: int,
-        base_lsn: int,
-        next_id: int,
+        head: ShardRow,
         captures: list[_Capture],
     ) -> Steps:
         shard, wal = self._shard, self._wal
-        clean = (
-            wal.last_lsn
-            if self.closing and not shard.frames and not shard.ops and base_lsn == wal.last_lsn
-            else 0
-        )
-        writer.add(
-            ShardRow(
-                number,
-                base_lsn,
-                next_id,
-                shard.time_ceiling_ms,
-                shard.now_ms,
-                shard.clock.mono_ms,
-                self._disk.boot_id(),
-                clean,
-            )
-        )
+        is_last = self.closing and not shard.frames and not shard.ops and head.base_lsn == wal.last_lsn
+        head.time_ceiling_ms, head.now_ms = shard.time_ceiling_ms, shard.now_ms
+        head.mono_ms, head.boot_id = shard.clock.mono_ms, self._disk.boot_id()
+        head.clean_lsn = wal.last_lsn if is_last else 0
+        writer.add(head)
         for i, capture in enumerate(captures):
             if capture.row is not None:
                 self.rows[capture.log.id] = msgspec.msgpack.encode(capture.row)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from topics.engine import consumer_commands
+from topics.engine import consumer_commands, forward_commands
 from topics.engine.config import TopicConfig
 from topics.engine.errors import TopicsError
 from topics.engine.page import FramePage as FramePage
 from topics.engine.page import Page as Page
 from topics.engine.page import Tombstone as Tombstone
-from topics.engine.subjects import TagMatch
+from topics.engine.subjects import TagFilter, TagMatch
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class Records:
     ttls_ms: list[int] | None = None  # 0: none
     sizes: list[int] | None = None  # accounted bytes, where they differ from the payload's length
     raw: bool = False
+    hops: list[int] | None = None  # of copies
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Diff:
     max_bytes: int = 0
     wait_ms: int = 0
     touch: bool = True
-    match: TagMatch | None = None
+    match: TagMatch | TagFilter | None = None
     from_ts: int = 0
     frames: bool = False
     standing: bool = False  # it waits for as long as it takes
@@ -130,7 +131,9 @@ class DropTopic:
 class TopicDropped:
     topic: str
     deleted: bool
-    forwards: list[tuple[int, str]] = field(default_factory=list)  # uid and name of the rules that went with it
+    forwards: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # uid and name of the rules that went with it
 
 
 @dataclass(slots=True)
@@ -218,7 +221,15 @@ class TagCounts:
     more: bool = False
 
 
-Change: TypeAlias = Append | Skip | Delete | PutTopic | DropTopic | consumer_commands.ConsumerChange
+Change: TypeAlias = (
+    Append
+    | Skip
+    | Delete
+    | PutTopic
+    | DropTopic
+    | consumer_commands.ConsumerChange
+    | forward_commands.ForwardChange
+)
 Command: TypeAlias = (
     Change | Diff | State | ListTopics | LastByTag | NextByTag | CountByTag | consumer_commands.ConsumerQuery
 )
@@ -233,6 +244,7 @@ Result: TypeAlias = (
     | TopicList
     | TagCounts
     | consumer_commands.ConsumerResult
+    | forward_commands.ForwardResult
     | TopicsError
 )
 Token: TypeAlias = object

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from topics.engine.config import ConsumerConfig, TopicConfig
+from topics.engine.forward_commands import Forward
 
 
 class TopicCreated(msgspec.Struct, frozen=True, array_like=True):
@@ -67,3 +68,25 @@ class ConsumerStored(msgspec.Struct, frozen=True, array_like=True):
 class LettersTaken(msgspec.Struct, frozen=True, array_like=True):
     source_id: int
     number: int
+
+
+class OutflowOpen(msgspec.Struct, frozen=True, array_like=True):
+    """A rule copies topics of this shard from now on, or by other words than before."""
+
+    forward: Forward
+    starts: list[tuple[int, int, int]]  # topic id, epoch, seq
+
+
+class InflowOpen(msgspec.Struct, frozen=True, array_like=True):
+    uid: int
+    name: str
+
+
+class Copied(msgspec.Struct, frozen=True, array_like=True):
+    """Up to this seq of the source all is here. In one envelope with the copies."""
+
+    uid: int
+    source_id: int
+    epoch: int
+    seq: int
+    total: int

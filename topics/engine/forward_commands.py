@@ -115,8 +115,8 @@ class Copies:
     forward: Forward
     source: str  # topic name
     source_id: int
-    epochs: list[tuple[int, int]]  # see `Marks`
-    start: int  # where a dest begins that has no mark yet
+    epochs: list[tuple[int, int]]  # of the source, and their bases; see flows.py
+    start: tuple[int, int]  # epoch and seq: where a dest begins that has no mark yet
     after: int
     upto: int
     frames: bytes = b""
@@ -177,11 +177,5 @@ ForwardChange: TypeAlias = (
     PutForward | DropForward | OpenOutflow | CloseOutflow | OpenInflow | CloseInflow | TakeCopies
 )
 ForwardResult: TypeAlias = (
-    ForwardPut
-    | ForwardDropped
-    | OutflowOpened
-    | OutflowClosed
-    | InflowOpened
-    | InflowClosed
-    | CopiesTaken
+    ForwardPut | ForwardDropped | OutflowOpened | OutflowClosed | InflowOpened | InflowClosed | CopiesTaken
 )

@@ -55,6 +55,7 @@ EXT_KEY, EXT_BATCH, EXT_META, EXT_HEADERS, EXT_EXPIRES, EXT_SIZE, EXT_HOPS, EXT_
     8,
 )
 _EXT_HEAD = struct.Struct("<BH")
+_EXT_U8 = struct.Struct("<BHB")
 _EXT_U32 = struct.Struct("<BHI")
 _EXT_U64 = struct.Struct("<BHQ")
 
@@ -102,6 +103,7 @@ def is_plain(records: Records) -> bool:
         and records.ttls_ms is None
         and records.sizes is None
         and records.header_lens is None
+        and records.hops is None
     )
 
 
@@ -179,6 +181,9 @@ def _extensions(records: Records, ts: int, key: bytes | None) -> list[bytes] | N
             _EXT_U32.pack(EXT_SIZE, 4, size) if size != len(payload) else b""
             for size, payload in zip(records.sizes, records.payloads, strict=True)
         ]
+        exts = encoded if exts is None else [a + b for a, b in zip(exts, encoded, strict=True)]
+    if records.hops is not None:
+        encoded = [_EXT_U8.pack(EXT_HOPS, 1, hops) for hops in records.hops]
         exts = encoded if exts is None else [a + b for a, b in zip(exts, encoded, strict=True)]
     if key is not None:
         if exts is None:

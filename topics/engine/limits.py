@@ -53,6 +53,8 @@ CLAIM_LOOK_MS = 60_000  # between two looks at what time makes ready
 FIRSTS_MAX = 20_000  # tags of a consumer that begins with the last record of each; more are refused
 UNMOVED_MS = 5_000  # until a letter that was refused is tried again
 
+META_KEYS_MAX = 64
+
 # Loss ranges per topic. Past it neighbouring ranges are joined: a too wide announcement is
 # safe, a lost one is not.
 LOSS_RANGES_MAX = 1024

@@ -20,6 +20,7 @@ from topics.engine.consumer import TopicConsumers
 from topics.engine.control import ConsumerStored, TimeCeiling
 from topics.engine.errors import Corrupt, LogGap
 from topics.engine.files import ensure_dir, is_full, read_file
+from topics.engine.flows import Inflow
 from topics.engine.frames import Columns
 from topics.engine.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.loading import Loader
@@ -130,6 +131,11 @@ class Recovery:
         self._replayer.time = TimeCeiling(
             shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id
         )
+        for forward in shard_row.forwards:
+            self._shard.store_forward(forward)
+        self._shard.forward_uid = max(self._shard.forward_uid, shard_row.forward_uid)
+        for outflow in shard_row.outflows:
+            self._shard.store_outflow(outflow)
         for raw in rows:
             row = decode_topic(raw)
             self._checkpointer.rows[row.id] = bytes(raw)
@@ -154,6 +160,8 @@ class Recovery:
         for key, entry in row.dedupe:
             log.dedupe.entries[key] = entry
         self._restore_consumers(log, row)
+        log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
+        log.epochs = row.epochs
         for ranges in row.erasing:
             self._replayer.resume_erase(log, ranges)
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
@@ -425,7 +433,8 @@ class Recovery:
     def _closing_frames(self) -> bytes:
         """What recovery found, and the time, logged before the shard takes requests."""
         shard = self._shard
-        body = self._loader.announcements()
+        epochs = shard.start_flows()  # first: what it loads may find something to announce
+        body = self._loader.announcements() + epochs
         shard.time_ceiling_ms = max(shard.time_ceiling_ms, shard.now_ms + limits.TIME_CEILING_STEP_MS)
         value = TimeCeiling(shard.time_ceiling_ms, shard.now_ms, shard.clock.mono_ms, self._disk.boot_id())
         body.append(frames.encode_control(frames.TIME_CEILING, 0, shard.now_ms, value))

@@ -14,16 +14,21 @@ from topics.engine.consumer import Event, TopicConsumers
 from topics.engine.control import (
     ConfigChanged,
     ConsumerStored,
+    Copied,
     Deletion,
     Floors,
+    InflowOpen,
     LettersTaken,
     Lost,
+    OutflowOpen,
     Skipped,
     Swapped,
     TimeCeiling,
     TopicCreated,
 )
 from topics.engine.errors import Corrupt
+from topics.engine.flows import Inflow, OutflowRow, add_epoch
+from topics.engine.forward_commands import Forward
 from topics.engine.frames import Columns
 from topics.engine.index import SMALL
 from topics.engine.loading import Loader
@@ -39,6 +44,9 @@ from topics.engine.wal import (
 )
 
 Lsns = npt.NDArray[np.uint64]
+
+# Of no topic: the catalog's rules, and what this shard copies.
+FORWARD_KINDS = (frames.FORWARD_PUT, frames.FORWARD_DELETE, frames.OUTFLOW_OPEN, frames.OUTFLOW_CLOSE)
 
 
 class Replay:
@@ -222,6 +230,9 @@ class Replay:
         if kind == frames.TOPIC_CREATE:
             self._create_topic(topic_id, msgspec.msgpack.decode(payload, type=TopicCreated))
             return
+        if kind in FORWARD_KINDS:
+            self._replay_forward(kind, payload)
+            return
         log = self._shard.by_id.get(topic_id)
         if log is None or lsn <= log.applied_lsn:
             return
@@ -234,6 +245,18 @@ class Replay:
             log.deferred.append(lambda: self._apply_control(log, kind, payload))
         else:
             self._apply_control(log, kind, payload)
+
+    def _replay_forward(self, kind: int, payload: bytes) -> None:
+        shard, decode = self._shard, msgspec.msgpack.decode
+        if kind == frames.FORWARD_PUT:
+            shard.store_forward(decode(payload, type=Forward))
+        elif kind == frames.FORWARD_DELETE:
+            shard.forwards.pop(decode(payload, type=int), None)
+        elif kind == frames.OUTFLOW_OPEN:
+            opened = decode(payload, type=OutflowOpen)
+            shard.store_outflow(OutflowRow(opened.forward, opened.starts))
+        else:
+            shard.remove_outflow(decode(payload, type=int))
 
     def _create_topic(self, topic_id: int, created: TopicCreated) -> None:
         self._shard.next_id = max(self._shard.next_id, topic_id + ID_STEP)
@@ -325,6 +348,20 @@ class Replay:
             taken = decode(payload, type=LettersTaken)
             log.consumers = log.consumers or TopicConsumers()
             log.consumers.took(taken.source_id, taken.number)
+        elif kind == frames.INFLOW_OPEN:
+            open_ = decode(payload, type=InflowOpen)
+            log.inflows = {**(log.inflows or {}), open_.uid: Inflow(open_.name)}
+        elif kind == frames.INFLOW_CLOSE:
+            gone = decode(payload, type=int)
+            log.inflows = {uid: flow for uid, flow in (log.inflows or {}).items() if uid != gone} or None
+        elif kind == frames.COPIED:
+            copied = decode(payload, type=Copied)
+            inflow = (log.inflows or {}).get(copied.uid)
+            if inflow is not None:
+                inflow.total = copied.total
+                inflow.marks[copied.source_id] = copied.epoch, copied.seq
+        elif kind == frames.EPOCH:
+            add_epoch(log.epochs, decode(payload, type=int))
         elif kind == frames.ERASE_DONE:
             self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
         self._shard.count_live(op)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
+from topics.engine import forward_commands as fwd
 from topics.engine.config import EngineConfig
 from topics.engine.engine_clock import EngineClock
-from topics.engine.letters import Letters
+from topics.engine.forwards import Forwards
 from topics.engine.reader import Reader
 
 
-class Shard(Letters):
+class Shard(Forwards):
     """All commands over one staged and one published state."""
 
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
@@ -42,6 +43,13 @@ class Shard(Letters):
             con.ListConsumers: self._list_consumers,
             con.TakeLetters: self._take_letters,
             con.EndMove: self._end_move,
+            fwd.PutForward: self._put_forward,
+            fwd.DropForward: self._drop_forward,
+            fwd.OpenOutflow: self._open_outflow,
+            fwd.CloseOutflow: self._close_outflow,
+            fwd.OpenInflow: self._open_inflow,
+            fwd.CloseInflow: self._close_inflow,
+            fwd.TakeCopies: self._take_copies,
         }
 
     def check_invariants(self) -> None:

@@ -111,6 +111,7 @@ class Staging:
         self.unsafe: dict[int, TopicLog] = {}
         self.fed: dict[int, TopicLog] = {}  # topics with something new and claims that wait for it
         self.moving: dict[int, TopicLog] = {}  # topics with letters that may be sent
+        self.flowing: dict[int, TopicLog] = {}  # topics with something new for the rules that copy them
         self.on_created: Callable[[str], None] = lambda name: None
         # Work for the engine.
         self.dirty: dict[int, TopicLog] = {}  # topics whose waiters must look again
@@ -261,6 +262,8 @@ class Staging:
                 self._note_head(log)
             if log.consumers is not None and log.consumers.waiting:
                 self.fed[log.id] = log
+            if log.outflows:
+                self.flowing[log.id] = log
             self.ready.append((op.token, op.result))
             return
         log.expiring -= op.expiry
@@ -279,6 +282,8 @@ class Staging:
             if op.letters:
                 log.consumers.safe_number = max(log.consumers.safe_number, op.letters)
                 self.moving[log.id] = log
+        if log.outflows and op.head:
+            self.flowing[log.id] = log
         if op.erase is not None:
             self.erase_requests.append(op.erase)
         if op.later:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from topics.engine.config import TopicConfig
 from topics.engine.consumer import TopicConsumers
 from topics.engine.dedupe import DedupeWindow
+from topics.engine.flows import Epochs, Inflow
 from topics.engine.frames import DEAD, DELETED, STAGED_DELETE
 from topics.engine.index import SMALL, Chunk
 from topics.engine.limits import LOSS_RANGES_MAX
@@ -117,12 +118,14 @@ class TopicLog:
         "deferred",
         "doomed",
         "dropped",
+        "epochs",
         "erasing",
         "expiries",
         "expiring",
         "first_seq",
         "gate_lsn",
         "id",
+        "inflows",
         "inline",
         "last_read_ts",
         "last_touch",
@@ -130,6 +133,7 @@ class TopicLog:
         "name",
         "next_seq",
         "nodes",
+        "outflows",
         "pending",
         "ram_bytes",
         "runs",
@@ -190,6 +194,9 @@ class TopicLog:
         self.unsafe_heads: deque[tuple[int, int]] | None = None
         self.safe_head = 0
         self.consumers: TopicConsumers | None = None
+        self.outflows: tuple[int, ...] = ()  # uids of the rules that copy it
+        self.epochs: Epochs = []
+        self.inflows: dict[int, Inflow] | None = None  # by uid of the rules that bring it copies
         self.doomed: list[
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them

@@ -229,6 +229,10 @@ class Writes(Staging):
             raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
         if config.discard == "reject":
             self._check_reject_caps(log, config, name, count, size)
+        self._check_space(log, config, size)
+
+    def _check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
+        """What is left of the bounds over all topics, of memory and of the disk."""
         bound = self.bytes_granted if self.bytes_granted is not None else self.config.max_total_bytes or None
         if bound is not None and self.bytes_live + size > bound:
             cap = self.config.max_total_bytes
@@ -554,6 +558,7 @@ def frame_bytes_at_most(records: cmd.Records, key: bytes | None, size: int, *, p
         records.meta_lens is not None
         or records.ttls_ms is not None
         or records.sizes is not None
+        or records.hops is not None
         or records.raw
     ):
         per_record += 40

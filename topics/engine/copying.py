@@ -1,0 +1,146 @@
+"""From the frames of a source to the records of a dest: what a rule carries over, and what it adds.
+
+Columns as far as they go: a batch of plain records is sliced, not looked at one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from topics.engine import frames
+from topics.engine.commands import Records
+from topics.engine.flows import current_epoch
+from topics.engine.forward_commands import HOPS_MAX, Copies
+from topics.engine.limits import META_KEYS_MAX
+
+CAPPED = 0x80  # of the hop count: a rule that may close a circle was on the way
+HOPS_COUNTED = 0x7F
+
+ROUTER_KEY = "_topics_router"
+ORIGINAL_KEY = "_topics_original_meta"
+
+_meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(slots=True)
+class Run:
+    """Records that go into one write: JSON or raw bytes, never both."""
+
+    raw: bool
+    seqs: list[int] = field(default_factory=list)  # at the source
+    payloads: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    tags: list[bytes | None] = field(default_factory=list)
+    nodes: list[bytes | None] = field(default_factory=list)
+    meta_lens: list[int] = field(default_factory=list)
+    header_lens: list[int] = field(default_factory=list)
+    hops: list[int] = field(default_factory=list)
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` of them."""
+        columns: tuple[list[Any], ...] = (
+            self.seqs, self.payloads, self.sizes, self.tags, self.nodes, self.meta_lens, self.header_lens,
+            self.hops,
+        )  # fmt: skip
+        for column in columns:
+            del column[count:]
+
+    def records(self) -> Records:
+        """All of them as one write."""
+        return Records(
+            self.payloads,
+            _column(self.tags),
+            _column(self.nodes),
+            self.meta_lens if not self.raw and any(self.meta_lens) else None,
+            self.header_lens if self.raw else None,
+            sizes=self.sizes if self.sizes != [len(payload) for payload in self.payloads] else None,
+            raw=self.raw,
+            hops=self.hops,
+        )
+
+
+def runs_of(copies: Copies, after: int) -> list[Run]:
+    """What is to be appended of a batch, beyond the source's seq `after`, in order."""
+    data, forward = copies.frames, copies.forward
+    starts: list[int] = []
+    frames.frame_starts(data, 0, len(data), starts)
+    runs: list[Run] = []
+    run: Run | None = None
+    unpack = frames.HEADER.unpack_from
+    exact = forward.guarantee == "exactly_once"
+    for start in starts:
+        _, _, flags, _, seq, _, node_len, tag_len, data_len = unpack(data, start)
+        if seq <= after:
+            continue
+        found = frames.read_extensions(data, start) if flags & frames.HAS_EXT else {}
+        hops = int.from_bytes(found.get(frames.EXT_HOPS, b""), "little")
+        if hops & CAPPED and hops & HOPS_COUNTED >= HOPS_MAX:
+            continue
+        raw = bool(flags & frames.RAW)
+        if run is None or run.raw != raw:
+            run = Run(raw)
+            runs.append(run)
+        node_at = start + frames.HEADER_BYTES
+        tag_at = node_at + node_len
+        payload_at = tag_at + tag_len
+        payload = data[payload_at : payload_at + data_len]
+        size = int.from_bytes(found[frames.EXT_SIZE], "little") if frames.EXT_SIZE in found else data_len
+        meta_len = int.from_bytes(found.get(frames.EXT_META, b""), "little")
+        if exact and not raw:
+            text = payload[: data_len - meta_len]
+            meta = _with_origin(payload[data_len - meta_len :], copies, seq)
+            size += len(meta) - meta_len
+            payload, meta_len = text + meta, len(meta)
+        run.seqs.append(seq)
+        run.payloads.append(payload)
+        run.sizes.append(size)
+        run.tags.append(data[tag_at:payload_at] if flags & frames.HAS_TAG and forward.preserve_tag else None)
+        run.nodes.append(data[node_at:tag_at] if flags & frames.HAS_NODE and forward.preserve_node else None)
+        run.meta_lens.append(meta_len)
+        run.header_lens.append(int.from_bytes(found.get(frames.EXT_HEADERS, b""), "little"))
+        run.hops.append(_next_hop(hops, forward.allow_cycle))
+    return runs
+
+
+def _next_hop(hops: int, may_circle: bool) -> int:
+    """Counted on every way, and a bound only on one that may be a circle: a long chain without one is not cut."""
+    counted = min((hops & HOPS_COUNTED) + 1, HOPS_COUNTED)
+    return counted | (CAPPED if may_circle else hops & CAPPED)
+
+
+def _column(values: list[bytes | None]) -> list[bytes | None] | None:
+    return values if any(value is not None for value in values) else None
+
+
+def _with_origin(meta: bytes, copies: Copies, seq: int) -> bytes:
+    """The meta with where the record comes from."""
+    epoch = current_epoch(copies.epochs)
+    name = copies.forward.name
+    origin = msgspec.json.encode(
+        {
+            "idempotency_key": f"router:{name}:{copies.source_id}:{epoch}:{seq}",
+            "router": name,
+            "source_topic": copies.source,
+            "source_topic_id": copies.source_id,
+            "source_epoch": epoch,
+            "source_seq": seq,
+        }
+    )
+    if not meta:
+        return b'{"%s":%s}' % (ROUTER_KEY.encode(), origin)
+    try:
+        fields = _meta.decode(meta)
+    except msgspec.MsgspecError:
+        fields = None
+    if fields is None or len(fields.keys() - {ROUTER_KEY}) >= META_KEYS_MAX:
+        return b'{"%s":%s,"%s":%s}' % (ORIGINAL_KEY.encode(), meta, ROUTER_KEY.encode(), origin)
+    if ROUTER_KEY in fields:  # a copy of a copy: the last way counts
+        fields[ROUTER_KEY] = msgspec.Raw(origin)
+        return msgspec.json.encode(fields)
+    # Into the text as it was sent: numbers, order and repeated keys stay as they are.
+    body = meta.rstrip()[:-1].rstrip()
+    comma = b"" if body.endswith(b"{") and not fields else b","
+    return b'%s%s"%s":%s}' % (body, comma, ROUTER_KEY.encode(), origin)
