@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from topics.engine import frames
 from topics.engine.commands import Records
 from topics.engine.flows import current_epoch
-from topics.engine.forward_commands import HOPS_MAX, Copies
+from topics.engine.forward_commands import HOPS_MAX, Copies, Forward
+from topics.engine.index import SMALL
 from topics.engine.limits import META_KEYS_MAX
+
+Offsets = npt.NDArray[np.int64]
 
 CAPPED = 0x80  # of the hop count: a rule that may close a circle was on the way
 HOPS_COUNTED = 0x7F
@@ -46,7 +51,8 @@ class Run:
             self.hops,
         )  # fmt: skip
         for column in columns:
-            del column[count:]
+            if len(column) > count:  # two may be one
+                del column[count:]
 
     def records(self) -> Records:
         """All of them as one write."""
@@ -64,9 +70,55 @@ class Run:
 
 def runs_of(copies: Copies, after: int) -> list[Run]:
     """What is to be appended of a batch, beyond the source's seq `after`, in order."""
-    data, forward = copies.frames, copies.forward
     starts: list[int] = []
-    frames.frame_starts(data, 0, len(data), starts)
+    frames.frame_starts(copies.frames, 0, len(copies.frames), starts)
+    if len(starts) < SMALL:
+        return _one_by_one(copies, starts, after)
+    columns = frames.decode_columns(copies.frames, starts)
+    fresh = np.flatnonzero(columns.headers["seq"] > after)
+    columns = columns.take(fresh) if len(fresh) < len(starts) else columns
+    if not len(columns.starts):
+        return []
+    special = int(np.bitwise_or.reduce(columns.headers["flags"])) & (frames.RAW | frames.HAS_EXT)
+    if special or copies.forward.guarantee == "exactly_once":
+        return _one_by_one(copies, columns.starts.tolist(), after)
+    return [_plain_run(copies.forward, columns)]
+
+
+def _plain_run(forward: Forward, columns: frames.Columns) -> Run:
+    """Records that bring nothing but data, tag and node, and were never copied before."""
+    data, headers = columns.buffer, columns.headers
+    node_at = columns.starts + frames.HEADER_BYTES
+    tag_at = node_at + headers["node_len"]
+    payload_at = tag_at + headers["tag_len"]
+    ends = payload_at + headers["data_len"]
+    count = len(columns.starts)
+    none: list[bytes | None] = [None] * count
+    zeros = [0] * count
+    run = Run(False, headers["seq"].tolist(), _slices(data, payload_at, ends), headers["data_len"].tolist())
+    run.tags = _present(data, tag_at, payload_at, headers, frames.HAS_TAG) if forward.preserve_tag else none
+    run.nodes = _present(data, node_at, tag_at, headers, frames.HAS_NODE) if forward.preserve_node else none
+    run.meta_lens = run.header_lens = zeros
+    run.hops = [_next_hop(0, forward.allow_cycle)] * count
+    return run
+
+
+def _slices(data: bytes, starts: Offsets, ends: Offsets) -> list[bytes]:
+    return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
+
+
+def _present(
+    data: bytes, starts: Offsets, ends: Offsets, headers: npt.NDArray[np.void], flag: int
+) -> list[bytes | None]:
+    has = headers["flags"] & flag
+    if not has.any():
+        return [None] * len(has)
+    found = zip(_slices(data, starts, ends), has.tolist())
+    return [text if is_there else None for text, is_there in found]
+
+
+def _one_by_one(copies: Copies, starts: list[int], after: int) -> list[Run]:
+    data, forward = copies.frames, copies.forward
     runs: list[Run] = []
     run: Run | None = None
     unpack = frames.HEADER.unpack_from

@@ -183,7 +183,8 @@ def _extensions(records: Records, ts: int, key: bytes | None) -> list[bytes] | N
         ]
         exts = encoded if exts is None else [a + b for a, b in zip(exts, encoded, strict=True)]
     if records.hops is not None:
-        encoded = [_EXT_U8.pack(EXT_HOPS, 1, hops) for hops in records.hops]
+        known = {hops: _EXT_U8.pack(EXT_HOPS, 1, hops) for hops in set(records.hops)}
+        encoded = [known[hops] for hops in records.hops]
         exts = encoded if exts is None else [a + b for a, b in zip(exts, encoded, strict=True)]
     if key is not None:
         if exts is None:
