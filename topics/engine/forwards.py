@@ -215,6 +215,25 @@ class Forwards(Letters):
         start = self.outflows[forward.uid].start_of(log.id)
         return fwd.Copies(forward, log.name, log.id, list(log.epochs), start, after, after)
 
+    def check_forwards(self) -> None:
+        """Every topic knows the rules that copy it, and every start is of a topic that is there."""
+        if self.read_only is not None:
+            return  # nothing is copied any more
+        for log in self.by_id.values():
+            if log.dropped:
+                continue
+            uids = [
+                uid
+                for uid, outflow in self.outflows.items()
+                if outflow.forward.source == log.name
+                or (outflow.forward.is_pattern and uid in self._patterns.match(log.name.encode()).plain)
+            ]
+            assert list(log.outflows) == sorted(uids), (log.name, log.outflows, uids)
+        for outflow in self.outflows.values():
+            assert outflow.starts.keys() <= self.by_id.keys(), outflow
+        known = [uid for uids in self._literals.values() for uid in uids]
+        assert len(known) + self._patterns.count == len(self.outflows)
+
     # -- dest ----------------------------------------------------------------------------------------------
 
     def _open_inflow(self, token: object, command: fwd.OpenInflow) -> None:

@@ -56,6 +56,7 @@ class Shard(Forwards):
         for log in self.by_id.values():
             log.check()
         self.check_consumers()
+        self.check_forwards()
         total = sum(log.bytes for log in self.staged.values())
         assert total == self.bytes_live, (total, self.bytes_live)
         records = sum(log.count for log in self.staged.values())
