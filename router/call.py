@@ -22,6 +22,7 @@ from topics.settings import Settings
 FRAMES_TYPE = b"application/vnd.topics.frames"
 JSON_TYPE = b"application/json"
 LINES_TYPE = b"application/x-ndjson"
+CATALOG_SHARD = 0
 
 
 @dataclass(slots=True)
@@ -100,6 +101,21 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
                 core.forget(shard, number)
 
         request.leave = forget
+
+
+def ask_catalog(call: Call, op: int, respond: Respond, args: wire.Args) -> None:
+    """Pass the request to the shard that keeps what spans shards, and its answer back."""
+    request = call.request
+    call.services.core.send(
+        CATALOG_SHARD,
+        op,
+        0,
+        b"",
+        wire.encode_args(args),
+        request.body,
+        request.received_us,
+        lambda reply: respond(from_reply(reply)),
+    )
 
 
 def ask_all(

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from router.call import JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
-from router.endpoints import consumers, health, queues, records, sockets, topics, watch, work
+from router.endpoints import consumers, forwards, health, queues, records, sockets, topics, watch, work
 from router.exchange import Body, Request, Respond, Response
 from router.query import parse_query
 from topics.api_keys import ApiKey, find_key
@@ -63,6 +63,7 @@ def _json(
 
 _FIXED: dict[bytes, dict[bytes, Route]] = {
     b"/v0/topics": {b"GET": Route(topics.list_all, READ, is_read=True)},
+    b"/v0/routers": {b"GET": Route(forwards.list_all, READ, is_read=True)},
     b"/v0/watch": {b"POST": _json(watch.create, READ)},
     b"/v0/ws": {b"GET": Route(sockets.open_socket)},
     b"/v0/metrics": {b"GET": Route(health.metrics, READ)},
@@ -108,11 +109,17 @@ _CONSUMER: dict[bytes, dict[bytes, Route]] = {
     b"reset": {b"POST": _json(consumers.reset, ADMIN)},
     b"stream": {b"GET": Route(work.stream, READ_WRITE, key_in_query=True)},
 }
+_FORWARD: dict[bytes, Route] = {
+    b"PUT": _json(forwards.put, ADMIN),
+    b"GET": Route(forwards.get, READ),
+    b"DELETE": Route(forwards.drop, DELETE),
+}
 _STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
 _TOPICS = b"/v0/topics/"
 _CONSUMERS = b"consumers/"
 _STREAMS = b"/v0/watch/"
-# What may be done at a path, the topic and the consumer that it names, and what comes after the topic's name.
+_FORWARDS = b"/v0/routers/"
+# What may be done at a path, the topic (or router, or session) and the consumer that it names, and what comes after the topic.
 Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes, bytes | None]
 PLACES_MAX = 4096
 PLACE_BYTES_MAX = 512
@@ -223,6 +230,10 @@ class Gate:
         elif path.startswith(_STREAMS):
             topic = unquote_to_bytes(path[len(_STREAMS) :])  # the name of a session, in this case
             methods = _STREAM if topic and b"/" not in topic else None
+        elif path.startswith(_FORWARDS):
+            name = path[len(_FORWARDS) :]
+            topic = unquote_to_bytes(name)  # the name of a router, in this case
+            methods = _FORWARD if name and b"/" not in name else None
         else:
             methods = _FIXED.get(path)
         place = methods, topic, consumer, sub

@@ -53,7 +53,7 @@ def as_json(totals: Totals) -> dict[str, object]:
     return {
         "topics": topics,
         **{f"topics_{name}": totals.of_class(name) for name in CLASSES},
-        "routers": 0,
+        "routers": totals.total("forwards"),
         "records_live": totals.total("records_live"),
         "bytes_live": totals.total("bytes_live"),
         "queue_topics": totals.total("queue_topics"),
@@ -97,7 +97,7 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     truncated = int(totals.total("topic_count") > TOPIC_ROWS_MAX)
     read_only = sum(report.read_only for report in totals.reports)
     yield "topics_topics", "gauge", "Topics", totals.total("topic_count")
-    yield "topics_routers", "gauge", "Forwarding rules", 0
+    yield "topics_routers", "gauge", "Forwarding rules", totals.total("forwards")
     yield "topics_records_live", "gauge", "Live records", wal("records_live")
     yield "topics_bytes_live", "gauge", "Bytes of live records", wal("bytes_live")
     yield (

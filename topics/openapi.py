@@ -11,6 +11,7 @@ import topics
 from topics.engine import limits
 from topics.http_errors import STATUS
 from topics.openapi_consumers import consumer_paths
+from topics.openapi_forwards import forward_paths
 from topics.openapi_operations import (
     ANY_ROUTE,
     BOOLEAN,
@@ -42,11 +43,15 @@ CODES = {
     "unauthorized": "No valid key.",
     "forbidden": "The key lacks the scope, or the name is outside of its prefixes.",
     "topic_not_found": "There is no such topic. `detail`: `topic`.",
+    "router_not_found": "There is no such router. `detail`: `router`.",
     "not_found": "There is no such route, or no such watch: it was never made, or nobody has streamed it for too long.",
     "method_not_allowed": "The route exists, but not with this method.",
     "not_acceptable": "`Accept` excludes `text/event-stream`.",
     "request_timeout": "The request did not arrive in time.",
-    "topic_exists_incompatible": "A topic's `type` cannot change. `detail`: `topic`, `existing_type`, `requested_type`.",
+    "topic_exists_incompatible": "A topic's `type` cannot change (`detail`: `topic`, `existing_type`, `requested_type`); a dest has another source "
+    "already (`topic`, `reason` is `router_dest_fan_in`); a router cannot be pointed elsewhere (`router`, `reason` is `router_repoint_forbidden`, "
+    "`existing_source`, `existing_dest`).",
+    "router_cycle": "Copies would come back to where they come from. `detail`: `cycle`, names of topics, first and last the same.",
     "topic_not_empty": "`if_empty` was given and records are left. `detail`: `topic`, `count`.",
     "not_a_queue": "The topic is a log. `detail`: `topic`.",
     "consumer_not_found": "There is no such consumer. `detail`: `topic`, `consumer`.",
@@ -88,6 +93,10 @@ def document(version: str) -> Json:
             {
                 "name": "consumers",
                 "description": "Places in a topic that the server keeps, with leases and acks.",
+            },
+            {
+                "name": "routers",
+                "description": "Rules that copy what is written to a topic into another one.",
             },
             {"name": "watch", "description": "Following topics, as server-sent events or over a WebSocket."},
             {"name": "server", "description": "The server itself."},
@@ -143,6 +152,7 @@ def _paths() -> Json:
         "/v0/topics/{topic}/tags": {"get": _tags()},
         "/v0/topics/{topic}/last": {"get": _last()},
         **consumer_paths(),
+        **forward_paths(),
         "/v0/watch": {"post": _make_watch()},
         "/v0/watch/{wid}": {"get": _stream()},
         "/v0/ws": {"get": _websocket()},

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import NODEFAULT
 
-from topics import consumer_responses, responses, schemas
+from topics import consumer_responses, forward_responses, responses, schemas
 from topics.engine import limits
 from topics.watching import STREAM_TOPICS_MAX, WATCH_TOPICS_MAX
 
@@ -19,9 +19,13 @@ Json: TypeAlias = dict[str, Any]
 
 REF = "#/components/schemas/{name}"
 TOPIC_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
+ROUTER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
+# A pattern of topics: tokens between dots, of which one at least is a wildcard; see `_narrow_source`.
+SOURCE_PATTERN = r"^(?:(?:[A-Za-z0-9_:-]+|[*])\.)*(?:[A-Za-z0-9_:-]+|[*]|>)$"
 BASE64_PATTERN = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 # Tokens between dots; only the last may be a lone `>`.
 SUBJECT_PATTERN = r"^(?:(?:[^.>]|[^.][^.]+)\.)*[^.]+$"
+WILDCARD = r"(?:^|\.)(?:[*](?:\.|$)|>$)"
 TAG_CHARACTERS_MAX = 256
 META_KEYS_MAX = 64
 SEQS_MAX = 10_000
@@ -173,6 +177,18 @@ FIELD_TEXT |= {
         "ts": "Begin at the first record written at this time or later.",
     },
     "ResetBody": {"to": "Where to begin again.", "dry_run": "Change nothing, and tell what would change."},
+    "ForwardBody": {
+        "source": "A topic, created if it does not exist; or a pattern of names (a token `*` is any one token, a last token `>` one or more), "
+        "which covers later topics too and may not match `dest`.",
+        "dest": "Another topic. All that feeds it has the same `source`.",
+        "preserve_node": "Whether copies have the `node` of the record.",
+        "preserve_tag": "Whether copies have the `tag` of the record.",
+        "create_dest": "Whether `dest` is created if it does not exist; else that is a 404.",
+        "filter": "Only records whose tag matches: a predicate, or a list of at most 32 of which any is enough, subject patterns with a wildcard "
+        "and predicates in brackets. Each has at most 256 bytes.",
+        "allow_cycle": "Whether copies may come back to where they come from; they go on for at most 8 hops.",
+        "guarantee": "`exactly_once`: each copy says in its `meta` where it comes from, and is left out if the dest has it already.",
+    },
 }
 CONSUMER_REQUESTS = (
     schemas.ClaimBody,
@@ -221,6 +237,7 @@ _LIMITS: dict[str, dict[str, Json]] = {
         "dead_letter": {"pattern": TOPIC_PATTERN},
         "backoff_ms": {"maxItems": BACKOFF_STEPS_MAX},
     },
+    "ForwardBody": {"dest": {"pattern": TOPIC_PATTERN}},
     "WatchBody": {
         "topics": {"minProperties": 1, "maxProperties": WATCH_TOPICS_MAX},
         "group": {"minLength": 1, "maxLength": GROUP_BYTES_MAX},
@@ -240,8 +257,10 @@ def components() -> Json:
         schemas.DeleteBody,
         schemas.WatchBody,
         *CONSUMER_REQUESTS,
+        schemas.ForwardBody,
         *responses.BODIES,
         *consumer_responses.BODIES,
+        *forward_responses.BODIES,
     ]
     _, found = msgspec.json.schema_components(types, ref_template=REF)
     for name, texts in FIELD_TEXT.items():
@@ -312,6 +331,7 @@ def _narrow(found: Json) -> None:
     found["TagPredicate"] = _predicate({op: forms[op] for op in ("Eq", "Glob")})
     found["ReadPredicate"] = _predicate(forms)
     _narrow_filter(found, forms)
+    _narrow_forward(found, forms)
 
 
 def _narrow_filter(found: Json, forms: dict[str, Json]) -> None:
@@ -332,6 +352,23 @@ def _narrow_filter(found: Json, forms: dict[str, Json]) -> None:
     field = found["ConsumerBody"]["properties"]["filter"]
     plain: Json = {"type": "string", "not": {"pattern": schemas.PATTERN_IN_A_STRING}}
     field["anyOf"] = [plain | short, *predicates, several, {"type": "null"}]
+
+
+def _narrow_forward(found: Json, forms: dict[str, Json]) -> None:
+    properties = found["ForwardBody"]["properties"]
+    wild: Json = {"allOf": [{"pattern": SOURCE_PATTERN}, {"pattern": "[*>]"}], "maxLength": 255}
+    properties["source"]["anyOf"] = [{"pattern": TOPIC_PATTERN}, wild]
+    short: Json = {"maxLength": TAG_CHARACTERS_MAX}
+    predicates = [_tuple(op, value | short) for op, value in forms.items()]
+    # Only what has a wildcard: a wrong predicate is not to be taken for three patterns.
+    pattern: Json = {"type": "string", "allOf": [{"pattern": SUBJECT_PATTERN}, {"pattern": WILDCARD}]}
+    several: Json = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": FILTERS_MAX,
+        "items": {"anyOf": [pattern | short, *predicates]},
+    }
+    properties["filter"]["anyOf"] = [{"type": "string"} | short, *predicates, several, {"type": "null"}]
 
 
 def _tuple(op: str, value: Json) -> Json:

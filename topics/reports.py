@@ -47,6 +47,7 @@ class ShardReport(msgspec.Struct, array_like=True):
     consumers: int = 0  # that have names
     watch_sessions: int = 0
     streams_elsewhere: int = 0  # open at other fronts than the one that asks
+    forwards: int = 0  # rules; of the shard that has the catalog
 
     @property
     def topic_count(self) -> int:

@@ -132,7 +132,7 @@ class TopicDeleted(Struct):
 
     topic: str
     deleted: bool
-    routers_removed: Annotated[list[str], Meta(description="Always empty in this version.")]
+    routers_removed: Annotated[list[str], Meta(description="Routers that ended with it, by name.")]
     performance: Performance
 
 

@@ -247,6 +247,22 @@ class ResetBody(msgspec.Struct):
     dry_run: bool = False
 
 
+# -- forwards ----------------------------------------------------------------------------------------------
+
+
+class ForwardBody(msgspec.Struct):
+    """A rule that copies what is written to one topic into another."""
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: Filter | None = None
+    allow_cycle: bool = False
+    guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once"
+
+
 def within_u64(**numbers: int | None) -> str | None:
     """The name of the first number beyond 64 bits, if one is."""
     for name, number in numbers.items():

@@ -10,10 +10,12 @@ import msgspec
 from topics import wire
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
+from topics.engine import forward_commands as fwd
 from topics.engine.engine import Engine
 from topics.engine.errors import InvalidRequest
 from topics.schemas import DiffBody
 from workers import consumer_replies, consumer_requests, replies, requests
+from workers.forward_messages import encode_step_done, read_step
 from workers.outbox import read_letters
 
 Read = tuple[cmd.Command, Any]  # what is asked, and how the answer is wanted
@@ -37,6 +39,7 @@ class Doors:
             wire.WATCH_READ: self._read_watch,
             **consumer_requests.READERS,
             wire.LETTERS: lambda t, r, a: (read_letters(t, r.body), None),
+            wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
         }
 
     # -- in ------------------------------------------------------------------------------------------------
@@ -85,6 +88,8 @@ class Doors:
                 return replies.tag_counts(result, replies.cursor_text(last), total_ms)
             case con.LettersTaken():
                 return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)
+            case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():
+                return 200, wire.INTERNAL, b"", encode_step_done(result)
         raise AssertionError(f"a result without a rendering: {type(result)}")
 
     def _render_consumers(

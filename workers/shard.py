@@ -132,6 +132,7 @@ def main() -> int:
         disk=disk,
         shards=arguments.shards,
         max_sessions=settings.max_watch_sessions,
+        max_forwards=settings.max_routers,
     )
     loop = ShardLoop(core, control, arguments.socket)
     try:

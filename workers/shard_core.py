@@ -21,6 +21,7 @@ import msgspec
 from topics import wire
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
+from topics.engine import forward_commands as fwd
 from topics.engine import limits
 from topics.engine.engine import Engine, Job, Outcome
 from topics.engine.errors import InvalidRequest, OverGrant, TopicsError
@@ -30,10 +31,13 @@ from workers import replies
 from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
 from workers.doors import Doors, is_headers_only
+from workers.forward_messages import encode, read_check, read_want_totals
+from workers.forward_parts import check_parts, totals_of
 from workers.jobs_desk import JobsDesk
 from workers.metrics import ShardMetrics
 from workers.outbox import Batch, Outbox
-from workers.peer_links import Message, PeerLinks
+from workers.peer_links import BUDGET_MS, Message, OnAnswer, PeerLinks
+from workers.rules_desk import Operation, RulesDesk
 from workers.watch_desk import JOB_KIND, WatchDesk
 
 logger = logging.getLogger("topics.shard")
@@ -72,6 +76,9 @@ class NotReady(TopicsError):
 LARGE_READS = (cmd.Diff, cmd.LastByTag, con.Claim)
 DROPS = (cmd.TopicDropped, con.ConsumerDropped)
 DESK_BUDGET_MS = 1 << 31  # what the desk asks is never too late
+OWN = b"\0own"  # the peer that this shard is to itself
+# What comes from other workers for the engine.
+FROM_WORKERS = frozenset((wire.LETTERS, wire.FORWARD_STEP))
 
 
 class ShardCore:
@@ -86,6 +93,7 @@ class ShardCore:
         disk: Disk,
         shards: int,
         max_sessions: int = 0,
+        max_forwards: int = 0,
     ) -> None:
         self.engine = engine
         self.caps = caps
@@ -124,6 +132,20 @@ class ShardCore:
             is_headers_only=partial(is_headers_only, engine),
         )
         self._doors = Doors(engine)
+        self._asked_own: dict[int, OnAnswer] = {}
+        self._own_replies: deque[wire.Reply] = deque()
+        self._own_number = 0
+        self.rules: RulesDesk | None = None
+        if engine.config.shard == 0:
+            self.rules = RulesDesk(
+                engine,
+                shards=shards,
+                max_forwards=max_forwards,
+                send=self._send,
+                ask=self.ask_shard,
+                submit=self._submit_rule,
+                now_us=now_us,
+            )
 
     # -- in ------------------------------------------------------------------------------------------------
 
@@ -145,31 +167,47 @@ class ShardCore:
         """The shard has recovered."""
         self.caps.start()
         self.desk.load()
+        if self.rules is not None:
+            self.rules.start()
 
     def receive(self, peer: bytes, message: bytes, apart: wire.Buffer | None = None) -> None:
         if wire.read_message_head(message) != self._incarnation:
             return  # it was meant for a worker that is gone, and was answered there
         now_us = self._now_us()
-        waiting, turn = self._waiting, self._turn
         for request in wire.read_requests(message, apart):
-            if request.op >= wire.READY and request.op != wire.LETTERS:
-                self._internal(peer, request)
-                continue
-            try:
-                self._check_serving(request, now_us)
-                args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
-                topic = request.topic.decode("utf-8", "replace")
-                command, options = self._doors.read[request.op](topic, request, args)
-            except TopicsError as error:
-                self._refuse(peer, request, error)
-            except Exception as error:  # one hostile body must not take the shard down
-                logger.exception("a request could not be read")
-                self._refuse(peer, request, TopicsError(f"the request could not be read: {error!r}"))
-            else:
-                request.body = b""  # it lives on in the command, if at all
-                if request.op == wire.CLAIM:
-                    self._claimed_us[peer] = now_us
-                waiting.append(((peer, request, options, turn, command), command))
+            self._take(peer, request, now_us)
+
+    def _take(self, peer: bytes, request: wire.Request, now_us: int) -> None:
+        if request.op >= wire.READY and request.op not in FROM_WORKERS:
+            self._internal(peer, request)
+            return
+        try:
+            self._check_serving(request, now_us)
+            args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
+            topic = request.topic.decode("utf-8", "replace")
+            command, options = self._doors.read[request.op](topic, request, args)
+        except TopicsError as error:
+            self._refuse(peer, request, error)
+        except Exception as error:  # one hostile body must not take the shard down
+            logger.exception("a request could not be read")
+            self._refuse(peer, request, TopicsError(f"the request could not be read: {error!r}"))
+        else:
+            request.body = b""  # it lives on in the command, if at all
+            if request.op == wire.CLAIM:
+                self._claimed_us[peer] = now_us
+            self._waiting.append(((peer, request, options, self._turn, command), command))
+
+    def ask_shard(self, shard: int, op: int, topic: bytes, body: bytes, on_answer: OnAnswer) -> bool:
+        """A request to another worker, or to this one as if another had asked. False: it cannot be asked now. Never
+        answered before this returns.
+        """
+        if shard != self.engine.config.shard:
+            return self.links.ask(shard, op, topic, body, on_answer)
+        self._own_number = number = self._own_number + 1
+        self._asked_own[number] = on_answer
+        now_us = self._now_us()
+        self._take(OWN, wire.Request(number, now_us, BUDGET_MS, op, 0, topic, b"", body), now_us)
+        return True
 
     def _check_serving(self, request: wire.Request, now_us: int) -> None:
         if self.progress < 1.0:
@@ -198,6 +236,11 @@ class ShardCore:
         request = wire.Request(0, self._now_us(), DESK_BUDGET_MS, wire.LETTERS, 0, b"", b"", b"")
         self._waiting.append(((b"", request, batch, self._turn, command), command))
 
+    def _submit_rule(self, operation: Operation, command: fwd.PutForward | fwd.DropForward) -> None:
+        """What the desk for forwards has for the engine of this shard."""
+        request = wire.Request(0, self._now_us(), DESK_BUDGET_MS, wire.PUT_FORWARD, 0, b"", b"", b"")
+        self._waiting.append(((b"", request, operation, self._turn, command), command))
+
     def _internal(self, peer: bytes, request: wire.Request) -> None:
         """Questions about the shard itself, answered also while it recovers."""
         if request.op == wire.READY:
@@ -206,6 +249,7 @@ class ShardCore:
             report = self.metrics.report(self.progress)
             report.watch_sessions = self.desk.sessions.count
             report.streams_elsewhere = self.desk.streams_elsewhere(peer)
+            report.forwards = self.rules.book.count if self.rules is not None else 0
             body = msgspec.msgpack.encode(report)
         elif request.op == wire.CATALOG:
             try:
@@ -247,13 +291,28 @@ class ShardCore:
         try:
             if self.progress < 1.0:
                 raise self._replaying()
-            if not self.desk.receive(peer, request) and not self.jobs.receive(peer, request):
+            if not (
+                self.desk.receive(peer, request)
+                or self.jobs.receive(peer, request)
+                or self._about_forwards(peer, request)
+            ):
                 raise InvalidRequest(f"there is no operation {request.op}")
         except TopicsError as error:
             self._refuse(peer, request, error)
         except Exception as error:  # as with any other request
             logger.exception("a message about watching could not be handled")
             self._refuse(peer, request, TopicsError(f"the request could not be handled: {error!r}"))
+
+    def _about_forwards(self, peer: bytes, request: wire.Request) -> bool:
+        shard = self.engine.shard
+        if request.op == wire.FORWARDS_CHECK:
+            body = encode(check_parts(shard, read_check(request.body)))
+        elif request.op == wire.FORWARD_TOTALS:
+            body = encode(totals_of(shard, read_want_totals(request.body)))
+        else:
+            return self.rules is not None and self.rules.receive(peer, request)
+        self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
+        return True
 
     # -- the turn ------------------------------------------------------------------------------------------
 
@@ -338,6 +397,8 @@ class ShardCore:
         """The last turn: what is open is committed, and a snapshot is written."""
         self.desk.close()
         self.outbox.close()
+        if self.rules is not None:
+            self.rules.close()
         return self._act(self.engine.close(), 0.0)
 
     def idle(self) -> Actions:
@@ -353,6 +414,7 @@ class ShardCore:
                     continue
             self._answer(token, result, now_us, sync_ms)  # type: ignore[arg-type]
         self.jobs.tend()
+        self._tend_rules()
         if self.caps.has_mail:
             self.caps.attend()
         jobs = outcome.jobs + self.desk.tend() if self.is_ready else outcome.jobs
@@ -402,7 +464,20 @@ class ShardCore:
             bodies, self.caps.reports = self.caps.reports, []
             for body in bodies:
                 self.links.tell(0, wire.CATALOG, body)
+        if self.rules is not None and self.is_ready:
+            wake_at_ms = _earlier(wake_at_ms, self.rules.wake_at_us)
         return _earlier(_earlier(wake_at_ms, self.links.wake_at_us), self.outbox.wake_at_us)
+
+    def _tend_rules(self) -> None:
+        """What this shard has answered itself is heard, until nothing follows from it."""
+        while True:
+            while self._own_replies:
+                reply = self._own_replies.popleft()
+                self._asked_own.pop(reply.id)(reply)
+            if self.rules is not None and self.is_ready:
+                self.rules.tend()
+            if not self._own_replies:
+                return
 
     def _answer(self, token: Token, result: object, now_us: int, sync_ms: float) -> None:
         peer, request, options, turn, _ = token
@@ -411,6 +486,10 @@ class ShardCore:
             return
         if isinstance(options, Batch):
             self.outbox.answered(options, result)
+            return
+        if isinstance(options, Operation):
+            assert self.rules is not None
+            self.rules.answered(options, result)
             return
         if request.op == wire.WORK:
             self.jobs.answered(options, token, result)
@@ -450,7 +529,10 @@ class ShardCore:
                 self.caps.shard_down(shard, incarnation)
         self._peers = living
         own = self.engine.config.shard
-        self.links.set_peers({shard: number for shard, number in living.items() if shard != own})
+        others = {shard: number for shard, number in living.items() if shard != own}
+        self.links.set_peers(others)
+        if self.rules is not None:
+            self.rules.set_peers(others)
         host = living.get(0) if own else None
         if host != self.catalog_incarnation:
             if self.catalog_incarnation is not None:
@@ -476,6 +558,9 @@ class ShardCore:
     def _send(
         self, peer: bytes, request_id: int, status: int, kind: int, head: bytes, body: wire.Buffer
     ) -> None:
+        if peer == OWN:
+            self._own_replies.append(wire.Reply(request_id, status, kind, head, body))
+            return
         size = len(body)
         if size >= wire.BODY_APART:
             first = self._head + wire.reply_head(request_id, status, kind, head, wire.FOLLOWS)

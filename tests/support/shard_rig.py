@@ -42,6 +42,7 @@ class Rig:
         clock: SimClock | None = None,
         disk: SimDisk | None = None,
         recovered: bool = True,
+        max_forwards: int = 0,
     ) -> None:
         self.config = config
         self.clock = clock or SimClock()
@@ -59,6 +60,7 @@ class Rig:
             now_us=self.now_us,
             disk=self.disk,
             shards=shards,
+            max_forwards=max_forwards,
         )
         self.takes = True  # fronts tell that they have taken their answers
         self.jobs: list[Job] = []
@@ -117,8 +119,12 @@ class Rig:
         """One job, or one turn; False when nothing is due."""
         if self.jobs:
             job = self.jobs.pop(0)
-            job.run()
-            self._take(self.core.finish(job, None, 0.0))
+            error: Exception | None = None
+            try:
+                job.run()
+            except OSError as failure:
+                error = failure
+            self._take(self.core.finish(job, error, 0.0))
         elif self.core.has_requests or self._is_due():
             self.turn()
         else:
@@ -190,7 +196,10 @@ def shard_config(config: EngineConfig, shard: int) -> EngineConfig:
 class Cluster:
     """Shards with links to each other; shard 0 has the catalog."""
 
-    def __init__(self, shards: int, disks: list[SimDisk] | None = None, **limits: int) -> None:
+    def __init__(
+        self, shards: int, disks: list[SimDisk] | None = None, *, max_forwards: int = 0, **limits: int
+    ) -> None:
+        self.max_forwards = max_forwards
         self.clock = SimClock()
         self.config = msgspec.structs.replace(SMALL, **limits)
         self.rigs: list[Rig | None] = [None] * shards
@@ -208,6 +217,7 @@ class Cluster:
             incarnation=next(self._incarnations),
             clock=self.clock,
             disk=self.disks[shard],
+            max_forwards=self.max_forwards,
         )
         self.rigs[shard] = rig
         self._tell_peers([rig] if not heard else [other for _, other in self._living()])
@@ -279,6 +289,7 @@ class Cluster:
 
     def step(self) -> bool:
         """The next thing that is due: a job, a turn or a message; False when there is none."""
+        self._collect()
         for _, rig in self._living():
             if rig.step():
                 return True
@@ -293,9 +304,9 @@ class Cluster:
                 return
         raise AssertionError("the shards never come to rest")
 
-    def ask(self, shard: int, op: int, topic: str, body: Any = b"") -> wire.Reply | None:
+    def ask(self, shard: int, op: int, topic: str, body: Any = b"", args: bytes = b"") -> wire.Reply | None:
         rig = self.rig(shard)
-        key = rig.receive(op, topic, body)
+        key = rig.receive(op, topic, body, args=args)
         self.rest()
         return rig.replies.get(key)
 

@@ -20,7 +20,7 @@ import pytest
 import schemathesis
 
 from router import metrics_text
-from topics import consumer_responses, openapi, responses, schemas, wire
+from topics import consumer_responses, forward_responses, openapi, responses, schemas, wire
 from topics.engine.commands import Records, Tombstone
 from topics.engine.config import ConsumerConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, TopicsError
@@ -28,7 +28,7 @@ from topics.engine.frames import encode_appends
 from topics.engine.limits import BATCH_RECORDS_MAX
 from topics.http_errors import STATUS, error_body
 from topics.settings import describe
-from workers import consumer_requests, requests
+from workers import consumer_requests, forward_requests, requests
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
@@ -48,6 +48,7 @@ REQUESTS = (
     schemas.AckBody,
     schemas.NackBody,
     schemas.ExtendBody,
+    schemas.ForwardBody,
 )
 CONSUMER_REQUESTS = (
     schemas.FetchBody,
@@ -58,7 +59,7 @@ CONSUMER_REQUESTS = (
     schemas.ResetBody,
     schemas.ResetTo,
 )
-ANSWERS = (*responses.BODIES, *consumer_responses.BODIES)
+ANSWERS = (*responses.BODIES, *consumer_responses.BODIES, *forward_responses.BODIES)
 
 
 def every(node: Any, key: str) -> Iterator[Any]:
@@ -192,6 +193,10 @@ def test_the_routes() -> None:
         ("POST", "/v0/topics/{topic}/consumers/{consumer}/resume"),
         ("POST", "/v0/topics/{topic}/consumers/{consumer}/reset"),
         ("GET", "/v0/topics/{topic}/consumers/{consumer}/stream"),
+        ("GET", "/v0/routers"),
+        ("PUT", "/v0/routers/{router}"),
+        ("GET", "/v0/routers/{router}"),
+        ("DELETE", "/v0/routers/{router}"),
         ("POST", "/v0/watch"),
         ("GET", "/v0/watch/{wid}"),
         ("GET", "/v0/ws"),
@@ -429,6 +434,41 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.ResetBody, False, {"to": {"seq": 1, "ts": 1}}),
     (schemas.ResetBody, False, {"to": {"seq": U64 + 1}}),
     (schemas.ResetBody, False, {"to": "end", "dry_run": None}),
+    (schemas.ForwardBody, True, {"source": "a", "dest": "b"}),
+    (schemas.ForwardBody, True, {"source": "a.>", "dest": "b", "filter": None, "guarantee": "exactly_once"}),
+    (
+        schemas.ForwardBody,
+        True,
+        {"source": "*.b", "dest": "b", "preserve_tag": False, "preserve_node": False},
+    ),
+    (schemas.ForwardBody, True, {"source": ">", "dest": "b..c", "create_dest": False, "allow_cycle": True}),
+    (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": "eu.*.x"}),
+    (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": "eu.>"}),
+    (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": ["tag", "Glob", "eu*"]}),
+    (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": ["tag", "Subject", "eu.b"]}),
+    (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": ["eu.*", ">", ["tag", "Eq", "x"]]}),
+    (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": [["tag", "Eq", "x"]]}),
+    (schemas.ForwardBody, False, {}),
+    (schemas.ForwardBody, False, {"source": "a"}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": None}),
+    (schemas.ForwardBody, False, {"source": ".a", "dest": "b"}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b.*"}),
+    (schemas.ForwardBody, False, {"source": "a*", "dest": "b"}),
+    (schemas.ForwardBody, False, {"source": "a.>.c", "dest": "b"}),
+    (schemas.ForwardBody, False, {"source": "a..*", "dest": "b"}),
+    (schemas.ForwardBody, False, {"source": "a." * 127 + ">x", "dest": "b"}),
+    (schemas.ForwardBody, False, {"source": "a." * 127 + "*.", "dest": "b"}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "guarantee": "maybe"}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "allow_cycle": None}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": []}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": ["tag", "Eq"]}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": ["tag", "Eq", "a", "b"]}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": ["node", "Eq", "a"]}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": ["tag", "Ne", "a"]}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": ["tag", "Glob", "a"]}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": ["a.b"]}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": ["a.*"] * 33}),
+    (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": "t" * 257}),
 ]
 # What is beyond the types is checked by the front: the contract tests of watching have it.
 WATCHES: list[tuple[bool, bool, Any]] = [  # fits the schema, fits the types
@@ -480,6 +520,8 @@ def read(body: type[msgspec.Struct], sample: Any) -> None:
             command = requests.read_delete("t", request)
             if (command.before_seq, command.match, command.seqs, command.keep) == (None,) * 4:
                 raise InvalidRequest("the engine refuses it")
+        case "ForwardBody":
+            forward_requests.read_wish(request, wire.Args(forward="r"))
         case name:
             op, named = CONSUMER_OPS[name]
             args = wire.Args(consumer="c") if named else wire.NO_ARGS
@@ -610,7 +652,7 @@ def test_the_pages_decoder_works() -> None:
 
 def test_the_page_names_what_there_is() -> None:
     wanted = {f"`{code}`" for code in STATUS}
-    for body in (*REQUESTS, *responses.BODIES):
+    for body in (*REQUESTS, *responses.BODIES, *forward_responses.BODIES):
         wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
     for _, path, operation in operations():
         if "/{consumer}" in path:

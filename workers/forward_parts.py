@@ -1,0 +1,47 @@
+"""What a shard has of forwards, beside what the catalog says that it should have; and how many copies have come."""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from topics.engine.forward_commands import Forward
+from topics.engine.shard import Shard
+from workers.forward_messages import ForwardsCheck, ForwardsMissed, ForwardTotals, WantTotals
+
+
+def digest_of(forward: Forward) -> int:
+    """Of what a rule says; its state does not matter."""
+    said = msgspec.structs.replace(forward, state="active", made_source=False, made_dest=False)
+    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(said))
+
+
+def check_parts(shard: Shard, check: ForwardsCheck) -> ForwardsMissed:
+    missed = ForwardsMissed()
+    for topic, uid in check.inflows:
+        log = shard.published.get(topic)
+        if log is None or log.inflows is None or uid not in log.inflows:
+            missed.inflows.append(uid)
+    for uid, digest in check.outflows:
+        outflow = shard.outflows.get(uid)
+        if outflow is None:
+            missed.outflows.append(uid)
+        elif digest_of(outflow.forward) != digest:
+            missed.stale_outflows.append(uid)
+    inflows = {uid for _, uid in check.inflows}
+    for log in shard.published.values():
+        if log.inflows is not None:
+            missed.stray_inflows += [(log.name, uid) for uid in log.inflows if uid not in inflows]
+    outflows = {uid for uid, _ in check.outflows}
+    missed.stray_outflows = [uid for uid in shard.outflows if uid not in outflows]
+    return missed
+
+
+def totals_of(shard: Shard, want: WantTotals) -> ForwardTotals:
+    totals: dict[int, int] = {}
+    for topic, uid in want.inflows:
+        log = shard.published.get(topic)
+        inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
+        if inflow is not None:
+            totals[uid] = inflow.total
+    return ForwardTotals(totals)
