@@ -59,6 +59,10 @@ def as_json(totals: Totals) -> dict[str, object]:
         "queue_topics": totals.total("queue_topics"),
         "queue_leases_in_flight": totals.total("leases_in_flight"),
         "consumers": totals.total("consumers"),
+        "copies": totals.total("copies"),
+        "flows_owing": totals.total("flows_owing"),
+        "catch_ups": totals.total("catch_ups"),
+        "catch_ups_timed_out": totals.total("catch_ups_late"),
         "sse_connections": totals.streams,
         "watch_sessions": totals.total("watch_sessions"),
         "ready": totals.ready,
@@ -124,6 +128,16 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     )
     yield "topics_wal_read_only", "gauge", "Shards that refuse writes until a restart", read_only
     yield "topics_disk_full", "gauge", "Shards that refuse appends until there is space", wal("disk_full")
+    yield "topics_flows_owing", "gauge", "Rules, by source topic, with copies to send", wal("flows_owing")
+    yield "topics_copies_total", "counter", "Copies taken by destinations", wal("copies")
+    yield "topics_copy_batches_total", "counter", "Batches of copies sent", wal("copy_batches")
+    yield "topics_catch_ups_total", "counter", "Rounds of catching up before reads", wal("catch_ups")
+    yield (
+        "topics_catch_ups_timed_out_total",
+        "counter",
+        "Reads answered before their topic had caught up",
+        wal("catch_ups_late"),
+    )
     yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
     yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
     yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")

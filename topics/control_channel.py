@@ -1,12 +1,15 @@
 """Supervisor ⇄ child: JSON messages, one a line, over an inherited pair of Unix stream sockets.
 
-    supervisor → child   ping · drain · peers      child → supervisor   pong · listening · ready · serving
+    supervisor → child   ping · settle · drain · peers
+    child → supervisor   pong · listening · ready · serving · owes
 
     {"op":"peers","workers":[{"shard":0,"incarnation":17,"path":"/run/…/shard-00-17.sock"}]}
 
 A worker says `listening` when its socket is bound and `ready` when it has recovered; a front says
 `serving` when it accepts. `peers` names the workers that may be talked to, all of them each
-time. Each child answers every `ping` with a `pong`, also while it recovers or drains.
+time. Before the workers of a server that stops are told to `drain` they are told to `settle`: from
+then on each says with `owes`, at once and at every change, whether it has copies to send to others. Each child answers
+every `ping` with a `pong`, also while it recovers or drains.
 
 Nothing here blocks: `Channel` is for a poll loop, `LoopChannel` for asyncio.
 """
@@ -28,6 +31,10 @@ logger = logging.getLogger("topics.control")
 
 class Ping(msgspec.Struct, frozen=True, tag_field="op", tag="ping"):
     pass
+
+
+class Settle(msgspec.Struct, frozen=True, tag_field="op", tag="settle"):
+    """No more requests come from fronts: send other workers what is owed to them."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag_field="op", tag="drain"):
@@ -62,7 +69,11 @@ class Serving(msgspec.Struct, frozen=True, tag_field="op", tag="serving"):
     pass
 
 
-Message = Ping | Drain | Peers | Pong | Listening | Ready | Serving
+class Owes(msgspec.Struct, frozen=True, tag_field="op", tag="owes"):
+    owes: bool
+
+
+Message = Ping | Settle | Drain | Peers | Pong | Listening | Ready | Serving | Owes
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)

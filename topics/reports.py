@@ -48,6 +48,11 @@ class ShardReport(msgspec.Struct, array_like=True):
     watch_sessions: int = 0
     streams_elsewhere: int = 0  # open at other fronts than the one that asks
     forwards: int = 0  # rules; of the shard that has the catalog
+    copies: int = 0  # that topics of this shard have taken
+    copy_batches: int = 0  # sent by this shard
+    flows_owing: int = 0  # rules, by topic that they copy, with something that their dests do not have yet
+    catch_ups: int = 0
+    catch_ups_late: int = 0  # reads that were answered before their topic had caught up
 
     @property
     def topic_count(self) -> int:

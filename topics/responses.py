@@ -299,6 +299,10 @@ class Metrics(Struct):
     queue_topics: Count
     queue_leases_in_flight: Count
     consumers: Count
+    copies: Count
+    flows_owing: Count
+    catch_ups: Count
+    catch_ups_timed_out: Count
     sse_connections: Count
     watch_sessions: Count
     ready: bool

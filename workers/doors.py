@@ -15,7 +15,7 @@ from topics.engine.engine import Engine
 from topics.engine.errors import InvalidRequest
 from topics.schemas import DiffBody
 from workers import consumer_replies, consumer_requests, replies, requests
-from workers.forward_messages import encode_step_done, read_step
+from workers.forward_messages import encode_step_done, read_copies, read_step
 from workers.outbox import read_letters
 
 Read = tuple[cmd.Command, Any]  # what is asked, and how the answer is wanted
@@ -39,6 +39,7 @@ class Doors:
             wire.WATCH_READ: self._read_watch,
             **consumer_requests.READERS,
             wire.LETTERS: lambda t, r, a: (read_letters(t, r.body), None),
+            wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
             wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
         }
 
@@ -86,7 +87,7 @@ class Doors:
             case cmd.TagCounts():
                 last = result.counts[-1][0] if result.more else None
                 return replies.tag_counts(result, replies.cursor_text(last), total_ms)
-            case con.LettersTaken():
+            case con.LettersTaken() | fwd.CopiesTaken():
                 return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)
             case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():
                 return 200, wire.INTERNAL, b"", encode_step_done(result)

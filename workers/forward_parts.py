@@ -7,7 +7,7 @@ import xxhash
 
 from topics.engine.forward_commands import Forward
 from topics.engine.shard import Shard
-from workers.forward_messages import ForwardsCheck, ForwardsMissed, ForwardTotals, WantTotals
+from workers.forward_messages import ForwardsCheck, ForwardsMissed
 
 
 def digest_of(forward: Forward) -> int:
@@ -35,13 +35,3 @@ def check_parts(shard: Shard, check: ForwardsCheck) -> ForwardsMissed:
     outflows = {uid for uid, _ in check.outflows}
     missed.stray_outflows = [uid for uid in shard.outflows if uid not in outflows]
     return missed
-
-
-def totals_of(shard: Shard, want: WantTotals) -> ForwardTotals:
-    totals: dict[int, int] = {}
-    for topic, uid in want.inflows:
-        log = shard.published.get(topic)
-        inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
-        if inflow is not None:
-            totals[uid] = inflow.total
-    return ForwardTotals(totals)

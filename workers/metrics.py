@@ -63,6 +63,7 @@ class ShardMetrics:
             topics=rows,
             leases_in_flight=in_flight,
             consumers=sum(map(_consumers_of, published.values())) if ready else 0,
+            copies=counters.get("copies", 0),
         )
 
     def _row(self, log: TopicLog) -> TopicRow:

@@ -131,7 +131,10 @@ def topic_put(result: cmd.TopicPut, total_ms: float) -> Rendered:
 
 
 def topic_dropped(result: cmd.TopicDropped, total_ms: float) -> Rendered:
-    return json_reply({"topic": result.topic, "deleted": result.deleted, "routers_removed": []}, total_ms)
+    removed = sorted(name for _, name in result.forwards)
+    return json_reply(
+        {"topic": result.topic, "deleted": result.deleted, "routers_removed": removed}, total_ms
+    )
 
 
 def topic_state(result: cmd.TopicState, now_ms: int, total_ms: float) -> Rendered:

@@ -30,9 +30,10 @@ from topics.http_errors import error_head, error_parts
 from workers import replies
 from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
+from workers.catch_up import LATE, READS, say_late
 from workers.doors import Doors, is_headers_only
-from workers.forward_messages import encode, read_check, read_want_totals
-from workers.forward_parts import check_parts, totals_of
+from workers.forwarder import Batch as CopyBatch
+from workers.forwarding import Counting, Forwarding
 from workers.jobs_desk import JobsDesk
 from workers.metrics import ShardMetrics
 from workers.outbox import Batch, Outbox
@@ -78,7 +79,7 @@ DROPS = (cmd.TopicDropped, con.ConsumerDropped)
 DESK_BUDGET_MS = 1 << 31  # what the desk asks is never too late
 OWN = b"\0own"  # the peer that this shard is to itself
 # What comes from other workers for the engine.
-FROM_WORKERS = frozenset((wire.LETTERS, wire.FORWARD_STEP))
+FROM_WORKERS = frozenset((wire.LETTERS, wire.COPIES, wire.FORWARD_STEP))
 
 
 class ShardCore:
@@ -123,7 +124,17 @@ class ShardCore:
             engine, disk, max_sessions=max_sessions, send=self._send, ask=self._ask_for_desk, now_us=now_us
         )
         self.links = PeerLinks(now_us, self._hear_catalog)
-        self.outbox = Outbox(engine, self.links, shards=shards, submit=self._submit_letters, now_us=now_us)
+        self.outbox = Outbox(engine, self.links, shards=shards, submit=self._submit, now_us=now_us)
+        self.forwarding = Forwarding(
+            engine,
+            self.links,
+            shards=shards,
+            ask=self.ask_shard,
+            submit=self._submit_copies,
+            count=self._submit,
+            send=self._send,
+            now_us=now_us,
+        )
         self.jobs = JobsDesk(
             engine,
             send=self._send,
@@ -143,7 +154,7 @@ class ShardCore:
                 max_forwards=max_forwards,
                 send=self._send,
                 ask=self.ask_shard,
-                submit=self._submit_rule,
+                submit=self._submit,
                 now_us=now_us,
             )
 
@@ -160,6 +171,8 @@ class ShardCore:
     @property
     def has_requests(self) -> bool:
         if self._waiting or self._reopened or self.caps.has_released:
+            return True
+        if self.forwarding.forwarder.has_more and self.is_ready:
             return True
         return any(map(self._window.is_open, self._held_reads))
 
@@ -195,7 +208,16 @@ class ShardCore:
             request.body = b""  # it lives on in the command, if at all
             if request.op == wire.CLAIM:
                 self._claimed_us[peer] = now_us
-            self._waiting.append(((peer, request, options, self._turn, command), command))
+            entry = (peer, request, options, self._turn, command), command
+            if request.op == wire.COPIES:
+                self.forwarding.catch_ups.learn(cast(fwd.TakeCopies, command).copies.forward)
+            elif request.op in READS and self._catches_up(topic, entry):
+                return
+            self._waiting.append(entry)
+
+    def _catches_up(self, topic: str, entry: tuple[Token, cmd.Command]) -> bool:
+        peer, request = entry[0][:2]
+        return self.forwarding.catch_ups.hold(topic, peer, request, lambda: self._waiting.append(entry))
 
     def ask_shard(self, shard: int, op: int, topic: bytes, body: bytes, on_answer: OnAnswer) -> bool:
         """A request to another worker, or to this one as if another had asked. False: it cannot be asked now. Never
@@ -231,15 +253,26 @@ class ShardCore:
             self._waiting.append((token, command))  # type: ignore[arg-type]
         return token  # type: ignore[return-value]
 
-    def _submit_letters(self, batch: Batch, command: cmd.Command) -> None:
-        """What the outbox has for the engine of this shard."""
+    def _submit(self, asker: Batch | CopyBatch | Counting | Operation, command: cmd.Command) -> None:
+        """What this shard itself has for its engine; the answer comes to whoever asks."""
         request = wire.Request(0, self._now_us(), DESK_BUDGET_MS, wire.LETTERS, 0, b"", b"", b"")
-        self._waiting.append(((b"", request, batch, self._turn, command), command))
+        self._waiting.append(((b"", request, asker, self._turn, command), command))
 
-    def _submit_rule(self, operation: Operation, command: fwd.PutForward | fwd.DropForward) -> None:
-        """What the desk for forwards has for the engine of this shard."""
-        request = wire.Request(0, self._now_us(), DESK_BUDGET_MS, wire.PUT_FORWARD, 0, b"", b"", b"")
-        self._waiting.append(((b"", request, operation, self._turn, command), command))
+    def _submit_copies(self, batch: CopyBatch, command: fwd.TakeCopies) -> None:
+        self.forwarding.catch_ups.learn(command.copies.forward)
+        self._submit(batch, command)
+
+    def _own_answered(self, asker: object, result: object) -> None:
+        match asker:
+            case Batch():
+                self.outbox.answered(asker, result)
+            case CopyBatch():
+                self.forwarding.forwarder.answered(asker, result)
+            case Counting():
+                self.forwarding.counted(asker, result)
+            case Operation():
+                assert self.rules is not None
+                self.rules.answered(asker, result)
 
     def _internal(self, peer: bytes, request: wire.Request) -> None:
         """Questions about the shard itself, answered also while it recovers."""
@@ -249,6 +282,7 @@ class ShardCore:
             report = self.metrics.report(self.progress)
             report.watch_sessions = self.desk.sessions.count
             report.streams_elsewhere = self.desk.streams_elsewhere(peer)
+            self.forwarding.report(report)
             report.forwards = self.rules.book.count if self.rules is not None else 0
             body = msgspec.msgpack.encode(report)
         elif request.op == wire.CATALOG:
@@ -276,7 +310,8 @@ class ShardCore:
         def is_it(token: object) -> bool:
             return _is_claim_of(peer, token) and cast(Token, token)[1].id == request.id
 
-        waits = any(is_it(token) for token, _ in self._waiting)
+        waits = self.forwarding.catch_ups.withdraw(peer, request.id)
+        waits = waits or any(is_it(token) for token, _ in self._waiting)
         self._waiting[:] = [entry for entry in self._waiting if not is_it(entry[0])]
         held = self._held_reads.get(peer)
         if held is not None:
@@ -287,15 +322,14 @@ class ShardCore:
         if waits or self.engine.shard.withdraw_claim(topic, args.consumer, is_it):
             self._refuse(peer, request, NotReady("the client is gone"))
 
-    def _at_desk(self, peer: bytes, request: wire.Request) -> None:
+    def _at_desk(self, peer: bytes, request: wire.Request, *, is_caught_up: bool = False) -> None:
         try:
             if self.progress < 1.0:
                 raise self._replaying()
-            if not (
-                self.desk.receive(peer, request)
-                or self.jobs.receive(peer, request)
-                or self._about_forwards(peer, request)
-            ):
+            if not is_caught_up and self._waits_at_desk(peer, request):
+                return
+            desks = (self.desk, self.jobs, self.forwarding, self.rules)
+            if not any(desk is not None and desk.receive(peer, request) for desk in desks):
                 raise InvalidRequest(f"there is no operation {request.op}")
         except TopicsError as error:
             self._refuse(peer, request, error)
@@ -303,16 +337,14 @@ class ShardCore:
             logger.exception("a message about watching could not be handled")
             self._refuse(peer, request, TopicsError(f"the request could not be handled: {error!r}"))
 
-    def _about_forwards(self, peer: bytes, request: wire.Request) -> bool:
-        shard = self.engine.shard
-        if request.op == wire.FORWARDS_CHECK:
-            body = encode(check_parts(shard, read_check(request.body)))
-        elif request.op == wire.FORWARD_TOTALS:
-            body = encode(totals_of(shard, read_want_totals(request.body)))
-        else:
-            return self.rules is not None and self.rules.receive(peer, request)
-        self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
-        return True
+    def _waits_at_desk(self, peer: bytes, request: wire.Request) -> bool:
+        """Whether a stream of jobs waits for copies, or did so until now, when its client left."""
+        catch_ups = self.forwarding.catch_ups
+        if request.op == wire.WORK:
+            topic = request.topic.decode("utf-8", "replace")
+            go = partial(self._at_desk, peer, request, is_caught_up=True)
+            return catch_ups.hold(topic, peer, request, go)
+        return request.op == wire.UNWORK and catch_ups.withdraw(peer, request.id)
 
     # -- the turn ------------------------------------------------------------------------------------------
 
@@ -378,6 +410,7 @@ class ShardCore:
         """That front is gone, and nobody waits for its reads."""
         self._window.forget(peer)
         self._held_reads.pop(peer, None)
+        self.forwarding.catch_ups.withdraw(peer)
         self.desk.front_gone(peer)
         self.jobs.front_gone(peer)
         if self._claimed_us.pop(peer, None) is not None:
@@ -397,6 +430,7 @@ class ShardCore:
         """The last turn: what is open is committed, and a snapshot is written."""
         self.desk.close()
         self.outbox.close()
+        self.forwarding.forwarder.close()
         if self.rules is not None:
             self.rules.close()
         return self._act(self.engine.close(), 0.0)
@@ -456,17 +490,20 @@ class ShardCore:
         return _earlier(wake_at_ms, self.caps.wake_at_us)
 
     def _tend_links(self, wake_at_ms: int | None) -> int | None:
-        """What this shard has to say to others: reports to the catalog, if one hosts it and lives, and letters."""
+        """What this shard has to say to others: reports to the catalog, if one hosts it and lives, letters, copies."""
         self.links.expire()
         if self.is_ready:
             self.outbox.tend()
+            self.forwarding.tend()
         if self.catalog_incarnation is not None:
             bodies, self.caps.reports = self.caps.reports, []
             for body in bodies:
                 self.links.tell(0, wire.CATALOG, body)
         if self.rules is not None and self.is_ready:
             wake_at_ms = _earlier(wake_at_ms, self.rules.wake_at_us)
-        return _earlier(_earlier(wake_at_ms, self.links.wake_at_us), self.outbox.wake_at_us)
+        for at_us in (self.links.wake_at_us, self.outbox.wake_at_us, self.forwarding.wake_at_us):
+            wake_at_ms = _earlier(wake_at_ms, at_us)
+        return wake_at_ms
 
     def _tend_rules(self) -> None:
         """What this shard has answered itself is heard, until nothing follows from it."""
@@ -479,17 +516,16 @@ class ShardCore:
             if not self._own_replies:
                 return
 
-    def _answer(self, token: Token, result: object, now_us: int, sync_ms: float) -> None:
+    def _answer(
+        self, token: Token, result: object, now_us: int, sync_ms: float, *, is_told: bool = False
+    ) -> None:
+        """`is_told`: the catalog has heard of the rules that went with a topic."""
         peer, request, options, turn, _ = token
         if request.op == wire.FOLLOW:
             self.desk.answered(options, token, result)
             return
-        if isinstance(options, Batch):
-            self.outbox.answered(options, result)
-            return
-        if isinstance(options, Operation):
-            assert self.rules is not None
-            self.rules.answered(options, result)
+        if not peer:
+            self._own_answered(options, result)
             return
         if request.op == wire.WORK:
             self.jobs.answered(options, token, result)
@@ -507,10 +543,19 @@ class ShardCore:
             self._refuse(peer, request, result)
             return
         else:
-            if isinstance(result, DROPS):
+            if isinstance(result, DROPS) and not is_told:
                 self.jobs.dropped(result)
+                if isinstance(result, cmd.TopicDropped) and result.forwards:
+                    self.forwarding.dropped(
+                        result.forwards,
+                        lambda: self._answer(token, result, self._now_us(), sync_ms, is_told=True),
+                    )
+                    return
+            elif request.op == wire.FORWARD_STEP:
+                self.forwarding.stepped(result)
             try:
-                status, kind, head, body = self._doors.render(request, result, options, total_ms, sync_ms)
+                rendered = self._doors.render(request, result, options, total_ms, sync_ms)
+                status, kind, head, body = say_late(rendered) if request.flags & LATE else rendered
             except Exception as error:  # one odd record must not take the shard down with every read of it
                 logger.exception("an answer could not be made")
                 unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}
@@ -531,6 +576,7 @@ class ShardCore:
         own = self.engine.config.shard
         others = {shard: number for shard, number in living.items() if shard != own}
         self.links.set_peers(others)
+        self.forwarding.set_peers(living)
         if self.rules is not None:
             self.rules.set_peers(others)
         host = living.get(0) if own else None

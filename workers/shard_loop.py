@@ -24,7 +24,7 @@ from queue import SimpleQueue
 import zmq
 
 from topics import wire
-from topics.control_channel import Channel, Drain, Listening, Message, Peers, Ping, Pong, Ready
+from topics.control_channel import Channel, Drain, Listening, Message, Owes, Peers, Ping, Pong, Ready, Settle
 from topics.engine.engine import Job
 from topics.sockets import descriptor, has_input
 from workers.peer_sockets import PeerSockets
@@ -83,6 +83,8 @@ class ShardLoop:
         self._wake_at_ms: int | None = None
         self._state: tuple[bool, str | None] = (False, None)  # disk full, read-only: as told last
         self._stopping = False
+        self._settling = False  # the supervisor wants to know whether copies are owed
+        self._owes: bool | None = None  # as told last
         self._control_fd = control.fileno()
         self._poller = select.poll()
         for fd in (descriptor(self._socket), self._wake_fd, self._control_fd):
@@ -217,6 +219,8 @@ class ShardLoop:
             match message:
                 case Ping():
                     self._control.send(Pong())
+                case Settle():
+                    self._settling = True
                 case Drain():
                     self._stopping = True
                 case Peers(workers):
@@ -245,10 +249,19 @@ class ShardLoop:
             self._jobs_out += 1
             (self._syncs if job.kind == "sync" else self._others).put(job)
         self._wake_at_ms = actions.wake_at_ms
+        if self._settling:
+            # Before the answers: whoever hears that its copies were taken may then say that it owes none.
+            self._tell_owing()
         self._send(actions)
         shard = self._core.engine.shard
         if (shard.disk_full, shard.read_only) != self._state:
             self._tell_state(shard.disk_full, shard.read_only)
+
+    def _tell_owing(self) -> None:
+        owes = self._core.forwarding.forwarder.owes
+        if owes != self._owes:
+            self._owes = owes
+            self._control.send(Owes(owes))
 
     def _tell_state(self, disk_full: bool, read_only: str | None) -> None:
         """What keeps the shard from writing is news, and so is its end."""

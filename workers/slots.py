@@ -49,6 +49,7 @@ class WorkerSlot(Slot):
         self._command = command
         self.peer = Peer(shard, 0, "")
         self.listening = False
+        self.owes = False  # copies to other workers, while the server stops
 
     def next_command(self) -> list[str]:
         # By the clock, so that it also grows over restarts of the supervisor; never less, if the clock is set back.
@@ -64,7 +65,7 @@ class WorkerSlot(Slot):
 
     def vacate(self) -> None:
         super().vacate()
-        self.listening = False
+        self.listening = self.owes = False
         Path(self.peer.path).unlink(missing_ok=True)
 
 

@@ -6,7 +6,8 @@ It touches no record. What it guarantees:
   anyone hears of its end and before its successor is started.
 - Fronts and workers know who may be talked to: `peers` goes out without a worker as soon as it has ended, and with its
   successor as soon as that one listens.
-- The order of a stop: fronts finish their requests, then workers write their last snapshot.
+- The order of a stop: fronts finish their requests, then workers send each other what their forwards owe, and only when
+  none owes anything, or SETTLE_S are over, they write their last snapshots and go.
 
 Signals: SIGTERM and SIGINT drain; a second one kills everything at once. SIGHUP is ignored.
 
@@ -33,7 +34,7 @@ from pathlib import Path
 
 import topics
 from topics.api_keys import parse_keys
-from topics.control_channel import Drain, Listening, Message, Peers, Ping, Pong, Ready, Serving
+from topics.control_channel import Drain, Listening, Message, Owes, Peers, Ping, Pong, Ready, Serving, Settle
 from topics.logs import log
 from topics.settings import Settings
 from workers import exit_codes, listeners
@@ -45,6 +46,7 @@ from workers.slots import FrontSlot, Slot, WorkerSlot
 
 SHARDS_DEFAULT_MAX = 8
 FRONT_DRAIN_S = 12.0  # fronts give their clients 10 s
+SETTLE_S = 10.0
 WORKER_DRAIN_S = 60.0  # a final snapshot of a full shard on a slow disk
 
 # Children import from where the supervisor did: -P keeps the current directory out of the search.
@@ -141,6 +143,7 @@ class Supervisor:
         self._slots: list[Slot] = [*self._workers, *self._fronts]
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
+        self._settled = asyncio.Event()
         self._announced = False
 
     async def run(self) -> int:
@@ -201,6 +204,9 @@ class Supervisor:
                     f"{slot.name} is {'ready' if isinstance(message, Ready) else 'serving'}",
                 )
                 self._announce()
+            case Owes(owes) if isinstance(slot, WorkerSlot):
+                slot.owes = owes
+                self._look_who_owes()
             case _:
                 log(logger, logging.WARNING, f"{slot.name} sent what it should not", message=message)
 
@@ -208,6 +214,7 @@ class Supervisor:
         slot.vacate()
         if isinstance(slot, WorkerSlot):
             self._tell_peers()
+            self._look_who_owes()
         if not self._stopping.is_set():
             self._restart_later(slot, lived_s=child.lived_s(), reason=child.end_text)
         elif child.exit_code != 0:
@@ -262,12 +269,38 @@ class Supervisor:
         for front in self._fronts:
             front.stop_accepting()
         await self._end_all(fronts, limit_s=FRONT_DRAIN_S)
+        await self._settle()
         for child in workers:
             child.channel.send(Drain())
         await self._end_all(workers, limit_s=WORKER_DRAIN_S)
         clean = not self._forced.is_set() and all(child.exit_code == 0 for child in workers)
         log(logger, logging.INFO, "stopped", clean=clean)
         return exit_codes.CLEAN if clean else exit_codes.UNEXPECTED
+
+    async def _settle(self) -> None:
+        """Workers that serve send each other what their forwards owe; what is not sent by then goes after the next start."""
+        for slot in self._workers:
+            if slot.child and slot.up:
+                slot.owes = True  # until it says otherwise
+                slot.child.channel.send(Settle())
+        self._look_who_owes()
+        try:
+            await asyncio.wait_for(self._settled.wait(), SETTLE_S)
+        except TimeoutError:
+            owing = [slot.name for slot in self._workers if slot.owes]
+            log(logger, logging.WARNING, "some copies are put off until the next start", workers=owing)
+
+    def _look_who_owes(self) -> None:
+        """Copies may make their taker owe some, too. It says so before the giver can know that they were taken, so whoever
+        looks after all that has been said by now was read, and finds that nobody owes anything, is right.
+        """
+
+        def look_again() -> None:
+            if not any(slot.owes for slot in self._workers):
+                self._settled.set()
+
+        if self._stopping.is_set() and not any(slot.owes for slot in self._workers):
+            self._loop.call_soon(look_again)
 
     async def _end_all(self, children: Sequence[Child], limit_s: float) -> None:
         """Wait until all have ended; kill those that are left at the limit or at a second signal."""

@@ -308,6 +308,24 @@ def test_a_stop_drains_fronts_before_workers(server: Server, number: signal.Sign
         socket.create_connection(server.address())
 
 
+def test_workers_stop_when_none_of_them_owes_anything(server: Server) -> None:
+    server.start().up()
+    assert server.stop() == 0
+    events = [entry["event"] for entry in server.entries() if entry["role"] == "worker"]
+    assert events.index("drain") > max(i for i, event in enumerate(events) if event == "settle")
+    assert events.count("settle") == 2
+
+
+@fault(
+    "supervisor", "a worker owes copies to others when the server stops", "that is waited for, up to a bound"
+)
+def test_a_worker_that_goes_on_owing_does_not_keep_the_server_from_stopping(server: Server) -> None:
+    server.start(FAKE_OWES="worker", SETTLE_S="0.2").up()
+    assert server.stop() == 0
+    assert len(server.entries("stopped", "worker")) == 2
+    assert "put off until the next start" in server.stderr.read_text()
+
+
 @fault("supervisor", "a worker does not stop in time", "it is killed, and the exit code says so")
 def test_a_worker_that_does_not_drain_is_killed_and_it_shows(server: Server) -> None:
     server.start(FAKE_DEAF="worker", WORKER_DRAIN_S="0.2").up()

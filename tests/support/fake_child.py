@@ -18,11 +18,13 @@ from topics.control_channel import (
     Drain,
     Listening,
     Message,
+    Owes,
     Peers,
     Ping,
     Pong,
     Ready,
     Serving,
+    Settle,
     inherited,
 )
 from topics.process import become, die_with_parent
@@ -77,6 +79,10 @@ class FakeChild:
                 self.channel.send(Pong())
             case Peers(workers):
                 self.note("peers", workers=[[peer.shard, peer.incarnation, peer.path] for peer in workers])
+            case Settle():
+                self.note("settle")
+                if os.environ.get("FAKE_OWES") != self.role:
+                    self.channel.send(Owes(False))
             case Drain():
                 self.note("drain")
                 self.draining = os.environ.get("FAKE_DEAF") != self.role

@@ -16,7 +16,7 @@ CHILD = (sys.executable, "-m", "tests.support.fake_child")
 def main() -> int:
     settings = Settings.from_env(os.environ)
     logs.configure("supervisor", settings.log_format, secrets_of(settings.api_keys))
-    for name in ("FRONT_DRAIN_S", "WORKER_DRAIN_S"):
+    for name in ("FRONT_DRAIN_S", "SETTLE_S", "WORKER_DRAIN_S"):
         if name in os.environ:
             setattr(supervisor, name, float(os.environ[name]))
     return supervisor.serve(settings, worker_command=(*CHILD, "worker"), front_command=(*CHILD, "front"))

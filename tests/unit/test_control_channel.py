@@ -22,18 +22,30 @@ from topics.control_channel import (
     Listening,
     LoopChannel,
     Message,
+    Owes,
     Peer,
     Peers,
     Ping,
     Pong,
     Ready,
     Serving,
+    Settle,
     encode,
     inherited,
 )
 
 PEERS = Peers([Peer(0, 1 << 60, "/run/a.sock"), Peer(1, 7, "/run/b\n.sock")])
-MESSAGES: list[Message] = [Ping(), Drain(), PEERS, Pong(), Listening(), Ready(), Serving()]
+MESSAGES: list[Message] = [
+    Ping(),
+    Settle(),
+    Drain(),
+    PEERS,
+    Pong(),
+    Listening(),
+    Ready(),
+    Serving(),
+    Owes(True),
+]
 
 
 @pytest.fixture

@@ -337,7 +337,9 @@ class Forwards(Letters):
             self._answer(token, result, log, held=log.pending > 0)
             return
         self._stage_copies(log, runs, lost, upto)
-        inflow.total += sum(len(run.seqs) for run in runs)
+        count = sum(len(run.seqs) for run in runs)
+        inflow.total += count
+        self.counters["copies"] = self.counters.get("copies", 0) + count
         inflow.marks[copies.source_id] = epoch, upto
         copied = Copied(uid, copies.source_id, epoch, upto, inflow.total)
         self.add_frame(frames.encode_control(frames.COPIED, log.id, self.now_ms, copied))

@@ -1,0 +1,474 @@
+"""Copies on their way: from topics of this shard, by their outflows, to their dests, here or at another worker.
+
+    shard.flowing ──▶ serve ──▶ a batch of each flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
+          ▲                                                                                       │
+          └──────────── there is more, or a pause is over ◀───────────────────────────────────────┘
+
+A *flow* is one rule and one topic that it copies. The dest is the authority on how far it is: what is known here is what it
+said last, and nothing of it is stored. After a start of either side the first message of a flow only asks. A batch may be
+sent as often as need be: the dest takes what lies above its mark.
+
+    idle ──▶ ready ──▶ sent ──▶ idle       nothing is owed
+               ▲         ├────▶ ready      there is more
+               │         └────▶ paused     full, down, refused: 50 ms … 1 s, or until somebody wants to catch up
+               └── crowded                 as much as may be is on its way to that shard
+
+A *chase* is what a dest asks for before it is read: each flow of its rules that owes something is followed until the dest
+has what was published when it was asked for, or the flow cannot go on.
+
+Bounds: one batch of a flow on its way, BATCH_RECORDS and BATCH_BYTES in it; BATCHES_MAX and BYTES_MAX to one shard.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+from topics import wire
+from topics.engine import forward_commands as fwd
+from topics.engine.engine import Engine
+from topics.engine.errors import TopicsError
+from topics.engine.limits import KIB, MIB
+from topics.engine.placement import shard_of
+from topics.engine.topic_log import TopicLog
+from workers import forward_messages
+from workers.peer_links import PeerLinks
+
+logger = logging.getLogger("topics.shard")
+
+BATCH_RECORDS = 1024
+BATCH_BYTES = 1 * MIB
+BATCHES_MAX = 128
+BYTES_MAX = 16 * MIB
+BATCH_COST = 16 * KIB  # of a batch beside its bytes, in the room of a slice
+SLICE_TOPICS = 64
+SLICE_ROOM = 256 * KIB  # what leaves in one go: the answers of the same turn wait for it
+PAUSE_MS_MIN, PAUSE_MS_MAX = 50, 1_000
+CHASE_US = 1_000_000  # whoever asked for it does not wait any longer
+SWEEP_MIN = 64  # so few topics may be known here after they are gone
+
+IDLE, READY, SENT, CROWDED, PAUSED, GONE = range(6)
+UNKNOWN = -1
+
+
+@dataclass(slots=True, eq=False)
+class Chase:
+    """What somebody wants to catch up with."""
+
+    until_us: int
+    done: Callable[[list[int]], None]  # with the rules that could not get there
+    left: int = 1
+    behind: list[int] = field(default_factory=list)
+
+    def part_done(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.done(self.behind)
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    uid: int
+    stream: Stream
+    shard: int  # of the dest
+    state: int = IDLE
+    mark: int = UNKNOWN  # up to here the dest has all
+    pause_ms: int = 0
+    paused_until_us: int = 0
+    chases: list[tuple[int, Chase]] = field(default_factory=list)  # up to which seq
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A topic that is copied."""
+
+    log: TopicLog
+    flows: dict[int, Flow] = field(default_factory=dict)  # by rule
+    ready: deque[Flow] = field(default_factory=deque)
+    outflows: tuple[int, ...] = ()  # as they were when `flows` was made from them
+    head: int = UNKNOWN  # as it was when idle flows were last looked at
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    flow: Flow
+    after: int
+    upto: int
+    bytes: int
+
+    @property
+    def only_asks(self) -> bool:
+        return self.after == self.upto
+
+
+@dataclass(slots=True)
+class Way:
+    """To one shard: what is on its way, and who waits until there is less."""
+
+    batches: int = 0
+    bytes: int = 0
+    crowd: deque[Flow] = field(default_factory=deque)
+
+    @property
+    def is_crowded(self) -> bool:
+        return self.batches >= BATCHES_MAX or self.bytes + BATCH_BYTES > BYTES_MAX
+
+
+Submit = Callable[[Batch, fwd.TakeCopies], None]
+Read = dict[tuple[int, object], fwd.Copies | None]  # by where it begins and what is wanted
+
+
+class Forwarder:
+    def __init__(
+        self,
+        engine: Engine,
+        links: PeerLinks,
+        *,
+        shards: int,
+        submit: Submit,
+        now_us: Callable[[], int],
+    ) -> None:
+        self._shard = engine.shard
+        self._own = engine.config.shard
+        self._links = links
+        self._submit = submit  # copies for a topic of this shard; the answer comes to `answered`
+        self._now_us = now_us
+        self._streams: dict[int, Stream] = {}
+        self._swept = 0  # streams after the last sweep
+        self._owing: dict[int, dict[Flow, None]] = {}  # flows that are not idle, by rule
+        self._ways = [Way() for _ in range(shards)]
+        self._pausing: list[tuple[int, int, Flow]] = []  # until when, a number, who
+        self._pauses = 0
+        self._chases: deque[Chase] = deque()  # in the order of their ends
+        self._peers: dict[int, int] = {}
+        self._is_closed = False
+        self.batches_sent = 0
+
+    # -- lives and deaths ----------------------------------------------------------------------------------
+
+    def set_peers(self, living: dict[int, int]) -> None:
+        """A dest that has started anew may have less than before."""
+        new = {shard for shard, number in living.items() if self._peers.get(shard) != number}
+        self._peers = dict(living)
+        new.discard(self._own)
+        if not new:
+            return
+        for stream in self._streams.values():
+            for flow in stream.flows.values():
+                if flow.shard in new:
+                    flow.mark = UNKNOWN
+                    flow.pause_ms = 0
+                    if flow.state in (IDLE, PAUSED):
+                        self._make_ready(flow)
+
+    def closed(self, uid: int) -> None:
+        """A rule has ended here, or the topics that it copies have changed."""
+        for stream in list(self._streams.values()):
+            if uid in stream.flows:
+                self._match_rules(stream)
+
+    def close(self) -> None:
+        """Nothing is waited for: what is owed is asked for after the next start."""
+        self._is_closed = True
+
+    @property
+    def owes(self) -> bool:
+        """Whether something is to be sent or answered that nothing stands in the way of."""
+        if self._shard.flowing:
+            return True
+        return any(flow.state != PAUSED for flows in self._owing.values() for flow in flows)
+
+    @property
+    def flows_owing(self) -> int:
+        return sum(map(len, self._owing.values()))
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something may be sent at once."""
+        return bool(self._shard.flowing) and not self._is_closed
+
+    @property
+    def wake_at_us(self) -> int | None:
+        if self._is_closed:
+            return None
+        due = [self._pausing[0][0]] if self._pausing else []
+        if self._chases:
+            due.append(self._chases[0].until_us)
+        return min(due, default=None)
+
+    def tend(self) -> None:
+        """Send what may be sent by now, as much as a slice has room for."""
+        if self._pausing or self._chases:
+            self._let_time_pass(self._now_us())
+        flowing = self._shard.flowing
+        if not flowing or self._is_closed:
+            return
+        room = SLICE_ROOM
+        for topic_id in list(islice(flowing, SLICE_TOPICS)):
+            if room <= 0:
+                break
+            room -= self.serve(flowing.pop(topic_id), room)
+        for way in self._ways:
+            if way.crowd and not way.batches:  # whoever was let in had nothing to send
+                self._let_in(way)
+
+    def _let_time_pass(self, now_us: int) -> None:
+        while self._pausing and self._pausing[0][0] <= now_us:
+            until_us, _, flow = heapq.heappop(self._pausing)
+            if flow.state == PAUSED and flow.paused_until_us == until_us:
+                self._make_ready(flow)
+        while self._chases and (self._chases[0].until_us <= now_us or not self._chases[0].left):
+            chase = self._chases.popleft()
+            if chase.left:
+                chase.left = 0
+                chase.done(chase.behind)
+
+    # -- a topic -------------------------------------------------------------------------------------------
+
+    def serve(self, log: TopicLog, room: int) -> int:
+        """A batch for each flow of a topic that owes something, until the room is used up; returns what was used. What is
+        left, if anything, is in `shard.flowing` again.
+        """
+        stream = self._line_up(log)
+        used = 0
+        read: Read = {}  # one read for all rules that want the same
+        while stream.ready and used < room:
+            flow = stream.ready.popleft()
+            if flow.state == READY:
+                used += self._send(flow, read)
+        if stream.ready:
+            self._shard.flowing[log.id] = log
+        return used
+
+    def _line_up(self, log: TopicLog) -> Stream:
+        """Idle flows that owe something now are ready."""
+        stream = self._streams.get(log.id)
+        if stream is None:
+            stream = self._add_stream(log)
+        if stream.outflows is not log.outflows or log.dropped:
+            self._match_rules(stream)
+        head = log.view.head
+        if head != stream.head:
+            stream.head = head
+            for flow in stream.flows.values():
+                if flow.state == IDLE and flow.mark < head:
+                    self._owe(flow)
+        return stream
+
+    def _add_stream(self, log: TopicLog) -> Stream:
+        if len(self._streams) > 2 * self._swept + SWEEP_MIN:
+            for stream in [stream for stream in self._streams.values() if stream.log.dropped]:
+                self._match_rules(stream)
+            self._swept = len(self._streams)
+        self._streams[log.id] = stream = Stream(log)
+        return stream
+
+    def _match_rules(self, stream: Stream) -> None:
+        """A flow for each rule of the topic, and none for others."""
+        log = stream.log
+        stream.outflows = log.outflows
+        stream.head = UNKNOWN
+        uids = dict.fromkeys(() if log.dropped else log.outflows)
+        for uid in [uid for uid in stream.flows if uid not in uids]:
+            self._remove(stream.flows.pop(uid))
+        for uid in uids:
+            if uid not in stream.flows:
+                dest = self._shard.outflows[uid].forward.dest
+                stream.flows[uid] = Flow(uid, stream, shard_of(dest, len(self._ways)))
+        if not stream.flows:
+            self._streams.pop(log.id, None)
+
+    def _remove(self, flow: Flow) -> None:
+        self._owe_nothing(flow, GONE)
+        for _, chase in flow.chases:
+            chase.part_done()
+        flow.chases = []
+
+    # -- states of a flow ----------------------------------------------------------------------------------
+
+    def _owe(self, flow: Flow) -> None:
+        flow.state = READY
+        flow.stream.ready.append(flow)
+        self._owing.setdefault(flow.uid, {})[flow] = None
+
+    def _make_ready(self, flow: Flow) -> None:
+        self._owe(flow)
+        log = flow.stream.log
+        self._shard.flowing[log.id] = log
+
+    def _owe_nothing(self, flow: Flow, state: int) -> None:
+        flow.state = state
+        flows = self._owing.get(flow.uid)
+        if flows is not None:
+            flows.pop(flow, None)
+            if not flows:
+                del self._owing[flow.uid]
+
+    def _pause(self, flow: Flow) -> None:
+        """The same once more, after a while. Nobody waits for it who wants to catch up."""
+        flow.state = PAUSED
+        flow.pause_ms = min(max(2 * flow.pause_ms, PAUSE_MS_MIN), PAUSE_MS_MAX)
+        flow.paused_until_us = self._now_us() + flow.pause_ms * 1000
+        self._pauses += 1
+        heapq.heappush(self._pausing, (flow.paused_until_us, self._pauses, flow))
+        chases, flow.chases = flow.chases, []
+        for _, chase in chases:
+            chase.behind.append(flow.uid)
+            chase.part_done()
+
+    def _go_on(self, flow: Flow) -> None:
+        """The dest has said how far it is."""
+        flow.pause_ms = 0
+        self._reach(flow)
+        if flow.mark >= flow.stream.log.view.head:
+            self._owe_nothing(flow, IDLE)
+        else:
+            self._make_ready(flow)
+
+    @staticmethod
+    def _reach(flow: Flow) -> None:
+        """Those who waited for no more than what the dest has."""
+        if flow.chases:
+            reached = [chase for seq, chase in flow.chases if seq <= flow.mark]
+            flow.chases = [entry for entry in flow.chases if entry[0] > flow.mark]
+            for chase in reached:
+                chase.part_done()
+
+    # -- out -----------------------------------------------------------------------------------------------
+
+    def _send(self, flow: Flow, read: Read) -> int:
+        way = self._ways[flow.shard]
+        if way.is_crowded:
+            flow.state = CROWDED
+            way.crowd.append(flow)
+            return 0
+        try:
+            copies = self._copies(flow, read)
+        except (TopicsError, OSError) as error:  # one topic that cannot be read must not take the shard down
+            logger.error("copies cannot be read", extra={"fields": {"error": str(error)}})
+            self._pause(flow)
+            return BATCH_COST
+        if copies is None:
+            self._nothing_found(flow)
+            return 0
+        batch = Batch(flow, copies.after, copies.upto, len(copies.frames))
+        flow.state = SENT
+        way.batches += 1
+        way.bytes += batch.bytes
+        self.batches_sent += 1
+        dest = copies.forward.dest
+        if flow.shard == self._own:
+            self._submit(batch, fwd.TakeCopies(dest, copies))
+        elif not self._links.ask(
+            flow.shard,
+            wire.COPIES,
+            dest.encode(),
+            forward_messages.encode(copies),
+            partial(self._heard, batch),
+        ):
+            self._leave(batch)
+            self._pause(flow)
+        return BATCH_COST + batch.bytes
+
+    def _copies(self, flow: Flow, read: Read) -> fwd.Copies | None:
+        log = flow.stream.log
+        forward = self._shard.outflows[flow.uid].forward
+        if flow.mark == UNKNOWN:
+            return self._shard.copies_from(log, forward, 0)
+        wanted = flow.mark, forward.filter
+        if wanted not in read:
+            read[wanted] = self._shard.copies_after(log, forward, flow.mark, BATCH_RECORDS, BATCH_BYTES)
+        found = read[wanted]
+        if found is None or found.forward is forward:
+            return found
+        copies = self._shard.copies_from(log, forward, flow.mark)
+        copies.upto, copies.frames, copies.lost = found.upto, found.frames, found.lost
+        return copies
+
+    def _nothing_found(self, flow: Flow) -> None:
+        if flow.mark >= flow.stream.log.view.head:
+            self._go_on(flow)
+        else:
+            self._pause(flow)  # what is there cannot be read yet
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    def _heard(self, batch: Batch, reply: wire.Reply | None) -> None:
+        """Of another worker; None: nobody knows."""
+        if reply is None:
+            self._not_taken(batch)
+        elif reply.status == 200:
+            try:
+                self._taken(batch, forward_messages.read_taken(reply.body))
+            except TopicsError as error:
+                logger.error("an answer to copies cannot be read", extra={"fields": {"error": str(error)}})
+                self._not_taken(batch)
+        else:
+            self._not_taken(batch)
+
+    def answered(self, batch: Batch, result: object) -> None:
+        """Of the own engine."""
+        if isinstance(result, fwd.CopiesTaken):
+            self._taken(batch, result)
+        else:
+            self._not_taken(batch)
+
+    def _taken(self, batch: Batch, taken: fwd.CopiesTaken) -> None:
+        self._leave(batch)
+        flow = batch.flow
+        if flow.state != SENT:
+            return  # it has ended
+        flow.mark = taken.mark
+        if taken.mark > batch.after:
+            flow.pause_ms = 0
+        if taken.full or (taken.mark <= batch.after and not batch.only_asks):
+            self._reach(flow)
+            self._pause(flow)
+        else:
+            self._go_on(flow)
+
+    def _not_taken(self, batch: Batch) -> None:
+        """That shard is down, or has refused it, or may have taken it all the same: it is asked again how far it is."""
+        self._leave(batch)
+        flow = batch.flow
+        flow.mark = UNKNOWN
+        if flow.state == SENT:
+            self._pause(flow)
+
+    def _leave(self, batch: Batch) -> None:
+        way = self._ways[batch.flow.shard]
+        way.batches -= 1
+        way.bytes -= batch.bytes
+        self._let_in(way)
+
+    def _let_in(self, way: Way) -> None:
+        """One for one: those who were let in before may not have sent anything yet."""
+        while way.crowd:
+            flow = way.crowd.popleft()
+            if flow.state == CROWDED:
+                self._make_ready(flow)
+                return
+
+    # -- catching up ---------------------------------------------------------------------------------------
+
+    def chase(self, uids: Iterable[int], done: Callable[[list[int]], None]) -> None:
+        """Bring all that these rules have published so far to their dests. `done` hears of it, perhaps at once."""
+        for log in list(self._shard.flowing.values()):
+            self._line_up(log)
+        chase = Chase(self._now_us() + CHASE_US, done)
+        for uid in uids:
+            for flow in list(self._owing.get(uid, ())):
+                flow.chases.append((flow.stream.log.view.head, chase))
+                chase.left += 1
+                if flow.state == PAUSED:
+                    self._make_ready(flow)
+        if chase.left > 1:
+            self._chases.append(chase)
+        chase.part_done()
