@@ -15,6 +15,7 @@ import uvloop
 
 import topics
 from router.call import Services
+from router.front_pressure import FrontPressure
 from router.server import Server
 from router.shard_client import ShardClient
 from topics import logs
@@ -44,6 +45,10 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     services.open_desk(lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000)
     server = Server(services, loop)
     services.desk.fanout.buffered_bytes = server.buffered_bytes
+    pressure = FrontPressure(
+        client.core, now_us=now_us, later=services.later, buffered_share=server.buffered_share
+    )
+    services.pressure = lambda: pressure.value
     ended = asyncio.Event()
 
     def on_message(message: Message) -> None:
@@ -61,6 +66,7 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     channel.send(Serving())
     gc.collect()
     gc.freeze()
+    pressure.start()
     await ended.wait()
     logger.info("the front drains")
     services.draining = True  # WebSockets say so as they close

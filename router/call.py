@@ -39,6 +39,7 @@ class Services:
     # What streams need; see `open_desk`.
     later: Later = field(init=False)
     desk: StreamsDesk = field(init=False)
+    pressure: Callable[[], float] = lambda: 0.0  # of this front
 
     def open_desk(self, later: Later, wall_ms: Callable[[], int]) -> None:
         """From here on streams can be opened. `later` calls something after so many microseconds."""

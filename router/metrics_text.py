@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
+from topics.engine.scheduler import WEIGHTS
 from topics.reports import FSYNC_BUCKETS_US, TOPIC_ROWS_MAX, ShardReport, TopicRow
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
@@ -22,6 +23,7 @@ class Totals:
     refused_full: int
     streams: int = 0  # open, at all fronts
     covers: Callable[[str], bool] = lambda name: True  # whether the asker may know of a topic
+    front_pressure: float = 0.0  # of the front that answers
 
     @property
     def ready(self) -> bool:
@@ -30,6 +32,16 @@ class Totals:
     @property
     def progress(self) -> float:
         return sum(report.progress for report in self.reports) / self.shards
+
+    @property
+    def pressure(self) -> float:
+        """The highest anywhere."""
+        return max([self.front_pressure, *(report.pressure for report in self.reports)])
+
+    @property
+    def by_band(self) -> list[int]:
+        columns = zip(*(report.band_bytes for report in self.reports))
+        return [sum(column) for column in columns] or [0] * len(WEIGHTS)
 
     def total(self, field: str) -> int:
         return sum(getattr(report, field) for report in self.reports)
@@ -63,6 +75,10 @@ def as_json(totals: Totals) -> dict[str, object]:
         "flows_owing": totals.total("flows_owing"),
         "catch_ups": totals.total("catch_ups"),
         "catch_ups_timed_out": totals.total("catch_ups_late"),
+        "pressure": round(totals.pressure, 3),
+        "pressure_refused": totals.total("pressure_refused"),
+        "topics_waiting": totals.total("topics_waiting"),
+        "topics_paused": totals.total("topics_paused"),
         "sse_connections": totals.streams,
         "watch_sessions": totals.total("watch_sessions"),
         "ready": totals.ready,
@@ -91,6 +107,15 @@ def as_text(totals: Totals) -> bytes:
         lines.append(f"{name} {value}")
     lines += _head("topics_topics_by_class", "gauge", "Topics by durability class")
     lines += [f'topics_topics_by_class{{class="{name}"}} {totals.of_class(name)}' for name in CLASSES]
+    lines += _head("topics_delivered_cost_total", "counter", "Delivered, by band of the scheduler")
+    lines += [
+        f'topics_delivered_cost_total{{band="B{band}"}} {cost}' for band, cost in enumerate(totals.by_band)
+    ]
+    lines += _head("topics_shard_pressure", "gauge", "Pressure of a shard, 0 to 1")
+    lines += [
+        f'topics_shard_pressure{{shard="{report.shard}"}} {round(report.pressure, 3)}'
+        for report in totals.reports
+    ]
     lines += _topic_lines(totals)
     lines += _histogram(totals)
     return ("\n".join(lines) + "\n").encode()
@@ -138,6 +163,21 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
         "Reads answered before their topic had caught up",
         wal("catch_ups_late"),
     )
+    yield (
+        "topics_pressure",
+        "gauge",
+        "The highest pressure of shards and this front, 0 to 1",
+        round(totals.pressure, 3),
+    )
+    yield "topics_front_pressure", "gauge", "Pressure of this front, 0 to 1", round(totals.front_pressure, 3)
+    yield "topics_pressure_refused_total", "counter", "Writes refused under pressure", wal("pressure_refused")
+    yield (
+        "topics_topics_waiting",
+        "gauge",
+        "Topics that wait for their turn to be delivered",
+        wal("topics_waiting"),
+    )
+    yield "topics_topics_paused", "gauge", "Topics whose pushes wait for less pressure", wal("topics_paused")
     yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
     yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
     yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")

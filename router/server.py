@@ -58,6 +58,9 @@ class Server:
     def buffered_bytes(self) -> int:
         return self.stalled_bytes + self._sending.held
 
+    def buffered_share(self) -> float:
+        return self.buffered_bytes() / SENDING_BYTES_MAX
+
     def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         """Run work on another thread; False when too much of it waits already."""
         if self._offloaded >= OFFLOADED_MAX:

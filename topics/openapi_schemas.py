@@ -77,7 +77,7 @@ FIELD_TEXT: dict[str, dict[str, str]] = {
         "idempotency_key": "1 to 256 bytes of UTF-8; it wins over the header `Idempotency-Key`.",
         "create": "What to do when the topic does not exist: create it, or answer 404. Default: `config.auto_create`.",
         "config": "Used if this write creates the topic; it then needs the scope `admin`.",
-        "disable_backpressure": "For later versions; changes nothing yet.",
+        "disable_backpressure": "Do not refuse this write under pressure; it waits instead.",
         "if_last_seq": "Write only if this is the topic's head; 0: if it has no records yet.",
         "if_tag_last_seq": "Write only if this is the newest seq of a tag.",
     },

@@ -53,6 +53,12 @@ class ShardReport(msgspec.Struct, array_like=True):
     flows_owing: int = 0  # rules, by topic that they copy, with something that their dests do not have yet
     catch_ups: int = 0
     catch_ups_late: int = 0  # reads that were answered before their topic had caught up
+    shard: int = 0
+    pressure: float = 0.0
+    pressure_refused: int = 0  # writes
+    topics_waiting: int = 0  # for their turn to be delivered
+    topics_paused: int = 0  # whose pushes wait for less pressure
+    band_bytes: list[int] = []  # delivered by band, from B0 on, with what stands for work that is no bytes
 
     @property
     def topic_count(self) -> int:

@@ -39,6 +39,10 @@ class WritePerformance(Struct):
     server_total_ms: Milliseconds
     wal_append_ms: Milliseconds
     fsync_ms: Milliseconds
+    throttle_wait_ms: (
+        Annotated[float, Meta(ge=0, description="What a sync that was put off added.")] | UnsetType
+    ) = UNSET
+    pressure: Annotated[float, Meta(ge=0, le=1, description="Above 0.2 only.")] | UnsetType = UNSET
 
 
 class DiffPerformance(Struct):
@@ -303,6 +307,10 @@ class Metrics(Struct):
     flows_owing: Count
     catch_ups: Count
     catch_ups_timed_out: Count
+    pressure: Annotated[float, Meta(ge=0, le=1)]
+    pressure_refused: Count
+    topics_waiting: Count
+    topics_paused: Count
     sse_connections: Count
     watch_sessions: Count
     ready: bool

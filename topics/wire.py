@@ -13,7 +13,8 @@ long the whole took. A request that a shard has not begun within `budget_ms` of 
 msgpack of `Args` and absent when all is default. `head` is ready-made HTTP header lines. A body of BODY_APART bytes or
 more is not joined but follows as a message part of its own (body_len is then FOLLOWS, and the item is the last).
 
-A front tells with TAKEN how many bytes of messages it has taken since it last did (u64, the body); it has no reply.
+A front tells with TAKEN how many bytes of messages it has taken since it last did (u64, the body), and with PRESSURE how hard
+it has it (per mille, as the id); neither has a reply.
 
 A message names the incarnation of the worker it is for, or from: a restarted worker must never execute what was sent
 to the one before it.
@@ -49,6 +50,7 @@ WORK, WORKED, UNWORK, LETTERS, UNCLAIM = 43, 44, 45, 46, 47
 # Forwards. The first four are a client's, and go to the catalog; the others are said between workers.
 PUT_FORWARD, GET_FORWARD, LIST_FORWARDS, DROP_FORWARD = 48, 49, 50, 51
 COPIES, CATCH_UP, FORWARD_STEP, FORWARDS_GONE, FORWARDS_CHECK, FORWARD_TOTALS = 52, 53, 54, 55, 56, 57
+PRESSURE = 58
 
 # An outcome may be unknown when the worker dies while one of these is on its way.
 CHANGES = frozenset(

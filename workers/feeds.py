@@ -186,12 +186,14 @@ class Feeds:
             synced=options.strong,
         )
         log = self._shard.published.get(asker.topic)
-        at_head = log is not None and position == self._head(log, options) and position == log.view.head
-        if at_head and log is not None and not log.expiring:
-            asker.token = self._ask_engine(peer, asker, None)  # type: ignore[arg-type]
-            self._shard.park(asker.token, command, log, position)
-        else:
+        if log is None:
             asker.token, asker.asked = self._ask_engine(peer, asker, command), command
+            return
+        asker.token = self._ask_engine(peer, asker, None)  # type: ignore[arg-type]
+        self._shard.park(asker.token, command, log, position)
+        at_head = position == self._head(log, options) == log.view.head
+        if not at_head or log.expiring:
+            self._shard.dirty[log.id] = log  # it is read when it is its topic's turn
 
     def _withdraw(self, asker: Feed | Group) -> None:
         if asker.asked is not None:

@@ -1,8 +1,10 @@
 """Copies on their way: from topics of this shard, by their outflows, to their dests, here or at another worker.
 
-    shard.flowing ──▶ serve ──▶ a batch of each flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
-          ▲                                                                                       │
-          └──────────── there is more, or a pause is over ◀───────────────────────────────────────┘
+    shard.flowing ──▶ its turn: `serve` ──▶ a batch of each flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
+          ▲                                                                                                  │
+          └──────────── there is more, or a pause is over ◀──────────────────────────────────────────────────┘
+
+When a topic has its turn the shard's scheduler decides, among all that it delivers.
 
 A *flow* is one rule and one topic that it copies. The dest is the authority on how far it is: what is known here is what it
 said last, and nothing of it is stored. After a start of either side the first message of a flow only asks. A batch may be
@@ -27,7 +29,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 
 from topics import wire
 from topics.engine import forward_commands as fwd
@@ -35,6 +36,8 @@ from topics.engine.engine import Engine
 from topics.engine.errors import TopicsError
 from topics.engine.limits import KIB, MIB
 from topics.engine.placement import shard_of
+from topics.engine.priority import effective_priority
+from topics.engine.scheduler import Scheduler
 from topics.engine.topic_log import TopicLog
 from workers import forward_messages
 from workers.peer_links import PeerLinks
@@ -45,9 +48,7 @@ BATCH_RECORDS = 1024
 BATCH_BYTES = 1 * MIB
 BATCHES_MAX = 128
 BYTES_MAX = 16 * MIB
-BATCH_COST = 16 * KIB  # of a batch beside its bytes, in the room of a slice
-SLICE_TOPICS = 64
-SLICE_ROOM = 256 * KIB  # what leaves in one go: the answers of the same turn wait for it
+BATCH_COST = 16 * KIB  # of a batch beside its bytes, for the scheduler
 PAUSE_MS_MIN, PAUSE_MS_MAX = 50, 1_000
 CHASE_US = 1_000_000  # whoever asked for it does not wait any longer
 SWEEP_MIN = 64  # so few topics may be known here after they are gone
@@ -112,11 +113,16 @@ class Way:
 
     batches: int = 0
     bytes: int = 0
-    crowd: deque[Flow] = field(default_factory=deque)
+    crowd: Scheduler[Flow] = field(default_factory=lambda: Scheduler(_priority_of))
 
     @property
     def is_crowded(self) -> bool:
         return self.batches >= BATCHES_MAX or self.bytes + BATCH_BYTES > BYTES_MAX
+
+
+def _priority_of(flow: Flow) -> float:
+    log = flow.stream.log
+    return effective_priority(log.view.config, log.last_read_ts or None, log.last_touch)
 
 
 Submit = Callable[[Batch, fwd.TakeCopies], None]
@@ -190,11 +196,6 @@ class Forwarder:
     # -- time ----------------------------------------------------------------------------------------------
 
     @property
-    def has_more(self) -> bool:
-        """Whether something may be sent at once."""
-        return bool(self._shard.flowing) and not self._is_closed
-
-    @property
     def wake_at_us(self) -> int | None:
         if self._is_closed:
             return None
@@ -204,17 +205,9 @@ class Forwarder:
         return min(due, default=None)
 
     def tend(self) -> None:
-        """Send what may be sent by now, as much as a slice has room for."""
+        """Let time pass; who may go on is in `shard.flowing` afterwards."""
         if self._pausing or self._chases:
             self._let_time_pass(self._now_us())
-        flowing = self._shard.flowing
-        if not flowing or self._is_closed:
-            return
-        room = SLICE_ROOM
-        for topic_id in list(islice(flowing, SLICE_TOPICS)):
-            if room <= 0:
-                break
-            room -= self.serve(flowing.pop(topic_id), room)
         for way in self._ways:
             if way.crowd and not way.batches:  # whoever was let in had nothing to send
                 self._let_in(way)
@@ -236,6 +229,8 @@ class Forwarder:
         """A batch for each flow of a topic that owes something, until the room is used up; returns what was used. What is
         left, if anything, is in `shard.flowing` again.
         """
+        if self._is_closed:
+            return 0
         stream = self._line_up(log)
         used = 0
         read: Read = {}  # one read for all rules that want the same
@@ -347,7 +342,7 @@ class Forwarder:
         way = self._ways[flow.shard]
         if way.is_crowded:
             flow.state = CROWDED
-            way.crowd.append(flow)
+            way.crowd.add(flow, self._now_us() // 1000)
             return 0
         try:
             copies = self._copies(flow, read)
@@ -450,10 +445,10 @@ class Forwarder:
 
     def _let_in(self, way: Way) -> None:
         """One for one: those who were let in before may not have sent anything yet."""
-        while way.crowd:
-            flow = way.crowd.popleft()
-            if flow.state == CROWDED:
-                self._make_ready(flow)
+        while (entry := way.crowd.pick(self._now_us() // 1000)) is not None:
+            way.crowd.done(entry, BATCH_COST)
+            if entry.item.state == CROWDED:
+                self._make_ready(entry.item)
                 return
 
     # -- catching up ---------------------------------------------------------------------------------------
@@ -469,6 +464,8 @@ class Forwarder:
                 chase.left += 1
                 if flow.state == PAUSED:
                     self._make_ready(flow)
+                if flow.state == READY:
+                    self._shard.hurry(flow.stream.log)
         if chase.left > 1:
             self._chases.append(chase)
         chase.part_done()

@@ -64,6 +64,10 @@ class ShardMetrics:
             leases_in_flight=in_flight,
             consumers=sum(map(_consumers_of, published.values())) if ready else 0,
             copies=counters.get("copies", 0),
+            shard=self._engine.config.shard,
+            topics_waiting=shard.backlog,
+            topics_paused=len(shard.paused),
+            band_bytes=[band.used for band in shard.scheduler.bands],
         )
 
     def _row(self, log: TopicLog) -> TopicRow:

@@ -23,8 +23,15 @@ OK, CREATED = 200, 201
 
 
 def appended(
-    result: cmd.Appended, *, with_seqs: bool, total_ms: float, append_ms: float, sync_ms: float
+    result: cmd.Appended,
+    *,
+    with_seqs: bool,
+    total_ms: float,
+    append_ms: float,
+    sync_ms: float,
+    more: bytes = b"",
 ) -> Rendered:
+    """`more`: further members of `performance`, each with its comma."""
     first, count = result.first_seq, result.count
     last = first + count - 1
     if not with_seqs:
@@ -35,7 +42,7 @@ def appended(
         seqs = b'"seqs":[' + ",".join(map(str, range(first, last + 1))).encode() + b"],"
     body = (
         b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
-        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
+        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f%b}}'
         % (
             result.topic.encode(),  # a name that exists needs no escapes
             first,
@@ -48,6 +55,7 @@ def appended(
             total_ms,
             append_ms,
             sync_ms,
+            more,
         )
     )
     return CREATED if result.created else OK, wire.JSON, b"", body

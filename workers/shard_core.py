@@ -39,6 +39,7 @@ from workers.metrics import ShardMetrics
 from workers.outbox import Batch, Outbox
 from workers.peer_links import BUDGET_MS, Message, OnAnswer, PeerLinks
 from workers.rules_desk import Operation, RulesDesk
+from workers.shard_pressure import ShardPressure
 from workers.watch_desk import JOB_KIND, WatchDesk
 
 logger = logging.getLogger("topics.shard")
@@ -115,6 +116,7 @@ class ShardCore:
         self._probe_at_us = 0
         self._wake_at_ms: int | None = None  # as the engine said last
         engine.shard.may_wake = self._may_wake
+        self.pressure = ShardPressure(engine, now_us)
         self._peers: dict[int, int] = {}
         self._turn = Turn()
         self._turns_again: list[Turn] = []  # of writes that were parked, and are asked again in this turn
@@ -135,6 +137,7 @@ class ShardCore:
             send=self._send,
             now_us=now_us,
         )
+        engine.shard.copy_out = self.forwarding.forwarder.serve
         self.jobs = JobsDesk(
             engine,
             send=self._send,
@@ -146,6 +149,7 @@ class ShardCore:
         self._asked_own: dict[int, OnAnswer] = {}
         self._own_replies: deque[wire.Reply] = deque()
         self._own_number = 0
+        self._held_ms = 0  # of the sync whose answers are being made
         self.rules: RulesDesk | None = None
         if engine.config.shard == 0:
             self.rules = RulesDesk(
@@ -172,7 +176,7 @@ class ShardCore:
     def has_requests(self) -> bool:
         if self._waiting or self._reopened or self.caps.has_released:
             return True
-        if self.forwarding.forwarder.has_more and self.is_ready:
+        if self.engine.shard.has_news and self.is_ready:
             return True
         return any(map(self._window.is_open, self._held_reads))
 
@@ -187,7 +191,11 @@ class ShardCore:
         if wire.read_message_head(message) != self._incarnation:
             return  # it was meant for a worker that is gone, and was answered there
         now_us = self._now_us()
+        is_first = True
         for request in wire.read_requests(message, apart):
+            if is_first and request.received_us:
+                self.pressure.arrived(now_us - request.received_us)
+                is_first = False
             self._take(peer, request, now_us)
 
     def _take(self, peer: bytes, request: wire.Request, now_us: int) -> None:
@@ -196,6 +204,7 @@ class ShardCore:
             return
         try:
             self._check_serving(request, now_us)
+            self.pressure.check(request, now_us)
             args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
             topic = request.topic.decode("utf-8", "replace")
             command, options = self._doors.read[request.op](topic, request, args)
@@ -283,6 +292,8 @@ class ShardCore:
             report.watch_sessions = self.desk.sessions.count
             report.streams_elsewhere = self.desk.streams_elsewhere(peer)
             self.forwarding.report(report)
+            report.pressure = self.pressure.value
+            report.pressure_refused = self.pressure.refused
             report.forwards = self.rules.book.count if self.rules is not None else 0
             body = msgspec.msgpack.encode(report)
         elif request.op == wire.CATALOG:
@@ -294,10 +305,14 @@ class ShardCore:
         elif request.op == wire.UNCLAIM:
             self._unclaim(peer, request)
             return
+        elif request.op == wire.PRESSURE:
+            self.pressure.heard(peer, request.id)
+            return
         elif request.op == wire.TAKEN:
             was_open = self._window.is_open(peer)
             self._window.taken(peer, wire.read_taken(request.body))
-            self._reopened |= self._window.is_open(peer) and not was_open
+            if self._window.is_open(peer) and not was_open:
+                self._reopen()
             return
         else:
             self._at_desk(peer, request)
@@ -403,28 +418,34 @@ class ShardCore:
                 self._held_reads[peer] = held  # behind the others: they have the next turn's room first
         return begun
 
+    def _reopen(self) -> None:
+        self._reopened = True
+        self.engine.shard.may_send_again()
+
     def _may_wake(self, token: object) -> bool:
         return self._window.is_open(cast(Token, token)[0])
 
     def forget_peer(self, peer: bytes) -> None:
         """That front is gone, and nobody waits for its reads."""
         self._window.forget(peer)
+        self.pressure.front_gone(peer)
         self._held_reads.pop(peer, None)
         self.forwarding.catch_ups.withdraw(peer)
         self.desk.front_gone(peer)
         self.jobs.front_gone(peer)
         if self._claimed_us.pop(peer, None) is not None:
             self.engine.shard.withdraw_claims(lambda token: _is_claim_of(peer, token))
-        self._reopened = True
+        self._reopen()
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
         if job.kind == "sync":
             self.metrics.synced(took_ms)
+            self.pressure.synced()
         elif job.kind == JOB_KIND:
             self.desk.saved(error)
             return self._act(Outcome([], [], self._wake_at_ms), 0.0)
         outcome = self.engine.finish(job, error)
-        return self._act(outcome, took_ms)
+        return self._act(outcome, took_ms, job.held_ms)
 
     def close(self) -> Actions:
         """The last turn: what is open is committed, and a snapshot is written."""
@@ -439,8 +460,12 @@ class ShardCore:
         """Replies that needed no turn."""
         return self._act(Outcome([], [], self._wake_at_ms), 0.0)
 
-    def _act(self, outcome: Outcome, sync_ms: float) -> Actions:
+    def _act(self, outcome: Outcome, sync_ms: float, held_ms: int = 0) -> Actions:
+        """`held_ms`: how long the sync that was waited for was put off, to cover more."""
         now_us = self._now_us()
+        self._held_ms = held_ms
+        self.pressure.began(outcome.jobs)
+        self.pressure.tend(now_us)
         for token, result in outcome.replies:
             if type(result) is OverGrant:
                 result = self.caps.park(token, result)
@@ -501,7 +526,8 @@ class ShardCore:
                 self.links.tell(0, wire.CATALOG, body)
         if self.rules is not None and self.is_ready:
             wake_at_ms = _earlier(wake_at_ms, self.rules.wake_at_us)
-        for at_us in (self.links.wake_at_us, self.outbox.wake_at_us, self.forwarding.wake_at_us):
+        dues = (self.links, self.outbox, self.forwarding, self.pressure)
+        for at_us in [due.wake_at_us for due in dues]:
             wake_at_ms = _earlier(wake_at_ms, at_us)
         return wake_at_ms
 
@@ -538,6 +564,7 @@ class ShardCore:
                 total_ms=total_ms,
                 append_ms=turn.append_ms,
                 sync_ms=sync_ms if result.synced and self._doors.is_synced_class(result.topic) else 0.0,
+                more=self._throttled() if self.pressure.text or self._held_ms else b"",
             )
         elif isinstance(result, TopicsError):
             self._refuse(peer, request, result)
@@ -564,6 +591,10 @@ class ShardCore:
                 )
                 return
         self._send(peer, request.id, status, kind, head, body)
+
+    def _throttled(self) -> bytes:
+        """What the pressure did to the writes that are answered now."""
+        return (b',"throttle_wait_ms":%d' % self._held_ms if self._held_ms else b"") + self.pressure.text
 
     # -- other workers -------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def metrics(call: Call, respond: Respond) -> None:
         covers = call.key.covers if call.key is not None else lambda name: True
         streams = services.desk.count + sum(report.streams_elsewhere for report in reports)
         totals = metrics_text.Totals(
-            reports, len(replies), uptime_ms, services.core.refused_full, streams, covers
+            reports, len(replies), uptime_ms, services.core.refused_full, streams, covers, services.pressure()
         )
         if not wants_json:
             respond(Response(200, metrics_text.as_text(totals), TEXT_TYPE))

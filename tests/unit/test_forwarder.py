@@ -30,6 +30,7 @@ from tests.support.flow_rig import (
 )
 from tests.support.shard_rig import Cluster
 from topics import wire
+from topics.engine import delivery
 from topics.engine import forward_commands as fwd
 from workers import forwarder, peer_links
 from workers.forwarder import PAUSE_MS_MAX, PAUSE_MS_MIN
@@ -161,7 +162,7 @@ def test_what_is_on_its_way_to_a_shard_is_bounded_in_bytes(
 
 def test_a_slice_of_many_flows_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand rules of one topic do not hold up the answers of a turn."""
-    monkeypatch.setattr(forwarder, "SLICE_ROOM", 4 * forwarder.BATCH_COST)
+    monkeypatch.setattr(delivery, "TURN_ROOM", 4 * forwarder.BATCH_COST)
     made = cluster()
     for i in range(20):
         forward(made, SOURCE, name_on(0, f"dest-{i}-"), name=f"rule-{i}")
@@ -169,8 +170,7 @@ def test_a_slice_of_many_flows_leaves_room_for_others(monkeypatch: pytest.Monkey
     write(made, SOURCE, numbered(1, 1))
     rig = made.rig(1)
     sent = [rig.core.forwarding.forwarder.batches_sent]
-    while rig.core.has_requests:
-        rig.turn()
+    while rig.step():
         sent.append(rig.core.forwarding.forwarder.batches_sent)
     assert max(later - earlier for earlier, later in pairwise(sent)) <= 5
     made.rest()

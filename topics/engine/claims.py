@@ -74,9 +74,11 @@ class Claims(HandingOut):
             self._park_claim(token, command, log, consumer, once=not command.standing and not command.wait_ms)
             self._open_window(log, consumer)
             return
-        if not self._serve_one(
-            token, command, log, consumer, may_wait=bool(command.standing or command.wait_ms)
-        ):
+        if command.standing:  # a stream is refilled when it is its topic's turn
+            self._park_claim(token, command, log, consumer, once=False)
+            self._is_hungry(log, consumer)
+            return
+        if not self._serve_one(token, command, log, consumer, may_wait=bool(command.wait_ms)):
             self._park_claim(token, command, log, consumer, once=False)
             self._set_timer(log, consumer)
 
@@ -176,19 +178,13 @@ class Claims(HandingOut):
 
     @property
     def claims_due_ms(self) -> int | None:
-        """When a claim or a consumer must be looked at without a request."""
-        if self.hungry or self.fed:
-            return self.clock.mono_ms
+        """When a claim or a consumer must be looked at because time has passed."""
         times = [timers[0][0] for timers in (self.timers, self.idle_timers) if timers]
         return min(times, default=None)
 
-    def serve_claims(self) -> None:
-        """Let claims look again whose consumers have something new, and those whose time is up."""
-        room = limits.WAKE_BYTES_MAX
+    def pass_claim_time(self) -> None:
+        """Consumers for which time has made something ready are hungry, and claims whose time is up are answered."""
         now_ms = self.clock.mono_ms
-        fed, self.fed = self.fed, {}
-        for log in fed.values():
-            self.feed(log)
         while self.timers and self.timers[0][0] <= now_ms:
             _, _, log, consumer, claimer = heapq.heappop(self.timers)
             if claimer is None:
@@ -197,12 +193,6 @@ class Claims(HandingOut):
                 self._stale_timers -= 1
             else:
                 self._give_up_waiting(claimer)
-        hungry, self.hungry, self.unserved = self.hungry | self.unserved, {}, {}
-        for key, (log, consumer) in hungry.items():
-            if room <= 0:
-                self.hungry[key] = log, consumer  # the next turn goes on
-            else:
-                room -= self._serve(log, consumer, room)
 
     def _give_up_waiting(self, claimer: Claimer) -> None:
         """Its time is up."""
@@ -216,13 +206,17 @@ class Claims(HandingOut):
         self._stale_timers -= 1  # this was it
         self.ready.append((claimer.token, self._claimed(claimer.log, claimer.consumer)))
 
-    def _serve(self, log: TopicLog, consumer: Consumer, room: int) -> int:
-        """Answer the claims of one consumer as far as there is something; returns about how many bytes that takes."""
+    def serve_consumer(self, log: TopicLog, consumer: Consumer, room: int, *, may_push: bool = True) -> int:
+        """Answer the claims of one consumer as far as there is something; returns about how many bytes that takes. Without
+        `may_push` those of streams wait on.
+        """
         if consumer.window_ms and consumer.window_ms > self.clock.mono_ms:
             return 0
         gathered = bool(consumer.window_ms)
         consumer.window_ms = 0
         claimers = cast("list[Claimer]", list(consumer.waiters.values()))
+        if not may_push:
+            claimers = [claimer for claimer in claimers if not claimer.command.standing]
         if not claimers:
             if consumer.connections:
                 consumer.pass_time(self.now_ms)  # streams that were full hear of leases that have run out

@@ -55,6 +55,7 @@ class Job:
     work: Callable[[], object]
     done: Callable[[object, BaseException | None], None]
     value: object = None
+    held_ms: int = 0  # how long a sync was put off for more to come
 
     def run(self) -> None:
         self.value = self.work()
@@ -84,6 +85,7 @@ class Engine:
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
         self.report = RecoveryReport()
         self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
+        self._parked_since_ms = 0  # the oldest of them that no sync has begun for
         self._jobs: list[Job] = []
         self._outstanding = 0  # jobs that the shell has and has not reported
         self._sync_running = False
@@ -155,12 +157,8 @@ class Engine:
                 self._checkpoint_wanted = True
         if self._has_background_work():
             self._run_background()
-        if shard.dirty or shard.unwoken or shard.waiter_heap:
-            shard.wake_waiters()
-        due_ms = shard.claims_due_ms
-        if shard.unserved or (due_ms is not None and due_ms <= self.clock.mono_ms):
-            shard.serve_claims()
-            shard.end_idle_consumers()
+        if shard.is_due(self.clock.mono_ms):
+            shard.deliver()
         if shard.ops or shard.frames:
             self._commit()
         self._schedule_sync()
@@ -181,8 +179,9 @@ class Engine:
         times: list[int] = []
         if self.shard.waiter_heap:
             times.append(self.shard.waiter_heap[0][0])
-        if self.shard.dirty:
-            times.append(self.clock.mono_ms)  # long polls that the last turn had no room for
+        deliver_at_ms = self.shard.deliver_at_ms
+        if deliver_at_ms is not None:
+            times.append(deliver_at_ms)
         if self.shard.read_only is not None:
             return min(times, default=None)  # nothing is handed out, synced, written or tried again any more
         claims_due_ms = self.shard.claims_due_ms
@@ -190,6 +189,8 @@ class Engine:
             times.append(claims_due_ms)
         if self._unsynced_since_ms is not None and not self._sync_running:
             times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
+            if self._parked:
+                times.append(self._parked_since_ms + self.shard.measures.window_ms)
         if self._full_retry_ms is not None:
             times.append(self._full_retry_ms)
         if self._task is not None and not self._task_blocked and not self._task_wait_lsn:
@@ -262,6 +263,8 @@ class Engine:
             else:
                 self.shard.publish(op)
                 continue
+            if not self._parked and not self._sync_running:
+                self._parked_since_ms = self.clock.mono_ms
             self._parked.setdefault(log.gate_lsn, []).append(op)
         self._begin_group()
 
@@ -328,9 +331,11 @@ class Engine:
         """A durable reply syncs at once; the batch that gathers meanwhile is the next group."""
         if self._sync_running or self.shard.read_only is not None or self.wal.last_lsn == self.wal.synced_lsn:
             return
-        since = self._unsynced_since_ms
-        due = since is not None and self.clock.mono_ms - since >= limits.BACKGROUND_SYNC_MS
-        if not (self._parked or due or self._task_wait_lsn > self.wal.synced_lsn):
+        since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
+        due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
+        due = due or self._task_wait_lsn > self.wal.synced_lsn
+        held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
+        if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
             return
         files, lsn = self.wal.begin_sync()
         self._sync_running = True
@@ -342,7 +347,8 @@ class Engine:
                 disk.sync(file.handle)
             return lsn
 
-        self._jobs.append(Job("sync", sync, self._synced))
+        self._parked_since_ms = now_ms  # for what is parked from here on
+        self._jobs.append(Job("sync", sync, self._synced, held_ms=held_ms))
 
     def _synced(self, lsn: object, error: BaseException | None) -> None:
         self._sync_running = False

@@ -114,45 +114,25 @@ class Queries(Staging):
             self.waiter_heap = [entry for entry in self.waiter_heap if not entry[2].done]
             heapq.heapify(self.waiter_heap)
 
-    def wake_waiters(self) -> None:
-        """Let the long polls of changed topics look again, and answer those whose time is up."""
-        changed, unwoken = self.dirty, self.unwoken
-        self.dirty, self.unwoken = {}, {}
+    def end_polls(self) -> None:
+        """Answer the long polls whose time is up."""
         room = limits.WAKE_BYTES_MAX
-        for log in (changed | unwoken).values():
-            is_changed = log.id in changed
-            waiters, log.waiters = log.waiters, []
-            for i, waiter in enumerate(waiters):
-                assert isinstance(waiter, Waiter)
-                if room <= 0:
-                    log.waiters += waiters[i:]
-                    self.dirty[log.id] = log  # the next turn goes on
-                    break
-                if not is_changed and not waiter.unwoken:
-                    log.waiters.append(waiter)  # it has seen the topic as it is
-                elif self.may_wake(waiter.token):
-                    waiter.unwoken = False
-                    room -= self._look_again(waiter)
-                else:
-                    waiter.unwoken = True
-                    log.waiters.append(waiter)
-                    self.unwoken[log.id] = log
         while room > 0 and self.waiter_heap and self.waiter_heap[0][0] <= self.clock.mono_ms:
             waiter = heapq.heappop(self.waiter_heap)[2]
             if waiter.done:
                 continue
             if self.may_wake(waiter.token):
                 waiter.log.waiters.remove(waiter)
-                room -= self._look_again(waiter, is_last=True)
+                room -= self.look_again(waiter, is_last=True)
             else:
                 self._push_waiter(waiter, self.clock.mono_ms + WAKE_AGAIN_MS)
 
-    def _look_again(self, waiter: Waiter, *, is_last: bool = False) -> int:
+    def look_again(self, waiter: Waiter, *, is_last: bool = False) -> int:
         """Answer a long poll if there is something for it, or its time is up; returns about how many bytes that takes."""
         log = waiter.log
         size = 0
         try:
-            if not log.view.dropped:
+            if not log.view.dropped and log.stored is None and not log.deferred:
                 page = self._read_page(log, waiter.command)
                 if not is_last and self._nothing_yet(page, waiter.head):
                     log.waiters.append(waiter)

@@ -10,12 +10,12 @@ from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import forward_commands as fwd
 from topics.engine.config import EngineConfig
+from topics.engine.delivery import Delivery
 from topics.engine.engine_clock import EngineClock
-from topics.engine.forwards import Forwards
 from topics.engine.reader import Reader
 
 
-class Shard(Forwards):
+class Shard(Delivery):
     """All commands over one staged and one published state."""
 
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:

@@ -1,0 +1,278 @@
+"""What leaves a shard without having been asked for at that moment, topic by topic in the order of the scheduler.
+
+    frames    reads that stand or wait: pages for watchers, answers to long polls
+    jobs      claims that stand or wait: refills of job streams, answers to claims
+    copies    batches of forwards
+
+A publication puts its topic among the news (`dirty`, `fed`, `hungry`, `flowing`); `deliver` lists it with what it has to
+deliver, at most once, and serves listed topics until the room of a turn is used up. A topic is served up to the state that
+it had when it was picked, in slices: what comes meanwhile is delivered when its turn comes again.
+
+Nothing of this keeps a record from being read: whoever polls is answered by the same turn that its request is handled in.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from topics.engine.config import EngineConfig
+from topics.engine.consumer import Consumer
+from topics.engine.engine_clock import EngineClock
+from topics.engine.errors import TopicsError
+from topics.engine.forwards import Forwards
+from topics.engine.limits import KIB
+from topics.engine.pressure import Measures
+from topics.engine.priority import effective_priority
+from topics.engine.reader import Reader
+from topics.engine.scheduler import TOP, WAIT_MAX_MS, Entry, Scheduler, band_of
+from topics.engine.staging import Waiter
+from topics.engine.topic_log import TopicLog
+
+FRAMES, UNSENT, COPIES = 1, 2, 4
+
+TURN_ROOM = 512 * KIB  # what one turn delivers: its answers, and the next requests, wait for it
+SLICE_ROOM = 128 * KIB  # of one topic at a time
+PICK_COST = 4 * KIB  # of serving a topic, beside what it delivers
+
+
+@dataclass(slots=True, eq=False)
+class Due:
+    """What one topic has to deliver."""
+
+    log: TopicLog
+    kinds: int = 0  # FRAMES: its waiters look again; UNSENT: those of them that could not be answered; COPIES
+    hungry: dict[int, Consumer] = field(default_factory=dict)  # whose claims look again, by identity
+    entry: Entry[Due] | None = None
+    gathers: bool = False  # it waits for more before it is listed
+    is_picked: bool = False  # it is being served
+    left: int = 0  # waiters that the slices so far have not come to
+    again: int = 0  # kinds that have come since it was picked
+
+
+class Delivery(Forwards):
+    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
+        super().__init__(config, clock, reader, boot_id)
+        # Sends copies of a topic, and tells about how many bytes that took. None: nobody does, they wait.
+        self.copy_out: Callable[[TopicLog, int], int] | None = None
+        self.measures = Measures()
+        self.scheduler: Scheduler[Due] = Scheduler(self._priority_of)
+        self._dues: dict[int, Due] = {}
+        self._gathering: list[tuple[int, int, Due]] = []  # until when, topic, what
+        self.paused: dict[int, TopicLog] = {}  # topics whose pushes wait until there is less pressure
+
+    def _priority_of(self, due: Due) -> float:
+        log = due.log
+        return effective_priority(log.view.config, log.last_read_ts or None, self.now_ms)
+
+    # -- when ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was published, or asked for, that is not listed yet."""
+        return bool(self.dirty or self.fed or self.hungry or (self.flowing and self.copy_out is not None))
+
+    @property
+    def deliver_at_ms(self) -> int | None:
+        """When something is to be delivered without a request, other than what claims and long polls wait for."""
+        if self.has_news or self.scheduler:
+            return self.clock.mono_ms
+        return self._gathering[0][0] if self._gathering else None
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `deliver` has anything to do."""
+        if self.has_news or self.scheduler or (self.paused and not self.measures.defers):
+            return True
+        if self._gathering and self._gathering[0][0] <= now_ms:
+            return True
+        if self.waiter_heap and self.waiter_heap[0][0] <= now_ms:
+            return True
+        claims_due_ms = self.claims_due_ms
+        return claims_due_ms is not None and claims_due_ms <= now_ms
+
+    @property
+    def backlog(self) -> int:
+        """Topics that wait for their turn."""
+        return len(self.scheduler)
+
+    def may_send_again(self) -> None:
+        """A front has taken of what it was sent: those who could not be answered look again."""
+        unwoken, self.unwoken = self.unwoken, {}
+        for log in unwoken.values():
+            self._line_up(log, UNSENT)
+        self.hungry |= self.unserved
+        self.unserved = {}
+
+    def hurry(self, log: TopicLog) -> None:
+        """Somebody waits for copies of this topic: it is served as if it had waited for long."""
+        due = self._line_up(log, COPIES)
+        if due.entry is not None and due.entry.band < TOP and not due.is_picked:
+            self.scheduler.discard(due.entry)
+            self._enlist(due, since_ms=self.clock.mono_ms - WAIT_MAX_MS)
+
+    # -- listing -------------------------------------------------------------------------------------------
+
+    def _line_up(self, log: TopicLog, kind: int = 0) -> Due:
+        due = self._dues.get(log.id)
+        if due is None:
+            due = self._dues[log.id] = Due(log)
+        elif due.is_picked:
+            due.again |= kind
+            return due
+        due.kinds |= kind
+        if due.entry is not None:
+            return due
+        if kind != FRAMES or not self.measures.coalesce_ms or band_of(self._priority_of(due)) == TOP:
+            self._enlist(due)
+        elif not due.gathers:
+            due.gathers = True
+            until_ms = self.clock.mono_ms + self.measures.coalesce_ms
+            heapq.heappush(self._gathering, (until_ms, log.id, due))
+        return due
+
+    def _enlist(self, due: Due, *, since_ms: int | None = None) -> None:
+        due.gathers = False
+        lowered = self.measures.defers and due.kinds == COPIES
+        due.entry = self.scheduler.add(due, self.clock.mono_ms, lowered=lowered, since_ms=since_ms)
+
+    def _list_news(self) -> None:
+        if self.dirty:
+            dirty, self.dirty = self.dirty, {}
+            for log in dirty.values():
+                self._line_up(log, FRAMES)
+        if self.fed:
+            fed, self.fed = self.fed, {}
+            for log in fed.values():
+                self.feed(log)
+        if self.hungry:
+            hungry, self.hungry = self.hungry, {}
+            for key, (log, consumer) in hungry.items():
+                self._line_up(log).hungry[key] = consumer
+        if self.flowing and self.copy_out is not None:
+            flowing, self.flowing = self.flowing, {}
+            for log in flowing.values():
+                self._line_up(log, COPIES)
+        while self._gathering and self._gathering[0][0] <= self.clock.mono_ms:
+            due = heapq.heappop(self._gathering)[2]
+            if due.gathers:
+                self._enlist(due)
+
+    # -- serving -------------------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """One turn's share of what is to be delivered."""
+        if not self.measures.defers and self.paused:
+            self._push_again()
+        self.pass_claim_time()
+        self._list_news()
+        now_ms = self.clock.mono_ms
+        room = TURN_ROOM
+        while room > 0:
+            entry = self.scheduler.pick(now_ms)
+            if entry is None:
+                break
+            room -= self._serve_due(entry, min(room, SLICE_ROOM), now_ms)
+        self.end_polls()
+        self.end_idle_consumers()
+
+    def _push_again(self) -> None:
+        paused, self.paused = self.paused, {}
+        for log in paused.values():
+            self._line_up(log, FRAMES)
+            if log.consumers is not None:
+                self.feed(log)
+
+    def _serve_due(self, entry: Entry[Due], room: int, now_ms: int) -> int:
+        due = entry.item
+        due.is_picked = True
+        may_push = entry.band > 0 or not self.measures.defers
+        is_mixed = due.kinds != COPIES or bool(due.hungry)
+        used = PICK_COST
+        if due.kinds & (FRAMES | UNSENT):
+            used += self._serve_frames(due, room, may_push=may_push)
+        if due.hungry and used < room:
+            used += self._serve_jobs(due, room - used, may_push=may_push)
+        if due.kinds == COPIES and not due.hungry:
+            if is_mixed and self.measures.defers:
+                self._lower(entry, used)
+                return used
+            if used < room:
+                used += self._serve_copies(due, room - used)
+        if due.kinds or due.hungry:
+            self.scheduler.sliced(entry, used, now_ms)
+        else:
+            self.scheduler.done(entry, used)
+            self._end(due)
+        return used
+
+    def _end(self, due: Due) -> None:
+        """Up to where it was when it was picked, all is delivered."""
+        due.entry, due.is_picked = None, False
+        if not due.again:
+            del self._dues[due.log.id]
+            return
+        again, due.again = due.again, 0
+        due.kinds = again
+        self._enlist(due)
+
+    def _lower(self, entry: Entry[Due], used: int) -> None:
+        """Its copies wait one band lower."""
+        due = entry.item
+        self.scheduler.done(entry, used)
+        due.kinds |= due.again
+        due.entry, due.is_picked, due.again = None, False, 0
+        self._enlist(due, since_ms=entry.since_ms)
+
+    def _serve_frames(self, due: Due, room: int, *, may_push: bool) -> int:
+        """Let reads that stand or wait look again. Those that were not looked at come first in the next slice."""
+        log = due.log
+        is_changed = bool(due.kinds & FRAMES)
+        try:
+            if log.stored is not None or log.deferred:
+                self._touch(log)
+        except (TopicsError, OSError):
+            is_changed = True  # each of them asks again by itself, where the error becomes its answer
+        waiters, log.waiters = log.waiters, []
+        count = min(due.left or len(waiters), len(waiters))
+        used = looked = 0
+        for waiter in waiters[:count]:
+            assert isinstance(waiter, Waiter)
+            if used >= room:
+                break
+            looked += 1
+            if not is_changed and not waiter.unwoken:
+                log.waiters.append(waiter)  # it has seen the topic as it is
+            elif not may_push and waiter.command.standing:
+                log.waiters.append(waiter)
+                self.paused[log.id] = log
+            elif self.may_wake(waiter.token):
+                waiter.unwoken = False
+                used += self.look_again(waiter)
+            else:
+                waiter.unwoken = True
+                log.waiters.append(waiter)
+                self.unwoken[log.id] = log
+        log.waiters = waiters[looked:] + log.waiters
+        due.left = count - looked
+        if not due.left:
+            due.kinds &= ~(FRAMES | UNSENT)
+        return used
+
+    def _serve_jobs(self, due: Due, room: int, *, may_push: bool) -> int:
+        used = 0
+        while due.hungry and used < room:
+            consumer = due.hungry.pop(next(iter(due.hungry)))
+            used += self.serve_consumer(due.log, consumer, room - used, may_push=may_push)
+            if not may_push and consumer.streams:
+                self.paused[due.log.id] = due.log
+        return used
+
+    def _serve_copies(self, due: Due, room: int) -> int:
+        due.kinds &= ~COPIES
+        if self.copy_out is None:
+            return 0
+        used = self.copy_out(due.log, room)
+        if self.flowing.pop(due.log.id, None) is not None:
+            due.kinds |= COPIES
+        return used

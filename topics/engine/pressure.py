@@ -1,0 +1,109 @@
+"""How hard it is to keep up, from 0 to 1, and what is done about it. Pure: figures in, measures out.
+
+    delay      how long requests and deliveries wait for their turn, against 5 ms
+    backlog    topics that wait to be delivered, against 256
+    sync       how long the sync that runs has taken so far, against 50 ms
+
+Each counts as 1 - bound/figure: 0 up to its bound, 0.5 at twice, 0.8 at five times, 0.95 at twenty times. The pressure is the
+largest of them, and of what the fronts say of themselves, smoothed over some samples of SAMPLE_MS.
+
+    rung      begins           ends     measure
+    coalesce  > 0.2            < 0.1    deliveries wait up to 20 ms for more; not those of the top band
+    widen     > 0.4            < 0.3    a sync waits for more writes: 0.5 to 10 ms, linear in the pressure
+    defer     > 0.8 for 0.5 s  < 0.6    forwarding one band lower; no pushes of B0
+    refuse    > 0.95           < 0.8    writes that waited too long before they came here are refused
+
+Beginning and end of a rung lie apart, so that none flutters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SAMPLE_MS = 100
+DELAY_MS = 5.0
+BACKLOG = 256
+SYNC_MS = 50.0
+SMOOTHING = 0.4  # weight of the newest sample
+NOTHING = 0.005  # less is none at all
+
+COALESCE, WIDEN, DEFER, REFUSE = range(4)
+RUNGS = ((0.2, 0.1), (0.4, 0.3), (0.8, 0.6), (0.95, 0.8))  # above which one begins, below which it ends
+SUSTAINED = 5  # samples above it, before DEFER begins
+
+COALESCE_MS_MAX = 20
+WINDOW_MS = (0.5, 10.0)
+FULL_WAIT_MS = 1_000  # whoever has waited so long for a shard under full pressure has found it full
+RETRY_AFTER_MS = 1_000
+
+
+@dataclass(slots=True)
+class Measures:
+    """What is in force."""
+
+    coalesce_ms: int = 0
+    window_ms: int = 0
+    defers: bool = False
+    refuses: bool = False
+
+
+def part(figure: float, bound: float) -> float:
+    return 1.0 - bound / figure if figure > bound else 0.0
+
+
+class Pressure:
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.measures = Measures()
+        self._own = 0.0
+        self._is_on = [False] * len(RUNGS)
+        self._high = 0  # samples in a row that were above DEFER's beginning
+        self._sampled_ms: int | None = None
+        self._delay_us = 0
+        self._delays = 0
+
+    def delayed(self, delay_us: int) -> None:
+        """Something has waited so long for its turn."""
+        self._delay_us += max(delay_us, 0)
+        self._delays += 1
+
+    @property
+    def wake_at_ms(self) -> int | None:
+        """When the next sample is wanted though nothing happens: as long as there is some pressure."""
+        if not self.value or self._sampled_ms is None:
+            return None
+        return self._sampled_ms + SAMPLE_MS
+
+    def is_due(self, now_ms: int) -> bool:
+        return self._sampled_ms is None or now_ms - self._sampled_ms >= SAMPLE_MS
+
+    def sample(self, now_ms: int, *, backlog: int, wait_ms: float, sync_ms: float, elsewhere: float) -> None:
+        """`wait_ms`: how long deliveries have waited for their turn; `elsewhere`: the pressure that others have told of."""
+        passed = 1 if self._sampled_ms is None else max(1, (now_ms - self._sampled_ms) // SAMPLE_MS)
+        self._sampled_ms = now_ms
+        delay_ms = self._delay_us / self._delays / 1000 if self._delays else 0.0
+        self._delay_us = self._delays = 0
+        delay_ms = max(delay_ms, wait_ms)
+        found = max(part(delay_ms, DELAY_MS), part(backlog, BACKLOG), part(sync_ms, SYNC_MS))
+        for _ in range(min(passed - 1, 20)):  # nothing happened in between
+            self._own *= 1 - SMOOTHING
+        self._own += (found - self._own) * SMOOTHING
+        if self._own < NOTHING:
+            self._own = 0.0
+        self.value = max(self._own, elsewhere)
+        self._climb()
+
+    def _climb(self) -> None:
+        value = self.value
+        self._high = self._high + 1 if value > RUNGS[DEFER][0] else 0
+        for rung, (begins, ends) in enumerate(RUNGS):
+            if self._is_on[rung]:
+                self._is_on[rung] = value >= ends
+            else:
+                self._is_on[rung] = value > begins and (rung != DEFER or self._high >= SUSTAINED)
+        measures = self.measures
+        share = (value - RUNGS[COALESCE][0]) / (1 - RUNGS[COALESCE][0])
+        measures.coalesce_ms = round(COALESCE_MS_MAX * max(share, 0.0)) if self._is_on[COALESCE] else 0
+        least, most = WINDOW_MS
+        measures.window_ms = round(least + (most - least) * value) if self._is_on[WIDEN] else 0
+        measures.defers, measures.refuses = self._is_on[DEFER], self._is_on[REFUSE]
