@@ -1,0 +1,104 @@
+"""Goal: on a real server that owes more than it can send, one topic of high priority and thousands of low ones share eight to one.
+
+Method: sources lie on one shard, all that they are copied to on another one, which stands still (SIGSTOP) until everything is
+owed. As many batches as may be are then on their way, of low topics, and all others wait for their turn. When the shard goes
+on the order in which copies arrive is the order in which they were sent, and it is read from the copies' times.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.server import Server, until
+from topics.engine.placement import shard_of
+from workers.forwarder import BATCHES_MAX
+
+LOW_TOPICS = 5000
+HIGH_FLOWS = 200
+SHARE = 8
+WRITERS = 4
+LOW = {"priority": -1000}
+ANSWERED = b"HTTP/1.1 20"
+GROWN_OLD_S = 9.0  # after 10 s of waiting also the lowest topic is in the top band
+
+
+def names_on(shard: int, stem: str) -> Iterator[str]:
+    return (name for name in (f"{stem}{i}" for i in itertools.count()) if shard_of(name, 2) == shard)
+
+
+def copies_waiting(server: Server) -> int:
+    return int(server.get("/v0/metrics", Accept="application/json").json["flows_owing"])
+
+
+def times(server: Server, topic: str) -> list[int]:
+    found: list[int] = []
+    while True:
+        page = server.diff(topic, from_seq=len(found), limit=1000).json
+        found += [record["$ts"] for record in page["records"]]
+        if page["caught_up"]:
+            return found
+
+
+def write_each(server: Server, topics: list[str]) -> None:
+    """One record each, all on one connection, without waiting for answers in between."""
+    body = json.dumps({"records": [{"data": 1}], "config": LOW})
+    head = f"HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    requests = "".join(f"POST /v0/topics/{topic} {head}{body}" for topic in topics).encode()
+    with socket.create_connection((server.host, server.port), timeout=60) as connection:
+        sending = threading.Thread(target=connection.sendall, args=(requests,))
+        sending.start()
+        answered, rest = 0, b""
+        while answered < len(topics):
+            rest += connection.recv(1 << 20)
+            answered += rest.count(ANSWERED)
+            rest = rest[-len(ANSWERED) + 1 :]
+        sending.join()
+
+
+def write_all(server: Server, lows: list[str], high: str) -> None:
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(write_each, [server] * WRITERS, [lows[i::WRITERS] for i in range(WRITERS)]))
+    assert server.write(high, 1).status == 200
+
+
+def test_one_high_topic_and_5000_low_ones_share_eight_to_one(start_server: Callable[..., Server]) -> None:
+    server = start_server(environment={"TOPICS_PING_TIMEOUT_MS": "600000"})
+    lows = list(itertools.islice(names_on(0, "low."), LOW_TOPICS))
+    all_lows, high = next(names_on(1, "all-lows")), next(names_on(0, "high"))
+    dests = list(itertools.islice(names_on(1, "dest"), HIGH_FLOWS))
+    assert server.put(f"/v0/topics/{high}", {"priority": 1000}).status == 201
+    for dest in dests:
+        assert server.put(f"/v0/routers/{dest}", {"source": high, "dest": dest}).status == 201
+    rule = {"source": "low.>", "dest": all_lows}
+    assert server.put("/v0/routers/lows", rule).status == 201
+    write_all(server, lows, high)
+    until(
+        lambda: copies_waiting(server) == 0
+    )  # each flow knows how far its dest is, and does not have to ask first
+    stalled = server.pid("shard 1")
+    os.kill(stalled, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        write_all(server, lows, high)
+    finally:
+        os.kill(stalled, signal.SIGCONT)
+    if time.monotonic() - began > GROWN_OLD_S:
+        pytest.skip("this machine is so slow that low topics have grown old meanwhile")
+    until(lambda: copies_waiting(server) == 0)
+    low_times = times(server, all_lows)
+    assert len(low_times) == 2 * LOW_TOPICS
+    last_high = max(times(server, dest)[1] for dest in dests)
+    before = sum(at < last_high for at in low_times[LOW_TOPICS:]) - BATCHES_MAX
+    assert HIGH_FLOWS / (2 * SHARE) <= before <= 2 * HIGH_FLOWS / SHARE, (
+        f"{before} low topics had their turn beside {HIGH_FLOWS} batches of the high one"
+    )
