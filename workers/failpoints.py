@@ -3,7 +3,7 @@
 Installed only when TOPICS_FAILPOINTS names a folder (docs/crashes.md); a worker without it has no code of this in its
 way. The folder belongs to the test. The worker reads from it, also while it runs:
 
-    points     one per line: <name> <action> [nth=N] [times=N] [shard=N]; or the word `record`
+    points     one per line: <name> <action> [nth=N] [times=N] [shard=N] [ms=N]; or the word `record`
     boot_id    optional: stands for the machine's boot id, so that a power cut can be simulated
     sync_all   optional: a file that is synced after each syncfs, which a file system in user space does not hear of
 
@@ -12,7 +12,8 @@ and writes to it:
     hits       every name that was reached, one per line, while `record` is asked for
     fired      `<shard> <line of points>` for each action taken, noted before it is taken
 
-A point that has fired as often as it may is spent, also for the next worker of the shard, until `fired` is removed.
+A point that has fired as often as it may is spent, also for the next worker of the shard, until `fired` is removed. `slow`,
+which makes a call take so many ms longer, does so each time, and is not noted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +54,7 @@ CALLS = (
     *("open", "write", "allocate", "truncate", "sync"),
     *("make_dir", "rename", "remove", "remove_dir", "sync_dir", "sync_all"),
 )
-_ACTIONS = ("kill", "torn", "pause")
+_ACTIONS = ("kill", "torn", "pause", "slow")
 _TEARABLE = ("write", "allocate")
 
 
@@ -70,6 +72,7 @@ class Point:
     nth: int = 1
     times: int = 1
     shard: int | None = None
+    ms: int = 0
     reached: int = 0
     fired: int = 0
 
@@ -98,9 +101,11 @@ def parse_point(line: str) -> Point:
         raise BadFailpoint(f"only before a write or an allocation can it be torn: {line!r}")
     for word in words[2:]:
         option, _, number = word.partition("=")
-        if option not in ("nth", "times", "shard") or not number.isdecimal():
+        if option not in ("nth", "times", "shard", "ms") or not number.isdecimal():
             raise BadFailpoint(f"no such option: {word!r}")
         setattr(point, option, int(number))
+    if (point.action == "slow") != bool(point.ms):
+        raise BadFailpoint(f"ms=N goes with slow, and slow with it: {line!r}")
     return point
 
 
@@ -230,6 +235,8 @@ class FailpointDisk:
                 self._note("hits", name)
             due = [point for point in self._points if point.name == name and self._count(point)]
             for point in due:
+                if point.action == "slow":
+                    continue
                 point.fired += 1
                 self._note("fired", f"{self._shard} {point.line}")
         for point in due:
@@ -251,6 +258,8 @@ class FailpointDisk:
             case "pause":
                 # Until somebody continues it. The supervisor ends it if nobody does.
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "slow":
+                time.sleep(point.ms / 1000)
             case _:
                 number = int(getattr(errno, point.action))
                 raise OSError(number, f"failpoint: {os.strerror(number)}")

@@ -192,3 +192,23 @@ def test_a_pause_lasts_until_somebody_ends_it(tmp_path: Path, folder: Path) -> N
     assert os.WIFSTOPPED(status)
     child.send_signal(signal.SIGCONT)
     assert child.wait(20) == 0
+
+
+def test_slow_makes_every_call_take_longer_and_is_not_noted(disk: FailpointDisk, folder: Path) -> None:
+    arm(folder, "wal.sync.before slow ms=7")
+    slept: list[float] = []
+    patch = pytest.MonkeyPatch()
+    patch.setattr("workers.failpoints.time.sleep", slept.append)
+    disk.make_dir("wal")
+    handle = disk.open("wal/wal-1.log", create=True)
+    for _ in range(3):
+        disk.sync(handle)
+    patch.undo()
+    assert slept == [0.007] * 3
+    assert not (folder / "fired").exists()
+
+
+@pytest.mark.parametrize("line", ["wal.sync.before slow", "wal.sync.before kill ms=5"])
+def test_slow_needs_its_time_and_nothing_else_has_one(line: str) -> None:
+    with pytest.raises(BadFailpoint):
+        parse_point(line)

@@ -33,7 +33,7 @@ SUSTAINED = 5  # samples above it, before DEFER begins
 
 COALESCE_MS_MAX = 20
 WINDOW_MS = (0.5, 10.0)
-FULL_WAIT_MS = 1_000  # whoever has waited so long for a shard under full pressure has found it full
+FULL_WAIT_MS = 500  # whoever has waited so long for a shard under full pressure has found it full
 RETRY_AFTER_MS = 1_000
 
 

@@ -1,0 +1,35 @@
+"""Goal: a server that is offered ten times what it can do, on a slow disk, loses nothing that it acked, does not grow, refuses in
+the contract's words if at all, and is itself again afterwards.
+
+Method: the short form of scripts/overload, whose long one also looks at how quick things are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.overload.run import overload, start
+from tests.support.faults import fault
+
+GROWN_MIB_MAX = 64
+
+
+@fault(
+    "disk",
+    "slow syncs, and ten times the load",
+    "memory stays flat, nothing acked is lost, it recovers by itself",
+)
+def test_ten_times_what_it_sustains(tmp_path: Path) -> None:
+    server = start(tmp_path)
+    try:
+        report = overload(server, seconds=4.0, connections=200, calm_s=1.0)
+    finally:
+        server.close()
+    assert report.sustained > 0
+    assert report.offered > 5 * report.sustained
+    assert report.lost == 0
+    assert report.unseen == 0
+    assert set(report.statuses) <= {200, 201, 429}
+    assert report.records >= sum(report.statuses.get(status, 0) for status in (200, 201))
+    assert all(grown <= GROWN_MIB_MAX for grown in report.grown_mib.values()), report.grown_mib
+    assert report.recovered_s < 60
