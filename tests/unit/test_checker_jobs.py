@@ -216,9 +216,37 @@ def a_named_consumer(tale: JobTale) -> None:
     tale.rest("c").answer |= {"consumer": "c", "tombstone": None}
 
 
+def extended_twice_in_one_millisecond(tale: JobTale) -> None:
+    """The second one holds, whether it ends later or earlier than the first."""
+    tale.claim()
+    tale.settle("extend", [1], lease_ms=100)
+    tale.settle("extend", [1], lease_ms=4000)
+    tale.settle("extend", [2], lease_ms=4000)
+    tale.settle("extend", [2], lease_ms=100)
+    tale.later(200)
+    tale.claim("other", lease_ms=1000)
+    tale.settle("nack", [1])
+    tale.rest()
+
+
+def extended_by_two_at_once_in_one_millisecond(tale: JobTale) -> None:
+    """Which came last nobody knows. Of one it was the longer, of the other the shorter."""
+    tale.claim()
+    for seq, first, second in ((1, 100, 4000), (2, 4000, 100)):
+        sent = [tale.send("extend", node="k", seqs=[seq], lease_ms=lease_ms) for lease_ms in (first, second)]
+        for op, done in [(op, tale.do(op)) for op in sent]:
+            tale.tell(op, done)
+    tale.later(200)
+    tale.claim("other", lease_ms=1000)
+    tale.settle("nack", [1])
+    tale.rest()
+
+
 LEGAL = [
     everything_in_order,
     a_lease_that_has_ended,
+    extended_twice_in_one_millisecond,
+    extended_by_two_at_once_in_one_millisecond,
     leases_end_with_a_restart,
     an_ack_of_unknown_outcome,
     a_claim_that_nobody_heard_of,
@@ -250,6 +278,25 @@ def an_extended_lease_ends_early(tale: JobTale) -> None:
     tale.later(200)
     tale.desks[""].jobs[1].until = -1
     tale.claim("other")
+
+
+def the_last_extend_of_a_millisecond_is_forgotten(tale: JobTale) -> None:
+    tale.claim()
+    tale.settle("extend", [1], lease_ms=100)
+    tale.settle("extend", [1], lease_ms=5000)
+    tale.later(200)
+    tale.desks[""].jobs[1].until = -1
+    tale.claim("other")
+
+
+def the_first_extend_of_a_millisecond_still_counts(tale: JobTale) -> None:
+    claim = tale.claim()
+    tale.settle("extend", [1], lease_ms=5000)
+    tale.settle("extend", [1], lease_ms=100)
+    tale.later(200)
+    tale.desks[""].jobs[1].until = tale.time
+    tale.claim("other")  # which says what time it is
+    tale.settle("nack", [1], lease_ids=ids(claim)[:1])
 
 
 def a_kept_lease_ends_with_a_restart(tale: JobTale) -> None:
@@ -401,6 +448,8 @@ MORTAL = {**QUEUE, "max_deliveries": 1, "dead_letter": "letters"}
 BROKEN = [
     ("two-holders", two_holders, QUEUE),
     ("two-holders", an_extended_lease_ends_early, QUEUE),
+    ("two-holders", the_last_extend_of_a_millisecond_is_forgotten, QUEUE),
+    ("no-lease", the_first_extend_of_a_millisecond_still_counts, QUEUE),
     ("two-holders", a_kept_lease_ends_with_a_restart, KEPT),
     ("undeleted", an_acked_job_comes_back, QUEUE),
     ("undeleted", an_acked_job_is_readable, QUEUE),

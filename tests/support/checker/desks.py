@@ -142,10 +142,9 @@ class Desk:
     def _forgotten_between(self, start: int, end: int) -> bool:
         return any(not self._is_kept(event) for event in self.jobs.restarts_between(start, end))
 
-    def _end_of(self, lease: Lease, by_ms: int) -> int | None:
-        """When the lease ends, as far as it was extended by then; None when that is not known."""
-        until = lease.until_ms
-        extends: list[tuple[int, int]] = []
+    def _ends_of(self, lease: Lease, by_ms: int) -> tuple[int, int] | None:
+        """When the lease ends, as far as it was extended by then: between these two; None when that is not known."""
+        extends: list[tuple[int, int, Op]] = []
         for settle in self.settles.get(lease.seq, []):
             if settle.op.kind != "extend" or not settle.may_be_of(lease):
                 continue
@@ -158,11 +157,14 @@ class Desk:
             if not settle.id and self._somebody_later(lease, at):
                 continue
             if lease.since_ms <= at <= by_ms and self._may_be_during(settle.op, lease):
-                extends.append((at, to))
-        if extends:
-            newest = max(at for at, _ in extends)
-            until = min(to for at, to in extends if at == newest)
-        return until
+                extends.append((at, to, settle.op))
+        if not extends:
+            return lease.until_ms, lease.until_ms
+        newest = max(at for at, _, _ in extends)
+        # Several may fall into one millisecond: then the last one holds, which is known of those that waited for another.
+        last = [(to, op) for at, to, op in extends if at == newest]
+        ends = [to for to, op in last if not any(told_before(op, other.sent_at) for _, other in last)]
+        return min(ends), max(ends)
 
     def _somebody_later(self, lease: Lease, at_ms: int) -> bool:
         return any(
@@ -199,10 +201,10 @@ class Desk:
 
     def _may_follow(self, one: Lease, two: Lease) -> bool:
         assert two.op.answered_at is not None
-        until = self._end_of(one, two.latest_ms)
+        ends = self._ends_of(one, two.latest_ms)
         return (
-            until is None
-            or until < two.latest_ms
+            ends is None
+            or ends[0] < two.latest_ms
             or self._given_back(one, two.op.answered_at)
             or self._forgotten_between(one.op.sent_at, two.op.answered_at)
         )
@@ -322,12 +324,12 @@ class Desk:
             ended = op.kind in ("ack", "nack") and other_settle.counted and other_settle.id == lease.id
             if ended and told_before(op, sent):
                 return f"{name_of(op)} had settled it"
-        end = self._end_of(lease, FOREVER)
+        ends = self._ends_of(lease, FOREVER)
         life = self.jobs.life_of(settle.op)
-        if end is not None and life is not None and life == lease.life:
+        if ends is not None and life is not None and life == lease.life:
             now_ms = self.jobs.clock.at_least(life, sent)
-            if end < now_ms:
-                return f"it had ended at {end}, and it was {now_ms} already"
+            if ends[1] < now_ms:
+                return f"it had ended at {ends[1]}, and it was {now_ms} already"
         if self.name or self._ever_kept:
             return ""
         for event in self.jobs.line.restarts:
@@ -364,8 +366,8 @@ class Desk:
             ):
                 continue
             now_ms = self.jobs.clock.at_most(life, op.answered_at)
-            end = self._end_of(lease, FOREVER)
-            if end is None or end < now_ms or self._may_be_removed(lease, missing, op.answered_at):
+            ends = self._ends_of(lease, FOREVER)
+            if ends is None or ends[0] < now_ms or self._may_be_removed(lease, missing, op.answered_at):
                 continue
             self.blame("lease-lost", f"skipped by {name_of(op)}: {lease}, and it was {now_ms} at most")
 
