@@ -15,24 +15,22 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
-import json
 import logging
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from tests.sim.clients import CHARACTERS, LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
 from tests.sim.processes import Machine, SimServer, SimShard, calm
 from tests.sim.queue_workers import CONSUMERS, QUEUES, spots_of, take_all
 from tests.sim.world import MS, S, World
 from tests.support.checker import assert_ok
+from tests.support.checker.erases import erased
 from tests.support.engine_harness import holders
-from tests.support.history import History, Op
+from tests.support.history import Op
 from tests.support.sim_disk import SimDisk
 from topics.engine.config import EngineConfig
 from topics.engine.placement import shard_of
@@ -236,7 +234,7 @@ class Story:
 
     def _check_erased(self, erases: list[Op]) -> None:
         """What an erase surely covered stands in no file any more."""
-        for needle in erased(self.history, erases):
+        for needle in erased(self.history, [op for op in erases if op.topic in OWN_TTL]):
             for disk in self.machine.disks:
                 assert not holders(disk, needle), f"erased, and still in {holders(disk, needle)}: {needle!r}"
 
@@ -426,60 +424,6 @@ class Story:
 def has_queues(seed: int) -> bool:
     """Whether a story is about work as well; of its own chance, so that the others stay as they are."""
     return random.Random(seed * 15_485_863 + 11).random() < 0.4
-
-
-def erased(history: History, erases: list[Op]) -> list[bytes]:
-    """Payloads of records that one of these erases must have found alive."""
-    return [
-        json.dumps(record["data"])[:-1].encode()
-        for erase in erases
-        if _is_plain_erase(history, erase)
-        for write in history.ops
-        if _is_there_for(history, write, erase)
-        for seq, record in enumerate(write.request["records"], write.answer["first_seq"])
-        if "data" in record and "ttl_ms" not in record and _names(erase.request, seq, record.get("tag"))
-    ]
-
-
-def _is_plain_erase(history: History, op: Op) -> bool:
-    """Whether it was acknowledged, and nothing else can have removed records from under it: an erase is for the living."""
-    if op.kind != "delete" or not op.ok or not op.request.get("erase") or op.topic not in OWN_TTL:
-        return False
-    assert op.answered_at is not None
-    for other in history.ops:
-        if other is op or other.topic != op.topic or other.sent_at > op.answered_at:
-            continue
-        if other.kind == "put" and any(name.startswith("cap") for name in other.request):
-            return False
-        if other.kind == "put_consumer" and "dead_letter" in other.request:
-            return False  # a copy of it may be in another topic
-        if other.kind == "delete" and not other.refused:
-            done = other.ok and other.answered_at is not None and other.answered_at < op.sent_at
-            if not (done and other.request.get("erase")):
-                return False
-    return True
-
-
-def _is_there_for(history: History, write: Op, erase: Op) -> bool:
-    """Whether it was acknowledged before, and nothing has happened since that may have taken it."""
-    if write.kind != "write" or write.topic != erase.topic or not write.ok:
-        return False
-    assert write.answered_at is not None and erase.answered_at is not None
-    harmful = ("rot",) if write.topic.startswith("fsync") else ("power", "error", "rot")
-    return write.answered_at < erase.sent_at and not any(
-        event.kind in harmful and write.sent_at < event.at < erase.answered_at for event in history.events
-    )
-
-
-def _names(request: dict[str, Any], seq: int, tag: str | None) -> bool:
-    """Whether the selectors of a delete surely name this record."""
-    if (
-        "keep" in request
-        or seq >= request.get("before_seq", seq + 1)
-        or seq not in request.get("seqs", (seq,))
-    ):
-        return False
-    return "match" not in request or (tag is not None and fnmatchcase(tag, request["match"]))
 
 
 def digest(story: Story) -> str:

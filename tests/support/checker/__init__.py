@@ -11,6 +11,8 @@ the order of two things cannot be known, both are allowed. Everything else must 
 4. `streams`: what watchers saw is cut into pages, which are judged like those that were asked for.
 5. `jobs`: who was handed what; `letters`: what became of that which nobody could do.
 6. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
+
+`erases` is for whoever has the files as well: it names the bytes that must not stand there any more.
 """
 
 from __future__ import annotations

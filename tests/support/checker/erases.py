@@ -1,0 +1,81 @@
+"""Erases: which payloads an acknowledged one must have overwritten. Whoever has the files looks for them there.
+
+An erase is for the living: of a record that was gone before, deleted or lost in a crash, nothing is promised.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.support.checker.shapes import match_of
+from tests.support.checker.timeline import Timeline, make_timeline
+from tests.support.history import History, Op
+
+
+def erased(history: History, erases: list[Op]) -> list[bytes]:
+    """Payloads, without their last byte, of records that one of these erases must have found alive.
+
+    For topics whose records end by deletes alone, and have no TTL but their own.
+    """
+    found: list[bytes] = []
+    for topic in dict.fromkeys(erase.topic for erase in erases):
+        ops = [op for op in history.ops if op.topic == topic]
+        line = make_timeline(history, topic, ops)
+        for erase in (erase for erase in erases if erase.topic == topic and _is_plain(erase, ops)):
+            for write in (op for op in ops if _is_there_for(history, line, op, erase)):
+                found += _payloads(write, erase)
+    return found
+
+
+def _payloads(write: Op, erase: Op) -> list[bytes]:
+    return [
+        json.dumps(record["data"])[:-1].encode()
+        for seq, record in enumerate(write.request["records"], write.answer["first_seq"])
+        if "data" in record and "ttl_ms" not in record and _names(erase.request, seq, record.get("tag"))
+    ]
+
+
+def _is_plain(erase: Op, ops: list[Op]) -> bool:
+    """Whether it was acknowledged, and nothing else can have removed records from under it."""
+    if erase.kind != "delete" or not erase.ok or not erase.request.get("erase"):
+        return False
+    assert erase.answered_at is not None
+    for other in ops:
+        if other is erase or other.sent_at > erase.answered_at:
+            continue
+        if other.kind == "put" and any(name.startswith("cap") for name in other.request):
+            return False
+        if other.kind == "put_consumer" and "dead_letter" in other.request:
+            return False  # a copy of it may be in another topic
+        if other.kind == "delete" and not other.refused:
+            done = other.ok and other.answered_at is not None and other.answered_at < erase.sent_at
+            if not (done and other.request.get("erase")):
+                return False
+    return True
+
+
+def _is_there_for(history: History, line: Timeline, write: Op, erase: Op) -> bool:
+    """Whether it was acknowledged before, and nothing has happened since that may have taken it."""
+    if write.kind != "write" or not write.ok:
+        return False
+    assert write.answered_at is not None and erase.answered_at is not None
+    if write.answered_at > erase.sent_at:
+        return False
+    # Which crashes take something depends on the class that the topic really has: whoever writes to it first without
+    # a config makes it a `disk` topic, whatever the others have in mind.
+    first, last = line.span(write.sent_at, erase.answered_at)
+    rots = (event.at for event in history.events if event.kind == "rot")
+    return first == last and not any(write.sent_at < at < erase.answered_at for at in rots)
+
+
+def _names(request: dict[str, Any], seq: int, tag: str | None) -> bool:
+    """Whether the selectors of a delete surely name this record."""
+    if (
+        "keep" in request
+        or seq >= request.get("before_seq", seq + 1)
+        or seq not in request.get("seqs", (seq,))
+    ):
+        return False
+    match = match_of(request.get("match"))
+    return match is None or match(tag)
