@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from statistics import median
 from typing import Any
 
 from peers.fanout_load import Fanout, drive
 from peers.fanout_protocols import STREAM
 from peers.systems import Fleet, Target, Topics
-from peers.turns import take_turns
+from peers.turns import summary, take_turns
 from peers.work import Say, settle, warm_up_s
 
 SHAPES = ("lock-step", "burst")
 WATCHERS = (1, 10, 100, 1000)
+FIGURES = (
+    "deliveries_per_s",
+    "writes_per_s",
+    "p50_ms",
+    "p99_ms",
+    "p999_ms",
+)  # the last three where it is timed
 IDLE_S = 30.0  # two heartbeats of each stream, whenever it was opened
 OTHER_FILES = 500  # that a process holds beside its streams
 # Sessions outlive their streams by minutes, and one measurement must not run into the caps of the next.
@@ -55,7 +61,8 @@ def measure(
         if isinstance(outcome, str):
             yield {"section": "fan-out", **row, "failed": outcome}
         else:
-            yield {**row, **summary(outcome)}
+            figures = [name for name in FIGURES if name in outcome[0]]
+            yield {**row, **summary(outcome, figures, each="delivery")}
 
 
 def measure_once(target: Target, shape: str, watchers: int, seconds: float) -> dict[str, Any]:
@@ -69,24 +76,6 @@ def measure_once(target: Target, shape: str, watchers: int, seconds: float) -> d
     finally:
         target.clear(STREAM)
         settle(target)
-
-
-def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds."""
-    figures = [
-        name
-        for name in ("deliveries_per_s", "writes_per_s", "p50_ms", "p99_ms", "p999_ms")
-        if name in rounds[0]
-    ]
-    return {
-        "rounds": rounds,
-        **{name: round(median([one[name] for one in rounds]), 4) for name in figures},
-        "cpu_us_per_delivery": {
-            role: round(median([one["cpu_s"][role] * 1e6 / max(1, one["count"]) for one in rounds]), 3)
-            for role in rounds[0]["cpu_s"]
-        },
-        "generator_share": round(median([one["cpu_s"]["load"] / one["seconds"] for one in rounds]), 3),
-    }
 
 
 def measure_idle(fleet: Fleet, streams: int, *, seconds: float, say: Say) -> Iterator[dict[str, Any]]:

@@ -11,17 +11,14 @@ otherwise be the generator. `drive` starts it and returns its figures. Two shape
 
 from __future__ import annotations
 
-import gc
-import pickle
 import select
-import sys
 import time
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
 from peers.fanout_protocols import MARK, WATCHING, open_watchers, open_writer
-from peers.load import cpu_s, in_a_process, percentiles, result_of
+from peers.load import answer_with, cpu_s, in_a_process, percentiles, result_of
 from peers.protocols import BadAnswer
 
 BATCH = 100
@@ -184,15 +181,5 @@ def drive(task: Fanout) -> dict[str, Any]:
     return result_of(in_a_process("fanout_load", task))
 
 
-def main() -> None:
-    task = pickle.load(sys.stdin.buffer)
-    gc.disable()  # nothing here makes cycles, and a collection would be seen as a latency
-    try:
-        result = measure(task)
-    except (BadAnswer, OSError) as error:
-        result = {"failure": str(error)}
-    sys.stdout.buffer.write(pickle.dumps(result))
-
-
 if __name__ == "__main__":
-    main()
+    answer_with(measure)

@@ -7,8 +7,19 @@ from typing import Any
 from peers import wording
 from peers.compare import OURS, Point, find, ratio
 from peers.fanout_aims import CLASS, server_cost
-from peers.markdown import ABSENT, Plots, figure, picture, rate, table, times, why_missing
-from peers.plots import Panel, Series, Value, lines
+from peers.markdown import (
+    ABSENT,
+    Plots,
+    cost_by_role,
+    figure,
+    generator_note,
+    picture,
+    rate,
+    table,
+    times,
+    why_missing,
+)
+from peers.plots import Panel, Series, Value, lines, value_of
 
 CONTENDERS = {
     ("topics", "ephemeral"): "topics",
@@ -18,7 +29,6 @@ CONTENDERS = {
 }
 COLOURS = (0, 3, 1, 2)  # a system has the same in all plots
 TITLE = "One write, many watchers"
-BUSY = 0.9  # of a core
 
 
 def section(results: dict[str, Any], plots: Plots) -> list[str]:
@@ -37,7 +47,11 @@ def section(results: dict[str, Any], plots: Plots) -> list[str]:
                 wording.SHAPE_CELLS[shape],
                 _rates(rows, heads, cell),
             ]
-    blocks += ["### What a delivery costs", wording.DELIVERY, _costs(measured, heads), _generator(measured)]
+    full = generator_note(
+        measured,
+        lambda row: f"{CONTENDERS[row['system'], row['durability']]}, {row['shape']}, {row['watchers']:,}",
+    )
+    blocks += ["### What a delivery costs", wording.DELIVERY, _costs(measured, heads), full]
     return blocks + _idle(results.get("idle", []))
 
 
@@ -83,21 +97,7 @@ def _costs(measured: list[Point], heads: list[str]) -> str:
 
 
 def _cost_cell(row: Point) -> str:
-    parts = {role: used for role, used in row["cpu_us_per_delivery"].items() if role != "load"}
-    by_role = f" ({', '.join(f'{role} {figure(used)}' for role, used in parts.items())})" * (len(parts) > 1)
-    return f"{figure(server_cost(row), 'µs')}{by_role}; {row['generator_share']:.0%}"
-
-
-def _generator(measured: list[Point]) -> str:
-    full = [
-        f"{CONTENDERS[row['system'], row['durability']]}, {row['shape']}, {row['watchers']:,}"
-        for row in measured
-        if row["generator_share"] > BUSY
-    ]
-    if full:
-        return f"**The generator's core was full** at: {'; '.join(full)}."
-    most = max(row["generator_share"] for row in measured)
-    return f"The generator took at most {most:.0%} of a core."
+    return f"{cost_by_role(row['cpu_us_per_delivery'])}; {row['generator_share']:.0%}"
 
 
 def _idle(idle: list[Point]) -> list[str]:
@@ -143,5 +143,4 @@ def _value(row: Point, measure: str) -> Value:
     if not measure:
         cost = server_cost(row)
         return Value(cost, cost, cost)
-    rounds = [one[measure] for one in row["rounds"]]
-    return Value(row[measure], min(rounds), max(rounds))
+    return value_of(row, measure)

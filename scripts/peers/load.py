@@ -15,6 +15,7 @@ import sys
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -242,16 +243,21 @@ def result_of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return result
 
 
+def answer_with(measure: Callable[[Any], dict[str, Any]]) -> None:
+    """The other end of `in_a_process`: the task is measured, and its result or its failure is said."""
+    task = pickle.load(sys.stdin.buffer)
+    gc.disable()  # nothing here makes cycles, and a collection would be seen as a latency
+    try:
+        result = measure(task)
+    except (BadAnswer, OSError) as error:
+        result = {"failure": str(error)}
+    sys.stdout.buffer.write(pickle.dumps(result))
+
+
 def drive(load: Load) -> dict[str, Any]:
     """Let the generator run, and return its figures."""
     return result_of(in_a_process("load", load))
 
 
-def main() -> None:
-    load = pickle.load(sys.stdin.buffer)
-    gc.disable()  # nothing here makes cycles, and a collection would be seen as a latency
-    sys.stdout.buffer.write(pickle.dumps(uvloop.run(measure(load))))
-
-
 if __name__ == "__main__":
-    main()
+    answer_with(lambda load: uvloop.run(measure(load)))

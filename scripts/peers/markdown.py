@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from peers.compare import DURABILITIES, NAMES, SYSTEMS, WORKS, Point
 
 ABSENT = "Not part of this run."
+BUSY = 0.9  # of a core
 
 Plots = dict[str, str]  # file name → SVG
 
@@ -67,3 +68,18 @@ def system_heads(meta: dict[str, Any]) -> list[str]:
     return [
         f"{NAMES[system]} ({reasons[system]})" if reasons[system] else NAMES[system] for system in SYSTEMS
     ]
+
+
+def cost_by_role(cpu_us: dict[str, float]) -> str:
+    """Processor time of a server's processes together, and of each kind where there are several."""
+    parts = {role: used for role, used in cpu_us.items() if role != "load"}
+    by_role = f" ({', '.join(f'{role} {figure(used)}' for role, used in parts.items())})" * (len(parts) > 1)
+    return f"{figure(sum(parts.values()), 'µs')}{by_role}"
+
+
+def generator_note(measured: list[Point], place: Callable[[Point], str]) -> str:
+    """Where the load generator may have been what limited the figures."""
+    if full := [place(row) for row in measured if row["generator_share"] > BUSY]:
+        return f"**The generator's core was full** at: {'; '.join(full)}."
+    most = max(row["generator_share"] for row in measured)
+    return f"The generator took at most {most:.0%} of a core."

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from xml.sax.saxutils import escape
 
 WIDTH = 760
@@ -54,6 +55,12 @@ class Value:
     middle: float
     low: float
     high: float
+
+
+def value_of(row: dict[str, Any], measure: str) -> Value:
+    """A figure of a row of the results, with those of its rounds."""
+    rounds = [one[measure] for one in row["rounds"]]
+    return Value(row[measure], min(rounds), max(rounds))
 
 
 @dataclass(frozen=True, slots=True)

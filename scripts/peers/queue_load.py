@@ -8,18 +8,15 @@ acknowledged once.
 
 from __future__ import annotations
 
-import gc
-import pickle
 import select
 import socket
-import sys
 import time
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
 from peers.fanout_protocols import await_text, connect
-from peers.load import LONGEST_S, cpu_s, in_a_process, percentiles, result_of
+from peers.load import LONGEST_S, answer_with, cpu_s, in_a_process, percentiles, result_of
 from peers.protocols import HELLO_END, BadAnswer, Exchange
 from peers.queue_protocols import QUEUE, calls
 
@@ -262,15 +259,5 @@ def drive(work: Work) -> dict[str, Any]:
     return result_of(in_a_process("queue_load", work))
 
 
-def main() -> None:
-    work = pickle.load(sys.stdin.buffer)
-    gc.disable()  # nothing here makes cycles, and a collection would be seen as a latency
-    try:
-        result = measure(work)
-    except (BadAnswer, OSError) as error:
-        result = {"failure": str(error)}
-    sys.stdout.buffer.write(pickle.dumps(result))
-
-
 if __name__ == "__main__":
-    main()
+    answer_with(measure)

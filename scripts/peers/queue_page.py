@@ -6,12 +6,23 @@ from typing import Any
 
 from peers import wording
 from peers.compare import NAMES, OURS, PEERS, SYSTEMS, Point, find, ratio
-from peers.markdown import ABSENT, Plots, figure, in_order, picture, rate, system_heads, table, times
-from peers.plots import Panel, Series, Value, lines
+from peers.markdown import (
+    ABSENT,
+    Plots,
+    cost_by_role,
+    figure,
+    generator_note,
+    in_order,
+    picture,
+    rate,
+    system_heads,
+    table,
+    times,
+)
+from peers.plots import Panel, Series, lines, value_of
 
 TITLE = "A queue and its workers"
 WAITING_TITLE = "A claim against the jobs that wait"
-BUSY = 0.9  # of a core
 
 
 def section(results: dict[str, Any], plots: Plots) -> list[str]:
@@ -31,7 +42,10 @@ def _beside(measured: list[Point], meta: dict[str, Any], plots: Plots) -> list[s
     for durability in in_order(measured, "durability"):
         rows = [row for row in measured if row["durability"] == durability]
         blocks += [f"### {TITLE}, {wording.DURABILITY[durability]}", _rates(rows, meta)]
-    return [*blocks, "### What a job costs", wording.JOB_COST, _costs(measured, meta), _generator(measured)]
+    full = generator_note(
+        measured, lambda row: f"{NAMES[row['system']]}, {row['durability']}, {row['workers']} workers"
+    )
+    return [*blocks, "### What a job costs", wording.JOB_COST, _costs(measured, meta), full]
 
 
 def _at(rows: list[Point], workers: int) -> dict[str, Point | None]:
@@ -67,24 +81,8 @@ def _costs(measured: list[Point], meta: dict[str, Any]) -> str:
 
 
 def _cost_cell(row: Point) -> str:
-    parts = {role: used for role, used in row["cpu_us_per_job"].items() if role != "load"}
-    by_role = f" ({', '.join(f'{role} {figure(used)}' for role, used in parts.items())})" * (len(parts) > 1)
-    return (
-        f"{figure(sum(parts.values()), 'µs')}{by_role}; {figure(row['jobs_per_claim'])}; "
-        f"{row['generator_share']:.0%}"
-    )
-
-
-def _generator(measured: list[Point]) -> str:
-    full = [
-        f"{NAMES[row['system']]}, {row['durability']}, {row['workers']} workers"
-        for row in measured
-        if row["generator_share"] > BUSY
-    ]
-    if full:
-        return f"**The generator's core was full** at: {'; '.join(full)}."
-    most = max(row["generator_share"] for row in measured)
-    return f"The generator took at most {most:.0%} of a core."
+    cost = cost_by_role(row["cpu_us_per_job"])
+    return f"{cost}; {figure(row['jobs_per_claim'])}; {row['generator_share']:.0%}"
 
 
 def _waiting(waiting: list[Point], plots: Plots) -> list[str]:
@@ -124,15 +122,10 @@ def _series(rows: list[Point], measure: str) -> list[Series]:
         Series(
             NAMES[system],
             SYSTEMS.index(system),
-            {str(row["workers"]): _value(row, measure) for row in rows if row["system"] == system},
+            {str(row["workers"]): value_of(row, measure) for row in rows if row["system"] == system},
         )
         for system in in_order(rows, "system")
     ]
-
-
-def _value(row: Point, measure: str) -> Value:
-    rounds = [one[measure] for one in row["rounds"]]
-    return Value(row[measure], min(rounds), max(rounds))
 
 
 def _waiting_plot(waiting: list[Point]) -> str:
@@ -142,7 +135,7 @@ def _waiting_plot(waiting: list[Point]) -> str:
             call,
             "milliseconds (log)",
             [
-                Series(name, i, {f"{row['jobs']:,}": _value(row, f"{prefix}{name}_ms") for row in waiting})
+                Series(name, i, {f"{row['jobs']:,}": value_of(row, f"{prefix}{name}_ms") for row in waiting})
                 for i, name in enumerate(("p50", "p99"))
             ],
         )

@@ -7,7 +7,6 @@ in the queue while a worker claims: three queues of one server in turns.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 from typing import Any
 
 from peers import protocols, queue_protocols
@@ -17,7 +16,7 @@ from peers.queue_load import Work, drive
 from peers.queue_protocols import QUEUE
 from peers.scaling import FILL_STEP, running
 from peers.systems import Fleet, Target, Topics
-from peers.turns import take_turns
+from peers.turns import summary, take_turns
 from peers.work import Say, settle, warm_up_s
 
 WAITING = (FEW, 100_000, MANY)
@@ -49,7 +48,7 @@ def measure(
         if isinstance(outcome, str):
             yield {"section": "queue", **row, "failed": outcome}
         else:
-            yield {**row, **summary(outcome)}
+            yield {**row, **summary(outcome, FIGURES, each="job")}
 
 
 def measure_once(target: Target, workers: int, seconds: float) -> dict[str, Any]:
@@ -76,19 +75,6 @@ def measure_once(target: Target, workers: int, seconds: float) -> dict[str, Any]
         settle(target)
 
 
-def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds."""
-    return {
-        "rounds": rounds,
-        **{name: round(median([one[name] for one in rounds]), 4) for name in FIGURES},
-        "cpu_us_per_job": {
-            role: round(median([one["cpu_s"][role] * 1e6 / max(1, one["count"]) for one in rounds]), 3)
-            for role in rounds[0]["cpu_s"]
-        },
-        "generator_share": round(median([one["cpu_s"]["load"] / one["seconds"] for one in rounds]), 3),
-    }
-
-
 def measure_waiting(
     folder: str, sizes: list[int], *, seconds: float, rounds: int, say: Say
 ) -> Iterator[dict[str, Any]]:
@@ -109,7 +95,7 @@ def measure_waiting(
             if isinstance(outcome, str):
                 yield {"section": "waiting", "jobs": size, "failed": outcome}
             else:
-                yield {"jobs": size, **summary(outcome)}
+                yield {"jobs": size, **summary(outcome, FIGURES, each="job")}
 
 
 def fill(target: Topics, size: int) -> None:

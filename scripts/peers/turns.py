@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Any, TypeVar
 
 from peers.work import FAILURES, Say
@@ -34,3 +35,19 @@ def take_turns(
                 failures[i] = str(error)
     for i, contender in enumerate(contenders):
         yield contender, failures.get(i, results[i])
+
+
+def summary(rounds: list[Result], figures: Sequence[str], *, each: str) -> Result:
+    """Medians over the rounds: of these figures, of the processor time for `each` of what was counted, by role, and of the
+    share of a core that the generator took.
+    """
+    costs = {
+        role: round(median([one["cpu_s"][role] * 1e6 / max(1, one["count"]) for one in rounds]), 3)
+        for role in rounds[0]["cpu_s"]
+    }
+    return {
+        "rounds": rounds,
+        **{name: round(median([one[name] for one in rounds]), 4) for name in figures},
+        f"cpu_us_per_{each}": costs,
+        "generator_share": round(median([one["cpu_s"]["load"] / one["seconds"] for one in rounds]), 3),
+    }
