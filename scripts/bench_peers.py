@@ -17,18 +17,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers import adding, fanout, fanout_aims, machine, queue_aims, queues, scaling, tail, work
+from peers import (
+    adding,
+    fanout,
+    fanout_aims,
+    forward_aims,
+    forwards,
+    machine,
+    queue_aims,
+    queues,
+    scaling,
+    tail,
+    work,
+)
 from peers.systems import Fleet, absent, version
 
 SYSTEMS = ("topics", "redis", "nats")
 DURABILITIES = ("fsync", "disk")
 FULL_SECONDS = 5.0
 FULL_ROUNDS = 2
-SECTIONS = (*work.RECORDS, "null", "tail", "fanout", "queue", "scaling", "backlog", "stages")
+SECTIONS = (*work.RECORDS, "null", "tail", "fanout", "queue", "forward", "scaling", "backlog", "stages")
 
 
 RESULTS = (
-    *("points", "null", "tail", "fanout", "idle", "queue", "waiting"),
+    *("points", "null", "tail", "fanout", "idle", "queue", "waiting", "forward", "lag"),
     *("scaling", "backlog", "stages", "aims", "failed"),
 )
 
@@ -85,6 +97,7 @@ class Plan:
         self.watchers = _chosen(fanout.WATCHERS, options.watchers)
         self.workers = _chosen(queue_aims.WORKERS, options.workers)
         self.waiting = _chosen(queues.WAITING, options.waiting)
+        self.dests = _chosen(forward_aims.DESTS, options.dests)
         self.durabilities = [one for one in DURABILITIES if options.durability in {"", one}]
         self.idle_streams: int = options.idle_streams
         self.whole = (
@@ -94,6 +107,7 @@ class Plan:
             and len(self.watchers) == len(fanout.WATCHERS)
             and len(self.workers) == len(queue_aims.WORKERS)
             and len(self.waiting) == len(queues.WAITING)
+            and len(self.dests) == len(forward_aims.DESTS)
         )
         self.backlog = scaling.BACKLOGS[-1] if self.whole or options.only == "backlog" else 1_000_000
 
@@ -116,6 +130,8 @@ class Plan:
             "idle": (1, 2 * self.idle_s),
             "queue": (len(self.durabilities) * len(self.workers) * self.rounds * systems, one + 1),
             "waiting": (len(self.waiting) * (self.rounds + 1), one),
+            "forward": (self.rounds * len(self._copied_to()), 2 * one + 5),
+            "lag": (self.rounds * len(forward_aims.PLACEMENTS), one),
             "scaling": (len(scaling.SHARDS) * len(scaling.CLIENTS), one + 1),
             "backlog": (backlogs * 3, one + self.backlog / 1e6),
             "stages": (1, 12 * self.seconds),
@@ -125,11 +141,22 @@ class Plan:
             chosen.append(each["idle"])
         if self.measures_waiting:
             chosen.append(each["waiting"])
+        if "forward" in self.only and "topics" in self.systems:
+            chosen.append(each["lag"])
         return sum(count for count, _ in chosen), sum(count * seconds for count, seconds in chosen)
+
+    def _copied_to(self) -> list[int]:
+        """Each number of dests, once for every system that is measured with it."""
+        return [
+            count
+            for system in self.systems
+            for count in self.dests
+            if system == "topics" or count <= forwards.PEER_DESTS_MAX
+        ]
 
     @property
     def needs_fleet(self) -> bool:
-        """Fan-out has servers of its own, as have the parts about topics alone."""
+        """Fan-out and copies have servers of their own, as have the parts about topics alone."""
         return bool(self.points) or not {"null", "tail", "queue"}.isdisjoint(self.only)
 
     @property
@@ -191,6 +218,8 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
         fleet.stop()
     if "fanout" in plan.only:
         _fanout(plan, folder, keep, progress)
+    if "forward" in plan.only:
+        _forward(plan, folder, keep, progress)
     if plan.measures_waiting:
         keep(
             "waiting",
@@ -235,6 +264,16 @@ def _fanout(plan: Plan, folder: str, keep: Keep, progress: Progress) -> None:
         fleet.stop()
 
 
+def _forward(plan: Plan, folder: str, keep: Keep, progress: Progress) -> None:
+    fleet = forwards.contenders(f"{folder}/forward", plan.systems)
+    measured = {"seconds": plan.seconds, "rounds": plan.rounds, "say": progress}
+    try:
+        keep("forward", forwards.measure(fleet, plan.dests, **measured))
+        keep("lag", forwards.measure_lag(fleet, **measured))
+    finally:
+        fleet.stop()
+
+
 def _stages(folder: str, seconds: float) -> Iterator[dict[str, Any]]:
     from peers import stages
 
@@ -255,6 +294,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--workers", default="", metavar="COUNTS", help="of a queue, some of 16,50")
     parser.add_argument(
         "--waiting", default="", metavar="COUNTS", help="jobs in a queue, some of 1000,100000,1000000"
+    )
+    parser.add_argument(
+        "--dests", default="", metavar="COUNTS", help="that get copies, some of 0,1,10,100,1000"
     )
     parser.add_argument(
         "--idle-streams", type=int, default=fanout_aims.IDLE_STREAMS, help="open and silent (%(default)s)"

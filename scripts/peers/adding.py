@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers import compare, fanout_aims, queue_aims
+from peers import compare, fanout_aims, forward_aims, queue_aims
 from peers.held import Held
 
 # What a part of the run fills beside the section of its own name.
-FILLS = {"fanout": ("fanout", "idle"), "queue": ("queue", "waiting")}
+FILLS = {"fanout": ("fanout", "idle"), "queue": ("queue", "waiting"), "forward": ("forward", "lag")}
 
 
 def added(earlier: dict[str, Any], results: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
@@ -43,4 +43,5 @@ def held(results: dict[str, Any]) -> list[Held]:
     return [
         *fanout_aims.judge(results.get("fanout", []), results.get("idle", [])),
         *queue_aims.judge(results.get("queue", []), results.get("waiting", [])),
+        *forward_aims.judge(results.get("forward", []), results.get("lag", [])),
     ]

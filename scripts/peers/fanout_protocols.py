@@ -59,8 +59,11 @@ class Watching:
 class SseWatching(Watching):
     opened = b"event: caught-up\n"
 
+    def __init__(self, topic: str = STREAM) -> None:
+        self._topic = topic
+
     def hellos(self, address: str, count: int) -> list[bytes]:
-        body = json.dumps({"topics": {STREAM: {"tail": True}}}).encode()
+        body = json.dumps({"topics": {self._topic: {"tail": True}}}).encode()
         request = protocols.http_post("/v0/watch", body)
         wids: list[str] = []
         lines = [connect(address) for _ in range(min(16, count))]
@@ -75,7 +78,7 @@ class SseWatching(Watching):
 
     def write(self, count: int) -> tuple[bytes, Answers | None]:
         body = b'{"records":[' + b",".join([b'{"data":%b}' % RECORD] * count) + b"]}"
-        request = protocols.http_post(f"/v0/topics/{STREAM}?return_seqs=false", body)
+        request = protocols.http_post(f"/v0/topics/{self._topic}?return_seqs=false", body)
         return request, Exchange("http", request).answers()
 
 

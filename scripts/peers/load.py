@@ -1,7 +1,8 @@
 """The load generator, a process of its own: keeps clients busy with one request for some seconds.
 
 `drive` starts it and returns its figures. A client is one connection with one request on its way (which may be a
-pipeline); it sends the next as soon as the answer is complete, or, with a rate, when it is due.
+pipeline); it sends the next as soon as the answer is complete, or, with a rate, when it is due. With a bound on requests the
+load ends with the answer to the last of them, if its time is not over before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Load:
     warm_up: float = 1.0
     rate: float = 0.0  # requests a second of all clients together; 0: as many as there are answers
     pids: dict[str, list[int]] = field(default_factory=dict)  # whose processor time to report, by role
+    most: int = 0  # requests of all clients together, without a rate; 0: as many as there is time for
 
 
 class Run:
@@ -48,14 +50,21 @@ class Run:
         self.latencies = array("d")
         self.bytes = 0
         self.idle: deque[Client] = deque()
+        self.left = float(load.most or "inf")  # requests that may still be sent
         self.failure: bytes | str = b""
-        self.failed = asyncio.Event()
+        self.ended = asyncio.Event()  # before its time: something failed, or all is done
         self.over = False
+        self._clients = load.clients
+
+    def rest(self, client: Client) -> None:
+        self.idle.append(client)
+        if len(self.idle) == self._clients:
+            self.ended.set()
 
     def fail(self, text: bytes | str) -> None:
         if not self.over:
             self.failure = self.failure or text
-            self.failed.set()
+            self.ended.set()
 
 
 class Client(asyncio.Protocol):
@@ -104,8 +113,16 @@ class Client(asyncio.Protocol):
         if run.paced:
             run.idle.append(self)
         else:
-            self._sent_at = now
-            self._write(self._request)
+            self.send_next(now)
+
+    def send_next(self, now: float) -> None:
+        run = self._run
+        if run.left < 1:
+            run.rest(self)
+            return
+        run.left -= 1
+        self._sent_at = now
+        self._write(self._request)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._run.fail(f"connection lost: {exc}")
@@ -169,7 +186,7 @@ async def measure(load: Load) -> dict[str, Any]:
         pacing = loop.create_task(pace(run, load.rate))
     else:
         for client in clients:
-            client.send()
+            client.send_next(time.perf_counter())
     await until(run, load.warm_up)
     run.latencies = array("d")
     before = Mark.now(load, run, clients)
@@ -184,13 +201,15 @@ async def measure(load: Load) -> dict[str, Any]:
         client.transport.abort()
     if run.failure or not run.latencies:
         return {"failure": repr(run.failure or "no answer")}
-    return figures(run.latencies, before, after)
+    # By a clock that all processes share: whoever asks for so many requests may look at what comes after them.
+    began = {"began_at": before.at} if load.most else {}
+    return figures(run.latencies, before, after) | began
 
 
 async def until(run: Run, seconds: float) -> None:
-    """Wait so long, or until something fails."""
+    """Wait so long, or until something fails or all is done."""
     try:
-        await asyncio.wait_for(run.failed.wait(), seconds)
+        await asyncio.wait_for(run.ended.wait(), seconds)
     except TimeoutError:
         pass
 

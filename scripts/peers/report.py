@@ -16,7 +16,19 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from peers import adding, alone, beside, compare, fanout_aims, fanout_page, queue_aims, queue_page, wording
+from peers import (
+    adding,
+    alone,
+    beside,
+    compare,
+    fanout_aims,
+    fanout_page,
+    forward_aims,
+    forward_page,
+    queue_aims,
+    queue_page,
+    wording,
+)
 from peers.compare import NAMES, PEERS, SYSTEMS, WORKS, Aim, Comparison, Judged, Point
 from peers.held import aim_rows
 from peers.markdown import Plots, figure, rate, table, times, why_missing
@@ -48,6 +60,7 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
         *beside.tail(results, plots),
         *fanout_page.section(results, plots),
         *queue_page.section(results, plots),
+        *forward_page.section(results, plots),
         *beside.processor(results),
         *alone.scaling(results, plots),
         *alone.backlog(results, plots),
@@ -135,6 +148,7 @@ def _behind(results: dict[str, Any]) -> list[str]:
         *compare.comparisons(points, tail),
         *fanout_aims.comparisons(results.get("fanout", [])),
         *queue_aims.comparisons(results.get("queue", [])),
+        *forward_aims.comparisons(results.get("forward", [])),
     ]
     behind = compare.behind(everything)
     title = "## Where topics is behind"

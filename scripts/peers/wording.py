@@ -128,6 +128,37 @@ WAITING = (
     "queue stays as long as it is. Three queues of one server, in turns. A cost that does not grow stays at 1 ×."
 )
 
+FORWARD = (
+    "One source and so many dests, each of which gets a copy of every record; records of 100 B, `disk`. topics: a router for each dest, "
+    "on a server with two workers. NATS: a stream for each dest, with the source among its `sources`, default sync. "
+    "Redis Streams has no such thing: the writer adds each record to the source and to all dests in one MULTI/EXEC, as its users do, so its acks "
+    "wait for the copies, and what they say is that all are made. That every dest has each record of the source "
+    "once is checked after each measurement."
+)
+
+FORWARD_ACKS = (
+    "50 writes a second of one record each, whatever the number of dests. A cell is **p50 / p99** of an ack in milliseconds, above "
+    "p50 over that of the same system without dests in the same round, and the writes a second that were "
+    "acknowledged. No writer of topics or NATS waits for copies, but all share the cores with them."
+)
+
+FORWARD_COPIES = (
+    "4 clients send batches of 100 without a pace, for as long as a measurement takes or until a million copies are due. A cell is "
+    "**copies a second**, from the first write until every dest has all, above the records a second that were acknowledged "
+    "meanwhile at the source, and these over those without dests in the same round."
+)
+
+FORWARD_COST = (
+    "Processor time of all processes of the server for one copy, the write of its source included, while batches are sent and until all "
+    "dests have all; and the share of a core that the load generator took."
+)
+
+LAG = (
+    "Of topics alone: one writer, a watcher (SSE) of the source and one of its only dest, in milliseconds. The next record is sent when both have "
+    "seen the last and it is acknowledged. What a copy adds is the time between the two for the same record, and its "
+    "p50 so not always the difference of the two beside it."
+)
+
 PROCESSOR = (
     "Of all processes of the server, without the load generator. Where throughput is bound by cores, this is what "
     "decides it; for topics the front and the worker are two processes."
@@ -166,7 +197,7 @@ of one figure, and a stall of the server also stops its clients: the tail is mil
 synced: topics begins a sync within 100 ms, Redis `everysec` within about a second, NATS by default within 2 minutes.
 - **Taking turns.** Every point of the three works is measured in {rounds} rounds, {seconds:g} s together, after a warm-up. In a \
 round each system has its turn, so that noise hits all alike. Figures are medians over rounds; the thin bars in the plots \
-reach from the worst round to the best. Fan-out and queues take turns in the same way. The sections on waiting readers, shards, backlog and stages are one measurement each.
+reach from the worst round to the best. Fan-out, queues and copies take turns in the same way. The sections on waiting readers, shards, backlog and stages are one measurement each.
 - **What differs.** topics speaks HTTP and JSON, the peers protocols of their own; Redis keeps the log in memory and \
 its file beside it. The same first 1000 of 10,000 records are read again and again, so no system waits for its disk. Each server runs on loopback with its data on the same disk, \
 Redis without snapshots.
@@ -176,7 +207,7 @@ beside topics, whose two processes need the rest, less."""
 REPEAT = (
     "Uses `redis-server` and `nats-server` from the PATH; as root on Debian it installs the first with apt, and it installs "
     "the second into `.venv`. `PYTHON=/path/to/python` chooses the interpreter, whose build matters "
-    "([performance](performance.md)). A whole run takes about 50 minutes and overwrites this page; `--help` lists the "
+    "([performance](performance.md)). A whole run takes about an hour and overwrites this page; `--help` lists the "
     "options for a shorter run, for a part of it, or for another place; the page then says so."
 )
 

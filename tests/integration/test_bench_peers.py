@@ -16,15 +16,20 @@ SYSTEMS = ("topics", "redis", "nats")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One write, one read, and the tail, fan-out and queues, which have ways of their own to read."""
+    """One write, one read, and the tail, fan-out, queues and copies, which have ways of their own to read."""
     folder = tmp_path_factory.mktemp("bench")
     command = [
         *(sys.executable, "scripts/bench_peers.py", "--seconds=0.2", "--rounds=2"),
-        *("--only=single,read,tail,fanout,queue", "--clients=16", "--payloads=100", "--durability=disk"),
-        *("--watchers=10", "--idle-streams=20", "--workers=16", "--waiting=1000,100000"),
+        *(
+            "--only=single,read,tail,fanout,queue,forward",
+            "--clients=16",
+            "--payloads=100",
+            "--durability=disk",
+        ),
+        *("--watchers=10", "--idle-streams=20", "--workers=16", "--waiting=1000,100000", "--dests=0,10"),
         *(f"--docs={folder}/docs", f"--dir={folder}/data"),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stderr
     results = json.loads((folder / "docs" / "benchmarks" / "results.json").read_text())
     return folder, results
@@ -98,6 +103,26 @@ def test_claims_are_timed_with_few_and_many_waiting_jobs(run: Any) -> None:
     rows = run[1]["waiting"]
     assert [row["jobs"] for row in rows] == [1000, 100_000]
     assert all(row["jobs_per_claim"] == 8 and row["p50_ms"] > 0 for row in rows)
+
+
+def test_its_copies_all_arrive(run: Any, system: str) -> None:
+    """That each dest has each record once is checked by the measurement, whose failure would be among the failed."""
+    rows = [row for row in run[1]["forward"] if row["system"] == system]
+    assert [row["dests"] for row in rows] == [0, 10]
+    for row in rows:
+        assert len(row["rounds"]) == 2
+        assert 0 < row["ack_p50_ms"] <= row["ack_p99_ms"]
+        assert row["writes_per_s"] > 0 and row["records_per_s"] > 0
+        assert ("copies_per_s" in row) == (row["dests"] > 0)
+        assert all(one["count"] % max(1, row["dests"]) == 0 for one in row["rounds"])
+
+
+def test_copies_are_timed_within_a_worker_and_between_two(run: Any) -> None:
+    rows = run[1]["lag"]
+    assert [row["placement"] for row in rows] == ["same worker", "another worker"]
+    for row in rows:
+        assert row["source_p50_ms"] > 0 and 0 < row["dest_p50_ms"] <= row["dest_p99_ms"]
+        assert row["p50_ms"] <= row["p99_ms"]
 
 
 def test_idle_streams_are_measured(run: Any) -> None:

@@ -1,0 +1,104 @@
+"""How each system brings what is written to one stream into others: how that is made, written to and counted.
+
+| | copies | who makes them |
+|---|---|---|
+| topics | a router for each dest | the server, after the ack |
+| NATS | a stream for each dest, with the source among its `sources` | the server, after the ack |
+| Redis | no such thing. The writer adds each record to the source and to all dests in one MULTI/EXEC, as its users do | the writer, before the ack |
+
+A set of dests has its own source, and both names carry the number of dests.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from peers import protocols
+from peers.protocols import BadAnswer, Exchange
+from peers.systems import Redis, Target, Topics
+
+PAGE_SIZE = 1000  # routers in one answer, the most that there are
+
+
+def source_of(dests: int) -> str:
+    return f"source-{dests}"
+
+
+def dests_of(dests: int) -> list[str]:
+    return [f"dest-{dests}-{i:04}" for i in range(dests)]
+
+
+def make(target: Target, dests: int) -> None:
+    source = source_of(dests)
+    target.make(source)
+    if isinstance(target, Topics):
+        for dest in dests_of(dests):
+            make_router(target, source, dest)
+    elif not isinstance(target, Redis):
+        for dest in dests_of(dests):
+            stream = {"name": dest, "storage": "file", "num_replicas": 1, "sources": [{"name": source}]}
+            protocols.nats_ask(target.address, f"$JS.API.STREAM.CREATE.{dest}", stream)
+
+
+def make_router(target: Topics, source: str, dest: str) -> None:
+    """A dest that a router makes is of class `disk`, which is what is measured."""
+    status, _, text = target.server.call("PUT", f"/v0/routers/{dest}", {"source": source, "dest": dest})
+    if status not in {200, 201}:
+        raise BadAnswer(text)
+
+
+def clear(target: Target, dests: int) -> None:
+    """With the source go its routers; a dest is deleted when nothing comes any more."""
+    if isinstance(target, Redis):
+        for dest in dests_of(dests):
+            protocols.ask(
+                target.address, Exchange("resp", protocols.redis_command(b"DEL", dest.encode()), lines=1)
+            )
+        target.clear(source_of(dests))  # and its log is compacted once
+        return
+    for stream in (source_of(dests), *dests_of(dests)):
+        target.clear(stream)
+
+
+def write(target: Target, payload: bytes, count: int, dests: int) -> Exchange:
+    source = source_of(dests)
+    if isinstance(target, Redis) and dests:
+        return redis_write(payload, count, (source, *dests_of(dests)))
+    return target.write(payload, count, source)
+
+
+def redis_write(payload: bytes, count: int, streams: tuple[str, ...]) -> Exchange:
+    """Each record in a transaction of its own: OK, a line for each command, then their number and two lines for each id."""
+    adds = [protocols.redis_command(b"XADD", stream.encode(), b"*", b"d", payload) for stream in streams]
+    one = b"".join((protocols.redis_command(b"MULTI"), *adds, protocols.redis_command(b"EXEC")))
+    return Exchange("resp", one * count, count, lines=(2 + 3 * len(streams)) * count)
+
+
+def lengths(target: Target, dests: int) -> tuple[int, list[int]]:
+    """How many records the source has, and how many of them have come to each dest by now. Nobody is made to catch up."""
+    source = source_of(dests)
+    if isinstance(target, Topics):
+        head = _json_of(target, f"/v0/topics/{source}")["head_seq"]
+        rows = (
+            _json_of(target, f"/v0/routers?source={source}&page_size={PAGE_SIZE}")["routers"] if dests else []
+        )
+        return head, [row["forwarded_total"] for row in rows]
+    if isinstance(target, Redis):
+        streams = (source, *dests_of(dests))
+        asked = b"".join([protocols.redis_command(b"XLEN", stream.encode()) for stream in streams])
+        answer = protocols.ask(target.address, Exchange("resp", asked, lines=len(streams)))
+        head, *found = (int(line[1:]) for line in answer.split())
+        return head, found
+    answer = protocols.nats_ask(target.address, "$JS.API.STREAM.LIST", {"offset": 0})
+    streams = json.loads(answer.partition(b"\r\n")[2])["streams"]
+    messages = {one["config"]["name"]: int(one["state"]["messages"]) for one in streams}
+    return messages[source], [messages[dest] for dest in dests_of(dests)]
+
+
+def _json_of(target: Topics, path: str) -> dict[str, Any]:
+    status, _, text = target.server.call("GET", path)
+    if status != 200:
+        raise BadAnswer(text)
+    found: dict[str, Any] = json.loads(text)
+    return found
