@@ -258,7 +258,9 @@ class ShardCore:
         """A question of a desk to the engine; without a command it only wants the token for one."""
         request = wire.Request(number, self._now_us(), DESK_BUDGET_MS, op, 0, b"", b"", b"")
         token = (peer, request, asker, self._turn, command)
-        if command is not None:
+        # Where a watch begins is a look at the topic like any other.
+        is_look = isinstance(command, cmd.State)
+        if command is not None and not (is_look and self._catches_up(command.topic, (token, command))):  # type: ignore[arg-type,union-attr]
             self._waiting.append((token, command))  # type: ignore[arg-type]
         return token  # type: ignore[return-value]
 
