@@ -33,6 +33,7 @@ from workers.peer_links import PeerLinks
 
 WAIT_US = 1_000_000
 HELD_MAX = 10_000  # reads; the next one is served at once, and says that it has not waited
+ASKS_MAX = 256  # on their way to one shard; copies, letters and steps need room between the workers, too
 
 # Set here, and never sent: the read was served before the topic had caught up.
 LATE = 128
@@ -76,6 +77,15 @@ class Course:
     gathering: Round | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Question:
+    """Of a round, to the shard of a source."""
+
+    course: Course
+    round: Round
+    uids: list[int]
+
+
 class CatchUps:
     def __init__(
         self,
@@ -96,6 +106,10 @@ class CatchUps:
         self._rounds: deque[Round] = deque()  # in the order of their ends
         self._sources: dict[int, int | None] = {}  # the shard of a rule's source; None: any may have some
         self._held = 0
+        self._on_way = [0] * shards  # questions, by shard
+        self._lines: list[deque[Question]] = [
+            deque() for _ in range(shards)
+        ]  # those that wait for an answer to another
         self.rounds = 0
         self.late = 0  # reads that were served before their time
 
@@ -181,19 +195,28 @@ class CatchUps:
             running.left += 1
             if shard == self._own:
                 self._forwarder.chase(uids, lambda behind: self._heard(course, running, is_late=False))
-            elif not self._links.ask(
-                shard,
-                wire.CATCH_UP,
-                b"",
-                forward_messages.encode(CatchUp(uids)),
-                partial(self._answered, course, running),
-            ):
-                self._heard(course, running, is_late=True)
+            else:
+                self._lines[shard].append(Question(course, running, uids))
+                self._ask_next(shard)
         self._heard(course, running, is_late=False)
 
-    def _answered(self, course: Course, running: Round, reply: wire.Reply | None) -> None:
+    def _ask_next(self, shard: int) -> None:
+        line = self._lines[shard]
+        while line and self._on_way[shard] < ASKS_MAX:
+            question = line.popleft()
+            if question.round.is_over:
+                continue
+            body = forward_messages.encode(CatchUp(question.uids))
+            self._on_way[shard] += 1
+            if not self._links.ask(shard, wire.CATCH_UP, b"", body, partial(self._answered, shard, question)):
+                self._on_way[shard] -= 1
+                self._heard(question.course, question.round, is_late=True)
+
+    def _answered(self, shard: int, question: Question, reply: wire.Reply | None) -> None:
         """Also those who could not get there have gone as far as they can."""
-        self._heard(course, running, is_late=reply is None or reply.status != 200)
+        self._on_way[shard] -= 1
+        self._heard(question.course, question.round, is_late=reply is None or reply.status != 200)
+        self._ask_next(shard)
 
     def _heard(self, course: Course, running: Round, *, is_late: bool) -> None:
         running.is_late = running.is_late or is_late

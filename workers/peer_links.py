@@ -20,8 +20,8 @@ from topics import wire
 from topics.engine.limits import MIB
 from workers.caps import PARK_US
 
-REQUESTS_MAX = 256
-BYTES_MAX = 32 * MIB
+REQUESTS_MAX = 1024
+BYTES_MAX = 48 * MIB  # copies and letters have bounds of their own, and questions must find room beside both
 REQUEST_COST = 256  # what an entry takes beside its body
 TAKEN_EVERY_BYTES = 4 * MIB  # as a front does: a worker counts what it has sent until it hears of it
 

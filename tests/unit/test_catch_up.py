@@ -10,6 +10,7 @@ import random
 from itertools import chain
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.faults import fault
@@ -28,6 +29,7 @@ from tests.support.flow_rig import (
 from tests.support.shard_rig import FRONT, Cluster, Rig
 from topics import wire
 from topics.engine import forward_commands as fwd
+from topics.watching import Find
 from topics.working import Work
 from workers import catch_up, forward_messages
 from workers.catch_up import WAIT_US
@@ -104,6 +106,18 @@ def test_every_kind_of_read_catches_up(dest: str, op: int, body: Any, args: wire
         assert body_of(reply)["tags"] == [{"tag": "a", "count": 1}]
     else:
         assert b"record 1" in bytes(reply.body)
+
+
+@EACH_DEST
+def test_where_a_watch_begins_is_a_read(dest: str) -> None:
+    """One that starts at the end of the dest must not be given what was written before it was asked for."""
+    made = cluster()
+    put(made, dest)
+    forward(made, SOURCE, dest)
+    made.rest()
+    write(made, SOURCE, ["record 1"])
+    rows = msgspec.msgpack.decode(read(made, dest, wire.FIND, msgspec.msgpack.encode(Find([dest]))).body)
+    assert rows == [[dest, 1, 1, []]]
 
 
 @EACH_DEST
@@ -380,6 +394,38 @@ def test_more_reads_than_may_wait_are_served_at_once(monkeypatch: pytest.MonkeyP
     assert is_late(rig.replies[keys[2]])
     made.rest()
     assert texts_of(rig.replies[keys[0]]) == ["record 1"]
+
+
+def test_many_dests_that_are_read_at_once_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on its way to one shard is bounded; whoever does not fit asks when another has heard."""
+    monkeypatch.setattr(catch_up, "ASKS_MAX", 2)
+    made = cluster()
+    dests = [name_on(0, f"far-{i}-") for i in range(6)]
+    for dest in dests:
+        forward(made, SOURCE, dest, name=dest)
+    settle(made)
+    write(made, SOURCE, ["record 1"])
+    rig = made.rig(0)
+    keys = [rig.receive(wire.DIFF, dest, {}) for dest in dests]
+    while made.step():
+        pass
+    assert [texts_of(rig.replies[key]) for key in keys] == [["record 1"]] * len(dests)
+    assert not any(is_late(rig.replies[key]) for key in keys)
+
+
+def test_those_who_wait_to_ask_a_shard_that_dies_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catch_up, "ASKS_MAX", 1)
+    made = cluster()
+    dests = [name_on(0, f"far-{i}-") for i in range(3)]
+    for dest in dests:
+        forward(made, SOURCE, dest, name=dest)
+    settle(made)
+    rig = made.rig(0)
+    keys = [rig.receive(wire.DIFF, dest, {}) for dest in dests]
+    made.kill(1)
+    while made.step():
+        pass
+    assert all(is_late(rig.replies[key]) for key in keys)
 
 
 def test_reads_of_a_front_that_is_gone_are_forgotten() -> None:

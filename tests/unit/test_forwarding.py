@@ -177,9 +177,10 @@ def test_metrics_tell_of_copies() -> None:
 
 
 def test_bounds_fit_each_other() -> None:
-    """A batch fits a link and a group of the log."""
-    from workers import forwarder, peer_links
+    """A batch fits a link and a group of the log. What is asked for finds room beside all else that uses a link."""
+    from workers import catch_up, forwarder, outbox, peer_links, rule_reads
 
-    assert forwarder.BATCHES_MAX < peer_links.REQUESTS_MAX
-    assert forwarder.BYTES_MAX < peer_links.BYTES_MAX
+    requests = forwarder.BATCHES_MAX + catch_up.ASKS_MAX + outbox.BATCHES_MAX + rule_reads.READS_MAX
+    assert requests < peer_links.REQUESTS_MAX
+    assert forwarder.BYTES_MAX + outbox.BYTES_MAX < peer_links.BYTES_MAX
     assert forwarder.BATCH_BYTES <= limits.DIFF_BYTES_MAX
