@@ -12,11 +12,13 @@ import pytest
 from tests.support.faults import fault
 from tests.support.flow_rig import (
     ask,
+    ask_catalog,
     cluster,
     forward,
     home,
     name_on,
     numbered,
+    put,
     settle,
     stored,
     texts,
@@ -184,3 +186,22 @@ def test_bounds_fit_each_other() -> None:
     assert requests < peer_links.REQUESTS_MAX
     assert forwarder.BYTES_MAX + outbox.BYTES_MAX < peer_links.BYTES_MAX
     assert forwarder.BATCH_BYTES <= limits.DIFF_BYTES_MAX
+
+
+@pytest.mark.parametrize("first", ["records", "rule"])
+def test_a_dest_in_memory_knows_its_rules_after_a_crash(first: str) -> None:
+    """Its records are read when somebody asks for them; the rules that bring it copies are known at once."""
+    made = cluster()
+    put(made, FAR, durability="memory")
+    if first == "records":
+        write(made, FAR, ["own"])
+    forward(made, SOURCE, FAR)
+    write(made, SOURCE, numbered(1, 3))
+    settle(made)
+    made.kill(home(made, FAR))
+    made.start(home(made, FAR))
+    settle(made)
+    got = json.loads(bytes(ask_catalog(made, wire.GET_FORWARD, "rule").body))
+    assert got.get("forwarded_total") == 3, got
+    write(made, SOURCE, ["record 4"])
+    assert [text for text in texts(made, FAR) if text != "own"] == numbered(1, 4)

@@ -47,6 +47,7 @@ Lsns = npt.NDArray[np.uint64]
 
 # Of no topic: the catalog's rules, and what this shard copies.
 FORWARD_KINDS = (frames.FORWARD_PUT, frames.FORWARD_DELETE, frames.OUTFLOW_OPEN, frames.OUTFLOW_CLOSE)
+FLOW_KINDS = (frames.INFLOW_OPEN, frames.INFLOW_CLOSE, frames.COPIED, frames.EPOCH)
 
 
 class Replay:
@@ -237,6 +238,11 @@ class Replay:
         if log is None or lsn <= log.applied_lsn:
             return
         self._shard.touched[log.id] = log
+        if (
+            kind in FLOW_KINDS
+        ):  # never put off: a rule that a topic does not know of is taken for one that ended
+            self._replay_flow(log, kind, payload)
+            return
         if log.deferred and kind == frames.CONFIG:
             self._loader.load(
                 log
@@ -257,6 +263,24 @@ class Replay:
             shard.store_outflow(OutflowRow(opened.forward, opened.starts))
         else:
             shard.remove_outflow(decode(payload, type=int))
+
+    @staticmethod
+    def _replay_flow(log: TopicLog, kind: int, payload: bytes) -> None:
+        decode = msgspec.msgpack.decode
+        if kind == frames.INFLOW_OPEN:
+            open_ = decode(payload, type=InflowOpen)
+            log.inflows = {**(log.inflows or {}), open_.uid: Inflow(open_.name)}
+        elif kind == frames.INFLOW_CLOSE:
+            gone = decode(payload, type=int)
+            log.inflows = {uid: flow for uid, flow in (log.inflows or {}).items() if uid != gone} or None
+        elif kind == frames.COPIED:
+            copied = decode(payload, type=Copied)
+            inflow = (log.inflows or {}).get(copied.uid)
+            if inflow is not None:
+                inflow.total = copied.total
+                inflow.marks[copied.source_id] = copied.epoch, copied.seq
+        else:
+            add_epoch(log.epochs, decode(payload, type=int))
 
     def _create_topic(self, topic_id: int, created: TopicCreated) -> None:
         self._shard.next_id = max(self._shard.next_id, topic_id + ID_STEP)
@@ -348,20 +372,6 @@ class Replay:
             taken = decode(payload, type=LettersTaken)
             log.consumers = log.consumers or TopicConsumers()
             log.consumers.took(taken.source_id, taken.number)
-        elif kind == frames.INFLOW_OPEN:
-            open_ = decode(payload, type=InflowOpen)
-            log.inflows = {**(log.inflows or {}), open_.uid: Inflow(open_.name)}
-        elif kind == frames.INFLOW_CLOSE:
-            gone = decode(payload, type=int)
-            log.inflows = {uid: flow for uid, flow in (log.inflows or {}).items() if uid != gone} or None
-        elif kind == frames.COPIED:
-            copied = decode(payload, type=Copied)
-            inflow = (log.inflows or {}).get(copied.uid)
-            if inflow is not None:
-                inflow.total = copied.total
-                inflow.marks[copied.source_id] = copied.epoch, copied.seq
-        elif kind == frames.EPOCH:
-            add_epoch(log.epochs, decode(payload, type=int))
         elif kind == frames.ERASE_DONE:
             self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
         self._shard.count_live(op)
