@@ -37,6 +37,9 @@ class RuleBook:
         self._by_dest: dict[str, dict[int, None]] = {}
         self._patterns: SubjectTrie[int] = SubjectTrie()
         self.unsettled: dict[int, None] = {}  # uids of those that are being made or ended
+        self.gone: dict[
+            int, None
+        ] = {}  # uids of those that went with a topic: to be ended, and shown to nobody
 
     @property
     def count(self) -> int:
@@ -69,6 +72,7 @@ class RuleBook:
     def drop(self, uid: int) -> None:
         forward = self._rules.pop(uid, None)
         self.unsettled.pop(uid, None)
+        self.gone.pop(uid, None)
         if forward is None:
             return
         if self._names.get(forward.name) == uid:
@@ -108,6 +112,11 @@ class RuleBook:
         uids = [*self._by_source.get(topic, ()), *self._patterns.match(topic.encode()).plain]
         return [self._rules[uid].dest for uid in uids if self._rules[uid].state != "ending"]
 
+    # -- what clients see of it ----------------------------------------------------------------------------
+
+    def is_shown(self, rule: Forward) -> bool:
+        return rule.state == "active" and rule.uid not in self.gone
+
     # -- lists ---------------------------------------------------------------------------------------------
 
     def page(
@@ -128,7 +137,7 @@ class RuleBook:
                     break
                 continue
             rule = self._rules[self._names[name]]
-            if name > after and rule.state == "active" and wanted(rule):
+            if name > after and self.is_shown(rule) and wanted(rule):
                 rows.append(rule)
                 if len(rows) == count:
                     break

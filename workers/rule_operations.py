@@ -52,6 +52,7 @@ from workers.rule_book import RuleBook
 logger = logging.getLogger("topics.shard")
 
 PAUSE_MS_MIN, PAUSE_MS_MAX = 50, 1_000
+ENDED_AT_ONCE = 64  # rules; their steps are on their way together
 
 _decode_found = msgspec.msgpack.Decoder(list[Found]).decode
 _replace = msgspec.structs.replace
@@ -80,7 +81,7 @@ class Asked:
 
 
 # What an operation waits for: something to be logged here, or the answers of workers. One that is not urgent may have None.
-Wait: TypeAlias = PutForward | DropForward | list[Asked]
+Wait: TypeAlias = PutForward | tuple[DropForward, ...] | list[Asked]
 Steps: TypeAlias = Generator[Wait, Any, Rendered | None]
 Doing: TypeAlias = Generator[Wait, Any, None]
 TotalMs: TypeAlias = Callable[[], float]
@@ -104,13 +105,12 @@ class RuleOperations:
         self._now_us = now_us
         self.living: dict[int, int] = {}  # the other workers: shard → incarnation
         self.checks: dict[int, tuple[int, int]] = {}  # shards to check: when, and the last pause in ms
-        self.gone: dict[int, None] = {}  # uids of rules that went with a topic, and are to be ended
 
     # -- making --------------------------------------------------------------------------------------------
 
     def put(self, wish: Wish, total_ms: TotalMs) -> Steps:
         known = self._book.find(wish.forward.name)
-        if known is not None and known.state != "active":
+        if known is not None and not self._book.is_shown(known):
             yield from self.go_on_with(known.uid)
             known = self._book.find(wish.forward.name)
         yield from self._check_wish(wish, known)
@@ -167,7 +167,7 @@ class RuleOperations:
         opening = OpenInflow(forward.dest, forward.uid, forward.name, create_dest)
         (reply,) = yield [_step(shard_of(forward.dest, self._shards), opening)]
         if reply.status != 200:
-            yield DropForward(forward.uid)
+            yield (DropForward(forward.uid),)
             raise Refused(reply)
         inflow = messages.read_step_done(reply.body)
         assert isinstance(inflow, InflowOpened)
@@ -177,7 +177,7 @@ class RuleOperations:
         if refused is not None:
             yield from self._close_outflows(forward)
             yield from self._close_inflow(forward, undo=forward.made_dest)
-            yield DropForward(forward.uid)
+            yield (DropForward(forward.uid),)
             raise Refused(refused)
         opened = [messages.read_step_done(reply.body) for reply in replies]
         made_source = any(isinstance(outflow, OutflowOpened) and outflow.made_source for outflow in opened)
@@ -206,10 +206,35 @@ class RuleOperations:
         return forward_dropped(name, rule is not None, total_ms())
 
     def end_gone(self, uids: list[int]) -> Steps:
-        self.gone |= dict.fromkeys(uids)
-        for uid in uids:
-            yield from self.go_on_with(uid)
+        """Many at a time: a topic may have had thousands. They need no word that they are ending: a part of each is gone
+        for good, and the check of its shard finds that.
+        """
+        for at in range(0, len(uids), ENDED_AT_ONCE):
+            found = [self._book.get(uid) for uid in uids[at : at + ENDED_AT_ONCE]]
+            rules = [rule for rule in found if rule is not None]
+            if rules:
+                yield from self._end_all(rules)
         return None
+
+    def _end_all(self, rules: list[Forward]) -> Doing:
+        """As `_end`, of rules that went with a topic."""
+        closings = [
+            _step(shard_of(rule.dest, self._shards), CloseInflow(rule.dest, rule.uid)) for rule in rules
+        ]
+        replies = yield closings
+        self._look_again_at(closings, replies)
+        outflows = [(shard, rule) for rule in rules for shard in self._source_shards(rule)]
+        closings = [
+            _step(shard, CloseOutflow(rule.uid, rule.source), urgent=False) for shard, rule in outflows
+        ]
+        replies = yield closings
+        self._look_again_at(closings, replies)
+        yield tuple(DropForward(rule.uid) for rule in rules)
+
+    def _look_again_at(self, asked: list[Asked], replies: list[wire.Reply | None]) -> None:
+        self.check_soon(
+            question.shard for question, reply in zip(asked, replies, strict=True) if not _is_ok(reply)
+        )
 
     def _end(self, rule: Forward) -> Doing:
         """The inflow first and in any case: from then on nothing comes in. An outflow whose worker is down is closed by the
@@ -220,7 +245,7 @@ class RuleOperations:
             yield PutForward(rule)
         yield from self._close_inflow(rule, undo=False)
         yield from self._close_outflows(rule)
-        yield DropForward(rule.uid)
+        yield (DropForward(rule.uid),)
 
     def _close_inflow(self, rule: Forward, *, undo: bool) -> Doing:
         shard = shard_of(rule.dest, self._shards)
@@ -237,7 +262,7 @@ class RuleOperations:
 
     def go_on_with(self, uid: int) -> Steps:
         rule = self._book.get(uid)
-        if rule is not None and (rule.state == "ending" or uid in self.gone):
+        if rule is not None and (rule.state == "ending" or uid in self._book.gone):
             yield from self._end(rule)
         elif rule is not None and rule.state == "making":
             try:
@@ -245,7 +270,6 @@ class RuleOperations:
             except Refused as refused:  # whoever asked for it was told that nobody knows
                 fields = {"router": rule.name, "why": str(refused)}
                 logger.warning("a forward is undone", extra={"fields": fields})
-        self.gone.pop(uid, None)
         return None
 
     def check(self, shard: int, pause_ms: int) -> Steps:

@@ -50,7 +50,7 @@ class RuleReads:
     def get(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
         """One rule. It is a read of the dest, which catches up first."""
         rule = self._book.find(args.forward)
-        if rule is None or rule.state != "active":
+        if rule is None or not self._book.is_shown(rule):
             raise ForwardNotFound(args.forward)
         if not covers(prefixes_of(args), rule):
             raise Forbidden("this key may not use that router")

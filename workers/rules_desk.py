@@ -68,6 +68,8 @@ class Operation:
     unasked: list[int] = field(default_factory=list)  # places: to be asked at the next chance
     again: list[int] = field(default_factory=list)  # places: to be asked after a pause
     pause_ms: int = 0
+    logging: int = 0  # commands to the own engine that are not answered
+    failure: TopicsError | None = None  # of one of them
 
 
 class RulesDesk:
@@ -136,6 +138,7 @@ class RulesDesk:
         if op == wire.FORWARDS_GONE:
             # Never refused: nobody would say it again. There are no more of these than rules.
             uids = [uid for uid, _ in messages.read_gone(request.body).forwards]
+            self.book.gone |= dict.fromkeys(uid for uid in uids if self.book.get(uid) is not None)
             self._first.append(Operation(partial(self._operations.end_gone, uids), client))
         elif now_us - request.received_us > request.budget_ms * 1000:
             raise NotReady("the request waited too long and was not executed; try again")
@@ -245,7 +248,10 @@ class RulesDesk:
                 operation.asked, operation.answers, operation.pause_ms = wait, {}, 0
                 operation.unasked = list(range(len(wait)))
             else:
-                self._submit(operation, wait)
+                commands = wait if isinstance(wait, tuple) else (wait,)
+                operation.logging = len(commands)
+                for command in commands:
+                    self._submit(operation, command)
 
     def _end(self, operation: Operation, result: Rendered | TopicsError | None) -> None:
         self._running = self._again_us = None
@@ -255,22 +261,27 @@ class RulesDesk:
             fields = {"error": str(result)}
             logger.error("an operation on forwards is put off", extra={"fields": fields})
         later_us = self._now_us() + PAUSE_MS_MAX * 1000
-        gone = [uid for uid in self._operations.gone if self.book.get(uid) is not None]
-        for uid in (*self.book.unsettled, *gone):
+        for uid in (*self.book.unsettled, *self.book.gone):
             self._unfinished.setdefault(uid, later_us)
 
     def answered(self, operation: Operation, result: object) -> None:
         """Of the own engine."""
         assert operation is self._running and operation.steps is not None
+        operation.logging -= 1
         if isinstance(result, TopicsError):
-            self._advance(operation, operation.steps.throw, result)
-            return
-        if isinstance(result, ForwardPut):
+            operation.failure = result
+        elif isinstance(result, ForwardPut):
             self.book.put(result.forward)
         else:
             assert isinstance(result, ForwardDropped)
             self.book.drop(result.uid)
-        self._advance(operation, operation.steps.send, None)
+        if operation.logging:
+            return
+        failure, operation.failure = operation.failure, None
+        if failure is not None:
+            self._advance(operation, operation.steps.throw, failure)
+        else:
+            self._advance(operation, operation.steps.send, None)
 
     def _ask_one(self, operation: Operation) -> None:
         place = operation.unasked.pop(0)

@@ -205,3 +205,29 @@ def test_a_dest_in_memory_knows_its_rules_after_a_crash(first: str) -> None:
     assert got.get("forwarded_total") == 3, got
     write(made, SOURCE, ["record 4"])
     assert [text for text in texts(made, FAR) if text != "own"] == numbered(1, 4)
+
+
+def test_a_topic_with_many_rules_takes_them_along_together() -> None:
+    """Not one by one, each with syncs of its own; and what is to go is not shown any more."""
+    made = cluster()
+    names = [f"rule-{i}" for i in range(70)]
+    for i, name in enumerate(names):
+        forward(made, SOURCE, f"dest-{i}", name=name)
+    rig = made.rig(0)
+    before = rig.core.engine.counters["batches"]
+    key = made.rig(1).receive(wire.DROP_TOPIC, SOURCE)
+    while rig.core.rules is None or not rig.core.rules.book.gone:
+        assert made.step()
+    assert ask_catalog_at_once(made, names[-1]).status == 404
+    made.rest()
+    assert removed(made.rig(1).replies[key]) == sorted(names)
+    assert parts(made) == (0, 0, 0)
+    assert rig.core.engine.counters["batches"] - before < 20
+    assert rig.core.rules is not None and not rig.core.rules.book.gone
+
+
+def ask_catalog_at_once(made: Cluster, name: str) -> wire.Reply:
+    rig = made.rig(0)
+    key = rig.receive(wire.GET_FORWARD, "", args=wire.encode_args(wire.Args(forward=name)))
+    rig._take(rig.core.idle())
+    return rig.replies[key]
