@@ -117,10 +117,15 @@ class CatchUps:
 
     def learn(self, forward: fwd.Forward) -> None:
         """A source has spoken. Until it does, and for a pattern, every shard is asked."""
-        if forward.uid not in self._sources:
+        if forward.uid not in self._sources and self._takes(forward):
             self._sources[forward.uid] = (
                 None if forward.is_pattern else shard_of(forward.source, self._shards)
             )
+
+    def _takes(self, forward: fwd.Forward) -> bool:
+        """Whether such a rule is known here; its last copies may come when it has ended."""
+        log = self._published.get(forward.dest)
+        return log is not None and log.inflows is not None and forward.uid in log.inflows
 
     def forget(self, uid: int) -> None:
         self._sources.pop(uid, None)

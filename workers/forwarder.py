@@ -37,7 +37,7 @@ from topics.engine.errors import TopicsError
 from topics.engine.limits import KIB, MIB
 from topics.engine.placement import shard_of
 from topics.engine.priority import effective_priority
-from topics.engine.scheduler import Scheduler
+from topics.engine.scheduler import WAIT_MAX_MS, Scheduler
 from topics.engine.topic_log import TopicLog
 from workers import forward_messages
 from workers.peer_links import PeerLinks
@@ -49,6 +49,7 @@ BATCH_BYTES = 1 * MIB
 BATCHES_MAX = 128
 BYTES_MAX = 16 * MIB
 BATCH_COST = 16 * KIB  # of a batch beside its bytes, for the scheduler
+LEAVES_MAX = 64  # topics that are gone, told of in one go
 PAUSE_MS_MIN, PAUSE_MS_MAX = 50, 1_000
 CHASE_US = 1_000_000  # whoever asked for it does not wait any longer
 SWEEP_MIN = 64  # so few topics may be known here after they are gone
@@ -145,9 +146,12 @@ class Forwarder:
         self._submit = submit  # copies for a topic of this shard; the answer comes to `answered`
         self._now_us = now_us
         self._streams: dict[int, Stream] = {}
+        self._by_rule: dict[int, dict[Stream, None]] = {}
         self._swept = 0  # streams after the last sweep
         self._owing: dict[int, dict[Flow, None]] = {}  # flows that are not idle, by rule
         self._ways = [Way() for _ in range(shards)]
+        # Whose topics were dropped: the dests may forget how far they were.
+        self._leaving: deque[Flow] = deque()
         self._pausing: list[tuple[int, int, Flow]] = []  # until when, a number, who
         self._pauses = 0
         self._chases: deque[Chase] = deque()  # in the order of their ends
@@ -174,9 +178,8 @@ class Forwarder:
 
     def closed(self, uid: int) -> None:
         """A rule has ended here, or the topics that it copies have changed."""
-        for stream in list(self._streams.values()):
-            if uid in stream.flows:
-                self._match_rules(stream)
+        for stream in list(self._by_rule.get(uid, ())):
+            self._match_rules(stream)
 
     def close(self) -> None:
         """Nothing is waited for: what is owed is asked for after the next start."""
@@ -208,6 +211,8 @@ class Forwarder:
         """Let time pass; who may go on is in `shard.flowing` afterwards."""
         if self._pausing or self._chases:
             self._let_time_pass(self._now_us())
+        if self._leaving and not self._is_closed:
+            self._take_leave()
         for way in self._ways:
             if way.crowd and not way.batches:  # whoever was let in had nothing to send
                 self._let_in(way)
@@ -225,9 +230,13 @@ class Forwarder:
 
     # -- a topic -------------------------------------------------------------------------------------------
 
+    def look(self, log: TopicLog) -> bool:
+        """A topic has something new: those of its flows that owe something are ready. Whether there are any."""
+        return bool(self._line_up(log).ready)
+
     def serve(self, log: TopicLog, room: int) -> int:
-        """A batch for each flow of a topic that owes something, until the room is used up; returns what was used. What is
-        left, if anything, is in `shard.flowing` again.
+        """A batch for each flow of a topic that owes something, until the room is used up; returns what was used. If
+        something is left the topic is in `shard.flowing` again.
         """
         if self._is_closed:
             return 0
@@ -272,11 +281,18 @@ class Forwarder:
         stream.head = UNKNOWN
         uids = dict.fromkeys(() if log.dropped else log.outflows)
         for uid in [uid for uid in stream.flows if uid not in uids]:
-            self._remove(stream.flows.pop(uid))
+            flow = stream.flows.pop(uid)
+            self._remove(flow)
+            if log.dropped and uid in self._shard.outflows:
+                self._leaving.append(flow)
+            del self._by_rule[uid][stream]
+            if not self._by_rule[uid]:
+                del self._by_rule[uid]
         for uid in uids:
             if uid not in stream.flows:
                 dest = self._shard.outflows[uid].forward.dest
                 stream.flows[uid] = Flow(uid, stream, shard_of(dest, len(self._ways)))
+                self._by_rule.setdefault(uid, {})[stream] = None
         if not stream.flows:
             self._streams.pop(log.id, None)
 
@@ -342,7 +358,7 @@ class Forwarder:
         way = self._ways[flow.shard]
         if way.is_crowded:
             flow.state = CROWDED
-            way.crowd.add(flow, self._now_us() // 1000)
+            self._crowd(flow)
             return 0
         try:
             copies = self._copies(flow, read)
@@ -353,24 +369,40 @@ class Forwarder:
         if copies is None:
             self._nothing_found(flow)
             return 0
-        batch = Batch(flow, copies.after, copies.upto, len(copies.frames))
         flow.state = SENT
+        if not self._post(flow, copies):
+            self._pause(flow)
+        return BATCH_COST + len(copies.frames)
+
+    def _post(self, flow: Flow, copies: fwd.Copies) -> bool:
+        """Whether it is on its way."""
+        batch = Batch(flow, copies.after, copies.upto, len(copies.frames))
+        way = self._ways[flow.shard]
         way.batches += 1
         way.bytes += batch.bytes
         self.batches_sent += 1
         dest = copies.forward.dest
         if flow.shard == self._own:
             self._submit(batch, fwd.TakeCopies(dest, copies))
-        elif not self._links.ask(
-            flow.shard,
-            wire.COPIES,
-            dest.encode(),
-            forward_messages.encode(copies),
-            partial(self._heard, batch),
-        ):
-            self._leave(batch)
-            self._pause(flow)
-        return BATCH_COST + batch.bytes
+            return True
+        body, heard = forward_messages.encode(copies), partial(self._heard, batch)
+        if self._links.ask(flow.shard, wire.COPIES, dest.encode(), body, heard):
+            return True
+        self._leave(batch)
+        return False
+
+    def _take_leave(self) -> None:
+        """What is not said, because this shard or that one dies, costs a few bytes there until the rule ends."""
+        for _ in range(min(len(self._leaving), LEAVES_MAX)):
+            flow = self._leaving[0]
+            outflow, way = self._shard.outflows.get(flow.uid), self._ways[flow.shard]
+            if outflow is not None and (way.is_crowded or self._is_closed):
+                return
+            self._leaving.popleft()
+            if outflow is not None:
+                copies = self._shard.copies_from(flow.stream.log, outflow.forward, 0)
+                copies.is_gone = True
+                self._post(flow, copies)
 
     def _copies(self, flow: Flow, read: Read) -> fwd.Copies | None:
         log = flow.stream.log
@@ -443,6 +475,12 @@ class Forwarder:
         way.bytes -= batch.bytes
         self._let_in(way)
 
+    def _crowd(self, flow: Flow) -> None:
+        """Wait until there is less on its way to that shard; those whose copies somebody waits for go first."""
+        now_ms = self._now_us() // 1000
+        since_ms = now_ms - WAIT_MAX_MS if flow.chases else now_ms
+        self._ways[flow.shard].crowd.add(flow, now_ms, since_ms=since_ms)
+
     def _let_in(self, way: Way) -> None:
         """One for one: those who were let in before may not have sent anything yet."""
         while (entry := way.crowd.pick(self._now_us() // 1000)) is not None:
@@ -455,7 +493,7 @@ class Forwarder:
 
     def chase(self, uids: Iterable[int], done: Callable[[list[int]], None]) -> None:
         """Bring all that these rules have published so far to their dests. `done` hears of it, perhaps at once."""
-        for log in list(self._shard.flowing.values()):
+        for log in list(self._shard.flowing.values()):  # since the last turn; the others were looked at
             self._line_up(log)
         chase = Chase(self._now_us() + CHASE_US, done)
         for uid in uids:
@@ -464,7 +502,10 @@ class Forwarder:
                 chase.left += 1
                 if flow.state == PAUSED:
                     self._make_ready(flow)
+                elif flow.state == CROWDED:
+                    self._crowd(flow)  # where it was it is passed over
                 if flow.state == READY:
+                    flow.stream.ready.appendleft(flow)
                     self._shard.hurry(flow.stream.log)
         if chase.left > 1:
             self._chases.append(chase)

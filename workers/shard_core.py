@@ -137,7 +137,7 @@ class ShardCore:
             send=self._send,
             now_us=now_us,
         )
-        engine.shard.copy_out = self.forwarding.forwarder.serve
+        engine.shard.copier = self.forwarding.forwarder
         self.jobs = JobsDesk(
             engine,
             send=self._send,
@@ -176,7 +176,7 @@ class ShardCore:
     def has_requests(self) -> bool:
         if self._waiting or self._reopened or self.caps.has_released:
             return True
-        if self.engine.shard.has_news and self.is_ready:
+        if self.is_ready and (self.engine.shard.has_news or self.engine.shard.backlog):
             return True
         return any(map(self._window.is_open, self._held_reads))
 

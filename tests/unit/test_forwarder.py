@@ -32,6 +32,7 @@ from tests.support.shard_rig import Cluster
 from topics import wire
 from topics.engine import delivery
 from topics.engine import forward_commands as fwd
+from topics.engine.topic_log import TopicLog
 from workers import forwarder, peer_links
 from workers.forwarder import PAUSE_MS_MAX, PAUSE_MS_MIN
 
@@ -177,6 +178,95 @@ def test_a_slice_of_many_flows_leaves_room_for_others(monkeypatch: pytest.Monkey
     assert all(stored(made, name_on(0, f"dest-{i}-")) == 1 for i in range(20))
 
 
+def test_what_somebody_waits_for_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of one of many dests of a source does not wait for copies to all the others."""
+    monkeypatch.setattr(delivery, "TURN_ROOM", 1)
+    made = cluster()
+    dests = [name_on(0, f"dest-{i}-") for i in range(5)]
+    rules = [forward(made, SOURCE, dest, name=dest) for dest in dests]
+    made.rest()
+    write(made, SOURCE, numbered(1, 1))
+    sender = made.rig(1).core.forwarding.forwarder
+    assert [flow.state for flow in sender._owing[rules[-1].uid]] == [forwarder.READY]
+    heard: list[list[int]] = []
+    sender.chase([rules[-1].uid], heard.append)
+    made.rig(1).turn()
+    assert [flow.state for flow in sender._owing[rules[-1].uid]] == [forwarder.SENT]
+    assert [flow.state for flow in sender._owing[rules[-2].uid]] == [forwarder.READY]
+    made.rest()
+    assert heard == [[]]
+    assert [stored(made, dest) for dest in dests] == [1] * 5
+
+
+def test_a_chase_looks_at_what_is_new_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cluster()
+    forward(made, "many.>", FAR, name="many")
+    forward(made, SOURCE, NEAR)
+    for i in range(30):
+        write(made, name_on(1, f"many.{i}-"), numbered(1, 1))
+    for_all = made.rig(1).core.forwarding.forwarder
+    looks = 0
+    line_up = for_all._line_up
+
+    def counted(log: TopicLog) -> forwarder.Stream:
+        nonlocal looks
+        looks += 1
+        return line_up(log)
+
+    monkeypatch.setattr(for_all, "_line_up", counted)
+    for _ in range(10):
+        for_all.chase([], lambda behind: None)
+    assert looks <= 30
+
+
+def test_a_pattern_asks_nothing_about_topics_without_news() -> None:
+    """Neither when it is made nor when a shard starts: there may be a hundred thousand of them."""
+    made = cluster()
+    topics = [name_on(1, f"many.{i}-") for i in range(20)]
+    for topic in topics:
+        write(made, topic, numbered(1, 2))
+    forward(made, "many.>", FAR)
+    settle(made)
+    assert made.rig(1).core.forwarding.forwarder.batches_sent == 0
+    write(made, topics[3], ["record 3"])
+    assert texts(made, FAR) == ["record 3"]
+    made.kill(1)
+    made.start(1)
+    settle(made)
+    assert made.rig(1).core.forwarding.forwarder.batches_sent <= 2, "one may be sent before anybody is known"
+    write(made, topics[4], ["record 3"])
+    assert texts(made, FAR) == ["record 3"] * 2
+
+
+@EACH_DEST
+def test_topics_that_come_and_go_under_a_pattern_leave_nothing(dest: str) -> None:
+    made = cluster()
+    rule = forward(made, "many.>", dest)
+    for i in range(300):
+        topic = name_on(1, f"many.{i}-")
+        write(made, topic, ["record"])
+        made.rest()
+        made.ask(1, wire.DROP_TOPIC, topic)
+    settle(made)
+    assert len(texts(made, dest)) == 300
+
+    def marks() -> int:
+        log = made.rig(home(made, dest)).core.engine.shard.published[dest]
+        assert log.inflows is not None
+        assert log.inflows[rule.uid].total == 300
+        return len(log.inflows[rule.uid].marks)
+
+    assert marks() <= 2 * forwarder.SWEEP_MIN
+    for_all = made.rig(1).core.forwarding.forwarder
+    assert len(for_all._streams) <= 2 * forwarder.SWEEP_MIN
+    assert len(for_all._by_rule[rule.uid]) == len(for_all._streams)
+    made.kill(home(made, dest))
+    made.start(home(made, dest))
+    settle(made)
+    assert marks() <= 2 * forwarder.SWEEP_MIN
+    assert len(texts(made, dest)) == 300
+
+
 @EACH_DEST
 def test_a_rule_that_has_ended_copies_nothing_more(dest: str) -> None:
     made = cluster()
@@ -193,7 +283,9 @@ def test_a_rule_that_has_ended_copies_nothing_more(dest: str) -> None:
     step(made, 1, fwd.CloseOutflow(rule.uid, SOURCE))
     settle(made)
     assert stored(made, dest) == kept
-    assert not made.rig(1).core.forwarding.forwarder._streams
+    for_all = made.rig(1).core.forwarding.forwarder
+    assert not for_all._streams and not for_all._by_rule
+    assert not any(rig.core.forwarding.catch_ups._sources for rig in made.rigs if rig is not None)
 
 
 def test_a_changed_rule_goes_on_where_it_was() -> None:

@@ -83,7 +83,7 @@ class InflowOpen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Copied(msgspec.Struct, frozen=True, array_like=True):
-    """Up to this seq of the source all is here. In one envelope with the copies."""
+    """Up to this seq of the source all is here. In one envelope with the copies. Below 0: the source is gone."""
 
     uid: int
     source_id: int

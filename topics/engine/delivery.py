@@ -14,8 +14,8 @@ Nothing of this keeps a record from being read: whoever polls is answered by the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from topics.engine.config import EngineConfig
 from topics.engine.consumer import Consumer
@@ -37,6 +37,16 @@ SLICE_ROOM = 128 * KIB  # of one topic at a time
 PICK_COST = 4 * KIB  # of serving a topic, beside what it delivers
 
 
+class Copier(Protocol):
+    """Who sends the copies of this shard's topics."""
+
+    def look(self, log: TopicLog) -> bool:
+        """Whether a topic with something new has copies to send."""
+
+    def serve(self, log: TopicLog, room: int) -> int:
+        """Send copies of it; returns about how many bytes that took. If there is more, it is in `flowing` again."""
+
+
 @dataclass(slots=True, eq=False)
 class Due:
     """What one topic has to deliver."""
@@ -54,8 +64,7 @@ class Due:
 class Delivery(Forwards):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        # Sends copies of a topic, and tells about how many bytes that took. None: nobody does, they wait.
-        self.copy_out: Callable[[TopicLog, int], int] | None = None
+        self.copier: Copier | None = None  # None: nobody sends copies, they wait
         self.measures = Measures()
         self.scheduler: Scheduler[Due] = Scheduler(self._priority_of)
         self._dues: dict[int, Due] = {}
@@ -71,7 +80,7 @@ class Delivery(Forwards):
     @property
     def has_news(self) -> bool:
         """Whether something was published, or asked for, that is not listed yet."""
-        return bool(self.dirty or self.fed or self.hungry or (self.flowing and self.copy_out is not None))
+        return bool(self.dirty or self.fed or self.hungry or (self.flowing and self.copier is not None))
 
     @property
     def deliver_at_ms(self) -> int | None:
@@ -149,10 +158,11 @@ class Delivery(Forwards):
             hungry, self.hungry = self.hungry, {}
             for key, (log, consumer) in hungry.items():
                 self._line_up(log).hungry[key] = consumer
-        if self.flowing and self.copy_out is not None:
+        if self.flowing and self.copier is not None:
             flowing, self.flowing = self.flowing, {}
             for log in flowing.values():
-                self._line_up(log, COPIES)
+                if self.copier.look(log):
+                    self._line_up(log, COPIES)
         while self._gathering and self._gathering[0][0] <= self.clock.mono_ms:
             due = heapq.heappop(self._gathering)[2]
             if due.gathers:
@@ -188,17 +198,18 @@ class Delivery(Forwards):
         due.is_picked = True
         may_push = entry.band > 0 or not self.measures.defers
         is_mixed = due.kinds != COPIES or bool(due.hungry)
-        used = PICK_COST
+        used = 0
         if due.kinds & (FRAMES | UNSENT):
             used += self._serve_frames(due, room, may_push=may_push)
         if due.hungry and used < room:
             used += self._serve_jobs(due, room - used, may_push=may_push)
         if due.kinds == COPIES and not due.hungry:
             if is_mixed and self.measures.defers:
-                self._lower(entry, used)
-                return used
+                self._lower(entry, used + PICK_COST)
+                return used + PICK_COST
             if used < room:
                 used += self._serve_copies(due, room - used)
+        used += PICK_COST
         if due.kinds or due.hungry:
             self.scheduler.sliced(entry, used, now_ms)
         else:
@@ -270,9 +281,9 @@ class Delivery(Forwards):
 
     def _serve_copies(self, due: Due, room: int) -> int:
         due.kinds &= ~COPIES
-        if self.copy_out is None:
+        if self.copier is None:
             return 0
-        used = self.copy_out(due.log, room)
+        used = self.copier.serve(due.log, room)
         if self.flowing.pop(due.log.id, None) is not None:
             due.kinds |= COPIES
         return used

@@ -72,6 +72,13 @@ class Inflow:
     def mark_of(self, source_id: int, start: Mark, epochs: Epochs) -> Mark:
         return mark_in(self.marks.get(source_id, start), epochs)
 
+    def set_mark(self, source_id: int, epoch: int, seq: int) -> None:
+        """Ids are never given again: of a source that is gone nothing need be known."""
+        if seq < 0:
+            self.marks.pop(source_id, None)
+        else:
+            self.marks[source_id] = epoch, seq
+
     def row(self, uid: int) -> InflowRow:
         marks = [(source_id, epoch, seq) for source_id, (epoch, seq) in self.marks.items()]
         return InflowRow(uid, self.name, self.total, marks)

@@ -121,6 +121,7 @@ class Copies:
     upto: int
     frames: bytes = b""
     lost: tuple[int, int] | None = None  # first and last seq, both inside
+    is_gone: bool = False  # the source was dropped: nothing comes after this, and its mark may be forgotten
 
 
 # -- the dest's shard --------------------------------------------------------------------------------------------

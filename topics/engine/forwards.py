@@ -28,15 +28,17 @@ from topics.engine.flows import (
     add_epoch,
     current_epoch,
     filter_of,
+    mark_in,
 )
 from topics.engine.letters import Letters
 from topics.engine.reader import Reader
 from topics.engine.staging import CONTROL_BYTES
-from topics.engine.subjects import SubjectTrie
+from topics.engine.subjects import SubjectTrie, parse_pattern
 from topics.engine.topic_log import Op, TopicLog
 from topics.engine.writes import frame_bytes_at_most
 
 START_BYTES = 24  # at most, of one start in an outflow's frame
+GONE = -1  # the mark of a source that was dropped
 IN_RAM = ("memory", "ephemeral")  # classes whose head a crash may lower
 
 
@@ -101,7 +103,9 @@ class Forwards(Letters):
         self.add_frame(frames.encode_control(frames.OUTFLOW_OPEN, 0, self.now_ms, opened))
         self.store_outflow(OutflowRow(forward, opened.starts))
         for log in logs:
-            self._enlist_flows(log)
+            log.outflows = tuple(sorted((*log.outflows, forward.uid)))
+            if not forward.is_pattern:
+                self.flowing[log.id] = log
         op.result = fwd.OutflowOpened(forward.uid, made)
         self.add_op(op)
 
@@ -110,9 +114,13 @@ class Forwards(Letters):
         if not forward.is_pattern:
             log = self._for_write(forward.source)
             return [log] if log is not None else []
-        only: SubjectTrie[int] = SubjectTrie()
-        only.insert(forward.source.encode(), 0)
-        logs = [log for name, log in self.staged.items() if only.match(name.encode()).plain]
+        pattern = parse_pattern(forward.source.encode())
+        prefix = pattern.literal_prefix.decode()
+        logs = [
+            log
+            for name, log in self.staged.items()
+            if name.startswith(prefix) and pattern.matches(name.encode())
+        ]
         for log in logs:
             if log.deferred:
                 self.loader(log)
@@ -166,8 +174,17 @@ class Forwards(Letters):
     def _enlist_flows(self, log: TopicLog) -> None:
         by_pattern = self._patterns.match(log.name.encode()).plain if self._patterns.count else ()
         log.outflows = tuple(sorted((*self._literals.get(log.name, ()), *by_pattern)))
-        if log.outflows:
-            self.flowing[log.id] = log
+
+    def _may_owe(self, log: TopicLog) -> bool:
+        """Whether a dest may lack something of a topic. Of many topics that a pattern finds, most have nothing new. The rule
+        of a single source asks in any case: so its dest learns where that is.
+        """
+        head = log.next_seq - 1
+        for uid in log.outflows:
+            outflow = self.outflows[uid]
+            if not outflow.forward.is_pattern or head > mark_in(outflow.start_of(log.id), log.epochs)[1]:
+                return True
+        return False
 
     def start_flows(self) -> list[bytes]:
         """After replay: which topics are copied where, and a new epoch for each whose head a crash may have lowered. Returns
@@ -187,6 +204,8 @@ class Forwards(Letters):
                 add_epoch(log.epochs, base)
                 self.touched[log.id] = log
                 told.append(frames.encode_control(frames.EPOCH, log.id, self.now_ms, base))
+            if self._may_owe(log):
+                self.flowing[log.id] = log
         return told
 
     def copies_after(
@@ -324,6 +343,9 @@ class Forwards(Letters):
         inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
         if log is None or inflow is None:
             raise ForwardNotFound(copies.forward.name)
+        if copies.is_gone:
+            self._forget_source(log, uid, copies.source_id, token)
+            return
         epoch, mark = inflow.mark_of(copies.source_id, copies.start, copies.epochs)
         result = fwd.CopiesTaken(uid, copies.source_id, mark, total=inflow.total)
         if copies.upto <= mark or copies.after > mark:
@@ -340,12 +362,23 @@ class Forwards(Letters):
         count = sum(len(run.seqs) for run in runs)
         inflow.total += count
         self.counters["copies"] = self.counters.get("copies", 0) + count
-        inflow.marks[copies.source_id] = epoch, upto
+        inflow.set_mark(copies.source_id, epoch, upto)
         copied = Copied(uid, copies.source_id, epoch, upto, inflow.total)
         self.add_frame(frames.encode_control(frames.COPIED, log.id, self.now_ms, copied))
         self.touched[log.id] = log
         result.mark, result.total = upto, inflow.total
         self.add_op(Op(log, token, result))
+
+    def _forget_source(self, log: TopicLog, uid: int, source_id: int, token: object) -> None:
+        assert log.inflows is not None
+        inflow = log.inflows[uid]
+        if source_id in inflow.marks:
+            self.reserve(CONTROL_BYTES)
+            inflow.set_mark(source_id, 0, GONE)
+            copied = Copied(uid, source_id, 0, GONE, inflow.total)
+            self.add_frame(frames.encode_control(frames.COPIED, log.id, self.now_ms, copied))
+            self.touched[log.id] = log
+        self.add_op(Op(log, token, fwd.CopiesTaken(uid, source_id, 0, total=inflow.total)))
 
     def _fit(self, log: TopicLog, copies: fwd.Copies, runs: list[Run], result: fwd.CopiesTaken) -> int:
         """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""

@@ -278,7 +278,7 @@ class Replay:
             inflow = (log.inflows or {}).get(copied.uid)
             if inflow is not None:
                 inflow.total = copied.total
-                inflow.marks[copied.source_id] = copied.epoch, copied.seq
+                inflow.set_mark(copied.source_id, copied.epoch, copied.seq)
         else:
             add_epoch(log.epochs, decode(payload, type=int))
 
