@@ -112,7 +112,14 @@ class RuleOperations:
         known = self._book.find(wish.forward.name)
         if known is not None and not self._book.is_shown(known):
             yield from self.go_on_with(known.uid)
-            known = self._book.find(wish.forward.name)
+        elif known is not None:
+            # A worker that has not been looked at since it came up may have dropped a topic of this rule.
+            for shard in {
+                shard_of(known.dest, self._shards),
+                *self._source_shards(known),
+            } & self.checks.keys():
+                yield from self.check(shard, PAUSE_MS_MIN)
+        known = self._book.find(wish.forward.name)
         yield from self._check_wish(wish, known)
         if known is None:
             yield from self._make(wish)

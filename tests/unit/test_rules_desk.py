@@ -351,6 +351,36 @@ def test_a_worker_says_what_it_misses() -> None:
     assert read_missed(reply.body) == ForwardsMissed(stray_inflows=[(FAR, rule.uid)])
 
 
+def test_a_worker_that_cannot_read_its_log_misses_nothing() -> None:
+    """It is repaired and started anew, and its rules must be there then."""
+    made = cluster()
+    put(made, "r", NEAR, FAR)
+    rig = made.rig(1)
+    shard = rig.core.engine.shard
+    shard.published[FAR].inflows, shard.read_only = None, "an entry of the log is damaged"
+    key = rig.receive(wire.FORWARDS_CHECK, "", encode(([(FAR, 1)], [(99, 5)])))
+    rig.rest()
+    reply = reply_to(rig, key)
+    assert reply is not None
+    assert read_missed(reply.body) == ForwardsMissed()
+
+
+def test_a_rule_that_is_put_again_is_looked_at_first() -> None:
+    """The dest was dropped while the catalog was down. Who puts the rule again has it in full, also when the catalog has not
+    got round to comparing.
+    """
+    made = cluster()
+    put(made, "r", NEAR, FAR)
+    (uid,) = made.rig(0).core.engine.shard.forwards
+    step(made, 1, fwd.CloseInflow(FAR, uid))
+    desk = made.rig(0).core.rules
+    assert desk is not None
+    desk._operations.check_soon([1])
+    assert put(made, "r", NEAR, FAR).status == 201
+    settle(made)
+    assert rules(made) == ["r"]
+
+
 def test_rules_that_are_gone_are_answered_when_they_are() -> None:
     made = cluster()
     put(made, "r", NEAR, FAR)
