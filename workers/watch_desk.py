@@ -62,6 +62,7 @@ class Finding:
     number: int
     left: int
     found: list[Found] = field(default_factory=list)
+    places: dict[str, list[int]] = field(default_factory=dict)  # which patterns found what is looked at
 
 
 @dataclass(slots=True, eq=False)
@@ -197,6 +198,11 @@ class WatchDesk:
             name, places = rows.popleft()
             if name in self._engine.shard.published:  # else it is gone again
                 log = self._engine.shard.to_follow(name)
+                if log.inflows:  # how far it is may have to be waited for
+                    finding.left += 1
+                    finding.places[name] = places
+                    self._ask(finding.peer, 0, finding, cmd.State(name, touch=False))
+                    continue
                 head = log.view.head
                 finding.found.append(Found(name, head, min(log.view.first_seq, head + 1), places))
         if rows:
@@ -213,7 +219,8 @@ class WatchDesk:
         """The engine has answered one of the desk's own questions."""
         if isinstance(asker, Finding):
             if isinstance(result, cmd.TopicState):
-                asker.found.append(Found(result.topic, result.head_seq, result.earliest_seq))
+                places = asker.places.get(result.topic, [])
+                asker.found.append(Found(result.topic, result.head_seq, result.earliest_seq, places))
             self._found_one(asker)
         else:
             assert isinstance(asker, Feed | Group)

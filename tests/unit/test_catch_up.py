@@ -118,6 +118,9 @@ def test_where_a_watch_begins_is_a_read(dest: str) -> None:
     write(made, SOURCE, ["record 1"])
     rows = msgspec.msgpack.decode(read(made, dest, wire.FIND, msgspec.msgpack.encode(Find([dest]))).body)
     assert rows == [[dest, 1, 1, []]]
+    write(made, SOURCE, ["record 2"])
+    rows = msgspec.msgpack.decode(read(made, dest, wire.FIND, msgspec.msgpack.encode(Find([], [dest]))).body)
+    assert rows == [[dest, 2, 1, [0]]]
 
 
 @EACH_DEST
