@@ -196,10 +196,11 @@ class RuleOperations:
         self._need_up(shards)
         yield PutForward(changed)
         replies = yield [_step(shard, OpenOutflow(changed)) for shard in shards]
-        refused = next((reply for reply in replies if reply.status != 200), None)
-        if refused is not None:
+        if not all(map(_is_ok, replies)):
+            # It is logged, and a refusal would say that nothing was changed.
             self.check_soon(shards)
-            raise Refused(refused)
+            text = "a worker cannot take the change now; it goes on when it can"
+            raise NotReady(text, outcome="unknown")
 
     # -- ending --------------------------------------------------------------------------------------------
 

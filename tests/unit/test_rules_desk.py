@@ -6,6 +6,7 @@ once everybody is back the parts are compared with the catalog.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -290,6 +291,25 @@ def test_a_worker_that_dies_in_the_middle_and_stays_away() -> None:
     made.start(1)
     settle(made)
     assert rules(made) == ["r"]
+
+
+@fault(
+    "worker",
+    "the source's worker cannot log a change of a router",
+    "503 with an unknown outcome; the change is made when it can be",
+)
+def test_a_change_that_a_worker_cannot_take_goes_on() -> None:
+    """It was refused with the worker's words, as if nothing had changed, and was made all the same a second later."""
+    made = cluster()
+    put(made, "r", FAR, NEAR, filter="a")
+    made.disks[1].fail_at(1, errno.EIO, of="sync")
+    reply = put(made, "r", FAR, NEAR, filter="b")
+    assert (reply.status, error_of(reply)["detail"]) == (503, {"outcome": "unknown"})
+    made.kill(1)
+    made.start(1)
+    settle(made)
+    assert rules(made) == ["r"]
+    assert body_of(get(made, "r"))["filter"] == ["tag", "Eq", "b"]
 
 
 # ---- the check
