@@ -138,9 +138,9 @@ class Forwarding:
             inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
             if log is None or inflow is None:
                 continue
-            if not log.pending or self._shard.read_only is not None:
+            if not (log.pending or log.deferred) or self._shard.read_only is not None:
                 counting.totals[uid] = inflow.total
-            else:  # what it counts may not be safe yet: the engine knows when
+            else:  # what it counts may not be safe yet, or not be replayed: the engine knows when
                 counting.left += 1
                 rule = fwd.Forward(uid, inflow.name, "", topic)
                 self._count(counting, fwd.TakeCopies(topic, fwd.Copies(rule, "", 0, [], (0, 0), 0, 0)))

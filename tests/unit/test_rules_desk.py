@@ -31,6 +31,7 @@ from tests.support.shard_rig import WORKER, Cluster, error_of
 from topics import wire
 from topics.engine import forward_commands as fwd
 from topics.engine.limits import KIB
+from topics.engine.placement import shard_of
 from workers import rule_reads, rules_desk
 from workers.forward_messages import (
     ForwardsGone,
@@ -310,6 +311,33 @@ def test_a_change_that_a_worker_cannot_take_goes_on() -> None:
     settle(made)
     assert rules(made) == ["r"]
     assert body_of(get(made, "r"))["filter"] == ["tag", "Eq", "b"]
+
+
+@fault(
+    "worker",
+    "the worker of a dest in memory dies, and nobody has asked for that topic since",
+    "its routers, and what they have counted, are there as before",
+)
+@pytest.mark.parametrize("dest", [NEAR, FAR], ids=["near", "far"])
+def test_a_dest_in_memory_keeps_its_routers(dest: str) -> None:
+    """Records of such a topic are replayed when somebody asks for it. Its inflows waited for that, too, and so looked like
+    those of a topic that was dropped: the routers were ended.
+    """
+    made = cluster()
+    source = name_on(1, "source")
+    made.ask(shard_of(dest, 2), wire.PUT_TOPIC, dest, {"durability": "memory"})
+    made.ask(shard_of(dest, 2), wire.WRITE, dest, {"records": [{"data": 1}]})
+    body_of(put(made, "r", source, dest), 201)
+    made.ask(1, wire.WRITE, source, {"records": [{"data": 2}, {"data": 3}]})
+    settle(made)
+    for shard in (0, 1):
+        made.kill(shard)
+        made.start(shard)
+    made.rest()
+    (row,) = body_of(asked_list(made))["routers"]
+    assert row["forwarded_total"] == 2
+    settle(made)
+    assert rules(made) == ["r"]
 
 
 # ---- the check
