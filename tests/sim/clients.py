@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from router.exchange import Request, Response
+from tests.sim import router_clients as routers
 from tests.sim.processes import SimFront, SimServer
 from tests.sim.queue_workers import KINDS, LETTERS, QUEUES, QueueWorker, Spot, make_call
 from tests.sim.watchers import REST_US, Watcher
@@ -53,7 +54,7 @@ CHARACTERS: dict[str, list[dict[str, Any]]] = {
     "changing": [{"durability": "fsync"}, {"durability": "disk"}, {"durability": "fsync", "cap_records": 5}],
 }
 LOGS = list(CHARACTERS)
-CHARACTERS |= QUEUES | {LETTERS: [{}]}
+CHARACTERS |= QUEUES | {LETTERS: [{}]} | routers.FLOWING
 OWN_TTL = ("fsync", "fsync-too", "disk", "disk-too")
 
 
@@ -77,6 +78,8 @@ class Appetite:
     lines: float = 0.1
     frames: float = 0.15
     grouped: bool = False  # all watchers share one group
+    routers: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)  # of these routers: most is written there
 
 
 class Asker(Protocol):
@@ -97,6 +100,7 @@ class Crowd:
         self.history = History()
         self.heads: dict[str, int] = {}  # as far as any client knows
         self.times: dict[str, list[int]] = {}  # of records that were read last
+        self.configured: set[str] = set()  # sources and dests of routers that somebody has put
         self.serial = 0
         self.sent = 0
         self.stopped = False
@@ -268,12 +272,49 @@ class Client:
             return op.kind, op.topic, op.request
         weights = self.crowd.appetite.weights
         kind = self.rng.choices(list(weights), list(weights.values()))[0]
-        if kind == "drop" or self.rng.random() < 0.12:
+        if kind in routers.KINDS:
+            return self._about_routers(kind)
+        if self.crowd.appetite.sources and (flowing := self._flowing(kind)):
+            topic = flowing
+        elif kind == "drop" or self.rng.random() < 0.12:
             topic = self.rng.choice(self.own)
         else:
             topic = self.rng.choice(self.crowd.appetite.topics)
         request: dict[str, Any] = getattr(self, f"_{kind}")(topic)
         return ("diff" if kind in ("poll", "skim") else kind), topic, request
+
+    def _flowing(self, kind: str) -> str:
+        """A topic for what is no request about routers, in a story that has some: most often one of theirs."""
+        rng, appetite = self.rng, self.crowd.appetite
+        if kind == "write" and rng.random() < 0.7:
+            return rng.choice(appetite.sources)
+        if kind == "drop":
+            return rng.choice(appetite.topics) if rng.random() < 0.3 else ""
+        return rng.choice(appetite.topics) if rng.random() < 0.9 else ""
+
+    def _about_routers(self, kind: str) -> tuple[str, str, dict[str, Any]]:
+        rng, crowd = self.rng, self.crowd
+        name = rng.choice(crowd.appetite.routers)
+        way = rng.choice(routers.ROUTERS[name])
+        if kind == "put_router":
+            for topic in (way["source"], way["dest"]):
+                if topic in CHARACTERS and topic not in crowd.configured and rng.random() < 0.9:
+                    crowd.configured.add(topic)
+                    return "put", topic, self._config(topic, first=True)
+            return kind, name, way
+        if kind == "routers":
+            wish = rng.choice(
+                (
+                    {},
+                    {},
+                    {"prefix": name[:2]},
+                    {"source": way["source"]},
+                    {"dest": way["dest"]},
+                    {"page_size": 2},
+                )
+            )
+            return kind, "", wish
+        return kind, name, {}
 
     def _config(self, topic: str, *, first: bool) -> dict[str, Any]:
         if topic.startswith("own-"):
@@ -433,6 +474,8 @@ class Auditor:
         return op
 
     def read_all(self) -> None:
+        for name in self.crowd.appetite.routers:
+            self.ask("router", name, {})
         listed = self.ask("list", "", {"page_size": 1000})
         for topic in [row["topic"] for row in listed.answer["topics"]]:
             self.ask("state", topic, {})
@@ -442,6 +485,10 @@ class Auditor:
                 if not page.ok or page.answer["caught_up"]:
                     break
                 cursor = page.answer["next_from_seq"]
+        for name in self.crowd.appetite.routers:
+            self.ask("router", name, {})
+        if self.crowd.appetite.routers:
+            self.ask("routers", "", {})
 
 
 # -- requests and answers as values --------------------------------------------------------------------------
@@ -454,6 +501,8 @@ _IN_QUERY = ("state", "list", "drop", "last", "tags")
 def make_request(kind: str, topic: str, request: dict[str, Any]) -> Request:
     if kind in KINDS:
         return make_call(kind, topic, request)
+    if kind in routers.KINDS:
+        return routers.make_router_call(kind, topic, request)
     path = f"/v0/topics/{topic}{_PATHS.get(kind, '')}" if kind != "list" else "/v0/topics"
     if kind in _IN_QUERY:
         pairs = {
@@ -494,6 +543,7 @@ def read_frames(op: Op, response: Response) -> dict[str, Any]:
         "earliest_seq": int(head["Topics-Earliest-Seq"]),
         "caught_up": head["Topics-Caught-Up"] == "true",
         "tombstone": json.loads(tombstone) if tombstone else None,
+        "performance": {"catch_up_timed_out": True} if "Topics-Catch-Up-Timed-Out" in head else {},
     }
 
 

@@ -35,6 +35,7 @@ from workers.caps import Caps
 from workers.metrics import ShardMetrics
 from workers.shard_core import Actions, ShardCore
 from workers.shard_loop import DRAIN_REQUESTS
+from workers.supervisor import SETTLE_S
 
 Message = tuple[bytes, list[wire.Buffer]]  # peer, parts
 
@@ -466,6 +467,7 @@ class SimServer:
             front.die()
             self.on_front_death(front)
         self.fronts = [None] * len(self.fronts)
+        self._settle()
         for worker in self._living_workers():
             worker.stop()
         self.world.run_until(
@@ -477,6 +479,15 @@ class SimServer:
             disk.kill()
         self.workers = [None] * self.shards
         self._listening = {}
+
+    def _settle(self) -> None:
+        """Workers send each other what their forwards owe, for a while."""
+        end_us = self.world.now_us + int(SETTLE_S * S)
+        while self.world.now_us < end_us:
+            cores = [worker.core for worker in self._living_workers() if worker.core is not None]
+            if not any(core.is_ready and core.forwarding.forwarder.owes for core in cores):
+                return
+            self.world.run_for(1 * MS)
 
     def _living_workers(self) -> list[SimShard]:
         return [worker for worker in self.workers if worker is not None and worker.alive]

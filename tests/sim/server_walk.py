@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.sim import router_clients as routers
 from tests.sim.clients import CHARACTERS, LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
 from tests.sim.processes import Machine, SimServer, SimShard, calm
 from tests.sim.queue_workers import CONSUMERS, QUEUES, spots_of, take_all
@@ -85,6 +86,8 @@ class Story:
         self.crowd.on_answer = self._answered
         if has_queues(seed):
             self._hire()
+        if has_routers(seed):
+            self._forward()
         self.history = self.crowd.history
         self.faults = self._draw_faults()
         self.fault_every_us = rng.choice((10, 30, 60)) * MS
@@ -135,6 +138,17 @@ class Story:
         topics[:] = topics[: rng.choice((1, 2, 4))] + rng.sample(list(QUEUES), rng.choice((1, 2, 3)))
         names = rng.sample(list(CONSUMERS), rng.choice((0, 1, 2)))
         self.crowd.hire(rng.choice((2, 3, 5)), spots_of(topics, names))
+
+    def _forward(self) -> None:
+        """In this story some topics are copied to others, and little is done beside that."""
+        rng = random.Random(self.seed * 32_452_843 + 7)
+        appetite = self.crowd.appetite
+        appetite.routers = routers.choose(rng)
+        appetite.sources, dests = routers.topics_of(appetite.routers)
+        others = appetite.topics[: rng.choice((0, 0, 1, 2))]
+        appetite.topics[:] = list(dict.fromkeys((*appetite.sources, *dests, *dests, *others)))
+        weights = {"put_router": 10.0, "router": 3.0, "routers": 1.0, "drop_router": 1.5}
+        appetite.weights |= {name: weight * rng.choice((0.3, 1.0)) for name, weight in weights.items()}
 
     def _draw_faults(self) -> dict[Callable[[], None], int]:
         """Some faults, not all: in a story where everything breaks all the time, little happens."""
@@ -197,6 +211,7 @@ class Story:
         self._broken.clear()
         self.world.run_for(SETTLE_US)
         self.crowd.settle()
+        self.history.happened("calm")
         self.crowd.rest_watchers()
 
     def _one_more_end(self) -> None:
@@ -204,6 +219,8 @@ class Story:
         self.say("last", end.__name__)
         end()
         self._await_up()
+        if self.crowd.appetite.routers:
+            self.world.run_for(self.rng.choice((0, 5 * S)))
         self.crowd.rest_watchers()
 
     def _await_up(self) -> None:
@@ -424,6 +441,11 @@ class Story:
 def has_queues(seed: int) -> bool:
     """Whether a story is about work as well; of its own chance, so that the others stay as they are."""
     return random.Random(seed * 15_485_863 + 11).random() < 0.4
+
+
+def has_routers(seed: int) -> bool:
+    """Whether a story is about routers; of its own chance as well."""
+    return random.Random(seed * 49_979_687 + 19).random() < 0.4
 
 
 def digest(story: Story) -> str:

@@ -11,16 +11,23 @@ the order of two things cannot be known, both are allowed. Everything else must 
 4. `streams`: what watchers saw is cut into pages, which are judged like those that were asked for.
 5. `jobs`: who was handed what; `letters`: what became of that which nobody could do.
 6. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
+7. `rules`: which routers there were. What they may bring to a topic is, for all of the above, a write of unknown outcome;
+   `copies` has a look at what must have come, and in which order. Sources are judged before their dests. Where copies come in
+   circles only little can be said: `rings`.
 
 `erases` is for whoever has the files as well: it names the bytes that must not stand there any more.
 """
 
 from __future__ import annotations
 
+from tests.support.checker.copies import Copies
 from tests.support.checker.existence import check_existence
 from tests.support.checker.jobs import Jobs
 from tests.support.checker.letters import check_letters, targets_of
 from tests.support.checker.problem import Problem
+from tests.support.checker.rings import check_rings
+from tests.support.checker.routers import check_routers
+from tests.support.checker.rules import ROUTER_KINDS, in_order, is_pattern, may_have_made, rules_of
 from tests.support.checker.shapes import Unknown, check_shapes
 from tests.support.checker.streams import Watches
 from tests.support.checker.timeline import Timeline, make_timeline
@@ -41,6 +48,12 @@ def check(history: History) -> list[Problem]:
     for number, op in enumerate(history.ops):
         if op.kind == "watch":
             continue
+        if op.kind in ROUTER_KINDS:
+            if may_have_made(op):
+                for name in (op.request["source"], op.request["dest"]):
+                    if not is_pattern(name):
+                        topics.setdefault(name, []).append(number)
+            continue
         if op.kind == "list":
             if op.ok:
                 for row in op.answer["topics"]:
@@ -50,16 +63,27 @@ def check(history: History) -> list[Problem]:
     watches = Watches(history, problems)
     watches.follow()
     lines: dict[str, Timeline] = {}
-    sources: list[Jobs] = []
     targets = targets_of(history)
     for name, numbers in topics.items():
-        ops = [history.ops[number] for number in numbers]
-        lines[name] = make_timeline(history, name, ops)
-        if name not in targets:
-            sources.append(check_topic(lines[name], ops, watches.pushed.get(name, []), problems))
+        lines[name] = make_timeline(history, name, [history.ops[number] for number in numbers])
+    rules = rules_of(history, lines)
+    copies = Copies(history, rules, problems)
+    sources: dict[str, Jobs] = {}
+    names, circular = in_order(topics, rules)
+    for name in names:
+        ops = [history.ops[number] for number in topics[name]]
+        supply = copies.supply(name, lines[name])
+        if supply is None:
+            circular.add(name)
+        elif name not in targets:
+            sources[name] = check_topic(lines[name], ops, watches.pushed.get(name, []), problems, supply)
+            copies.add(name, ops, sources[name])
+    copies.check()
+    check_rings(history, circular, rules, problems)
     for name in targets:
-        check_letters(history, name, sources, problems)
+        check_letters(history, name, [sources[other] for other in topics if other in sources], problems)
     check_existence(history, watches.pushed, lines, targets, problems)
+    check_routers(history, rules, problems)
     return problems
 
 

@@ -111,7 +111,7 @@ class Acks:
         for write in self.ledger.writes:
             # Where it is not known whether a drop came between two instances, they may be one.
             bases = {(self.line.back[place.era.instance], place.base) for place in write.places}
-            if write.key is None and len(bases) > 1:
+            if write.key is None and write.copy is None and len(bases) > 1:
                 self.blame("twice", f"{name_of(write.ops[0])} is at {sorted(bases)}")
         for key, writes in self.ledger.by_key.items():
             places = {(p.era.instance, p.base): p for write in writes for p in write.places}

@@ -146,7 +146,7 @@ class Counters:
     def _highest(self, era: Era) -> Rising | None:
         """The highest seq that can have been given out; None when a crash may have skipped some."""
         line = self.line
-        if line.back[era.instance] != era.instance or line.rotten < FOREVER:
+        if line.back[era.instance] != era.instance or line.rotten < FOREVER or self.ledger.may_have_holes:
             return None
         places = [p for other in self.ledger.eras if other.instance == era.instance for p in other.places]
         return Rising().fill([(place.write.sent, place.end, place.write.ops[0]) for place in places])

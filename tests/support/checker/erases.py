@@ -20,12 +20,22 @@ def erased(history: History, erases: list[Op]) -> list[bytes]:
     """
     found: list[bytes] = []
     for topic in dict.fromkeys(erase.topic for erase in erases):
+        if any(_copies(op, topic) for op in history.ops):
+            continue  # there may be copies of it, and it may be one
         ops = [op for op in history.ops if op.topic == topic]
         line = make_timeline(history, topic, ops)
         for erase in (erase for erase in erases if erase.topic == topic and _is_plain(erase, ops)):
             for write in (op for op in ops if _is_there_for(history, line, op, erase)):
                 found += _payloads(write, erase)
     return found
+
+
+def _copies(op: Op, topic: str) -> bool:
+    """Whether it is about a router that may have to do with this topic; of a pattern only the first token is looked at."""
+    if op.kind != "put_router":
+        return False
+    first = op.request["source"].split(".")[0]
+    return topic == op.request["dest"] or first in ("*", ">", topic.split(".")[0])
 
 
 def _payloads(write: Op, erase: Op) -> list[bytes]:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from tests.support.checker.problem import Problem, name_of
+from tests.support.checker.rules import ROUTER_KINDS, is_pattern, may_have_made
 from tests.support.checker.timeline import Timeline, may_create
 from tests.support.history import History, Op
 
@@ -36,6 +37,8 @@ def check_existence(
     for op in history.ops:
         if op.kind == "watch":
             _note_watch(lives, op)
+        elif op.kind in ROUTER_KINDS:
+            _note_router(lives, lines, op)
         elif op.kind != "list":
             _note(lives.setdefault(op.topic, Life()), lines[op.topic], op)
     for topic, ops in pushed.items():
@@ -48,7 +51,7 @@ def check_existence(
             _note_list(lives, op)
     for topic, life in lives.items():
         if topic not in targets:
-            _check(topic, life, problems)
+            check_life(topic, life, problems)
 
 
 def _note(life: Life, line: Timeline, op: Op) -> None:
@@ -86,6 +89,23 @@ def _note_watch(lives: dict[str, Life], op: Op) -> None:
         lives.setdefault(topic, Life()).absent.append((op, op.sent_at, op.answered_at))
 
 
+def _note_router(lives: dict[str, Life], lines: dict[str, Timeline], op: Op) -> None:
+    """A router makes its topics. One that is refused, or undone later, takes them away again."""
+    if not may_have_made(op):
+        return
+    for topic in (op.request["source"], op.request["dest"]):
+        if is_pattern(topic):
+            continue
+        life = lives.setdefault(topic, Life())
+        span = op.sent_at, lines[topic].settled(op)
+        life.makers.append(span)
+        if op.ok:
+            assert op.answered_at is not None
+            life.there.append((op, op.sent_at, op.answered_at))
+        else:
+            life.drops.append(span)
+
+
 def _note_list(lives: dict[str, Life], op: Op) -> None:
     """A list that begins at the beginning and does not go on has all names with its prefix."""
     assert op.answered_at is not None
@@ -101,11 +121,11 @@ def _note_list(lives: dict[str, Life], op: Op) -> None:
             life.absent.append((op, op.sent_at, op.answered_at))
 
 
-def _check(topic: str, life: Life, problems: list[Problem]) -> None:
+def check_life(topic: str, life: Life, problems: list[Problem]) -> None:
     """Between an answer that says one thing and a later one that says the other there must be a reason."""
     # An op that made the topic says both: it was not there before, and is there now.
-    made = [(op, s, a) for op, s, a in life.absent if op.ok and op.kind in ("put", "write")]
-    dropped = [(op, s, a) for op, s, a in life.there if op.kind == "drop"]
+    made = [(op, s, a) for op, s, a in life.absent if op.ok and op.kind in ("put", "write", "put_router")]
+    dropped = [(op, s, a) for op, s, a in life.there if op.kind in ("drop", "drop_router")]
     _contradictions(
         topic, [*life.there, *made], life.absent, life.drops, "is not there", problems, skip=dropped
     )

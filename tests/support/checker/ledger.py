@@ -28,10 +28,23 @@ class Sent:
         self.ttl_ms: int = record.get("ttl_ms") or 0
 
 
+@dataclass(slots=True, eq=False)
+class Copy:
+    """A record that routers may bring to a topic: as if somebody wrote it, of whom nobody knows when, or whether."""
+
+    record: dict[str, Any]
+    sent: int
+    settled: int
+    times: int  # how often, if each copy of it that is lost comes once more
+    ways: list[tuple[Any, Ledger, Sent]] = field(default_factory=list)  # rule, and where it comes from
+
+
 class Write:
     """One batch, and all requests that tried to write it: retries have the same key and the same records."""
 
-    __slots__ = ("first", "key", "last", "ops", "places", "records", "sent", "settled", "tries", "weakest")
+    __slots__ = (
+        "copy", "first", "key", "last", "ops", "places", "records", "sent", "settled", "tries", "weakest",
+    )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
         self.key: str | None = op.request.get("idempotency_key")
@@ -42,6 +55,7 @@ class Write:
         self.sent, self.settled = FOREVER, -1
         self.first, self.last = FOREVER, -1  # segments
         self.places: list[Place] = []
+        self.copy: Copy | None = None  # nobody wrote it here: it may have been copied
         self.weakest: str | None = None  # the weakest class that it can have been written under
 
     def add(self, op: Op, line: Timeline) -> None:
@@ -140,6 +154,8 @@ class Ledger:
                 self.eras.append(Era(number, line.instance[segment], range(segment, segment)))
             self.eras[number].segments = range(self.eras[number].segments.start, segment + 1)
         self.ghosts: list[Ghosts] = []  # by era
+        self.copies: dict[bytes, Write] = {}
+        self.may_have_holes = False  # a source may have lost what was not copied yet
 
     def blame(self, rule: str, text: str) -> None:
         self.problems.append(Problem(rule, self.topic, text))
@@ -164,6 +180,21 @@ class Ledger:
                     self.blame("workload", f"data that was written before: {text} in {name_of(op)}")
         write.add(op, self.line)
         self._by_op[id(op)] = write
+
+    def add_copy(self, copy: Copy) -> None:
+        names = ", ".join(str(rule) for rule, _, _ in copy.ways)
+        op = Op(f"router {names}", "write", self.topic, {"records": [copy.record]}, copy.sent)
+        op.settled_at = None if copy.settled == FOREVER else copy.settled
+        write = Write(op)
+        write.copy = copy
+        write.add(op, self.line)
+        write.tries = copy.times
+        text = data_key(write.records[0])
+        self.writes.append(write)
+        self.copies[text] = write
+        assert self._by_data.setdefault(text, write.records[0]) is write.records[0], (
+            "copied to where it comes from"
+        )
 
     def write_of(self, op: Op) -> Write:
         return self._by_op[id(op)]
@@ -280,6 +311,15 @@ class Ledger:
                 if write.first >= era.segments.stop or line.instance[write.last] < line.back[era.instance]:
                     continue
                 places = sum(place.era is era for place in write.places)
+                if write.copy is not None:
+                    # What was lost with the end of a segment is copied once more.
+                    times = write.tries - places + (len(era.segments) - 1 if places else 0)
+                    for _ in range(times):
+                        total += 1
+                        ghosts.sent.append(write.sent)
+                        ghosts.counts.append(total)
+                        ghosts.writes.append(write)
+                    continue
                 if not places or (twice and write.key is not None and write.tries > places):
                     total += len(write.records)
                     ghosts.sent.append(write.sent)

@@ -38,6 +38,10 @@ REQUESTS: dict[str, frozenset[str]] = {
     "extend": _names("consumer node seqs lease_ids lease_ms"),
     "put_consumer": _names("consumer ack ack_wait_ms filter deliver max_ack_pending max_deliver dead_letter"),
     "consumer": frozenset(["consumer"]),
+    "put_router": _names("source dest preserve_node preserve_tag create_dest filter allow_cycle guarantee"),
+    "router": frozenset(),
+    "routers": _names("prefix source dest page_size cursor"),
+    "drop_router": frozenset(),
     "watch": _names(
         "topics node limit max_batch_bytes heartbeat_ms include_meta include_tags include_data consistency group lenient"
     ),
@@ -46,6 +50,7 @@ CONSUMER = (
     "topic consumer config created_ts next_seq ack_floor delivered redelivered acked ack_pending in_flight dead_lettered "
     "given_up waiting lag_records lag_ms last_activity_ts paused paused_until_ts stalled tombstone"
 )
+ROUTER = "router source dest preserve_node preserve_tag filter allow_cycle guarantee"
 RECORD = _names("data tag node meta ttl_ms data_base64")
 
 # Needed fields, then those that may be left out. `performance` is on every answer of the server.
@@ -71,6 +76,10 @@ ANSWERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ("extend", "topic extended skipped deadlines", "consumer"),
         ("put_consumer", f"{CONSUMER} created", ""),
         ("consumer", CONSUMER, ""),
+        ("put_router", f"{ROUTER} created", ""),
+        ("router", f"{ROUTER} forwarded_total", ""),
+        ("routers", "routers", "next_cursor"),
+        ("drop_router", "router deleted", ""),
         ("watch", "wid stream_url session_ttl_ms topics", ""),
     ]
 }
@@ -78,7 +87,8 @@ SHOWN = _names("$seq $ts $node $tag meta data $encoding headers")
 TOMBSTONE = _names("gap_from gap_to reason missed_estimate earliest_seq head_seq")
 LISTED = _names("topic head_seq earliest_seq count bytes durable effective_priority")
 CONFIG = REQUESTS["put"]
-EVENTS = _names("kill power stop front full freed error rot clock rest over")
+ROUTER_ROW = _names("router source dest guarantee forwarded_total")
+EVENTS = _names("kill power stop front full freed error rot clock rest over calm")
 JOB = SHOWN - {"$node"} | _names("lease_id deadline deliveries")
 
 
@@ -131,7 +141,10 @@ def _answer_fault(op: Op) -> str | None:
         return f"without {sorted(needed - set(answer))}"
     if len(answer) > len(needed) and not other.issuperset(answer.keys() - needed):
         raise Unknown(f"field {sorted(answer.keys() - needed - other)} in the answer to a {op.kind}")
-    if op.kind not in ("list", "watch") and answer["topic"] != op.topic:
+    if op.kind in ("put_router", "router", "drop_router"):
+        if answer["router"] != op.topic:
+            return f"about the router {answer['router']!r}"
+    elif op.kind not in ("list", "watch", "routers") and answer["topic"] != op.topic:
         return f"about the topic {answer['topic']!r}"
     rows = _ROWS.get(op.kind)
     return rows(answer) if rows else None
@@ -177,6 +190,14 @@ def _tags_fault(answer: dict[str, Any]) -> str | None:
     return None if names == sorted(set(names)) else "tags out of order"
 
 
+def _routers_fault(answer: dict[str, Any]) -> str | None:
+    for row in answer["routers"]:
+        if set(row) != ROUTER_ROW:
+            return f"a row with the fields {sorted(row)}"
+    names = [row["router"] for row in answer["routers"]]
+    return None if names == sorted(set(names)) else "names out of order"
+
+
 def _config_fault(answer: dict[str, Any]) -> str | None:
     if not CONFIG.issuperset(answer["config"]):
         raise Unknown(f"field {sorted(set(answer['config']) - CONFIG)} of a config")
@@ -191,6 +212,7 @@ _ROWS: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "tags": _tags_fault,
     "put": _config_fault,
     "state": _config_fault,
+    "routers": _routers_fault,
 }
 
 

@@ -20,6 +20,7 @@ from tests.support.history import Event, History, Op
 
 FOREVER = 1 << 62
 RESTARTS = ("kill", "power", "stop")
+ROUTER_CHANGES = ("put_router", "drop_router")
 CLASSES = ("ephemeral", "memory", "disk", "fsync")  # from the weakest
 
 CONFIG_DEFAULTS: dict[str, Any] = {
@@ -90,6 +91,7 @@ class Timeline:
     latches: list[tuple[int, int]] = field(default_factory=list)  # from a failed disk call to the restart
     restarts: list[Event] = field(default_factory=list)  # of its shard's worker
     overs: list[Event] = field(default_factory=list)  # no lease outlasted these
+    calms: list[int] = field(default_factory=list)
     rotten: int = FOREVER  # the first rot that can touch the topic
     skipped: int = FOREVER  # the first crash after which seqs of a `disk` topic may be left out
     _all_configs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -108,6 +110,9 @@ class Timeline:
             for start, stop in self.latches:
                 if op.sent_at < stop and end > start:
                     end = max(end, stop)
+            if op.kind in ROUTER_CHANGES and not op.refused:
+                # Whoever has begun with it goes on, however long that takes, and whoever dies meanwhile.
+                end = min((calm for calm in self.calms if calm > end), default=FOREVER)
         return end
 
     def span(self, sent: int, end: int) -> tuple[int, int]:
@@ -159,6 +164,7 @@ def make_timeline(history: History, topic: str, ops: list[Op]) -> Timeline:
     events = [event for event in history.events if touches(event, topic)]
     line.latches = _latches(events)
     line.restarts = [event for event in events if event.kind in RESTARTS]
+    line.calms = [event.at for event in events if event.kind == "calm"]
     line.overs = [event for event in events if event.kind == "over"]
     line.rotten = min((event.at for event in events if event.kind == "rot"), default=FOREVER)
     drops = _drop_zones(line, ops)
@@ -265,13 +271,17 @@ def _settings(line: Timeline, ops: list[Op]) -> list[Setting]:
     there = _first_signs(line, ops)
     found = []
     for op in ops:
-        if op.refused or op.kind not in ("put", "write"):
+        if op.refused or op.kind not in ("put", "write", "put_router"):
             continue
         setting = Setting(op.sent_at, line.settled(op), op.ok, {})
         first, last = line.span(setting.sent, setting.settled)
         setting.first, setting.last = line.instance[first], line.instance[last]
         if op.kind == "put":
             setting.config = full_config(op.request)
+        elif op.kind == "put_router":  # the topic may have been there
+            if first == last and there.get(setting.first, FOREVER) < op.sent_at:
+                continue
+            setting.certain, setting.config = False, full_config(None)
         elif not may_create(op):
             continue
         elif not op.ok and first == last and there.get(setting.first, FOREVER) < op.sent_at:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tests.support.checker.acks import Acks, is_wrong_last_seq
 from tests.support.checker.counters import Counters, sights_of
 from tests.support.checker.deletes import Deletes
 from tests.support.checker.jobs import Jobs
-from tests.support.checker.ledger import Ledger
+from tests.support.checker.ledger import Copy, Ledger
 from tests.support.checker.lookups import Lookups
 from tests.support.checker.pages import Missing, Read, Returned, Shown, make_read
 from tests.support.checker.problem import Problem, name_of
@@ -16,13 +17,27 @@ from tests.support.checker.timeline import Timeline, full_config
 from tests.support.history import Op
 
 
-def check_topic(line: Timeline, ops: list[Op], pushed: list[Op], problems: list[Problem]) -> Jobs:
-    """`pushed` are the pages that streams showed of it."""
+@dataclass(slots=True)
+class Supply:
+    copies: list[Copy]
+    may_have_holes: bool
+
+
+def check_topic(
+    line: Timeline, ops: list[Op], pushed: list[Op], problems: list[Problem], supply: Supply | None = None
+) -> Jobs:
+    """`pushed` are the pages that streams showed of it, `supply` is what routers may bring to it."""
     ledger = Ledger(line.topic, line, problems)
     acks = Acks(ledger)
     writes = [op for op in ops if op.kind == "write"]
     for op in writes:
         ledger.add_write(op)
+    changes = list(ops)
+    if supply is not None:
+        ledger.may_have_holes = supply.may_have_holes
+        for copy in supply.copies:
+            ledger.add_copy(copy)
+        changes += [write.ops[0] for write in ledger.copies.values()]
     answered = sorted((op for op in ops if op.ok), key=lambda op: op.answered_at or 0)
     for op in answered:
         if op.kind == "write":
@@ -57,7 +72,7 @@ def check_topic(line: Timeline, ops: list[Op], pushed: list[Op], problems: list[
 
     counters = Counters(ledger, missing, [sight for op in ops for sight in sights_of(ledger, op)])
     counters.check()
-    counters.check_quiet([page for page in pages if page.op.kind == "diff"], [*ops, *jobs.removals])
+    counters.check_quiet([page for page in pages if page.op.kind == "diff"], [*changes, *jobs.removals])
     lookups = Lookups(ledger, missing)
     for read in reads:
         if read.op.kind == "last":

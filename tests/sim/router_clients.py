@@ -1,0 +1,122 @@
+"""What clients of a simulated server do about routers: which there are, and what is asked about them.
+
+A router's name is its character, as a topic's is: where it copies from and to and what it leaves out is always the same,
+and only what a `PUT` may change changes. So a judge knows what a copy must look like without knowing which `PUT` of that name
+was in force.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+from urllib.parse import urlencode
+
+from router.exchange import Request
+
+# Sources, all of them matched by a pattern, and dests. The first config is the one that a topic begins with.
+FLOWING: dict[str, list[dict[str, Any]]] = {
+    "in.fsync": [{"durability": "fsync"}, {"durability": "fsync", "dedupe_node": False}],
+    "in.disk": [{}, {"dedupe_node": False}],
+    "in.memory": [{"durability": "memory"}],
+    "in.ephemeral": [{"durability": "ephemeral"}],
+    "in.capped": [{"durability": "fsync", "cap_records": 4}, {"durability": "fsync", "cap_records": 7}],
+    "in.capped-disk": [{"cap_records": 5}, {"cap_bytes": 300}],
+    "in.ttl": [{"durability": "fsync", "ttl_ms": 300}],
+    "to.fsync": [{"durability": "fsync"}],
+    "to.disk": [{}],
+    "to.disk-too": [{}],
+    "to.memory": [{"durability": "memory"}],
+    "to.ephemeral": [{"durability": "ephemeral"}],
+    "to.capped": [{"durability": "fsync", "cap_records": 6}, {"durability": "fsync"}],
+    "to.reject": [
+        {"durability": "fsync", "discard": "reject", "cap_records": 9},
+        {"durability": "fsync", "discard": "reject", "cap_records": 14},
+    ],
+    "to.reject-disk": [{"discard": "reject", "cap_bytes": 600}, {"discard": "reject", "cap_bytes": 1200}],
+    "to.trimmed": [{"durability": "fsync"}],
+    "to.trimmed-disk": [{}],
+    "to.bare": [{"durability": "fsync"}],
+    "to.epochs": [{"durability": "fsync"}],
+    "to.epochs-disk": [{}],
+    "to.exact": [{"durability": "fsync"}],
+    "to.all": [{"durability": "fsync"}],
+    "end.fsync": [{"durability": "fsync"}],
+    "end.end": [{}],
+    "end.last": [{}],
+    "ring.a": [{"durability": "fsync"}],
+    "ring.b": [{}],
+}
+
+
+def _way(source: str, dest: str, *changes: dict[str, Any], **fixed: Any) -> list[dict[str, Any]]:
+    return [{"source": source, "dest": dest, **fixed, **change} for change in changes or ({},)]
+
+
+_EXACTLY = {"guarantee": "exactly_once"}
+
+# All that a `PUT` of a name may ask for.
+ROUTERS: dict[str, list[dict[str, Any]]] = {
+    "plain": _way("in.fsync", "to.fsync"),
+    "twin": _way("in.fsync", "to.fsync", {"filter": "b*"}, {"filter": ["tag", "Eq", "a.1"]}),
+    "weaker": _way("in.fsync", "to.disk", {}, {"filter": "a.*"}),
+    "stronger": _way("in.disk", "to.exact", {}, _EXACTLY),
+    "as-weak": _way("in.disk", "to.disk-too", {}, {"preserve_node": True}, _EXACTLY),
+    "to-memory": _way("in.fsync", "to.memory"),
+    "to-nothing": _way("in.disk", "to.ephemeral"),
+    "capped": _way("in.fsync", "to.capped"),
+    "full": _way("in.fsync", "to.reject", {}, {"filter": "*"}),
+    "full-disk": _way("in.capped-disk", "to.reject-disk"),
+    "trimmed": _way("in.capped", "to.trimmed"),
+    "trimmed-disk": _way("in.capped-disk", "to.trimmed-disk", {}, {"filter": "a.*"}),
+    "bare": _way("in.ttl", "to.bare", {"create_dest": False}, {}, preserve_tag=False, preserve_node=False),
+    "epochs": _way("in.memory", "to.epochs", {}, _EXACTLY),
+    "epochs-disk": _way("in.ephemeral", "to.epochs-disk"),
+    "all": _way("in.*", "to.all", {}, {"filter": [["tag", "Subject", "a.*"], "b.>"]}, preserve_node=False),
+    "chain": _way("to.fsync", "end.fsync", {}, _EXACTLY),
+    "chain-disk": _way("to.disk", "end.end"),
+    "chain-end": _way("end.fsync", "end.last", {}, {"filter": "a.*"}),
+    "ring": _way("ring.a", "ring.b", allow_cycle=True),
+    "ring-back": _way("ring.b", "ring.a", {}, {"allow_cycle": True}),
+    # What is refused when the others are there.
+    "fan-in": _way("in.disk", "to.fsync"),
+    "back": _way("end.fsync", "in.fsync"),
+    "repointed": [*_way("in.fsync", "to.capped"), *_way("in.fsync", "to.disk")],
+}
+RINGS = ("ring", "ring-back")
+KINDS = ("put_router", "router", "routers", "drop_router")
+
+
+def choose(rng: Random) -> list[str]:
+    """Some routers for a story, and what hangs on them."""
+    names = [name for name in ROUTERS if name not in RINGS]
+    chosen = rng.sample(names, rng.choice((2, 3, 5, 9)))
+    if rng.random() < 0.15:
+        chosen += RINGS
+    if "chain-end" in chosen:
+        chosen.append("chain")
+    for name, needed in (("chain", "plain"), ("chain-disk", "weaker"), ("twin", "plain")):
+        if name in chosen:
+            chosen.append(needed)
+    return list(dict.fromkeys(chosen))
+
+
+def topics_of(names: list[str]) -> tuple[list[str], list[str]]:
+    """Where these routers copy from, and where to."""
+    ways = [way for name in names for way in ROUTERS[name]]
+    sources = [way["source"] for way in ways if "*" not in way["source"]]
+    if "all" in names:
+        sources += [name for name in FLOWING if name.startswith("in.")]
+    return list(dict.fromkeys(sources)), list(dict.fromkeys(way["dest"] for way in ways))
+
+
+_METHODS = {"put_router": b"PUT", "router": b"GET", "routers": b"GET", "drop_router": b"DELETE"}
+
+
+def make_router_call(kind: str, name: str, request: dict[str, Any]) -> Request:
+    path = "/v0/routers" if kind == "routers" else f"/v0/routers/{name}"
+    query = urlencode(request).encode() if kind == "routers" else b""
+    made = Request(_METHODS[kind], path.encode(), query, 0, content_type=b"application/json")
+    if kind == "put_router":
+        made.body = json.dumps(request).encode()
+    return made

@@ -1,0 +1,174 @@
+"""Routers as a history tells of them: from when to when each was there for certain, or may have been, and what it lets through.
+
+A rule is what a router's name, source, dest and what it preserves say. It may be made and ended many times, and its filter and
+its guarantee may change. Everything that ends it is an *end*: a `DELETE` of the router, a drop of its dest, and a drop of its
+source unless that is a pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.checker.shapes import Match, match_of, subject_matches
+from tests.support.checker.timeline import FOREVER, Timeline
+from tests.support.history import History, Op
+
+ROUTER_KINDS = ("put_router", "router", "routers", "drop_router")
+
+
+def is_pattern(source: str) -> bool:
+    return "*" in source or ">" in source
+
+
+def filter_of(wanted: Any) -> Match | None:
+    """Which tags a router's filter lets through; None: every record."""
+    if wanted is None:
+        return None
+    if isinstance(wanted, str) or wanted[0] == "tag":
+        return match_of(wanted)
+    matches = [match_of(["tag", "Subject", one] if isinstance(one, str) else one) for one in wanted]
+    return lambda tag: any(match is not None and match(tag) for match in matches)
+
+
+@dataclass(slots=True)
+class Wish:
+    """A `PUT` that was, or may have been, executed."""
+
+    op: Op
+    sent: int
+    settled: int
+    certain: bool
+    match: Match | None
+    exact: bool
+
+    def lets_through(self, tag: str | None) -> bool:
+        return self.match is None or self.match(tag)
+
+
+@dataclass(slots=True)
+class End:
+    sent: int
+    settled: int
+    certain: bool
+    copies_until: int  # what comes later is not of this life of the rule
+
+
+@dataclass(slots=True, eq=False)
+class Rule:
+    name: str
+    source: str
+    dest: str
+    preserve_tag: bool
+    preserve_node: bool
+    wishes: list[Wish] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source} to {self.dest})"
+
+    def copies(self, topic: str) -> bool:
+        if is_pattern(self.source):
+            return subject_matches(self.source.split("."), topic.split("."))
+        return topic == self.source
+
+    # -- when it is there ----------------------------------------------------------------------------------
+
+    def there_since(self, until: int) -> int:
+        """The first answered `PUT` from which on it is there for certain up to that moment; FOREVER: there is none."""
+        for wish in self.wishes:
+            if wish.certain and not any(e.sent < until and e.settled > wish.sent for e in self.ends):
+                return wish.settled
+        return FOREVER
+
+    def may_copy(self, sent: int, last: int) -> tuple[int, int] | None:
+        """From when to when a record may be copied that was written between these moments; None: never."""
+        found: tuple[int, int] | None = None
+        for wish in self.wishes:
+            if wish.sent > last:
+                continue
+            ends = [e.copies_until for e in self.ends if e.certain and e.sent > wish.settled]
+            end = min(ends, default=FOREVER)
+            if end < sent:
+                continue
+            first, until = max(sent, wish.sent), end
+            found = (first, until) if found is None else (min(first, found[0]), max(until, found[1]))
+        return found
+
+    # -- how it is -----------------------------------------------------------------------------------------
+
+    def wishes_between(self, start: int, end: int) -> Iterator[Wish]:
+        """All that can have been in force between these moments."""
+        for wish in self.wishes:
+            replaced = any(w.certain and w.sent > wish.settled and w.settled < start for w in self.wishes)
+            if wish.sent < end and not replaced:
+                yield wish
+
+    def may_let_through(self, tag: str | None, start: int) -> bool:
+        return any(wish.lets_through(tag) for wish in self.wishes_between(start, FOREVER))
+
+    def lets_through(self, tag: str | None, start: int, end: int) -> bool:
+        return all(wish.lets_through(tag) for wish in self.wishes_between(start, end))
+
+
+def may_have_made(op: Op) -> bool:
+    """Whether a `PUT` may have made topics, if only for a moment: what is refused by then leaves none behind."""
+    return op.kind == "put_router" and op.status not in (400, 403, 404, 409)
+
+
+def rules_of(history: History, lines: dict[str, Timeline]) -> list[Rule]:
+    rules: dict[tuple[str, str, str, bool, bool], Rule] = {}
+    for op in history.ops:
+        if op.kind != "put_router" or op.refused:
+            continue
+        wish = op.request
+        way = (
+            op.topic,
+            wish["source"],
+            wish["dest"],
+            wish.get("preserve_tag", True),
+            wish.get("preserve_node", True),
+        )
+        rule = rules.setdefault(way, Rule(*way))
+        exact = wish.get("guarantee") == "exactly_once"
+        rule.wishes.append(
+            Wish(op, op.sent_at, lines[wish["dest"]].settled(op), op.ok, filter_of(wish.get("filter")), exact)
+        )
+    for rule in rules.values():
+        rule.ends = list(_ends(rule, history.ops, lines))
+    return list(rules.values())
+
+
+def _ends(rule: Rule, ops: Iterable[Op], lines: dict[str, Timeline]) -> Iterator[End]:
+    for op in ops:
+        if op.kind == "drop_router" and op.topic == rule.name:
+            line = lines[rule.dest]
+        elif op.kind == "drop" and op.topic in (rule.dest, rule.source):
+            line = lines[op.topic]
+        else:
+            continue
+        if not op.refused and not (op.ok and not op.answer["deleted"]):
+            until = line.settled(op)
+            # A dest that is made again has nothing to do with it: whatever is in there came another way.
+            yield End(op.sent_at, until, op.ok, op.sent_at if op.topic == rule.dest else until)
+
+
+# -- the order of topics -------------------------------------------------------------------------------------
+
+
+def in_order(topics: Iterable[str], rules: list[Rule]) -> tuple[list[str], set[str]]:
+    """Sources before their dests; and those that a circle leads to, of which there is no such order."""
+    names = list(topics)
+    into: dict[str, set[str]] = {
+        name: {source for rule in rules if rule.dest == name for source in names if rule.copies(source)}
+        for name in names
+    }
+    found: list[str] = []
+    done: set[str] = set()
+    while True:
+        ready = [name for name in names if name not in done and into[name] <= done]
+        if not ready:
+            return found, set(names) - done
+        found += ready
+        done.update(ready)
