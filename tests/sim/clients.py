@@ -101,6 +101,7 @@ class Crowd:
         self.heads: dict[str, int] = {}  # as far as any client knows
         self.times: dict[str, list[int]] = {}  # of records that were read last
         self.configured: set[str] = set()  # sources and dests of routers that somebody has put
+        self.routers: set[str] = set()  # that are there, as far as any client knows
         self.serial = 0
         self.sent = 0
         self.stopped = False
@@ -250,6 +251,8 @@ class Client:
                 self._retry = op
         elif op.kind == "write" and op.request.get("idempotency_key") and not op.refused:
             self._retry = op
+        elif op.kind == "router" and op.status == 404:
+            self.crowd.routers.discard(op.topic)
         think = self.crowd.appetite.think_us
         pause_us = self.rng.choice((0, think // 4, think, 3 * think))
         if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
@@ -261,6 +264,12 @@ class Client:
             self.cursors[op.topic] = op.answer["next_from_seq"]
             if op.answer["records"]:
                 self.crowd.times[op.topic] = [record["$ts"] for record in op.answer["records"][-5:]]
+        if op.kind in ("put_router", "router"):
+            self.crowd.routers.add(op.topic)
+        elif op.kind == "drop_router":
+            self.crowd.routers.discard(op.topic)
+        elif op.kind == "drop":
+            self.crowd.routers.difference_update(op.answer["routers_removed"])
         if isinstance(op.answer, dict) and "head_seq" in op.answer:
             self.crowd.heads[op.topic] = op.answer["head_seq"]
 
@@ -289,12 +298,16 @@ class Client:
         if kind == "write" and rng.random() < 0.7:
             return rng.choice(appetite.sources)
         if kind == "drop":
-            return rng.choice(appetite.topics) if rng.random() < 0.3 else ""
+            return rng.choice(appetite.topics) if rng.random() < 0.5 else ""
         return rng.choice(appetite.topics) if rng.random() < 0.9 else ""
 
     def _about_routers(self, kind: str) -> tuple[str, str, dict[str, Any]]:
         rng, crowd = self.rng, self.crowd
-        name = rng.choice(crowd.appetite.routers)
+        unknown = [name for name in crowd.appetite.routers if name not in crowd.routers]
+        if unknown and rng.random() < 0.7:
+            kind, name = "put_router", rng.choice(unknown)
+        else:
+            name = rng.choice(crowd.appetite.routers)
         way = rng.choice(routers.ROUTERS[name])
         if kind == "put_router":
             for topic in (way["source"], way["dest"]):

@@ -84,10 +84,10 @@ class Story:
             watchers=rng.choice((0, 0, 1, 2, 4)),
         )
         self.crowd.on_answer = self._answered
-        if has_queues(seed):
-            self._hire()
         if has_routers(seed):
             self._forward()
+        elif has_queues(seed):
+            self._hire()
         self.history = self.crowd.history
         self.faults = self._draw_faults()
         self.fault_every_us = rng.choice((10, 30, 60)) * MS
@@ -147,7 +147,7 @@ class Story:
         appetite.sources, dests = routers.topics_of(appetite.routers)
         others = appetite.topics[: rng.choice((0, 0, 1, 2))]
         appetite.topics[:] = list(dict.fromkeys((*appetite.sources, *dests, *dests, *others)))
-        weights = {"put_router": 10.0, "router": 3.0, "routers": 1.0, "drop_router": 1.5}
+        weights = {"put_router": 12.0, "router": 4.0, "routers": 1.0, "drop_router": 1.0}
         appetite.weights |= {name: weight * rng.choice((0.3, 1.0)) for name, weight in weights.items()}
 
     def _draw_faults(self) -> dict[Callable[[], None], int]:

@@ -95,11 +95,11 @@ def _check_form(op: Op, rules: list[Rule], problems: list[Problem]) -> None:
 
 def _form(wish: dict[str, Any]) -> dict[str, Any]:
     form = {name: wish.get(name, default) for name, default in DEFAULTS.items()}
-    form |= {"source": wish["source"], "dest": wish["dest"], "filter": _long(wish.get("filter"))}
+    form |= {"source": wish["source"], "dest": wish["dest"], "filter": long_form(wish.get("filter"))}
     return form
 
 
-def _long(wanted: Any) -> Any:
+def long_form(wanted: Any) -> Any:
     """A filter as answers show it."""
     if wanted is None or (isinstance(wanted, list) and wanted[0] == "tag"):
         return wanted

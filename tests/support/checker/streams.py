@@ -407,7 +407,7 @@ class Connection:
         for topic, head in rest.heads.items():
             if not self.session.wants(topic) or (topic in self.ended and not self.session.finds(topic)):
                 continue
-            if topic not in self.session.starts and topic in self.session.names and not self.session.patterns:
+            if topic not in self.session.starts and not self.session.finds(topic):
                 continue  # it was not there when the session was made
             if topic not in self.caught_up:
                 self.blame(topic, f"never caught up with {head}", frame)
