@@ -66,6 +66,7 @@ class Operation:
     asked: list[Asked] = field(default_factory=list)
     answers: dict[int, wire.Reply | None] = field(default_factory=dict)  # by places in `asked`
     unasked: list[int] = field(default_factory=list)  # places: to be asked at the next chance
+    has_logged: bool = False  # after a restart it is gone on with
     again: list[int] = field(default_factory=list)  # places: to be asked after a pause
     pause_ms: int = 0
     logging: int = 0  # commands to the own engine that are not answered
@@ -269,11 +270,15 @@ class RulesDesk:
         assert operation is self._running and operation.steps is not None
         operation.logging -= 1
         if isinstance(result, TopicsError):
+            if operation.has_logged:  # and to take that back may be what fails now
+                result = NotReady(f"{result}; the change goes on then", outcome="unknown")
             operation.failure = result
         elif isinstance(result, ForwardPut):
+            operation.has_logged = True
             self.book.put(result.forward)
         else:
             assert isinstance(result, ForwardDropped)
+            operation.has_logged = True
             self.book.drop(result.uid)
         if operation.logging:
             return

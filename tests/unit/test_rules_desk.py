@@ -314,6 +314,30 @@ def test_a_change_that_a_worker_cannot_take_goes_on() -> None:
 
 
 @fault(
+    "disk",
+    "the catalog's disk fails while a router is made or ended",
+    "503 with an unknown outcome; it is made or ended after the restart",
+)
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("ends", [False, True], ids=["make", "end"])
+def test_a_disk_that_fails_in_the_middle(number: int, ends: bool) -> None:
+    """A step failed, and so did the one that was to take back what was logged before it. The client was told of the last one
+    alone, as if nothing had been changed.
+    """
+    made = cluster()
+    if ends:
+        put(made, "r", FAR, NEAR)
+    made.disks[0].fail_at(number, errno.EIO, of="sync")
+    reply = drop(made, "r") if ends else put(made, "r", FAR, NEAR)
+    if reply.status >= 400:
+        assert error_of(reply)["detail"]["outcome"] == "unknown"
+    made.kill(0)
+    made.start(0)
+    settle(made)
+    assert rules(made) in ([], ["r"])
+
+
+@fault(
     "worker",
     "the worker of a dest in memory dies, and nobody has asked for that topic since",
     "its routers, and what they have counted, are there as before",

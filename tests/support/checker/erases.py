@@ -35,7 +35,7 @@ def _copies(op: Op, topic: str) -> bool:
     if op.kind != "put_router":
         return False
     first = op.request["source"].split(".")[0]
-    return topic == op.request["dest"] or first in ("*", ">", topic.split(".")[0])
+    return topic == op.request["dest"] or first in ("*", ">", topic.split(".", maxsplit=1)[0])
 
 
 def _payloads(write: Op, erase: Op) -> list[bytes]:
