@@ -310,6 +310,23 @@ def test_copies_go_in_circles_for_a_while() -> None:
     assert stored(made, SOURCE) + stored(made, FAR) == 1 + fwd.HOPS_MAX
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_what_a_circle_has_lost_is_said_once(both: bool) -> None:
+    """Each hole made one more at the other end, without an end: the shards did nothing else any more."""
+    made = cluster()
+    put(made, SOURCE, cap_records=3)
+    forward(made, SOURCE, FAR, name="there", allow_cycle=both)
+    forward(made, FAR, SOURCE, name="back", allow_cycle=True)
+    made.rest()
+    made.kill(0)
+    for i in range(1, 11):
+        write(made, SOURCE, [f"record {i}"])
+    made.start(0)
+    steps = sum(made.step() for _ in range(3000))
+    assert steps < 3000, "it never comes to rest"
+    assert texts(made, FAR)[-3:] == numbered(8, 10)
+
+
 def test_shards_that_feed_each_other_do_not_wait_for_each_other() -> None:
     made = cluster()
     pairs = [(name_on(0, "a"), name_on(1, "b")), (name_on(1, "c"), name_on(0, "d"))]

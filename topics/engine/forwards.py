@@ -224,6 +224,8 @@ class Forwards(Letters):
         if page.next_from_seq <= after:
             return None
         gap = page.tombstone
+        if gap is not None and gap.reason == "source_trim" and forward.allow_cycle:
+            gap = None  # a hole has no hop count: in a circle it would come back, and go round for ever
         lost = (gap.gap_from, gap.gap_to) if gap is not None else None
         copies = self.copies_from(log, forward, after)
         copies.upto, copies.frames, copies.lost = page.next_from_seq, b"".join(page.chunks), lost
