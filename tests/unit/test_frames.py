@@ -25,6 +25,7 @@ from topics.engine.frames import (
     EXT_BATCH,
     EXT_EXPIRES,
     EXT_HEADERS,
+    EXT_HOPS,
     EXT_KEY,
     EXT_META,
     EXT_SIZE,
@@ -79,6 +80,7 @@ def writes(draw: st.DrawFn) -> Records:
         ttls_ms=column(st.integers(0, 2**40)),
         sizes=column(st.integers(0, 60)),
         raw=draw(st.booleans()),
+        hops=column(st.integers(0, 255)),
     )
 
 
@@ -92,6 +94,8 @@ def expected_extensions(records: Records, i: int, ts: int, key: bytes | None) ->
         found[EXT_EXPIRES] = struct.pack("<Q", ts + records.ttls_ms[i])
     if records.sizes is not None and records.sizes[i] != len(records.payloads[i]):
         found[EXT_SIZE] = struct.pack("<I", records.sizes[i])
+    if records.hops is not None:
+        found[EXT_HOPS] = struct.pack("<B", records.hops[i])
     if key is not None and i == 0:
         found[EXT_KEY] = key
         found[EXT_BATCH] = struct.pack("<I", len(records.payloads))
@@ -157,6 +161,15 @@ def test_the_plain_way_and_the_full_way_make_the_same_bytes(payloads: list[bytes
     assert (plain, plain_lengths) == (full, full_lengths)
     assert plain_flags is None
     assert full_flags == [0] * len(payloads)
+
+
+@settings(deadline=None)
+@given(writes())
+def test_records_without_tags_and_nodes_have_the_same_bytes_either_way(records: Records) -> None:
+    records.tags = records.nodes = None
+    short = encode(records)[:2]
+    records.tags = [None] * len(records.payloads)
+    assert short == encode(records)[:2]
 
 
 @settings(deadline=None)

@@ -58,6 +58,7 @@ _EXT_HEAD = struct.Struct("<BH")
 _EXT_U8 = struct.Struct("<BHB")
 _EXT_U32 = struct.Struct("<BHI")
 _EXT_U64 = struct.Struct("<BHQ")
+_HOPS = [_EXT_U8.pack(EXT_HOPS, 1, hops) for hops in range(256)]
 
 RUN_FROM = 8  # this many equal lengths in a row, and the rest of the run is looked for at once
 
@@ -131,6 +132,18 @@ def _encode_full(
     base_flags = RAW if records.raw else 0
     lengths: list[int] = []
     all_flags: list[int] = []
+    if tags is None and nodes is None and exts is not None:  # as copies of plain records are
+        for payload, ext in zip(payloads, exts):
+            size, ext_size = len(payload), len(ext)
+            flags = base_flags | HAS_EXT if ext_size else base_flags
+            length = size + ext_size
+            body = pack(length + 42, APPEND, flags, topic_id, seq, ts, 0, 0, size) + payload + ext
+            add(body)
+            add(digest(body))
+            lengths.append(length + OVERHEAD_BYTES)
+            all_flags.append(flags)
+            seq += 1
+        return lengths, all_flags
     for i in range(count):
         payload = payloads[i]
         tag = tags[i] if tags is not None else None
@@ -183,8 +196,7 @@ def _extensions(records: Records, ts: int, key: bytes | None) -> list[bytes] | N
         ]
         exts = encoded if exts is None else [a + b for a, b in zip(exts, encoded, strict=True)]
     if records.hops is not None:
-        known = {hops: _EXT_U8.pack(EXT_HOPS, 1, hops) for hops in set(records.hops)}
-        encoded = [known[hops] for hops in records.hops]
+        encoded = [_HOPS[hops] for hops in records.hops]
         exts = encoded if exts is None else [a + b for a, b in zip(exts, encoded, strict=True)]
     if key is not None:
         if exts is None:
