@@ -245,6 +245,65 @@ def test_a_dest_that_rejects_takes_what_fits_and_goes_on_later(caps: dict[str, A
     assert pair.payloads() == [b"4000", b"5000"]
 
 
+@pytest.mark.parametrize("count", [3, 100])
+def test_one_batch_for_many_dests_is_to_each_what_its_rule_says(count: int) -> None:
+    """The same frames, one after the other: what is kept of one must not show in the next."""
+    pair = Pair()
+    fields: list[dict[str, Any]] = [
+        *({}, {}, {"preserve_tag": False}, {"preserve_node": False}),
+        *({"guarantee": "exactly_once"}, {"guarantee": "exactly_once"}, {"allow_cycle": True}, {}),
+    ]
+    rules = [rule(uid, dest=f"d{uid}", **one) for uid, one in enumerate(fields, 1)]
+    pair.dest.put("d2", TopicConfig(discard="reject", cap_records=2))
+    for forward in rules:
+        pair.open(forward)
+    payloads = numbered(1, count)
+    pair.source.do(append("src", *payloads, tags=[b"t"] * count, nodes=[b"n"] * count))
+    for forward in rules:
+        copies = pair.next(forward, 0, count=count)
+        assert copies is not None
+        taken = pair.take(copies)
+        fits = 2 if forward.uid == 2 else count
+        assert (taken.uid, taken.mark, taken.full) == (forward.uid, fits, fits < count)
+        page = pair.page(forward.dest)
+        assert page.tags == ([b"t"] * fits if forward.preserve_tag else None)
+        assert page.nodes == ([b"n"] * fits if forward.preserve_node else None)
+        if forward.guarantee == "exactly_once":
+            keys = [b'"router:r%d:' % forward.uid in payload for payload in pair.payloads(forward.dest)]
+            assert keys == [True] * count
+        else:
+            assert pair.payloads(forward.dest) == payloads[:fits]
+
+
+def test_a_batch_that_was_taken_in_part_goes_on_from_there() -> None:
+    """A second rule is further on: of the same frames it gets fewer."""
+    pair = Pair()
+    ahead, behind = pair.open(), pair.open(rule(2, dest="late"))
+    pair.source.append("src", *numbered(1, 6))
+    whole, part = pair.next(behind, 0, count=6), pair.next(ahead, 0, count=2)
+    assert whole is not None and part is not None
+    pair.take(part)
+    assert pair.take(whole).mark == 6
+    again = f.Copies(ahead, whole.source, whole.source_id, whole.epochs, whole.start, 0, 6, whole.frames)
+    assert pair.take(again).mark == 6
+    assert pair.payloads("late") == pair.payloads() == numbered(1, 6)
+
+
+def test_a_batch_is_answered_once_whatever_is_in_it() -> None:
+    """Losses, JSON and raw bytes are several appends, and one answer that comes with the last."""
+    pair = Pair()
+    pair.source.put("src", TopicConfig(cap_records=4))
+    forward = pair.open()
+    pair.source.append("src", *numbered(1, 4))
+    pair.source.do(append("src", b"\x00", b"\x01", raw=True, header_lens=[0, 0]))
+    copies = pair.next(forward, 0, count=10)
+    assert copies is not None and copies.lost == (1, 2)
+    (token,) = pair.dest.ask(f.TakeCopies("dst", copies))
+    pair.dest.rest()
+    assert pair.dest.replies[token] == f.CopiesTaken(1, copies.source_id, 6, total=4)
+    assert pair.payloads() == [*numbered(3, 2), b"\x00", b"\x01"]
+
+
 def test_a_dest_that_evicts_evicts() -> None:
     pair = Pair()
     pair.dest.put("dst", TopicConfig(cap_records=3))

@@ -43,9 +43,11 @@ class Run:
     meta_lens: list[int] = field(default_factory=list)
     header_lens: list[int] = field(default_factory=list)
     hops: list[int] = field(default_factory=list)
+    _records: Records | None = None
 
     def cut(self, count: int) -> None:
         """Keep the first `count` of them."""
+        self._records = None
         columns: tuple[list[Any], ...] = (
             self.seqs, self.payloads, self.sizes, self.tags, self.nodes, self.meta_lens, self.header_lens,
             self.hops,
@@ -55,17 +57,42 @@ class Run:
                 del column[count:]
 
     def records(self) -> Records:
-        """All of them as one write."""
-        return Records(
-            self.payloads,
-            _column(self.tags),
-            _column(self.nodes),
-            self.meta_lens if not self.raw and any(self.meta_lens) else None,
-            self.header_lens if self.raw else None,
-            sizes=self.sizes if self.sizes != [len(payload) for payload in self.payloads] else None,
-            raw=self.raw,
-            hops=self.hops,
-        )
+        """All of them as one write, which nobody changes."""
+        if self._records is None:
+            self._records = Records(
+                self.payloads,
+                _column(self.tags),
+                _column(self.nodes),
+                self.meta_lens if not self.raw and any(self.meta_lens) else None,
+                self.header_lens if self.raw else None,
+                sizes=self.sizes if self.sizes != [len(payload) for payload in self.payloads] else None,
+                raw=self.raw,
+                hops=self.hops,
+            )
+        return self._records
+
+
+class Unpacking:
+    """Batches as runs. The dests of one source at one shard get the same batch one after the other, so the last one is kept:
+    looking whether the next is the same takes a fraction of unpacking it. Frames that are equal are so with topic, seqs
+    and digests.
+    """
+
+    def __init__(self) -> None:
+        self._frames = b""
+        self._how: tuple[int, bool, bool, bool] | None = None
+        self._runs: list[Run] = []
+
+    def runs_of(self, copies: Copies, after: int) -> list[Run]:
+        """Not to be changed: others may get them, too."""
+        forward = copies.forward
+        if forward.guarantee == "exactly_once":  # names the rule in each record
+            return runs_of(copies, after)
+        how = after, forward.preserve_node, forward.preserve_tag, forward.allow_cycle
+        if how != self._how or copies.frames != self._frames:
+            self._runs = runs_of(copies, after)
+            self._frames, self._how = copies.frames, how
+        return self._runs
 
 
 def runs_of(copies: Copies, after: int) -> list[Run]:

@@ -18,7 +18,7 @@ from topics.engine import forward_commands as fwd
 from topics.engine import frames
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.control import Copied, InflowOpen, OutflowOpen
-from topics.engine.copying import Run, runs_of
+from topics.engine.copying import Run, Unpacking, runs_of
 from topics.engine.engine_clock import EngineClock
 from topics.engine.errors import ForwardNotFound, TopicNotFound
 from topics.engine.flows import (
@@ -50,6 +50,7 @@ class Forwards(Letters):
         self.outflows: dict[int, Outflow] = {}
         self._patterns: SubjectTrie[int] = SubjectTrie()
         self._literals: dict[str, list[int]] = {}
+        self._unpacking = Unpacking()
         self._nowhere = self.new_log(0, "", TopicConfig())  # what belongs to no topic waits for its sync here
 
     def forward_rows(self) -> tuple[list[fwd.Forward], int, list[OutflowRow]]:
@@ -354,13 +355,12 @@ class Forwards(Letters):
             # What it has may not be visible yet, and whoever waits for it is about to look.
             self._answer(token, result, log, held=log.pending > 0)
             return
-        runs = runs_of(copies, mark)
-        upto = self._fit(log, copies, runs, result)
+        runs, upto = self._fitting_runs(log, copies, mark, result)
         lost = self._trimmed(copies, mark, upto)
         if upto == mark:
             self._answer(token, result, log, held=log.pending > 0)
             return
-        self._stage_copies(log, runs, lost, upto)
+        last = self._stage_copies(log, runs, lost)
         count = sum(len(run.seqs) for run in runs)
         inflow.total += count
         self.counters["copies"] = self.counters.get("copies", 0) + count
@@ -369,7 +369,10 @@ class Forwards(Letters):
         self.add_frame(frames.encode_control(frames.COPIED, log.id, self.now_ms, copied))
         self.touched[log.id] = log
         result.mark, result.total = upto, inflow.total
-        self.add_op(Op(log, token, result))
+        if last is None:
+            self.add_op(Op(log, token, result))
+        else:
+            last.token, last.result = token, result
 
     def _forget_source(self, log: TopicLog, uid: int, source_id: int, token: object) -> None:
         assert log.inflows is not None
@@ -382,11 +385,20 @@ class Forwards(Letters):
             self.touched[log.id] = log
         self.add_op(Op(log, token, fwd.CopiesTaken(uid, source_id, 0, total=inflow.total)))
 
-    def _fit(self, log: TopicLog, copies: fwd.Copies, runs: list[Run], result: fwd.CopiesTaken) -> int:
-        """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""
+    def _fitting_runs(
+        self, log: TopicLog, copies: fwd.Copies, mark: int, result: fwd.CopiesTaken
+    ) -> tuple[list[Run], int]:
+        """What is to be appended, and up to which seq of the source."""
         config = log.config
         if config.discard != "reject" or not (config.cap_records or config.cap_bytes):
-            return copies.upto
+            return self._unpacking.runs_of(copies, mark), copies.upto
+        runs = runs_of(copies, mark)
+        return runs, self._fit(log, copies, runs, result)
+
+    @staticmethod
+    def _fit(log: TopicLog, copies: fwd.Copies, runs: list[Run], result: fwd.CopiesTaken) -> int:
+        """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""
+        config = log.config
         records = config.cap_records - log.count if config.cap_records else None
         size = config.cap_bytes - log.bytes if config.cap_bytes else None
         for i, run in enumerate(runs):
@@ -409,7 +421,8 @@ class Forwards(Letters):
         first, last = copies.lost
         return max(0, min(last, upto) - max(first, mark + 1) + 1)
 
-    def _stage_copies(self, log: TopicLog, runs: list[Run], lost: int, upto: int) -> None:
+    def _stage_copies(self, log: TopicLog, runs: list[Run], lost: int) -> Op | None:
+        """Returns the last append, which the answer can wait for: the mark is in the same envelope."""
         config = log.config
         writes = [(run.records(), run.sizes) for run in runs if run.seqs]
         total = sum(sum(sizes) for _, sizes in writes)
@@ -423,10 +436,13 @@ class Forwards(Letters):
         sync = config.durability == "fsync"
         if lost:
             self._stage_hole(log, lost, Op(log, sync=sync))
+        op = None
         for records, sizes in writes:
+            if op is not None:
+                op.plain = False  # it has no answer of its own
             op = Op(log, sync=sync)
             self.stage_append(log, config, records, sizes, op, created=False)
-            op.plain = False  # nobody waits for it alone
+        return op
 
     def _stage_hole(self, log: TopicLog, count: int, op: Op) -> None:
         """One seq for each record that cannot be copied any more, and a word about them."""
