@@ -186,6 +186,8 @@ class ShardLoop:
         due = self._wake_at_ms is not None and self._wake_at_ms <= time.monotonic_ns() // 1_000_000
         if core.has_requests or due:
             self._do(core.turn())
+            if core.engine.shard.backlog:
+                self._do(core.turn())  # the answers have left: now for more of what is to be delivered
         else:
             self._do(core.idle())
 

@@ -41,6 +41,7 @@ def write(rig: FeedRig, topic: str, count: int = 1, size: int = 10) -> None:
 def narrow(monkeypatch: pytest.MonkeyPatch, picks: int = 1) -> None:
     """Room for so many topics a turn."""
     monkeypatch.setattr(delivery, "TURN_ROOM", (picks - 1) * (PICK_COST + WAKE_COST + 1000) + 1)
+    monkeypatch.setattr(delivery, "ANSWER_ROOM", (picks - 1) * (PICK_COST + WAKE_COST + 1000) + 1)
 
 
 def fed_topics(rig: FeedRig, keys: dict[tuple[bytes, int], str]) -> list[str]:
@@ -108,6 +109,7 @@ def test_bands_share_by_weight_while_both_have_work(rig: FeedRig, monkeypatch: p
     numbers = {topic: key for key, topic in keys.items()}
     monkeypatch.setattr(delivery, "PICK_COST", QUANTUM)
     monkeypatch.setattr(delivery, "TURN_ROOM", 1)
+    monkeypatch.setattr(delivery, "ANSWER_ROOM", 1)
     for name in lows:
         write(rig, name)
     served: Counter[str] = Counter()
@@ -131,6 +133,7 @@ def test_a_topic_with_thousands_of_polls_does_not_hold_up_a_better_one(
     polls = [rig.receive(wire.DIFF, "crowd", {"wait_ms": 30_000}) for _ in range(200)]
     rig.rest()
     monkeypatch.setattr(delivery, "TURN_ROOM", 64 * 1024)
+    monkeypatch.setattr(delivery, "ANSWER_ROOM", 64 * 1024)
     monkeypatch.setattr(delivery, "SLICE_ROOM", 32 * 1024)
     write(rig, "crowd")
     rig.turn()

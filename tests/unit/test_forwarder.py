@@ -164,6 +164,7 @@ def test_what_is_on_its_way_to_a_shard_is_bounded_in_bytes(
 def test_a_slice_of_many_flows_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand rules of one topic do not hold up the answers of a turn."""
     monkeypatch.setattr(delivery, "TURN_ROOM", 4 * forwarder.BATCH_COST)
+    monkeypatch.setattr(delivery, "ANSWER_ROOM", 4 * forwarder.BATCH_COST)
     made = cluster()
     for i in range(20):
         forward(made, SOURCE, name_on(0, f"dest-{i}-"), name=f"rule-{i}")
@@ -181,6 +182,7 @@ def test_a_slice_of_many_flows_leaves_room_for_others(monkeypatch: pytest.Monkey
 def test_what_somebody_waits_for_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read of one of many dests of a source does not wait for copies to all the others."""
     monkeypatch.setattr(delivery, "TURN_ROOM", 1)
+    monkeypatch.setattr(delivery, "ANSWER_ROOM", 1)
     made = cluster()
     dests = [name_on(0, f"dest-{i}-") for i in range(5)]
     rules = [forward(made, SOURCE, dest, name=dest) for dest in dests]

@@ -826,6 +826,7 @@ def test_long_poll_is_answered_by_an_append() -> None:
 def test_many_long_polls_are_woken_a_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their answers would otherwise all be in memory at once."""
     monkeypatch.setattr(delivery, "TURN_ROOM", 10_000)
+    monkeypatch.setattr(delivery, "ANSWER_ROOM", 10_000)
     h = with_records(1, MEMORY)
     polls = h.ask(*(c.Diff("t", 1, wait_ms=1000) for _ in range(6)))
     outcome = h.engine.turn([("write", append("t", b"x" * 2000))])

@@ -32,7 +32,8 @@ from topics.engine.topic_log import TopicLog
 
 FRAMES, UNSENT, COPIES = 1, 2, 4
 
-TURN_ROOM = 512 * KIB  # what one turn delivers: its answers, and the next requests, wait for it
+TURN_ROOM = 512 * KIB  # what one turn delivers: the next requests wait for it
+ANSWER_ROOM = 64 * KIB  # of a turn that has answers: they wait for it
 SLICE_ROOM = 128 * KIB  # of one topic at a time
 PICK_COST = 4 * KIB  # of serving a topic, beside what it delivers
 
@@ -171,13 +172,13 @@ class Delivery(Forwards):
     # -- serving -------------------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """One turn's share of what is to be delivered."""
+        """One turn's share of what is to be delivered. After answers a turn without any is wanted for the rest."""
         if not self.measures.defers and self.paused:
             self._push_again()
         self.pass_claim_time()
         self._list_news()
         now_ms = self.clock.mono_ms
-        room = TURN_ROOM
+        room = ANSWER_ROOM if self.ready else TURN_ROOM
         while room > 0:
             entry = self.scheduler.pick(now_ms)
             if entry is None:
