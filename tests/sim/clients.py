@@ -223,6 +223,7 @@ class Client:
         self.cursors: dict[str, int] = {}
         self.own = [f"own-{name}-{kind}" for kind in ("fsync", "disk")]
         self._retry: Op | None = None
+        self._look_at = ""  # the dest of what it has just written
 
     def go(self) -> None:
         """Send the next request."""
@@ -255,6 +256,14 @@ class Client:
             self.crowd.routers.discard(op.topic)
         think = self.crowd.appetite.think_us
         pause_us = self.rng.choice((0, think // 4, think, 3 * think))
+        if (
+            op.ok
+            and op.kind == "write"
+            and op.topic in self.crowd.appetite.sources
+            and self.rng.random() < 0.4
+        ):
+            dests = routers.dests_of(op.topic, self.crowd.appetite.routers)
+            self._look_at, pause_us = self.rng.choice(dests) if dests else "", 0
         if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
             pause_us = RETRY_AFTER_US  # or refusals would be most of the story
         self.world.after(pause_us, self.go)
@@ -279,6 +288,9 @@ class Client:
         if self._retry is not None and self.rng.random() < 0.9:
             op = self._retry
             return op.kind, op.topic, op.request
+        if self._look_at:
+            topic, self._look_at = self._look_at, ""
+            return self.rng.choice((("diff", topic, self._diff(topic)), ("state", topic, self._state(topic))))
         weights = self.crowd.appetite.weights
         kind = self.rng.choices(list(weights), list(weights.values()))[0]
         if kind in routers.KINDS:

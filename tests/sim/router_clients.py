@@ -110,6 +110,16 @@ def topics_of(names: list[str]) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(sources)), list(dict.fromkeys(way["dest"] for way in ways))
 
 
+def dests_of(source: str, names: list[str]) -> list[str]:
+    """Where some of these routers may copy a topic to."""
+    return [
+        way["dest"]
+        for name in names
+        for way in ROUTERS[name][:1]
+        if way["source"] == source or (way["source"] == "in.*" and source.startswith("in."))
+    ]
+
+
 _METHODS = {"put_router": b"PUT", "router": b"GET", "routers": b"GET", "drop_router": b"DELETE"}
 
 

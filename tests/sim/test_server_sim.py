@@ -21,6 +21,7 @@ import pytest
 
 from tests.sim.queue_workers import LETTERS
 from tests.sim.server_walk import Story, digest
+from tests.support.checker.copies import is_late
 from tests.support.history import Op
 
 pytestmark = pytest.mark.sim
@@ -71,7 +72,8 @@ ANSWERS = [
     "gap ttl", "gap crash", "gap recreated", "gap corrupt", "pushed gap from_seq_too_old", "pushed gap cap",
     "pushed gap crash", "pushed gap recreated", "stream resumed", "stream broken",
     "ack", "ack skipped", "nack", "extend", "extend skipped", "claimed", "claimed again", "fetched", "fetched again",
-    "404 consumer_not_found", "dead letter",
+    "404 consumer_not_found", "dead letter", "router made", "router changed", "router ended", "ended with its topic", "counted",
+    "404 router_not_found", "409 topic_exists_incompatible", "409 router_cycle", "gap source_trim", "late",
 ]  # fmt: skip
 
 
@@ -86,6 +88,7 @@ def answers(story: Story) -> Counter[str]:
             if op.kind == "diff" and op.answer["tombstone"]:
                 found[f"gap {op.answer['tombstone']['reason']}"] += 1
             found += work(op)
+            found += copying(op)
         else:
             found[kind_of_error(op.status, op.answer["error"])] += 1
     for stream in story.history.streams:
@@ -112,6 +115,21 @@ def work(op: Op) -> Counter[str]:
         found[f"{op.kind} skipped"] += bool(op.answer["skipped"])
     elif op.kind == "diff" and op.topic == LETTERS:
         found["dead letter"] += len(op.answer["records"])
+    return found
+
+
+def copying(op: Op) -> Counter[str]:
+    """What an answer says about routers."""
+    found: Counter[str] = Counter()
+    if op.kind == "put_router":
+        found["router made" if op.answer["created"] else "router changed"] += 1
+    elif op.kind == "drop_router":
+        found["router ended"] += op.answer["deleted"]
+    elif op.kind == "drop":
+        found["ended with its topic"] += len(op.answer["routers_removed"])
+    elif op.kind == "router":
+        found["counted"] += op.answer["forwarded_total"] > 0
+    found["late"] += is_late(op)
     return found
 
 

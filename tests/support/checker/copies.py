@@ -359,7 +359,7 @@ class Flow:
             return
         records = page.era.records
         shown = {id(records[seq].sent.write) for seq in page.seqs if seq in records}
-        due = [one for one in self.due(page, trimmed=True) if not self._was_removed(one, page)]
+        due = [one for one in self.due(page, trimmed=True) if not self._was_removed(one, page, picked=True)]
         due.sort(key=lambda one: one.placed.seq)
         self._check_between(page, due, shown)
         if is_late(page.op) or self._removes(page):
@@ -372,13 +372,14 @@ class Flow:
                 f"seq {one.placed.seq} {one.placed.sent.data}, known @{one.known}, is not there: {name_of(page.op)}",
             )
 
-    def _was_removed(self, one: Due, page: Read) -> bool:
-        """A delete may have taken the copy."""
+    def _was_removed(self, one: Due, page: Read, *, picked: bool = False) -> bool:
+        """A delete may have taken the copy; `picked`: and not all that came before it."""
         tag = one.write.records[0].tag
         return any(
             delete.op.sent_at < page.answered
             and delete.settled > one.placed.sent.write.sent
             and (delete.match is None or delete.match(tag))
+            and (not picked or delete.match is not None or delete.seqs is not None)
             for delete in self.dest.missing.deletes.all
         )
 
