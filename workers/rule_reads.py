@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,8 @@ from workers.rule_operations import NotReady
 logger = logging.getLogger("topics.shard")
 
 READS_MAX = 128  # on their way; copies and steps need room between the workers, too
+PATIENCE_US = 2_000_000  # with a worker that is starting
+AGAIN_US = 50_000
 
 Ask: TypeAlias = Callable[[int, int, bytes, bytes, Callable[[wire.Reply | None], None]], bool]
 Answer: TypeAlias = Callable[[Rendered | TopicsError], None]
@@ -33,6 +36,7 @@ class Reading:
     answer: Answer
     total_ms: Callable[[], float]
     forwards: list[Forward]
+    until_us: int
     page_size: int = 0  # 0: it is about one rule
     left: int = 0
     totals: dict[int, int] = field(default_factory=dict)
@@ -41,11 +45,15 @@ class Reading:
 
 
 class RuleReads:
-    def __init__(self, book: RuleBook, *, shards: int, ask: Ask) -> None:
+    def __init__(self, book: RuleBook, *, shards: int, ask: Ask, now_us: Callable[[], int]) -> None:
         self._book = book
         self._shards = shards
         self._ask = ask
+        self._now_us = now_us
         self._open = 0
+        self._again: deque[tuple[int, Callable[[], None]]] = (
+            deque()
+        )  # when, what: questions that found nobody
 
     def get(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
         """One rule. It is a read of the dest, which catches up first."""
@@ -54,7 +62,7 @@ class RuleReads:
             raise ForwardNotFound(args.forward)
         if not covers(prefixes_of(args), rule):
             raise Forbidden("this key may not use that router")
-        self._begin(Reading(answer, total_ms, [rule]))
+        self._begin(Reading(answer, total_ms, [rule], self._now_us() + PATIENCE_US))
 
     def list(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
         prefixes = prefixes_of(args)
@@ -66,7 +74,7 @@ class RuleReads:
             dest=args.dest,
             count=args.page_size + 1,
         )
-        self._begin(Reading(answer, total_ms, rows, args.page_size))
+        self._begin(Reading(answer, total_ms, rows, self._now_us() + PATIENCE_US, args.page_size))
 
     def _begin(self, reading: Reading) -> None:
         """One message a shard."""
@@ -83,19 +91,33 @@ class RuleReads:
         if not wanted:
             self._finish(reading)
         for shard, inflows in wanted.items():
-            body = messages.encode(messages.WantTotals(inflows))
-            heard = partial(self._heard, reading)
-            if not self._ask(shard, wire.FORWARD_TOTALS, topic, body, heard):
-                heard(None)
+            self._ask_for(reading, shard, topic, messages.encode(messages.WantTotals(inflows)))
 
-    def _heard(self, reading: Reading, reply: wire.Reply | None) -> None:
-        reading.left -= 1
+    def _ask_for(self, reading: Reading, shard: int, topic: bytes, body: bytes) -> None:
+        again = partial(self._ask_for, reading, shard, topic, body)
+        heard = partial(self._heard, reading, again)
+        if not self._ask(shard, wire.FORWARD_TOTALS, topic, body, heard):
+            heard(None)
+
+    def _heard(self, reading: Reading, again: Callable[[], None], reply: wire.Reply | None) -> None:
         if reply is None or reply.status not in (200, 404):
+            if self._now_us() < reading.until_us:
+                self._again.append((self._now_us() + AGAIN_US, again))
+                return
             reading.failed = True
         elif reply.status == 200:  # else the dest is gone
             self._add(reading, reply)
+        reading.left -= 1
         if not reading.left:
             self._finish(reading)
+
+    @property
+    def wake_at_us(self) -> int | None:
+        return self._again[0][0] if self._again else None
+
+    def tend(self) -> None:
+        while self._again and self._again[0][0] <= self._now_us():
+            self._again.popleft()[1]()
 
     @staticmethod
     def _add(reading: Reading, reply: wire.Reply) -> None:

@@ -97,7 +97,7 @@ class RulesDesk:
         self._operations = RuleOperations(
             engine, self.book, shards=shards, max_forwards=max_forwards, now_us=now_us
         )
-        self._reads = RuleReads(self.book, shards=shards, ask=ask)
+        self._reads = RuleReads(self.book, shards=shards, ask=ask, now_us=now_us)
         self._line: deque[Operation] = deque()  # of clients
         self._first: deque[Operation] = deque()  # of workers
         self._running: Operation | None = None
@@ -171,8 +171,7 @@ class RulesDesk:
         first = self._line[0].client if self._line else None
         running = self._running.client if self._running is not None else None
         due = [client.until_us for client in (first, running) if client is not None]
-        if self._again_us is not None:
-            due.append(self._again_us)
+        due += [at_us for at_us in (self._again_us, self._reads.wake_at_us) if at_us is not None]
         if self._running is None and self._may_go_on:
             due += [*self._unfinished.values(), *(at_us for at_us, _ in self._operations.checks.values())]
         return min(due) if due else None
@@ -185,6 +184,7 @@ class RulesDesk:
         """Whatever is due by now. Nothing of it calls itself: a thousand steps that fail at once are a loop, not a depth."""
         now_us = self._now_us()
         self._expire(now_us)
+        self._reads.tend()
         while self._is_open:
             running = self._running
             if running is None:

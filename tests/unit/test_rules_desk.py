@@ -15,6 +15,7 @@ import pytest
 from tests.support.faults import fault
 from tests.support.rules_rig import (
     args_of,
+    asked,
     begin_put,
     body_of,
     drop,
@@ -263,9 +264,7 @@ def test_while_a_worker_is_down() -> None:
 
 
 def asked_list(made: Cluster) -> wire.Reply:
-    reply = made.ask(0, wire.LIST_FORWARDS, "", args=args_of(page_size=10))
-    assert reply is not None
-    return reply
+    return asked(made, wire.LIST_FORWARDS, args_of(page_size=10))
 
 
 @fault(

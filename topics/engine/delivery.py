@@ -69,7 +69,8 @@ class Delivery(Forwards):
         self.measures = Measures()
         self.scheduler: Scheduler[Due] = Scheduler(self._priority_of)
         self._dues: dict[int, Due] = {}
-        self._gathering: list[tuple[int, int, Due]] = []  # until when, topic, what
+        self._gathering: list[tuple[int, int, Due]] = []  # until when, a number, what
+        self._gatherings = 0
         self.paused: dict[int, TopicLog] = {}  # topics whose pushes wait until there is less pressure
 
     def _priority_of(self, due: Due) -> float:
@@ -138,7 +139,8 @@ class Delivery(Forwards):
         elif not due.gathers:
             due.gathers = True
             until_ms = self.clock.mono_ms + self.measures.coalesce_ms
-            heapq.heappush(self._gathering, (until_ms, log.id, due))
+            self._gatherings += 1
+            heapq.heappush(self._gathering, (until_ms, self._gatherings, due))
         return due
 
     def _enlist(self, due: Due, *, since_ms: int | None = None) -> None:
