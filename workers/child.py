@@ -40,7 +40,7 @@ class Child:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
-                self._process = _spawn(
+                self._process = spawn(
                     [*command, "--control-fd", str(theirs.fileno())], [*inherited_fds, theirs.fileno()]
                 )
         except BaseException:
@@ -82,7 +82,7 @@ class Child:
         self._on_end(self)
 
 
-def _spawn(command: Sequence[str], inherited_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def spawn(command: Sequence[str], inherited_fds: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start a process with the supervisor's signals blocked, from its first instruction on."""
     # From the main thread: the kernel's "parent died" signal follows the thread that forked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISORS_SIGNALS)

@@ -1,7 +1,7 @@
 """The data directory as the supervisor sees it; the shards' files in it belong to the workers.
 
 LOCK          flock'ed for the supervisor's life; contains its pid
-layout.json   {"format":1,"generation":1,"shards":N}, written once
+layout.json   which layout counts, and how many shards it has; see topics/engine/layout.py
 RUN           path of the directory with the processes' sockets, which lies elsewhere: paths
               of Unix sockets are limited to 107 bytes
 """
@@ -11,31 +11,34 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import re
 import secrets
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from topics.engine.layout import (
+    LAYOUT_FORMATS,
+    LAYOUT_NAME,
+    Layout,
+    encode_layout,
+    generation_of,
+    stale_layouts,
+)
 from workers.exit_codes import BadConfiguration, DirectoryLocked
 from workers.posix_disk import make_durable_dir, sync_directory
 
-LAYOUT_FORMAT = 1
 RUN_PREFIX = "topics-run-"
 # The longest name in a run directory is shard-000-<19 digits>.sock.
 _SOCKET_NAME_BYTES = 36
 _SOCKET_PATH_BYTES_MAX = 100
+# A process that changed the number of shards ends with its supervisor, but not before the disk call that it is in.
+_ORPHAN_PATIENCE_S = 30.0
 
 logger = logging.getLogger("topics.supervisor")
-
-
-class Layout(msgspec.Struct, frozen=True):
-    format: int
-    generation: int
-    shards: int
 
 
 class DataDirectory:
@@ -58,18 +61,19 @@ class DataDirectory:
         # The file stays: removing it would let a server that waits for the old file and one that makes a new file both hold a lock.
         os.close(self._lock_fd)
 
-    def layout(self, wanted_shards: int | None, default_shards: int) -> Layout:
-        """The stored layout, made at the first start. `wanted_shards` is what the configuration insists on."""
-        path = self.path / "layout.json"
-        if not path.exists():
-            return self._make_layout(path, wanted_shards or default_shards)
-        layout = read_layout(path)
-        if wanted_shards is not None and wanted_shards != layout.shards:
-            raise BadConfiguration(
-                f"TOPICS_WAL_SHARDS is {wanted_shards}, but the data directory {self.path} has {layout.shards} shards; "
-                f"set TOPICS_WAL_SHARDS={layout.shards} (changing the count is not supported yet)"
-            )
-        return layout
+    @property
+    def lock_fd(self) -> int:
+        """For a process that must not outlive this one's hold on the directory."""
+        return self._lock_fd
+
+    def layout(self, new_shards: int) -> Layout:
+        """The stored layout; at the first start one with so many shards is made."""
+        path = self.path / LAYOUT_NAME
+        return read_layout(path) if path.exists() else self._make_layout(path, new_shards)
+
+    def has_stale_layouts(self, layout: Layout) -> bool:
+        """Whether a change of the number of shards was stopped half way."""
+        return bool(stale_layouts(os.listdir(self.path), layout.generation))
 
     def make_run_dir(self) -> Path:
         """A new private directory for sockets; the one that a killed server left is removed."""
@@ -105,14 +109,20 @@ class DataDirectory:
             )
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._lock_fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise DirectoryLocked(
-                f"the data directory {self.path} is in use by another server, pid {holder}; "
-                "stop it or set TOPICS_DATA_DIR to another directory"
-            ) from None
+        give_up = time.monotonic() + _ORPHAN_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                holder = os.pread(self._lock_fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                if _is_dead(holder) and time.monotonic() < give_up:
+                    time.sleep(0.02)
+                    continue
+                raise DirectoryLocked(
+                    f"the data directory {self.path} is in use by another server, pid {holder}; "
+                    "stop it or set TOPICS_DATA_DIR to another directory"
+                ) from None
         try:
             os.ftruncate(self._lock_fd, 0)
             os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
@@ -122,12 +132,12 @@ class DataDirectory:
 
     def _make_layout(self, path: Path, shards: int) -> Layout:
         # A guessed count would look for topics in the wrong shards, and find none.
-        if any(re.fullmatch(r"layout-\d+", name) for name in os.listdir(self.path)):
+        if any(generation_of(name) is not None for name in os.listdir(self.path)):
             raise BadConfiguration(
                 f"{path} is missing, but {self.path} has data; restore the file from a backup"
             )
-        layout = Layout(format=LAYOUT_FORMAT, generation=1, shards=shards)
-        write_atomically(path, msgspec.json.encode(layout) + b"\n")
+        layout = Layout.of(1, shards)
+        write_atomically(path, encode_layout(layout))
         return layout
 
 
@@ -152,13 +162,27 @@ def read_layout(path: Path) -> Layout:
         layout = msgspec.json.decode(path.read_bytes(), type=Layout)
     except (OSError, msgspec.DecodeError) as error:
         raise BadConfiguration(f"{path} cannot be read: {error}") from error
-    if layout.format != LAYOUT_FORMAT:
+    if layout.format not in LAYOUT_FORMATS:
+        known = LAYOUT_FORMATS[-1]
         raise BadConfiguration(
-            f"{path} has format {layout.format}; this version of the server knows format {LAYOUT_FORMAT} only"
+            f"{path} has format {layout.format}; this version of the server knows those up to {known}"
         )
-    if layout.shards < 1:
-        raise BadConfiguration(f"{path} says {layout.shards} shards")
+    if layout.shards < 1 or layout.generation < 1:
+        raise BadConfiguration(f"{path} says {layout.shards} shards, generation {layout.generation}")
     return layout
+
+
+def _is_dead(pid: str) -> bool:
+    """Whether there is no such process: the lock is then held by one that it started, and that is about to end."""
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _run_dir_parents() -> Iterator[str]:

@@ -46,7 +46,7 @@ _KINDS = [
     ("meta", re.compile(r"meta")),
     ("topics", re.compile(r"topics")),
     ("topic", re.compile(r"[0-9a-f]{16}(\.deleted)?")),
-    ("layout", re.compile(r"(layout-\d+|shard-\d+)?")),
+    ("layout", re.compile(r"(layout-\d+|shard-\d+|layout\.json)?")),
 ]
 _OTHER = "other"
 WHATS = (*(kind for kind, _ in _KINDS), _OTHER)

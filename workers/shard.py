@@ -16,6 +16,7 @@ from topics.control_channel import Channel, Message, Ping, Pong, inherited
 from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine
 from topics.engine.errors import TopicsError
+from topics.engine.layout import shard_dir
 from topics.process import become, die_with_parent
 from topics.settings import Settings
 from workers import failpoints
@@ -29,23 +30,22 @@ from workers.system_clock import SystemClock
 
 logger = logging.getLogger("topics.shard")
 
-LAYOUT_DIR = "layout-1"
 SWITCH_INTERVAL_S = 1e-4  # beside a busy loop a finished sync is otherwise noticed 10 ms late
 LOCK_RETRY_S = 0.02
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m workers.shard", description="one shard of topics")
-    for name in ("shard", "shards", "incarnation", "control-fd", "parent"):
+    for name in ("shard", "shards", "generation", "incarnation", "control-fd", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--socket", required=True)
     return parser.parse_args()
 
 
-def engine_config(settings: Settings, shard: int) -> EngineConfig:
+def engine_config(settings: Settings, shard: int, generation: int) -> EngineConfig:
     return EngineConfig(
         shard=shard,
-        shard_dir=f"{LAYOUT_DIR}/shard-{shard:02d}",
+        shard_dir=shard_dir(generation, shard),
         wal_file_bytes=settings.wal_file_bytes,
         segment_max_events=settings.segment_max_events,
         segment_max_bytes=settings.segment_max_bytes,
@@ -106,7 +106,7 @@ def main() -> int:
     settings = Settings.from_env(os.environ)
     logs.configure(f"shard {arguments.shard}", settings.log_format, secrets_of(settings.api_keys))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    config = engine_config(settings, arguments.shard)
+    config = engine_config(settings, arguments.shard, arguments.generation)
     control = Channel(inherited(arguments.control_fd))
     heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
     try:

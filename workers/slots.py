@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from topics.control_channel import Peer
+from topics.engine.layout import Layout
 from workers.child import Child
 from workers.liveness import Backoff
 
@@ -41,10 +42,10 @@ class Slot(ABC):
 class WorkerSlot(Slot):
     """One shard. `peer` is the address of the present process, `listening` says whether it answers there yet."""
 
-    def __init__(self, shard: int, shards: int, run_dir: Path, command: Sequence[str]) -> None:
+    def __init__(self, shard: int, layout: Layout, run_dir: Path, command: Sequence[str]) -> None:
         super().__init__(f"shard {shard}")
         self._shard = shard
-        self._shards = shards
+        self._layout = layout
         self._run_dir = run_dir
         self._command = command
         self.peer = Peer(shard, 0, "")
@@ -58,7 +59,8 @@ class WorkerSlot(Slot):
         self.peer = Peer(self._shard, incarnation, str(path))
         return [
             *self._command,
-            *("--shard", str(self._shard), "--shards", str(self._shards)),
+            *("--shard", str(self._shard), "--shards", str(self._layout.shards)),
+            *("--generation", str(self._layout.generation)),
             *("--incarnation", str(incarnation), "--socket", str(path)),
             *("--parent", str(os.getpid())),
         ]

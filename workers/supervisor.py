@@ -1,6 +1,7 @@
 """The supervisor: opens the port, starts the workers and fronts, restarts what dies, drains all at the end.
 
-It touches no record. What it guarantees:
+It touches no record. Another number of shards than the data directory has is brought about first, by a process of its own
+(reshard.py). What it guarantees:
 
 - One server per data directory (lock), and one process per shard: a dead worker is reaped before
   anyone hears of its end and before its successor is started.
@@ -35,9 +36,10 @@ from pathlib import Path
 import topics
 from topics.api_keys import parse_keys
 from topics.control_channel import Drain, Listening, Message, Owes, Peers, Ping, Pong, Ready, Serving, Settle
+from topics.engine.layout import Layout
 from topics.logs import log
 from topics.settings import Settings
-from workers import exit_codes, listeners
+from workers import exit_codes, listeners, resharding
 from workers.child import Child
 from workers.data_directory import DataDirectory
 from workers.exit_codes import BadConfiguration, Refusal
@@ -53,6 +55,7 @@ WORKER_DRAIN_S = 60.0  # a final snapshot of a full shard on a slow disk
 _PYTHON = (sys.executable, "-P") if sys.flags.safe_path else (sys.executable,)
 WORKER_COMMAND = (*_PYTHON, "-m", "workers.shard")
 FRONT_COMMAND = (*_PYTHON, "-m", "router")
+RESHARD_COMMAND = (*_PYTHON, "-m", "workers.reshard")
 
 logger = logging.getLogger("topics.supervisor")
 
@@ -84,10 +87,15 @@ def _serve_from(
 ) -> int:
     raise_open_files()
     bound = listeners.bind(settings.host, settings.port, settings.fronts)
-    # After the port: a start that is refused for it must not settle the number of shards for good.
-    layout = directory.layout(
-        settings.wal_shards, default_shards=min(os.cpu_count() or 1, SHARDS_DEFAULT_MAX)
-    )
+    # After the port: a start that is refused for it must not touch the number of shards. Clients that connect before all is
+    # done wait for the first front.
+    layout = directory.layout(settings.wal_shards or min(os.cpu_count() or 1, SHARDS_DEFAULT_MAX))
+    shards = settings.wal_shards or layout.shards
+    if shards != layout.shards or directory.has_stale_layouts(layout):
+        code = resharding.run(directory, shards, RESHARD_COMMAND)
+        if code is not None:
+            return code
+        layout = directory.layout(shards)
     address = listeners.address_of(bound[0])
     if settings.port_file:
         listeners.write_port_file(settings.port_file, address)
@@ -107,7 +115,7 @@ def _serve_from(
     try:
         supervisor = Supervisor(
             settings,
-            shards=layout.shards,
+            layout=layout,
             bound=bound,
             run_dir=run_dir,
             worker_command=worker_command,
@@ -131,15 +139,15 @@ class Supervisor:
         self,
         settings: Settings,
         *,
-        shards: int,
+        layout: Layout,
         bound: Sequence[socket.socket],
         run_dir: Path,
         worker_command: Sequence[str] = WORKER_COMMAND,
         front_command: Sequence[str] = FRONT_COMMAND,
     ) -> None:
         self._timeout_s = settings.ping_timeout_ms / 1000
-        self._workers = [WorkerSlot(shard, shards, run_dir, worker_command) for shard in range(shards)]
-        self._fronts = [FrontSlot(front, shards, bound, front_command) for front in range(len(bound))]
+        self._workers = [WorkerSlot(shard, layout, run_dir, worker_command) for shard in range(layout.shards)]
+        self._fronts = [FrontSlot(front, layout.shards, bound, front_command) for front in range(len(bound))]
         self._slots: list[Slot] = [*self._workers, *self._fronts]
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()

@@ -20,16 +20,12 @@ import msgspec
 
 from topics.engine.config import EngineConfig
 from topics.engine.errors import TopicsError
+from topics.engine.files import TEMP_SUFFIX
+from topics.engine.layout import LAYOUT_NAME, Layout, encode_layout, generation_of, stale_layouts
 from topics.engine.repair import QUARANTINE, CannotRepair, Repaired, finish_repairs, repair_shard
-from topics.engine.staging import ID_STEP
+from topics.engine.topic_ids import ID_STEP
 from topics.engine.verify import Finding, verify_shard
-from workers.data_directory import (
-    LAYOUT_FORMAT,
-    DataDirectory,
-    Layout,
-    read_layout,
-    write_atomically,
-)
+from workers.data_directory import DataDirectory, read_layout, write_atomically
 from workers.exit_codes import DirectoryLocked, Refusal
 from workers.posix_disk import PosixDisk, make_durable_dir
 from workers.system_clock import SystemClock
@@ -41,7 +37,7 @@ MEANINGS = {
     USAGE: "the arguments make no sense",
     CANNOT: "the directory is in use, absent, not readable, or of a later version",
 }
-OURS = {"LOCK", "RUN", "layout.json", "layout-1", "topics", "lost+found", QUARANTINE}
+OURS = {"LOCK", "RUN", LAYOUT_NAME, "topics", "lost+found", QUARANTINE}
 
 _TOPIC = re.compile(r"[0-9a-f]{16}")
 
@@ -141,16 +137,13 @@ def run(path: Path, *, repair: bool, quiet: bool) -> Report:
     state = _Run(path, repair, quiet)
     with ExitStack() as held:
         held.callback(DataDirectory(str(path)).close)
-        numbers = _shard_numbers(path)
-        for number in numbers:
-            _lock_shard(held, path / f"layout-1/shard-{number:02d}")
         disk = PosixDisk(str(path))
-        layout = _layout(state, numbers)
-        for name in sorted(os.listdir(path)):
-            if name not in OURS:
-                state.findings.append(Finding("extra", name, 0, "nothing of topics has this name"))
+        layout = _layout(state)
+        for number in _shard_numbers(path, layout.directory):
+            _lock_shard(held, path / layout.shard_dir(number))
+        _check_root(state, layout)
         for number in range(layout.shards):
-            _check_shard(state, disk, number, layout.shards)
+            _check_shard(state, disk, number, layout)
         if state.repair and any(
             finding.path == "layout.json" and finding.kind == "damage" for finding in state.findings
         ):
@@ -168,7 +161,7 @@ def _check_is_ours(path: Path) -> None:
         names = os.listdir(path)
     except OSError as error:
         raise CannotVerify(f"{path} cannot be read: {error.strerror}") from error
-    layouts = [name for name in names if re.fullmatch(r"layout-\d+", name) and (path / name).is_dir()]
+    layouts = [name for name in names if generation_of(name) and (path / name).is_dir()]
     if not layouts and not (path / "layout.json").is_file():
         raise CannotVerify(f"{path} is not a data directory of topics: it has no layout.json")
 
@@ -177,8 +170,21 @@ def _names(path: Path) -> list[str]:
     return os.listdir(path) if path.is_dir() else []
 
 
-def _shard_numbers(path: Path) -> list[int]:
-    names = _names(path / "layout-1")
+def _check_root(state: _Run, layout: Layout) -> None:
+    names = sorted(os.listdir(state.path))
+    stale = stale_layouts(names, layout.generation)
+    for name in stale:
+        what = "left by a change of the number of shards that was stopped half way; a start removes it"
+        state.findings.append(Finding("pending", name, 0, what))
+    for name in names:
+        if name == LAYOUT_NAME + TEMP_SUFFIX:
+            state.findings.append(Finding("extra", name, 0, "nothing needs this file"))
+        elif name not in OURS and name != layout.directory and name not in stale:
+            state.findings.append(Finding("extra", name, 0, "nothing of topics has this name"))
+
+
+def _shard_numbers(path: Path, layout_dir: str) -> list[int]:
+    names = _names(path / layout_dir)
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"shard-(\d+)", name)))
 
 
@@ -192,22 +198,31 @@ def _lock_shard(held: ExitStack, path: Path) -> None:
         raise DirectoryLocked(f"{path} is in use by a worker that still runs") from None
 
 
-def _layout(state: _Run, numbers: list[int]) -> Layout:
+def _layout(state: _Run) -> Layout:
     """The stored layout, or the one that the shards' directories show."""
-    path = state.path / "layout.json"
+    path = state.path / LAYOUT_NAME
     try:
         return read_layout(path)
     except Refusal as error:
         if "has format" in str(error):
             raise
         problem = str(error) if path.exists() else "is missing"
-    state.findings.append(Finding("damage", "layout.json", 0, problem))
+    state.findings.append(Finding("damage", LAYOUT_NAME, 0, problem))
+    generations = [number for name in _names(state.path) if (number := generation_of(name))]
+    if len(generations) != 1:
+        raise CannotVerify(
+            f"{path} cannot be read, and of {len(generations)} layouts nobody knows which one counts; restore it from a backup"
+        )
+    layout = Layout.of(generations[0], 1)
+    numbers = _shard_numbers(state.path, layout.directory)
+    # In a later layout topics may lie on shards that did not make them; their rows show whether they are in the right place.
     owners = {int(name, 16) % ID_STEP for name in _names(state.path / "topics") if _TOPIC.fullmatch(name)}
-    if not numbers or numbers != list(range(len(numbers))) or not owners <= set(numbers):
+    fits = layout.generation > 1 or owners <= set(numbers)
+    if not numbers or numbers != list(range(len(numbers))) or not fits:
         raise CannotVerify(
             f"{path} cannot be read and the shards' directories do not show how many there were; restore it from a backup"
         )
-    return Layout(format=LAYOUT_FORMAT, generation=1, shards=len(numbers))
+    return Layout.of(layout.generation, len(numbers))
 
 
 def _write_layout(state: _Run, layout: Layout) -> None:
@@ -224,7 +239,7 @@ def _write_layout(state: _Run, layout: Layout) -> None:
         aside = state.path / QUARANTINE / str(_next_run(state.path))
         make_durable_dir(str(aside))
         os.rename(path, aside / "layout.json")
-    write_atomically(path, msgspec.json.encode(layout) + b"\n")
+    write_atomically(path, encode_layout(layout))
     state.layout_made = True
 
 
@@ -233,11 +248,12 @@ def _next_run(path: Path) -> int:
     return max(numbers, default=0) + 1
 
 
-def _check_shard(state: _Run, disk: PosixDisk, shard: int, shards: int) -> None:
-    config = EngineConfig(shard=shard, shard_dir=f"layout-1/shard-{shard:02d}")
+def _check_shard(state: _Run, disk: PosixDisk, shard: int, layout: Layout) -> None:
+    shards = layout.shards
+    config = EngineConfig(shard=shard, shard_dir=layout.shard_dir(shard))
     progress = _Progress(f"shard {shard}", state.quiet)
     if not (state.path / config.shard_dir).is_dir():
-        if (state.path / "layout-1").is_dir():
+        if (state.path / layout.directory).is_dir():
             state.findings.append(Finding("damage", config.shard_dir, 0, "the shard's directory is missing"))
             state.problem = f"{config.shard_dir} is missing; restore it from a backup"
         return

@@ -64,10 +64,11 @@ def write(disk: Disk, shard_dir: str, data: bytes) -> None:
     publish(disk, path + TEMP_SUFFIX, path)
 
 
-def read(disk: Disk, shard_dir: str) -> WatchRows | None:
+def read(disk: Disk, shard_dir: str, *, may_fail: bool = True) -> WatchRows | None:
     """What was written last; None when there is nothing, or nothing that can be read.
 
     A file of a later version raises UnsupportedFormat, as any other file does: the next write would destroy it.
+    `may_fail` False: so does an error of the disk, when what is not read now is not read later either.
     """
     path = f"{shard_dir}/{WATCH_NAME}"
     try:
@@ -75,5 +76,7 @@ def read(disk: Disk, shard_dir: str) -> WatchRows | None:
             return None
         return decode(read_file(disk, path), path)
     except (Corrupt, OSError) as error:
+        if isinstance(error, OSError) and not may_fail:
+            raise
         logger.warning("watch sessions are lost, clients will make new ones: %s", error)
         return None

@@ -180,7 +180,7 @@ def test_a_stop_sends_what_is_owed(start_server: Start) -> None:
 
 def stored(server: Server, topic: str) -> int:
     """What a server that is down has of a topic."""
-    config = engine_config(Settings(), shard_of(topic, server.shards))
+    config = engine_config(Settings(), shard_of(topic, server.shards), 1)
     engine = Engine.open(PosixDisk(str(server.data_dir)), SystemClock(), config)
     count = engine.shard.published[topic].view.count
     engine.close()

@@ -397,19 +397,23 @@ def test_a_locked_directory_is_refused_by_name(server: Server, tmp_path: Path) -
 @fault(
     "layout",
     "the configuration asks for another number of shards than the layout has",
-    "refused with exit code 2, and says which number to set",
+    "the data directory is brought to that number before anything else is started",
 )
-def test_another_shard_count_is_refused_and_none_means_the_stored_one(server: Server) -> None:
+def test_another_shard_count_is_brought_about_and_none_means_the_stored_one(server: Server) -> None:
     server.start().up().stop()
     assert json.loads((server.data / "layout.json").read_text()) == {
         "format": 1,
         "generation": 1,
         "shards": 2,
     }
-    assert server.start(TOPICS_WAL_SHARDS="3").wait() == 2
-    assert "set TOPICS_WAL_SHARDS=2" in server.text()
-    assert not server.pids()
-    server.start(TOPICS_WAL_SHARDS="").up()
+    server.start(TOPICS_WAL_SHARDS="3").up(shards=3)
+    assert "the data directory has 3 shards" in server.text()
+    assert len(server.pids("worker")) == 3
+    generations = [options(entry)["--generation"] for entry in server.entries("started", "worker")]
+    assert generations == ["2"] * 3
+    server.stop()
+    server.start(TOPICS_WAL_SHARDS="").up(shards=3)
+    assert "the data directory has" not in server.text()
 
 
 @fault(
@@ -417,7 +421,7 @@ def test_another_shard_count_is_refused_and_none_means_the_stored_one(server: Se
     "the layout file is empty, not JSON, incomplete or of another format",
     "refused with exit code 2 and the file's name; the file is left as it is",
 )
-@pytest.mark.parametrize("text", ['{"format":2,"generation":1,"shards":2}', "nonsense", '{"format":1}', ""])
+@pytest.mark.parametrize("text", ['{"format":3,"generation":1,"shards":2}', "nonsense", '{"format":1}', ""])
 def test_an_unknown_layout_is_refused(server: Server, text: str) -> None:
     server.data.mkdir(parents=True)
     (server.data / "layout.json").write_text(text)

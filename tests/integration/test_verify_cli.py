@@ -236,12 +236,12 @@ def test_a_lost_layout_is_made_again(stopped: Server, content: bytes | None) -> 
 
 @fault("layout", "layout.json of a later format", "verify refuses with exit code 3 and changes nothing")
 def test_a_later_layout_is_refused(stopped: Server) -> None:
-    (stopped.data_dir / "layout.json").write_bytes(b'{"format":2,"generation":1,"shards":2}')
+    (stopped.data_dir / "layout.json").write_bytes(b'{"format":3,"generation":1,"shards":2}')
     before = files(stopped)
     for arguments in ([], ["--repair"]):
         done = run(stopped.data_dir, *arguments)
         assert done.returncode == 3
-        assert "format 2" in done.stderr
+        assert "format 3" in done.stderr
     assert files(stopped) == before
 
 

@@ -100,7 +100,7 @@ class FakeChild:
 def main() -> int:
     role = sys.argv[1]
     parser = argparse.ArgumentParser()
-    names = ["shard", "shards", "incarnation", "control-fd", "parent"]
+    names = ["shard", "shards", "generation", "incarnation", "control-fd", "parent"]
     if role == "front":
         names = ["front", "fronts", "shards", "listen-fd", "control-fd", "parent", "started-us"]
     for name in names:

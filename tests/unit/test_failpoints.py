@@ -65,6 +65,7 @@ def make_log(disk: FailpointDisk) -> int:
         ("topics/0000000000000001", "topic"),
         ("topics/0000000000000001.deleted", "topic"),
         ("layout-1/shard-00", "layout"),
+        ("layout.json.tmp", "layout"),
         ("", "layout"),
         ("lost+found", "other"),
     ],

@@ -31,10 +31,11 @@ def opened(path: Path) -> DataDirectory:
 
 
 BAD = {
-    "format is of a later version": text_with(format=2),
+    "format is of a later version": text_with(format=3),
     "format is 0": text_with(format=0),
     "format is not a number": text_with(format="1"),
     "format is missing": text_without("format"),
+    "generation is 0": text_with(generation=0),
     "generation is not a number": text_with(generation=None),
     "generation is missing": text_without("generation"),
     "shards is 0": text_with(shards=0),
@@ -61,7 +62,7 @@ def test_bad_layout(content: bytes, tmp_path: Path) -> None:
     directory = opened(tmp_path)
     try:
         with pytest.raises(BadConfiguration, match=r"layout\.json"):
-            directory.layout(None, 4)
+            directory.layout(4)
     finally:
         directory.close()
     assert (tmp_path / "layout.json").read_bytes() == content
@@ -74,7 +75,7 @@ def test_directory_in_place_of_the_layout(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     try:
         with pytest.raises(BadConfiguration, match=r"layout\.json"):
-            directory.layout(None, 4)
+            directory.layout(4)
     finally:
         directory.close()
 
@@ -88,8 +89,8 @@ def test_leftover_of_a_layout(tmp_path: Path) -> None:
     (tmp_path / ".layout.json.4711.new").write_bytes(b'{"format":1,"gen')
     directory = opened(tmp_path)
     try:
-        assert directory.layout(None, 4).shards == 4
-        assert directory.layout(4, 1).shards == 4
+        assert directory.layout(4).shards == 4
+        assert directory.layout(1).shards == 4
     finally:
         directory.close()
 

@@ -54,6 +54,7 @@ from topics.engine.segments import (
     read_rows,
 )
 from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot
+from topics.engine.topic_ids import pack_ids
 from topics.engine.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -252,8 +253,13 @@ FORWARD_EVENTS: list[tuple[int, object]] = [
 ]
 FORWARD_EVENTS_NUMBER = 10
 FORWARD_EVENTS_NAME = file_name(FORWARD_EVENTS_NUMBER)
+# A shard that took topics over when the number of shards changed.
+ADOPTING_SNAPSHOT = "snap-0000000000000020"
+ADOPTING_SHARD_ROW = msgspec.structs.replace(
+    FORWARD_SHARD_ROW, number=32, next_id=4098, first_id=4096, adopted=pack_ids([1024, 2049])
+)
 # Written by earlier versions, read by this one.
-READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT}
+READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT, FORWARD_SNAPSHOT}
 
 PATCHES: list[Patch] = [
     ("topics/0000000000000001/seg-0000000000000001-0.data", 54, bytes(17)),
@@ -314,13 +320,13 @@ def build_segment() -> dict[str, bytes]:
 
 def build_snapshot() -> dict[str, bytes]:
     disk = SimDisk(1)
-    writer = SnapshotWriter(disk, "meta", 6)
-    writer.add(FORWARD_SHARD_ROW)
+    writer = SnapshotWriter(disk, "meta", 32)
+    writer.add(ADOPTING_SHARD_ROW)
     for row in FORWARD_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    return {FORWARD_SNAPSHOT: read_file(disk, f"meta/{FORWARD_SNAPSHOT}")}
+    return {ADOPTING_SNAPSHOT: read_file(disk, f"meta/{ADOPTING_SNAPSHOT}")}
 
 
 def build_events() -> dict[str, bytes]:
@@ -520,6 +526,10 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     disk = on_disk("meta", FORWARD_SNAPSHOT)
     shard, topics = read_snapshot(disk, "meta", 6)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == FORWARD_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == FORWARD_ROWS
+    disk = on_disk("meta", ADOPTING_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 32)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == ADOPTING_SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == FORWARD_ROWS
 
 

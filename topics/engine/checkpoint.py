@@ -63,6 +63,8 @@ class ShardRow(msgspec.Struct, array_like=True):
     forwards: list[Forward] = []  # of the catalog
     forward_uid: int = 0
     outflows: list[OutflowRow] = []
+    first_id: int = 0  # see topic_ids.py
+    adopted: bytes = b""
 
 
 class TopicRow(msgspec.Struct, array_like=True):
@@ -217,6 +219,7 @@ class Checkpointer:
         number = self.snapshots[-1][0] + 1 if self.snapshots else 1
         captures: list[_Capture] = []
         head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
+        head.first_id, head.adopted = shard.own_ids.first_id, shard.own_ids.packed
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
                 continue

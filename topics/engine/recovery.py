@@ -30,7 +30,7 @@ from topics.engine.recovery_report import RecoveryReport
 from topics.engine.replay import Lsns, Replay, decode
 from topics.engine.shard import Shard
 from topics.engine.snapshot import list_snapshots, read_snapshot, remove_unfinished
-from topics.engine.staging import ID_STEP
+from topics.engine.topic_ids import OwnIds
 from topics.engine.topic_log import TopicLog
 from topics.engine.wal import (
     ENVELOPE_BYTES,
@@ -128,6 +128,7 @@ class Recovery:
         self._base_lsn = self._applied_lsn = shard_row.base_lsn
         self._clean_lsn = shard_row.clean_lsn
         self._shard.next_id = max(self._shard.next_id, shard_row.next_id)
+        self._shard.own_ids = OwnIds(self._config.shard, shard_row.first_id, shard_row.adopted)
         self._replayer.time = TimeCeiling(
             shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id
         )
@@ -463,7 +464,7 @@ class Recovery:
                 topic_id = int(text, 16)
             except ValueError:
                 continue
-            if topic_id % ID_STEP != self._config.shard % ID_STEP or topic_id in self._shard.by_id:
+            if topic_id not in self._shard.own_ids or topic_id in self._shard.by_id:
                 continue
             if self._shard.read_only is not None:
                 continue

@@ -43,9 +43,10 @@ from topics.engine.salvage_segments import (
 from topics.engine.sealing import meta_from_sum
 from topics.engine.segments import SegmentMeta, parse_segment_name, read_rows, segment_name
 from topics.engine.snapshot import SnapshotWriter, list_snapshots, snapshot_path, split_rows
-from topics.engine.staging import ID_STEP, as_ranges
+from topics.engine.staging import as_ranges
+from topics.engine.topic_ids import OwnIds, first_id_after, pack_ids
 from topics.engine.topic_log import add_loss
-from topics.engine.verify import Found, expected_chain, quiet, read_everything, verify_shard
+from topics.engine.verify import Found, expected_chain, own_ids, quiet, read_everything, verify_shard
 from topics.engine.writes import NAME
 
 PLAN_MAGIC = b"TPCSPLN\0"
@@ -316,13 +317,14 @@ class _Rebuilder:
 
     def state(self) -> tuple[ShardRow, list[TopicRow]]:
         head, hints = self._hints()
+        own = own_ids(head, self._config)
         ids = set(hints)
         for name in self._disk.list(self._config.topics_dir):
             try:
                 topic = int(name, 16)
             except ValueError:
                 continue
-            if topic % ID_STEP == self._config.shard % ID_STEP:
+            if topic in own:
                 ids.add(topic)
         rows = [self._row(topic, hints.get(topic)) for topic in sorted(ids)]
         first = min(
@@ -330,11 +332,18 @@ class _Rebuilder:
             default=1,
         )
         base_lsn = first - 1
-        next_id = max([self._config.shard, *ids]) + ID_STEP
+        next_id = first_id_after(ids) + self._config.shard
         if head is not None:
             next_id = max(next_id, head.next_id) if head.next_id < next_id + (1 << 40) else next_id
         self._done.notes.append("no snapshot could be read: topics were made again from their segments")
-        return ShardRow(0, base_lsn, next_id, 0, 0, 0, "", 0), rows
+        made = ShardRow(0, base_lsn, next_id, 0, 0, 0, "", 0)
+        if own.first_id > next_id:  # which others were this shard's is not known: none of them may be removed
+            own = OwnIds(self._config.shard, next_id, pack_ids(ids))
+            self._done.notes.append(
+                "which topics had come to this shard is not known: those whose rows cannot be read stay as files"
+            )
+        made.first_id, made.adopted = own.first_id, own.packed
+        return made, rows
 
     def _hints(self) -> tuple[ShardRow | None, dict[int, TopicRow]]:
         """Rows of damaged snapshots that can be decoded, the newest of each topic."""
@@ -351,11 +360,15 @@ class _Rebuilder:
                         row = msgspec.msgpack.decode(raw, type=TopicRow)
                     except msgspec.DecodeError:
                         continue
-                    if NAME.match(row.name) and row.id % ID_STEP == self._config.shard % ID_STEP:
+                    if NAME.match(row.name) and self._may_own(row, head):
                         hints.setdefault(row.id, row)
             except Corrupt:
                 continue
         return head, hints
+
+    def _may_own(self, row: TopicRow, head: ShardRow | None) -> bool:
+        own = own_ids(head, self._config)
+        return row.id in own or (head is None and own.first_id > row.id)
 
     def _row(self, topic: int, hint: TopicRow | None) -> TopicRow:
         directory = f"{self._config.topics_dir}/{topic:016x}"

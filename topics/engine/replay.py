@@ -37,7 +37,8 @@ from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.sealing import meta_from_sum, sealed_rows
 from topics.engine.shard import Shard
-from topics.engine.staging import ID_STEP, EraseRequest, as_ranges
+from topics.engine.staging import EraseRequest, as_ranges
+from topics.engine.topic_ids import ID_STEP
 from topics.engine.topic_log import Op, TopicLog
 from topics.engine.wal import (
     Envelope,

@@ -26,10 +26,10 @@ from topics.engine.errors import (
     TopicsError,
 )
 from topics.engine.reader import Reader
+from topics.engine.topic_ids import ID_STEP, OwnIds
 from topics.engine.topic_log import Op, Range, TopicLog
 
 CONTROL_BYTES = 512  # more than any control frame but a long delete
-ID_STEP = 1024  # ids of different shards never meet: shard n takes n, n+1024, n+2048 …
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +73,7 @@ class Staging:
         self.by_id: dict[int, TopicLog] = {}
         self.names: SortedList[str] = SortedList()
         self.next_id = config.shard + ID_STEP
+        self.own_ids = OwnIds(config.shard)
         self.bytes_live = 0  # staged, over all topics
         self.records_live = 0
         # This shard's shares of the caps over all shards; None: the configured caps are its own.

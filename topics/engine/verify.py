@@ -22,6 +22,7 @@ from topics.engine.engine import Engine
 from topics.engine.errors import Corrupt, ShardReadOnly, TopicsError, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, TEMP_SUFFIX, WATCH_MAGIC, WATCH_NAME, read_digest_file
 from topics.engine.intents import apply_patches, pending_intents
+from topics.engine.layout import generation_of
 from topics.engine.limits import MIB
 from topics.engine.overlay import OverlayDisk
 from topics.engine.placement import shard_of
@@ -35,7 +36,7 @@ from topics.engine.salvage_segments import (
 )
 from topics.engine.segments import SegmentMeta, parse_segment_name, read_rows, segment_name, segment_path
 from topics.engine.snapshot import list_snapshots, read_snapshot, snapshot_path
-from topics.engine.staging import ID_STEP
+from topics.engine.topic_ids import OwnIds
 from topics.engine.topic_log import TopicLog
 from topics.engine.wal import Envelope
 
@@ -257,8 +258,8 @@ class _Checker:
 
     def _row_problems(self, row: TopicRow, shard: ShardRow) -> list[str]:
         problems: list[str] = []
-        if row.id % ID_STEP != self._config.shard % ID_STEP or row.id >= shard.next_id:
-            problems.append(f"the topic's id {row.id} is none that this shard gives")
+        if row.id not in own_ids(shard, self._config) or row.id >= shard.next_id:
+            problems.append(f"the topic's id {row.id} is none that this shard has")
         if shard_of(row.name, self._shards) != self._config.shard:
             problems.append("the topic belongs to another shard")
         end = 0
@@ -389,12 +390,14 @@ class _Checker:
                 named.add((topic, segment_name(first, generation)))
             ids |= {row.id for row in rows}
         swapped, made = self._from_log()
+        newest = self.found.newest
+        own = own_ids(newest[0] if newest is not None else None, self._config)
         for name in self._disk.list(self._config.topics_dir):
             try:
                 topic = int(name.removesuffix(".deleted"), 16)
             except ValueError:
                 continue
-            if topic % ID_STEP == self._config.shard % ID_STEP:
+            if topic in own:
                 self._check_directory(name, topic, named | swapped, known=topic in ids | made)
         for directory, ours in (
             (self._meta_dir, ("snap-", "intent-", LATCH_MARK)),
@@ -427,6 +430,14 @@ class _Checker:
                 swap = msgspec.msgpack.decode(columns.payload(i), type=Swapped)
                 swapped.add((int(columns.headers["topic"][i]), segment_name(swap.first_seq, swap.generation)))
         return swapped, made
+
+
+def own_ids(head: ShardRow | None, config: EngineConfig) -> OwnIds:
+    """Which topics are the shard's. Without a snapshot only the first layout shows it: later ones have adopted some."""
+    if head is not None:
+        return OwnIds(config.shard, head.first_id, head.adopted)
+    is_first = generation_of(config.shard_dir.partition("/")[0]) == 1
+    return OwnIds(config.shard) if is_first else OwnIds(config.shard, 1 << 63)
 
 
 def _headers(body: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:

@@ -33,7 +33,8 @@ from topics.engine.errors import (
     WrongLastSeq,
 )
 from topics.engine.index import SMALL
-from topics.engine.staging import CONTROL_BYTES, ID_STEP, EraseRequest, Staging, as_ranges
+from topics.engine.staging import CONTROL_BYTES, EraseRequest, Staging, as_ranges
+from topics.engine.topic_ids import ID_STEP
 from topics.engine.topic_log import Op, Range, TopicLog
 
 RANGE_BYTES = 20  # at most, of one range in a delete frame

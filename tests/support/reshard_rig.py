@@ -1,0 +1,436 @@
+"""A data directory with several shards on one simulated disk, in a test's hands: fill it, change the number, look at all of it.
+
+`picture` is everything that a reader, a worker of a queue, a rule or a repeated key could find out, shard by shard put together.
+It does not say on which shard something lies, so pictures before and after a change must be equal.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tests.support.engine_harness import (
+    DISK,
+    EPHEMERAL,
+    FSYNC,
+    MEMORY,
+    SMALL,
+    Harness,
+    Line,
+    numbered,
+    rows_of,
+)
+from tests.support.sim_clock import SimClock
+from tests.support.sim_disk import SimDisk
+from topics.engine import commands as c
+from topics.engine import consumer_commands as k
+from topics.engine import forward_commands as f
+from topics.engine.checkpoint import consumer_rows
+from topics.engine.config import ConsumerConfig, EngineConfig, TopicConfig
+from topics.engine.files import read_file
+from topics.engine.flows import mark_in
+from topics.engine.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
+from topics.engine.placement import shard_of
+from topics.engine.reshard import Progress, Reshard, clear_stale
+from topics.engine.topic_log import TopicLog
+from topics.engine.verify import Finding, verify_shard
+from topics.watching import FeedOptions, SessionSpec
+from workers import watch_file
+from workers.reshard import carry_watches
+from workers.sessions import SessionRow
+
+# A picture checks the invariants; to do so in every turn would be most of the time.
+CONFIG = msgspec.structs.replace(SMALL, wal_file_bytes=16_384, verify=False)
+RIDING = msgspec.structs.replace(CONFIG, inline_bytes=4096)  # small topics have no files
+NODE = b"w"
+DAY_MS = 86_400_000
+Picture = dict[str, Any]
+
+
+class Seat(Harness):
+    """One shard. The disk is the others' too: a stop leaves it alone."""
+
+    def __init__(self, config: EngineConfig, disk: SimDisk, clock: SimClock) -> None:
+        self.config, self.disk, self.clock = config, disk, clock
+        self.replies, self.order, self.jobs = {}, [], []
+        self._tokens = 0
+        self._wake_at = None
+        self.open()
+
+    def close(self) -> None:
+        self.rest()
+        self._take(self.engine.close())
+        self._die()
+
+
+class Fleet:
+    """All shards of a data directory."""
+
+    def __init__(
+        self, shards: int, *, config: EngineConfig = CONFIG, seed: int = 1, disk: SimDisk | None = None
+    ) -> None:
+        self.config = config
+        self.clock = SimClock()
+        self.seats: list[Seat] = []
+        self._lines: list[
+            Line
+        ] = []  # of changes: what is left of one that was stopped must not reach the disk
+        if disk is not None:
+            self.disk = disk
+            return
+        self.disk = SimDisk(seed)
+        prepare_layout(self.disk, Layout.of(1, shards))
+        publish_layout(self.disk)
+        self.open()
+
+    # ---- life
+
+    @property
+    def layout(self) -> Layout:
+        return msgspec.json.decode(read_file(self.disk, LAYOUT_NAME), type=Layout)
+
+    def open(self) -> None:
+        layout = self.layout
+        self.seats = [
+            Seat(
+                msgspec.structs.replace(self.config, shard=shard, shard_dir=layout.shard_dir(shard)),
+                self.disk,
+                self.clock,
+            )
+            for shard in range(layout.shards)
+        ]
+        for seat in self.seats:
+            seat.rest()
+
+    def close(self) -> None:
+        for seat in self.seats:
+            seat.close()
+        self.seats = []
+        self.disk.kill()
+
+    def kill(self) -> None:
+        self._end()
+        self.disk.kill()
+
+    def power_cut(self) -> None:
+        self._end()
+        self.disk.crash()
+        self.clock = SimClock(self.clock.wall_ms())
+
+    def _end(self) -> None:
+        for seat in self.seats:
+            seat._die()
+        for line in self._lines:
+            line.cut()
+        self.seats, self._lines = [], []
+
+    def die(self, how: str) -> None:
+        if how == "power":
+            self.power_cut()
+        else:
+            self.kill()
+
+    def reshard(self, shards: int, look: Callable[[Progress], None] = lambda progress: None) -> Reshard:
+        """As the process does it that the supervisor starts."""
+        self._lines.append(line := Line(self.disk))
+        disk: Any = line
+        work = Reshard(
+            disk, self.clock, self.config, self.layout, shards, lambda old, new: carry_watches(disk, old, new)
+        )
+        for progress in work.steps():
+            look(progress)
+        return work
+
+    def start(self, shards: int) -> None:
+        """A start that is told this number."""
+        if shards != self.layout.shards:
+            self.reshard(shards)
+        else:
+            clear_stale(self.disk, self.layout)
+        self.open()
+
+    def verify(self) -> list[Finding]:
+        """What `topics verify` finds in the shards, which must be closed."""
+        layout = self.layout
+        found: list[Finding] = []
+        for shard in range(layout.shards):
+            config = msgspec.structs.replace(self.config, shard=shard, shard_dir=layout.shard_dir(shard))
+            steps = verify_shard(self.disk, self.clock, config, layout.shards)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as ended:
+                    found += ended.value.findings
+                    break
+        return found
+
+    # ---- what is asked
+
+    def seat(self, topic: str) -> Seat:
+        return self.seats[shard_of(topic, len(self.seats))]
+
+    def do(self, command: Any) -> Any:
+        return self.seat(command.topic).do(command)
+
+    def append(self, topic: str, *payloads: bytes, **options: Any) -> Any:
+        return self.seat(topic).append(topic, *payloads, **options)
+
+    def put(self, topic: str, config: TopicConfig) -> None:
+        self.seat(topic).put(topic, config)
+
+    def sync(self) -> None:
+        self.clock.advance(200)
+        for seat in self.seats:
+            seat.rest()
+
+    def checkpoint(self) -> None:
+        for seat in self.seats:
+            seat.checkpoint()
+
+    def logs(self) -> dict[str, TopicLog]:
+        return {name: log for seat in self.seats for name, log in seat.engine.shard.published.items()}
+
+    def claim(self, topic: str, max: int, **options: Any) -> k.Claimed:
+        found = self.do(k.Claim(topic, node=NODE, max=max, **options))
+        assert isinstance(found, k.Claimed)
+        return found
+
+    # ---- letters and copies, carried by hand
+
+    def letters(self, topic: str) -> list[k.Letter]:
+        seat = self.seat(topic)
+        return seat.engine.shard.letters_of(seat.engine.shard.published[topic], 64, 1 << 20)
+
+    def take_letters(self, letters: list[k.Letter]) -> k.LettersTaken:
+        taken = self.do(k.TakeLetters(letters[0].target, letters[0].source_id, letters))
+        assert isinstance(taken, k.LettersTaken)
+        return taken
+
+    def ship(self, topic: str) -> int:
+        shipped = 0
+        while letters := self.letters(topic):
+            taken = self.take_letters(letters)
+            self.do(k.EndMove(topic, letters[0].source_id, taken.last_number, True))
+            self.seat(topic).rest()
+            shipped += len(letters)
+        return shipped
+
+    def make_rule(self, rule: f.Forward, *, at: list[int] | None = None) -> None:
+        """As the catalog does it; `at`: only these shards have heard of it yet, and it is still being made."""
+        self.seats[0].do(f.PutForward(rule))
+        self.do(f.OpenInflow(rule.dest, rule.uid, rule.name))
+        homes = range(len(self.seats)) if rule.is_pattern else [shard_of(rule.source, len(self.seats))]
+        for shard in homes if at is None else at:
+            self.seats[shard].do(f.OpenOutflow(rule))
+        if at is None:
+            self.seats[0].do(f.PutForward(msgspec.structs.replace(rule, state="active")))
+
+    def copy(self, uid: int, source: str, count: int = 1000) -> int:
+        """Copy up to so many; how many went."""
+        shard = self.seat(source).engine.shard
+        log, rule = shard.published[source], shard.outflows[uid].forward
+        mark = self.do(f.TakeCopies(rule.dest, shard.copies_from(log, rule, 0))).mark
+        copies = shard.copies_after(log, rule, mark, count, 1 << 20)
+        if copies is None:
+            return 0
+        before = self.seat(rule.dest).state(rule.dest).head_seq
+        self.do(f.TakeCopies(rule.dest, copies))
+        return self.seat(rule.dest).state(rule.dest).head_seq - before
+
+    # ---- all of it
+
+    def picture(self) -> Picture:
+        topics = {name: self._topic(name, log) for name, log in sorted(self.logs().items())}
+        shards = [seat.engine.shard for seat in self.seats]
+        for seat in self.seats:
+            seat.engine.check_invariants()
+        sessions: dict[str, SessionRow] = {}
+        groups: list[watch_file.GroupRow] = []
+        for seat in self.seats:
+            rows = watch_file.read(self.disk, seat.config.shard_dir)
+            if rows is not None:
+                sessions |= {session.wid: session for session in rows.sessions}
+                groups += rows.groups
+                assert all(
+                    shard_of(wid, len(self.seats)) == seat.config.shard
+                    for wid in (s.wid for s in rows.sessions)
+                )
+                assert all(shard_of(group[0], len(self.seats)) == seat.config.shard for group in rows.groups)
+        return {
+            "topics": topics,
+            "records": sum(shard.records_live for shard in shards),
+            "bytes": sum(shard.bytes_live for shard in shards),
+            "rules": shards[0].forwards,
+            "last uid": shards[0].forward_uid,
+            "rules elsewhere": [shard.forwards for shard in shards[1:] if shard.forwards],
+            "sessions": sessions,
+            "groups": sorted(groups),
+        }
+
+    def _topic(self, name: str, log: TopicLog) -> Picture:
+        seat = self.seat(name)
+        rows: list[Any] = []
+        gaps: list[tuple[int, int, str]] = []
+        cursor = 0
+        while True:
+            page = seat.diff(name, cursor, limit=1000, max_bytes=8 << 20, touch=False)
+            if page.tombstone is not None:
+                gaps.append((page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason))
+            payloads = seat_rows(page)
+            tags = page.tags or [None] * len(payloads)
+            nodes = page.nodes or [None] * len(payloads)
+            rows += [(*row, tag, node) for row, tag, node in zip(payloads, tags, nodes, strict=True)]
+            if page.next_from_seq >= page.head_seq:
+                break
+            cursor = page.next_from_seq
+        state = seat.state(name)
+        consumers, letters = consumer_rows(log)
+        outflows = seat.engine.shard.outflows
+        sources = {other.id: other for other in self.logs().values()}
+        inflows = {
+            uid: (
+                flow.total,
+                {
+                    sources[sid].name: mark_in(mark, sources[sid].epochs)[1]
+                    for sid, mark in flow.marks.items()
+                    if sid in sources
+                },
+            )
+            for uid, flow in (log.inflows or {}).items()
+        }
+        return {
+            "id": log.id,
+            "rows": rows,
+            "gaps": gaps,
+            "state": (state.head_seq, state.earliest_seq, state.count, state.bytes, state.config, state.last_write_ts, state.queue),
+            "losses": list(log.view.losses),
+            "lost": (log.view.cap_lost, log.view.ttl_lost),
+            "keys": dict(log.dedupe.entries),
+            "consumers": {row.name: row for row in consumers},
+            "letters": letters,
+            "inflows": inflows,
+            # A rule that is being made may not be at every shard yet.
+            "outflows": {
+                uid: mark_in(outflows[uid].start_of(log.id), log.epochs)[1]
+                for uid in log.outflows
+                if self.seats[0].engine.shard.forwards[uid].state == "active"
+            },
+            "ceiling": log.ceiling,
+        }  # fmt: skip
+
+
+def seat_rows(page: c.Page) -> list[tuple[int, int, bytes]]:
+    return [
+        (seq, int(ts), payload) for (seq, payload), ts in zip(rows_of(page), page.timestamps, strict=True)
+    ]
+
+
+def after_power_cut(before: Picture, after: Picture) -> Picture:
+    """What a power cut may add to a picture: seqs of `disk` topics that were given ahead are skipped, and announced."""
+    after = copy.deepcopy(after)
+    for name, topic in after["topics"].items():
+        was = before["topics"].get(name)
+        if was is None or topic["state"][4].durability != "disk":
+            continue
+        head = was["state"][0]
+        if topic["state"][0] <= head:
+            continue
+        assert topic["gaps"] and topic["gaps"][-1][2] == "crash", (name, topic["gaps"])
+        assert topic["gaps"][-1][1] == topic["state"][0]
+        assert topic["gaps"][-1][0] > head, (name, topic["gaps"])
+        for key in ("gaps", "losses"):
+            topic[key] = [gap for gap in topic[key] if gap[0] <= head]
+        earliest = min(topic["state"][1], head + 1)
+        topic["state"] = (head, earliest, *topic["state"][2:])
+        topic["ceiling"] = was["ceiling"]
+    return after
+
+
+def same(before: Picture, after: Picture, *, power: bool = False) -> None:
+    if power:
+        after = after_power_cut(before, after)
+    assert sorted(after["topics"]) == sorted(before["topics"])
+    for name, topic in before["topics"].items():
+        for what, value in topic.items():
+            assert after["topics"][name][what] == value, (name, what, value, after["topics"][name][what])
+    for what, value in before.items():
+        assert after[what] == value, (what, value, after[what])
+
+
+def fill(fleet: Fleet) -> None:
+    """Something of everything, on every shard. What a restart may take (leases in memory, say) is there as well."""
+    # Each power cut takes some seconds: nothing may end by itself.
+    classes = [
+        msgspec.structs.replace(kind, idempotency_window_ms=DAY_MS)
+        for kind in (FSYNC, DISK, MEMORY, TopicConfig(durability="fsync", cap_records=3), EPHEMERAL)
+    ]
+    for i in range(10):
+        fleet.put(f"t{i}", classes[i % len(classes)])
+        fleet.append(f"t{i}", *numbered(1, 6), tag=b"a%d" % (i % 2), nodes=[b"n"] * 6, key=b"first")
+    fleet.put("aged", TopicConfig(durability="fsync", ttl_ms=DAY_MS))
+    fleet.append("aged", *numbered(1, 2))
+    fleet.put("gone", FSYNC)
+    fleet.append("gone", *numbered(1, 9))
+    fleet.put(
+        "q",
+        TopicConfig(
+            type="queue",
+            durability="fsync",
+            lease_ms=DAY_MS,
+            leases_durable=True,
+            max_deliveries=1,
+            dead_letter="dead",
+        ),
+    )
+    fleet.append("q", *numbered(1, 8))
+    fleet.put("light", TopicConfig(type="queue", durability="disk", lease_ms=DAY_MS))
+    fleet.append("light", *numbered(1, 4))
+    fleet.checkpoint()
+    fleet.clock.advance(3_000)
+    fleet.do(c.Delete("t0", seqs=[2, 4]))
+    fleet.do(c.Delete("t5", seqs=[1], erase=True))
+    fleet.do(c.Skip("t1", 3))
+    fleet.append("t1", b'"after the skip"', key=b"second")
+    for name, acks in (("mine", [1, 3]), ("yours", [])):
+        fleet.do(k.PutConsumer("t0", name, ConsumerConfig(ack_wait_ms=DAY_MS, max_ack_pending=3)))
+        fleet.claim("t0", 2, consumer=name)
+        if acks:
+            fleet.do(k.Settle("t0", "ack", NODE, acks, consumer=name))
+    fleet.claim("q", 3)
+    fleet.do(k.Settle("q", "ack", NODE, [1]))
+    fleet.do(k.Settle("q", "nack", NODE, [2], delay_ms=DAY_MS))
+    fleet.do(k.Settle("q", "nack", NODE, [3], nack="dead", reason="bad"))  # a letter that moves
+    fleet.claim("q", 2)
+    fleet.claim("light", 1)
+    fleet.make_rule(f.Forward(1, "literal", "t0", "copies"))
+    fleet.make_rule(f.Forward(2, "pattern", "p.>", "many"))
+    fleet.make_rule(f.Forward(3, "new", "p.*", "few"), at=[0])
+    for i in range(4):
+        fleet.put(f"p.{i}", (FSYNC, MEMORY)[i % 2])
+        fleet.append(f"p.{i}", *numbered(1, 3))
+        fleet.copy(2, f"p.{i}", 2)
+    fleet.append("t0", *numbered(10, 3))
+    fleet.copy(1, "t0", 2)
+    fleet.do(c.DropTopic("gone"))
+    fleet.append("t9", *numbered(7, 2))  # in memory alone
+    save_watches(fleet)
+    fleet.sync()
+
+
+def save_watches(fleet: Fleet) -> None:
+    shards = len(fleet.seats)
+    for seat in fleet.seats:
+        mine = seat.config.shard
+        sessions = [
+            SessionRow(
+                f"wid_{i}", b"", SessionSpec(FeedOptions(), 1000, ["t0"]), {"t0": i}, i, 0, False, [], []
+            )
+            for i in range(8)
+            if shard_of(f"wid_{i}", shards) == mine
+        ]
+        ids = {name: log.id for name, log in seat.engine.shard.published.items()}
+        groups = [(name, ids[name], "crew", i) for i, name in enumerate(sorted(ids))]
+        watch_file.write(fleet.disk, seat.config.shard_dir, watch_file.encode(sessions, groups))

@@ -1,0 +1,58 @@
+"""The supervisor's side of a change of the number of shards: a process of its own does it, before any other is started.
+
+It holds the data directory's lock together with the supervisor, so that no other server can begin while it is in a disk call,
+even if the supervisor is killed. It is stopped by killing it: whatever it has done by then is gone on with, or thrown away, by the
+next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Sequence
+
+from topics.logs import log
+from workers import exit_codes
+from workers.child import spawn
+from workers.data_directory import DataDirectory
+
+logger = logging.getLogger("topics.supervisor")
+
+
+def run(directory: DataDirectory, shards: int, command: Sequence[str]) -> int | None:
+    """Bring the data directory to so many shards; None when it is there, else the exit code of the server."""
+    return asyncio.run(_run(directory, shards, command))
+
+
+async def _run(directory: DataDirectory, shards: int, command: Sequence[str]) -> int | None:
+    loop = asyncio.get_running_loop()
+    ended, stopped = asyncio.Event(), asyncio.Event()
+    arguments = ("--shards", str(shards), "--parent", str(os.getpid()))
+    process = spawn([*command, *arguments], [directory.lock_fd])
+
+    def stop() -> None:
+        stopped.set()
+        process.kill()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    pidfd = os.pidfd_open(process.pid)
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        process.kill()  # it has ended, unless this is on its way out of an error
+        process.wait()
+    if process.returncode == 0:
+        return None
+    if stopped.is_set():
+        log(logger, logging.INFO, "stopped; the number of shards is changed by the next start")
+        return exit_codes.CLEAN
+    if process.returncode > 0:  # it has said why
+        return int(process.returncode)
+    log(logger, logging.ERROR, "the change of the number of shards was killed", signal=-process.returncode)
+    return exit_codes.UNEXPECTED
