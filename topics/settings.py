@@ -49,7 +49,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Annotated[str, _doc("log, segments, snapshots")] = "./topics-data"
     cold_dir: Annotated[str | None, _doc("second tier for old segments")] = None
     # None lets an existing data directory decide, and the number of CPUs for a new one.
-    wal_shards: Annotated[int | None, _doc("worker processes [CPUs, at most 8]", ge=1, le=256)] = None
+    wal_shards: Annotated[
+        int | None, _doc("worker processes [as before; at first CPUs, at most 8]", ge=1, le=256)
+    ] = None
     segment_max_events: Annotated[int, _doc("records that seal a segment", ge=1)] = 10_000
     segment_max_bytes: Annotated[int, _doc("bytes that seal a segment", ge=1)] = 64 * limits.MIB
     segment_max_age_ms: Annotated[int, _doc("age that seals a segment; 0: none")] = 3_600_000

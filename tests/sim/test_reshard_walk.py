@@ -1,0 +1,83 @@
+"""Goal: whatever was written, deleted and lost before, a change of the number of shards and back changes nothing of it.
+
+Method: the walks of tests/sim/walk.py, random work beside a plain model of the API, but wherever a walk stops and starts, or
+dies, the data directory first goes from its one shard to a few and back to one, and is killed or loses its power on the way.
+The model knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.sim.walk import Walk
+from tests.support import driver as d
+from tests.support.engine_harness import Line
+from tests.support.sim_disk import SimulatedCrash
+from topics.engine.files import read_file
+from topics.engine.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
+from topics.engine.reshard import Reshard, clear_stale
+
+pytestmark = pytest.mark.sim
+
+
+class ReshardingDriver(d.Driver):
+    """A driver whose every start but the first comes after changes of the number of shards."""
+
+    reshards = 0
+
+    def _open(self, how: str, **options: object) -> None:
+        plans = list(self.disk._plans)  # for the recovery
+        self.disk_calm()
+        if not self.disk.exists(LAYOUT_NAME):
+            prepare_layout(self.disk, Layout.of(1, 1))
+            publish_layout(self.disk)
+        elif self.rng.random() < 0.6:
+            how = self._there_and_back(how)
+        clear_stale(self.disk, self._layout())
+        self.config = msgspec.structs.replace(self.config, shard_dir=self._layout().shard_dir(0))
+        self.disk._plans += plans
+        self.disk._armed = bool(plans)
+        super()._open(how, **options)  # type: ignore[arg-type]
+
+    def _layout(self) -> Layout:
+        return msgspec.json.decode(read_file(self.disk, LAYOUT_NAME), type=Layout)
+
+    def _there_and_back(self, how: str) -> str:
+        """How hard the hardest of all ends was: what may be lost goes by that."""
+        targets = [self.rng.randrange(2, 5) for _ in range(self.rng.randrange(1, 3))]
+        for target in [*targets, 1]:
+            while self._layout().shards != target:
+                if self.rng.random() < 0.5:
+                    self.disk.crash_at(self.rng.randrange(1, 400), midway=self.rng.random() < 0.5)
+                line = Line(self.disk)
+                try:
+                    work = Reshard(
+                        line, self.clock, self.config, self._layout(), target, lambda old, new: None
+                    )  # type: ignore[arg-type]
+                    for _ in work.steps():
+                        pass
+                    self.reshards += 1
+                    self.events["changes of the number of shards"] += 1
+                except SimulatedCrash:
+                    again = self.rng.choice(["kill", "power"])
+                    self.events["crash in a change"] += 1
+                    line.cut()
+                    self._cut(again)
+                    how = "power" if "power" in (how, again) else how if how != "clean" else "kill"
+                self.disk_calm()
+                line.cut()
+        return how
+
+
+class ReshardingWalk(Walk):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, steps=120)
+        self.driver = ReshardingDriver(seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_walks_over_changes_of_the_number_of_shards(seed: int) -> None:
+    walk = ReshardingWalk(seed)
+    walk.run()
+    assert walk.driver.reshards
