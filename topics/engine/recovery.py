@@ -128,10 +128,10 @@ class Recovery:
         self._base_lsn = self._applied_lsn = shard_row.base_lsn
         self._clean_lsn = shard_row.clean_lsn
         self._shard.next_id = max(self._shard.next_id, shard_row.next_id)
-        self._shard.own_ids = OwnIds(self._config.shard, shard_row.first_id, shard_row.adopted)
         self._replayer.time = TimeCeiling(
             shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id
         )
+        self._shard.own_ids = OwnIds(self._config.shard, shard_row.first_id, shard_row.adopted)
         for forward in shard_row.forwards:
             self._shard.store_forward(forward)
         self._shard.forward_uid = max(self._shard.forward_uid, shard_row.forward_uid)
