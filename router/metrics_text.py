@@ -10,6 +10,7 @@ from itertools import islice
 from topics.engine.scheduler import WEIGHTS
 from topics.reports import FSYNC_BUCKETS_US, TOPIC_ROWS_MAX, ShardReport, TopicRow
 
+TIERS = ("hot", "cold")
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
 
@@ -116,6 +117,7 @@ def as_text(totals: Totals) -> bytes:
         f'topics_shard_pressure{{shard="{report.shard}"}} {round(report.pressure, 3)}'
         for report in totals.reports
     ]
+    lines += _tier_lines(totals)
     lines += _topic_lines(totals)
     lines += _histogram(totals)
     return ("\n".join(lines) + "\n").encode()
@@ -178,6 +180,10 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
         wal("topics_waiting"),
     )
     yield "topics_topics_paused", "gauge", "Topics whose pushes wait for less pressure", wal("topics_paused")
+    yield "topics_relocations_total", "counter", "Segments moved to the cold tier", wal("relocations")
+    yield "topics_cold_fetches_total", "counter", "Reads from the cold tier", wal("cold_fetches")
+    yield "topics_cold_failures_total", "counter", "Calls to the cold tier that failed", wal("cold_failures")
+    yield "topics_cold_readers", "gauge", "Reads that wait for the cold tier", wal("cold_readers")
     yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
     yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
     yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")
@@ -194,6 +200,21 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
 
 def _head(name: str, kind: str, text: str) -> list[str]:
     return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def _tier_lines(totals: Totals) -> list[str]:
+    lines: list[str] = []
+    columns = (
+        ("live", "Bytes of segments that are live, as of the last checkpoint"),
+        ("dead", "Bytes of segments that are dead"),
+        ("reclaimable", "Dead bytes that a rewrite or, of the cold tier, a consolidation frees"),
+    )
+    for i, (name, text) in enumerate(columns):
+        lines += _head(f"topics_segment_bytes_{name}", "gauge", text)
+        for tier in TIERS:
+            value = sum(report.tiers.get(tier, (0, 0, 0))[i] for report in totals.reports)
+            lines.append(f'topics_segment_bytes_{name}{{tier="{tier}"}} {value}')
+    return lines
 
 
 def _topic_lines(totals: Totals) -> list[str]:

@@ -59,6 +59,12 @@ class ShardReport(msgspec.Struct, array_like=True):
     topics_waiting: int = 0  # for their turn to be delivered
     topics_paused: int = 0  # whose pushes wait for less pressure
     band_bytes: list[int] = []  # delivered by band, from B0 on, with what stands for work that is no bytes
+    # Bytes of segments by tier: live, dead, and of these what a rewrite or a consolidation frees.
+    tiers: dict[str, tuple[int, int, int]] = {}
+    relocations: int = 0  # segments that went to the cold tier
+    cold_fetches: int = 0
+    cold_failures: int = 0  # of moves and fetches
+    cold_readers: int = 0  # reads that wait for the cold tier
 
     @property
     def topic_count(self) -> int:

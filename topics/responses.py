@@ -50,6 +50,9 @@ class DiffPerformance(Struct):
 
     server_total_ms: Milliseconds
     records_scanned: Count
+    cold_segments_read: (
+        Annotated[Count, Meta(description="Segments of the cold tier; present when above 0.")] | UnsetType
+    ) = UNSET
 
 
 class Config(Struct):

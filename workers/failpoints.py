@@ -5,6 +5,7 @@ way. The folder belongs to the test. The worker reads from it, also while it run
 
     points     one per line: <name> <action> [nth=N] [times=N] [shard=N] [ms=N]; or the word `record`
     boot_id    optional: stands for the machine's boot id, so that a power cut can be simulated
+    free_bytes optional: stands for the space that is left on the disk
     sync_all   optional: a file that is synced after each syncfs, which a file system in user space does not hear of
 
 and writes to it:
@@ -33,6 +34,7 @@ from typing import NoReturn
 from workers.posix_disk import PosixDisk
 
 VARIABLE = "TOPICS_FAILPOINTS"
+COLD_VARIABLE = "TOPICS_COLD_FAILPOINTS"  # the same for the directory of the cold tier
 
 # What a path is, by its last name; what a temporary file will become counts.
 _KINDS = [
@@ -208,6 +210,14 @@ class FailpointDisk:
                 os.close(fd)
 
     # -- the port: the machine -----------------------------------------------------------------------------
+
+    def free_bytes(self) -> int:
+        """What a file of the folder says, so that a test need not fill a disk."""
+        try:
+            with open(f"{self._folder}/free_bytes", encoding="ascii") as file:
+                return int(file.read())
+        except FileNotFoundError:
+            return self._disk.free_bytes()
 
     def boot_id(self) -> str:
         try:

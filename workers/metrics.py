@@ -46,7 +46,7 @@ class ShardMetrics:
         return ShardReport(
             progress=progress,
             read_only=shard.read_only is not None,
-            disk_full=shard.disk_full,
+            disk_full=shard.disk_full or shard.low_space,
             topics_by_class=shard.class_counts() if ready else {},
             queue_topics=queues,
             records_live=shard.records_live if ready else 0,
@@ -68,6 +68,14 @@ class ShardMetrics:
             topics_waiting=shard.backlog,
             topics_paused=len(shard.paused),
             band_bytes=[band.used for band in shard.scheduler.bands],
+            tiers={
+                tier: (usage.live, usage.dead, usage.reclaimable)
+                for tier, usage in self._engine.checkpointer.usage.totals.items()
+            },
+            relocations=counters.get("relocations", 0),
+            cold_fetches=self._engine.cold.fetches,
+            cold_failures=counters.get("cold_failures", 0) + self._engine.cold.failures,
+            cold_readers=self._engine.cold.waiting,
         )
 
     def _row(self, log: TopicLog) -> TopicRow:

@@ -126,6 +126,10 @@ class PosixDisk:
         finally:
             os.close(fd)
 
+    def free_bytes(self) -> int:
+        found = os.statvfs(self._root)
+        return found.f_bavail * found.f_frsize
+
     def boot_id(self) -> str:
         try:
             with open(_BOOT_ID_PATH, encoding="ascii") as file:

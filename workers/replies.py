@@ -75,7 +75,7 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
                 include_data=options.include_data,
             ),
             b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
-            b'"performance":{"server_total_ms":%.3f,"records_scanned":%d}}'
+            b'"performance":{"server_total_ms":%.3f,"records_scanned":%d%b}}'
             % (
                 result.next_from_seq,
                 result.head_seq,
@@ -85,6 +85,7 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
                 result.head_seq - result.next_from_seq,
                 total_ms,
                 result.scanned,
+                b',"cold_segments_read":%d' % result.cold_segments if result.cold_segments else b"",
             ),
         )
     )

@@ -22,6 +22,7 @@ from topics.settings import Settings
 from workers import failpoints
 from workers.caps import Caps
 from workers.failpoints import BadFailpoint, FailpointDisk
+from workers.local_store import LocalSegmentStore
 from workers.metrics import ShardMetrics
 from workers.posix_disk import PosixDisk
 from workers.shard_core import ShardCore
@@ -55,6 +56,10 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         memory_bytes_max=settings.max_memory_bytes,
         max_topics=settings.max_topics,
         max_total_bytes=settings.max_total_bytes,
+        min_free_bytes=settings.min_free_bytes,
+        hot_retain_segments=settings.hot_retain_segments,
+        hot_retain_bytes=settings.hot_retain_bytes,
+        cold_cache_bytes=settings.cold_cache_bytes,
         verify=settings.verify,
     )
 
@@ -93,6 +98,14 @@ def open_disk(data_dir: str, shard: int) -> PosixDisk | FailpointDisk:
     return FailpointDisk(disk, folder, shard) if folder else disk
 
 
+def open_cold(cold_dir: str, shard: int) -> LocalSegmentStore:
+    """The cold tier; with failpoints in its way when a test asks for them."""
+    folder = os.environ.get(failpoints.COLD_VARIABLE)
+    if folder:
+        return LocalSegmentStore(cold_dir, shard, lambda disk: FailpointDisk(disk, folder, shard))
+    return LocalSegmentStore(cold_dir, shard)
+
+
 def now_us() -> int:
     return time.monotonic_ns() // 1000
 
@@ -111,10 +124,11 @@ def main() -> int:
     heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
     try:
         disk = open_disk(settings.data_dir, arguments.shard)
+        cold = open_cold(settings.cold_dir, arguments.shard) if settings.cold_dir else None
     except BadFailpoint as error:
         logger.critical("the shard cannot run: %s", error)
         return 1
-    engine = Engine(disk, SystemClock(), config)
+    engine = Engine(disk, SystemClock(), config, cold)
     caps = Caps(
         engine,
         shard=arguments.shard,

@@ -3,7 +3,7 @@
     front, other workers ──ROUTER──▶ ┐
     answers of workers   ──DEALER──▶ ├─ poll ─▶ ShardCore ─▶ replies, and requests to other workers
     supervisor           ──control─▶ │              │ jobs
-    finished jobs        ──eventfd─▶ ┘    syncs on one thread, all other blocking work on another
+    finished jobs        ──eventfd─▶ ┘    syncs on one thread, the cold tier on threads of its own, all else on another
 
 When nothing is due the poll waits without a timer.
 """
@@ -25,7 +25,9 @@ import zmq
 
 from topics import wire
 from topics.control_channel import Channel, Drain, Listening, Message, Owes, Peers, Ping, Pong, Ready, Settle
-from topics.engine.engine import Job
+from topics.engine.cold import READ_KIND
+from topics.engine.engine import COLD_KINDS, Job
+from topics.engine.limits import COLD_FETCHES_MAX
 from topics.sockets import descriptor, has_input
 from workers.peer_sockets import PeerSockets
 from workers.shard_core import Actions, ShardCore
@@ -43,20 +45,23 @@ Finished = tuple[Job, BaseException | None, float]
 
 
 class JobThread:
-    """Runs jobs one after another; whoever made it is woken when one is done."""
+    """Runs jobs in the order of their coming; whoever made it is woken when one is done."""
 
-    def __init__(self, name: str, done: Callable[[Finished], None]) -> None:
+    def __init__(self, name: str, done: Callable[[Finished], None], threads: int = 1) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._done = done
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
 
     def put(self, job: Job) -> None:
         self._jobs.put(job)
 
     def stop(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -79,9 +84,13 @@ class ShardLoop:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._syncs = JobThread("sync", self._job_done)
         self._others = JobThread("work", self._job_done)
+        # A cold store may take seconds a call, and as long as it likes when the server stops: nobody joins these.
+        self._moves: JobThread | None = None
+        self._fetches: JobThread | None = None
         self._jobs_out = 0
         self._wake_at_ms: int | None = None
         self._state: tuple[bool, str | None] = (False, None)  # disk full, read-only: as told last
+        self._cold_problem = ""  # as told last
         self._stopping = False
         self._settling = False  # the supervisor wants to know whether copies are owed
         self._owes: bool | None = None  # as told last
@@ -180,9 +189,7 @@ class ShardLoop:
         core = self._core
         self._receive()
         while self._finished:
-            job, error, took_ms = self._finished.popleft()
-            self._jobs_out -= 1
-            self._do(core.finish(job, error, took_ms))
+            self._finish(*self._finished.popleft())
         due = self._wake_at_ms is not None and self._wake_at_ms <= time.monotonic_ns() // 1_000_000
         if core.has_requests or due:
             self._do(core.turn())
@@ -194,12 +201,11 @@ class ShardLoop:
     def _close(self) -> None:
         """Finish the jobs that are out, then the engine's last turn, then the last replies."""
         core = self._core
+        core.engine.stop_cold()
         while self._jobs_out:
             self._poll(100)
             while self._finished:
-                job, error, took_ms = self._finished.popleft()
-                self._jobs_out -= 1
-                self._do(core.finish(job, error, took_ms))
+                self._finish(*self._finished.popleft())
         if core.is_ready:
             self._send(core.close())
         self._syncs.stop()
@@ -244,20 +250,38 @@ class ShardLoop:
             if size > DRAIN_BYTES or core.waiting >= DRAIN_REQUESTS:
                 return
 
+    def _finish(self, job: Job, error: BaseException | None, took_ms: float) -> None:
+        self._jobs_out -= job.kind not in COLD_KINDS
+        self._do(self._core.finish(job, error, took_ms))
+
     # -- out -----------------------------------------------------------------------------------------------
 
     def _do(self, actions: Actions) -> None:
         for job in actions.jobs:
-            self._jobs_out += 1
-            (self._syncs if job.kind == "sync" else self._others).put(job)
+            self._jobs_out += job.kind not in COLD_KINDS
+            self._thread_for(job.kind).put(job)
         self._wake_at_ms = actions.wake_at_ms
         if self._settling:
             # Before the answers: whoever hears that its copies were taken may then say that it owes none.
             self._tell_owing()
         self._send(actions)
         shard = self._core.engine.shard
-        if (shard.disk_full, shard.read_only) != self._state:
-            self._tell_state(shard.disk_full, shard.read_only)
+        disk_full = shard.disk_full or shard.low_space
+        if (disk_full, shard.read_only) != self._state:
+            self._tell_state(disk_full, shard.read_only)
+        if self._core.engine.relocator.problem != self._cold_problem:
+            self._cold_problem = self._core.engine.relocator.problem
+            logger.warning(self._cold_problem or "the cold tier takes segments again")
+
+    def _thread_for(self, kind: str) -> JobThread:
+        if kind == "sync":
+            return self._syncs
+        if kind not in COLD_KINDS:
+            return self._others
+        if self._moves is None or self._fetches is None:
+            self._moves = JobThread("cold-moves", self._job_done)
+            self._fetches = JobThread("cold-reads", self._job_done, COLD_FETCHES_MAX)
+        return self._fetches if kind == READ_KIND else self._moves
 
     def _tell_owing(self) -> None:
         owes = self._core.forwarding.forwarder.owes

@@ -16,6 +16,7 @@ from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.engine import Engine, Job, Outcome
 from topics.engine.errors import TopicsError
 from topics.engine.frames import HEADER, HEADER_BYTES
+from topics.engine.ports import SegmentStore
 
 META_DIR = "layout-1/shard-00/meta"
 WAL_DIR = "layout-1/shard-00/wal"
@@ -71,8 +72,16 @@ class Line:
 
 
 class Harness:
-    def __init__(self, config: EngineConfig = SMALL, *, seed: int = 1, disk: SimDisk | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig = SMALL,
+        *,
+        seed: int = 1,
+        disk: SimDisk | None = None,
+        cold: SegmentStore | None = None,
+    ) -> None:
         self.config = config
+        self.cold = cold
         self.disk = disk or SimDisk(seed)
         self.clock = SimClock()
         self.replies: dict[int, Any] = {}
@@ -87,7 +96,7 @@ class Harness:
     def open(self) -> None:
         self.line = Line(self.disk)
         self.jobs = []
-        self.engine = Engine.open(self.line, self.clock, self.config)
+        self.engine = Engine.open(self.line, self.clock, self.config, self.cold)
 
     def _die(self) -> None:
         self.line.cut()

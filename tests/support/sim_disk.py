@@ -87,6 +87,7 @@ class SimDisk:
         self.calls = 0
         self.full = False
         self.capacity_bytes: int | None = None
+        self.spare_bytes = 1 << 50  # what `free_bytes` says while there is no capacity
         self.trace: builtins.list[str] | None = None
         self._rng = random.Random(seed)
         # Kept apart, so that drawing a salt does not change how the next crash falls out.
@@ -356,6 +357,15 @@ class SimDisk:
         self._dirty_files = {file: None for file in self._dirty_files if file.diverged}
 
     # ---- the port: the machine
+
+    def free_bytes(self) -> int:
+        self._enter("free_bytes")
+        if self.full:
+            return 0
+        if self.capacity_bytes is None:
+            return self.spare_bytes
+        used = sum(len(file.live) for _, file in _walk(self._root, "") if isinstance(file, _File))
+        return max(0, self.capacity_bytes - used)
 
     def boot_id(self) -> str:
         self._enter("boot_id")

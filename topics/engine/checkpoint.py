@@ -30,12 +30,15 @@ from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.sealing import drain, read_sum, rewrite_steps, rotten_blocks, seal_steps, verify_steps
 from topics.engine.segments import (
+    COLD,
+    HOT,
     IndexFiles,
     IndexHash,
     Mask,
     SegmentMeta,
     SegmentWriter,
     read_rows,
+    remove_files,
     remove_segment,
 )
 from topics.engine.shard import Shard
@@ -43,6 +46,7 @@ from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Loss, Range, Run, TopicLog
+from topics.engine.usage import TierUsage
 from topics.engine.wal import Wal, WalFile
 
 SYNCFS_FROM = 64  # with more files than this one syncfs beats many fdatasyncs
@@ -160,6 +164,19 @@ class Checkpointer:
         self._doomed: list[
             tuple[int, int, SegmentMeta]
         ] = []  # (last snapshot that names it, topic id, segment)
+        # The same of segments that are cold now, whose .data is on the hot tier until no kept snapshot looks for it there.
+        self._relieved: list[tuple[int, int, SegmentMeta]] = []
+        self.usage = TierUsage()
+        self.capturing = False  # from the first capture until memory points at what was captured
+        self.rewriting: Chunk | None = None  # its files are being read
+        self.erasing = False  # the files of a topic are being looked through and patched
+        # What is at work in the cold tier: a chunk whose files must stay as they are, a topic that must stay in memory.
+        self.moving: Chunk | None = None
+        self.moving_of: TopicLog | None = None
+        # Who cares for the cold tier hears of topics that have changed, of segments and of topics that are gone.
+        self.on_checkpointed: Callable[[list[TopicLog]], None] = lambda logs: None
+        self.on_segment_gone: Callable[[int, SegmentMeta], None] = lambda topic_id, meta: None
+        self.on_topic_gone: Callable[[int], None] = lambda topic_id: None
         self._inline_bytes: dict[int, int] = {}  # topics whose records ride in the snapshot
         self._inline_total = 0
         self.closing = False
@@ -167,7 +184,7 @@ class Checkpointer:
         self.last_wal_bytes = 0
 
     def is_due(self, mono_ms: int) -> bool:
-        if not self._shard.touched:
+        if not self._shard.touched and not self._relieved:
             return False
         grown = self._wal.bytes_written - self.last_wal_bytes
         return (
@@ -175,12 +192,19 @@ class Checkpointer:
             or mono_ms - self.last_ms >= self._config.snapshot_interval_ms
         )
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether files of the hot tier wait for nothing but another checkpoint."""
+        return bool(self._relieved)
+
     def would_release(self) -> bool:
         """Whether one more checkpoint frees space, even if nothing has changed: the log and segments kept for the older snapshot."""
         if not self.snapshots:
             return False
         lsn = self.snapshots[-1][1]
-        return bool(self._doomed) or any(file.last_lsn <= lsn for file in self._wal.files[:-1])
+        return bool(self._doomed or self._relieved) or any(
+            file.last_lsn <= lsn for file in self._wal.files[:-1]
+        )
 
     def topic_dir(self, topic_id: int) -> str:
         return self._reader.topic_dir(topic_id)
@@ -198,10 +222,13 @@ class Checkpointer:
             # Not done: what was touched still is.
             shard.touched = touched | shard.touched
             raise
+        finally:
+            self.capturing = False
         self.last_ms = shard.clock.mono_ms
         self.last_wal_bytes = wal.bytes_written
         shard.counters["checkpoints"] += 1
         yield from self._rewrite_sparse(list(touched.values()))
+        self.on_checkpointed(list(touched.values()))
         yield from self._put_away_idle()
 
     def _load_touched(self) -> Steps:
@@ -218,6 +245,7 @@ class Checkpointer:
         shard, wal = self._shard, self._wal
         number = self.snapshots[-1][0] + 1 if self.snapshots else 1
         captures: list[_Capture] = []
+        self.capturing = True
         head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
         head.first_id, head.adopted = shard.own_ids.first_id, shard.own_ids.packed
         for i, log in enumerate(list(touched.values())):
@@ -241,6 +269,7 @@ class Checkpointer:
             self._install(captures.pop())
             if len(captures) % limits.SLICE_TOPICS == 0:
                 yield None
+        self.capturing = False
         yield from self._drop_absorbed()
 
     def _capture(self, log: TopicLog) -> _Capture:
@@ -530,7 +559,21 @@ class Checkpointer:
         for topic, meta in gone:
             self._reader.close_segment(topic, meta.first_seq, meta.generation)
             remove_segment(self._disk, self.topic_dir(topic), meta.first_seq, meta.generation)
+            if meta.tier == COLD:
+                self.on_segment_gone(topic, meta)
             yield None
+        relieved = [(topic, meta) for last, topic, meta in self._relieved if last < oldest]
+        self._relieved = [entry for entry in self._relieved if entry[0] >= oldest]
+        for topic, meta in relieved:
+            self._reader.close_segment(topic, meta.first_seq, meta.generation)
+            remove_files(self._disk, self.topic_dir(topic), meta, "data")
+            yield None
+
+    def relieve(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
+        """A segment is cold from here on. Whoever starts from a snapshot that calls it hot needs it there."""
+        if last_snapshot is None:
+            last_snapshot = self.snapshots[-1][0] if self.snapshots else 0
+        self._relieved.append((last_snapshot, topic_id, meta))
 
     def replace_rotten(self, numbers: list[int]) -> Steps:
         """Remove snapshots that have rotted, once there is one that has not: repair goes by them when there is none."""
@@ -573,6 +616,9 @@ class Checkpointer:
             self._inline_total -= self._inline_bytes.pop(log.id, 0)
             self._reader.close_topic(log.id)
             self._doomed = [entry for entry in self._doomed if entry[1] != log.id]
+            self._relieved = [entry for entry in self._relieved if entry[1] != log.id]
+            self.usage.forget(log.id)
+            self.on_topic_gone(log.id)
             directory = self.topic_dir(log.id)
             if self._disk.exists(directory):
                 self._disk.rename(directory, f"{directory}.deleted")
@@ -601,7 +647,8 @@ class Checkpointer:
         for log in sorted(logs, key=lambda log: (log.last_touch, log.id)):
             if resident <= self._config.index_rows_max:
                 return
-            if log.chunks and log.id not in self._shard.touched and log.can_unload():
+            is_busy = log is self.moving_of
+            if log.chunks and log.id not in self._shard.touched and log.can_unload() and not is_busy:
                 resident -= sum(chunk.count for chunk in log.chunks)
                 log.unload()
 
@@ -621,12 +668,16 @@ class Checkpointer:
                 dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
                 lost = int(rows["length"][dead].sum(dtype=np.int64))
                 kept = int(rows["length"][~dead].sum(dtype=np.int64))
+                meta.dead_bytes = meta.data_bytes - HEADER_BYTES - kept
                 if not lost or lost < self._config.rewrite_dead_share * (meta.data_bytes - HEADER_BYTES):
                     continue
                 if not kept:
                     self._forget_dead_chunk(log, chunk)
                     continue
-                yield from self._rewrite(log, chunk, dead)
+                if meta.tier == HOT and chunk is not self.moving:
+                    yield from self._rewrite(log, chunk, dead)
+            if not log.view.dropped and not log.is_away:
+                self.usage.set(log.id, [chunk.meta for chunk in log.chunks if chunk.meta is not None])
 
     def _forget_dead_chunk(self, log: TopicLog, chunk: Chunk) -> None:
         """Nothing lives in it: the next snapshot does not name it."""
@@ -655,7 +706,11 @@ class Checkpointer:
             chain = read_sum(self._disk, directory, meta.first_seq, meta.generation)[0].chain
             return drain(rewrite_steps(self._disk, directory, meta, rows, dead, generation, chain))
 
-        made = yield Blocking("rewrite", rewrite)
+        self.rewriting = chunk
+        try:
+            made = yield Blocking("rewrite", rewrite)
+        finally:
+            self.rewriting = None
         if made is None or log.view.dropped or chunk.meta is not meta or chunk not in log.chunks:
             return
         new_meta, new_rows = made
@@ -668,12 +723,12 @@ class Checkpointer:
         yield WaitSynced(0)
         if log.view.dropped or chunk not in log.chunks:
             return
-        self._swap(log, chunk, new_meta, new_rows)
+        self.swap(log, chunk, new_meta, new_rows)
         self.doom(log.id, meta)
         self._shard.touched[log.id] = log
         shard.counters["swaps"] += 1
 
-    def _swap(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, rows: Rows) -> None:
+    def swap(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, rows: Rows) -> None:
         self._reader.close_segment(log.id, meta.first_seq, meta.generation - 1)
         chunk.rows["offset"] = rows["offset"]
         chunk.rows["length"] = rows["length"]

@@ -18,6 +18,7 @@ from typing import cast
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import limits
+from topics.engine.cold import ColdMiss
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.consumer import FORGOTTEN, READY, Consumer, Event
 from topics.engine.engine_clock import EngineClock
@@ -120,6 +121,7 @@ class Claims(HandingOut):
 
     def withdraw_claims(self, is_it: Callable[[object], bool]) -> None:
         """Forget all claims that wait with such a token, without an answer."""
+        self.cold.withdraw(is_it)
         for log in self.published.values():
             for consumer in (
                 log.consumers.every() if log.consumers is not None and log.consumers.waiting else ()
@@ -131,6 +133,8 @@ class Claims(HandingOut):
 
     def withdraw_claim(self, topic: str, name: str, is_it: Callable[[object], bool]) -> bool:
         """Forget a claim that waits, without an answer; False when there is none with such a token."""
+        if self.cold.withdraw(is_it):
+            return True
         log = self.published.get(topic)
         consumer = log.consumers.find(name) if log is not None and log.consumers is not None else None
         for claimer in consumer.waiters.values() if consumer is not None else ():
@@ -241,12 +245,28 @@ class Claims(HandingOut):
                 size = self._deal(log, consumer, sendable)
             else:
                 size = self._serve_in_turn(log, consumer, claimers, room)
+        except ColdMiss as miss:
+            self._wait_with_claims(log, consumer, miss)
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
         except OSError as error:
             self.fail_claims(log, TopicsError(f"a file could not be read: {error}"), consumer)
         self._set_timer(log, consumer)
         return size
+
+    def _wait_with_claims(self, log: TopicLog, consumer: Consumer, miss: ColdMiss) -> None:
+        """What is next lies in the cold tier: all that wait at the consumer look again when it is there."""
+
+        def resume(error: TopicsError | None) -> None:
+            if error is None or self._is_outdated(miss):
+                self._is_hungry(log, consumer)
+            else:
+                self.fail_claims(log, error, consumer)
+
+        try:
+            self.cold.wait(miss, resume, name=("claims", id(consumer)))
+        except TopicsError as error:
+            self.fail_claims(log, error, consumer)
 
     def _serve_in_turn(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer], room: int) -> int:
         """One after the other, until there is nothing left: thousands may wait for one record."""

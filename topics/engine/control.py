@@ -46,6 +46,7 @@ class Swapped(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     cap_lost: int
     ttl_lost: int
+    tier: str = "hot"
 
 
 class TimeCeiling(msgspec.Struct, frozen=True, array_like=True):

@@ -1,11 +1,12 @@
 """One shard as a whole: state machine, log, checkpoints, behind one call a turn.
 
     outcome = engine.turn(requests)      stage → write one envelope → publish and answer what may be
-    job.run()                            the shell, on another thread: what blocks (syncs, zero-filling, sealing)
+    job.run()                            the shell, on another thread: what blocks (syncs, zero-filling, sealing, cold reads)
     outcome = engine.finish(job, error)  its result, good or bad, is just another event
 
 A reply that promises durability stays inside until the job that backs it is reported done: the shell cannot ack
-early. The clock is read once a turn, so a batch agrees on "now". Background work runs in slices between turns.
+early. The clock is read once a turn, so a batch agrees on "now". Background work runs in slices between turns: one task at
+a time for checkpoints and erases, and one for the cold tier, so that neither ever waits for the other's disk.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from typing import TypeAlias
 
 from topics.engine import limits
 from topics.engine.checkpoint import Checkpointer
+from topics.engine.cold import READ_KIND, ColdReads
 from topics.engine.commands import Change, Command
 from topics.engine.config import EngineConfig
 from topics.engine.engine_clock import EngineClock
 from topics.engine.erase import erase_steps
 from topics.engine.errors import Conflict, ShardReadOnly, TopicsError
 from topics.engine.files import is_full, is_out_of_resources
-from topics.engine.ports import Clock, Disk
+from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery import Recovery
 from topics.engine.recovery_report import RecoveryReport
+from topics.engine.relocation import MOVE_KIND, Relocator
 from topics.engine.shard import Shard
 from topics.engine.staging import EraseRequest
-from topics.engine.tasks import Blocking, Steps, WaitSynced
+from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.topic_log import Op
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
 
@@ -37,6 +40,10 @@ SLICES_PER_TURN = 64
 SLICE_MS = 1  # by a clock of whole milliseconds: a slice takes between one and two
 FULL_RETRY_MS = 1000
 CHECKPOINT_LOOK_MS = 5000
+SPACE_LOOK_MS = 1000
+COLD_KINDS = frozenset(
+    (READ_KIND, MOVE_KIND)
+)  # jobs that may take as long as they like, and are not waited for at the end
 TRUST_MS = 60_000  # what was read and proved right is believed for so long: disks rot while they run
 
 COUNTERS = (
@@ -70,19 +77,41 @@ class Outcome:
     wake_at_ms: int | None = None  # on the monotonic clock: the next turn comes no later than this
 
 
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One task at a time, and what it waits for."""
+
+    task: Steps | None = None
+    blocked: bool = False  # a job of it is out
+    wait_lsn: int = 0
+    until: Callable[[], bool] | None = None
+
+    @property
+    def is_runnable(self) -> bool:
+        if self.task is None or self.blocked or self.wait_lsn:
+            return False
+        return self.until is None or self.until()
+
+
 class Engine:
-    def __init__(self, disk: Disk, clock: Clock, config: EngineConfig) -> None:
+    def __init__(
+        self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None = None
+    ) -> None:
+        """`cold`: where old segments go; without it they stay."""
         self._disk = disk
+        self._cold_store = cold
         self.config = config
         self.clock = EngineClock(clock)
         self.wal = Wal(disk, f"{config.shard_dir}/wal", shard=config.shard, file_bytes=config.wal_file_bytes)
-        self.reader = Reader(disk, config.topics_dir, config.cache_bytes)
+        self.reader = Reader(disk, config.topics_dir, config.cache_bytes, config.cold_cache_bytes)
         self.shard = Shard(config, self.clock, self.reader, disk.boot_id())
         self.shard.make_room = self._make_room
         self.counters = self.shard.counters
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
+        self.relocator = Relocator(disk, cold, self.shard, self.reader, self.checkpointer, config)
+        self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
         self.report = RecoveryReport()
         self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
         self._parked_since_ms = 0  # the oldest of them that no sync has begun for
@@ -92,9 +121,10 @@ class Engine:
         self._spare_running = False
         self._unsynced_since_ms: int | None = None
         self._full_retry_ms: int | None = None
-        self._task: Steps | None = None
-        self._task_blocked = False
-        self._task_wait_lsn = 0
+        self._main = _Lane()
+        self._aside = _Lane()  # for the cold tier
+        self._cold_stopped = False
+        self._space_look_ms = 0
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
         self._checkpoint_wanted = False
         self._look_at_ms = 0
@@ -102,22 +132,25 @@ class Engine:
         self.closed = False
 
     @classmethod
-    def open(cls, disk: Disk, clock: Clock, config: EngineConfig) -> Engine:
+    def open(cls, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None = None) -> Engine:
         """Recover a shard, or begin a new one."""
-        engine = cls(disk, clock, config)
+        engine = cls(disk, clock, config, cold)
         for _ in engine.recover_steps():
             pass
         return engine
 
     def recover_steps(self) -> Generator[float, None, None]:
         """Recover in slices, yielding the progress from 0 to 1."""
-        recovery = Recovery(self._disk, self.shard, self.wal, self.reader, self.checkpointer, self.config)
+        recovery = Recovery(
+            self._disk, self.shard, self.wal, self.reader, self.checkpointer, self.config, self._cold_store
+        )
         self.report = recovery.report
         yield from recovery.steps()
         self.counters["recoveries"] += 1
         self.counters["torn"] += len(self.report.torn)
         self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
         self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
+        self.relocator.start(recovery.loader)
         if self.shard.read_only is None:
             self._ask_for_spare()
 
@@ -132,6 +165,8 @@ class Engine:
         if self.clock.mono_ms >= self._trust_until_ms:
             self._trust_until_ms = self.clock.mono_ms + TRUST_MS
             self.reader.distrust()
+        if self.config.min_free_bytes and self.clock.mono_ms >= self._space_look_ms:
+            self._look_at_space()
         handle = shard.handle
         for token, command in requests:
             if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
@@ -142,7 +177,10 @@ class Engine:
 
     def finish(self, job: Job, error: BaseException | None = None) -> Outcome:
         """A job has ended."""
-        self._outstanding -= 1
+        if job.kind not in COLD_KINDS:
+            self._outstanding -= 1
+        elif self._cold_stopped:
+            return Outcome([], [], self._wake_at_ms())
         self._begin_group()
         self.shard.begin_turn(self.clock.read(), busy=False)
         job.done(job.value, error)
@@ -157,6 +195,8 @@ class Engine:
                 self._checkpoint_wanted = True
         if self._has_background_work():
             self._run_background()
+        if self._cold_store is not None:
+            self._tend_cold()
         if shard.is_due(self.clock.mono_ms):
             shard.deliver()
         if shard.ops or shard.frames:
@@ -167,11 +207,12 @@ class Engine:
             self._ask_for_spare()
             # It may free log files.
             self._checkpoint_wanted = bool(shard.touched) or self.checkpointer.would_release()
+        self.reader.cold.trim()  # whoever waited for blocks has looked at them by now
         if self.config.verify:
             self.check_invariants()
         replies, shard.ready = shard.ready, []
         jobs, self._jobs = self._jobs, []
-        self._outstanding += len(jobs)
+        self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
         return Outcome(replies, jobs, self._wake_at_ms())
 
     def _wake_at_ms(self) -> int | None:
@@ -193,11 +234,22 @@ class Engine:
                 times.append(self._parked_since_ms + self.shard.measures.window_ms)
         if self._full_retry_ms is not None:
             times.append(self._full_retry_ms)
-        if self._task is not None and not self._task_blocked and not self._task_wait_lsn:
+        if self._main.is_runnable or (self._main.task is None and self._has_background_work()):
             times.append(self.clock.mono_ms)
-        if self.shard.touched:
+        if self.shard.touched or self.checkpointer.holds_back:
             times.append(self._look_at_ms)
+        if self._cold_store is not None and not self._cold_stopped:
+            times += self._cold_times()
         return min(times, default=None)
+
+    def _cold_times(self) -> list[int]:
+        times = [self.cold.due_ms] if self.cold.due_ms is not None else []
+        if self._aside.task is None:
+            if self.relocator.has_work:
+                times.append(max(self.relocator.retry_ms, self.clock.mono_ms))
+        elif self._aside.is_runnable:
+            times.append(self.clock.mono_ms)
+        return times
 
     # -- commit --------------------------------------------------------------------------------------------
 
@@ -325,6 +377,18 @@ class Engine:
         self.counters[counter] = self.counters.get(counter, 0) + 1
         self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
 
+    def _look_at_space(self) -> None:
+        """Appends are refused before there is no space at all: then nothing would be left for deletes and checkpoints."""
+        self._space_look_ms = self.clock.mono_ms + SPACE_LOOK_MS
+        try:
+            free = self._disk.free_bytes()
+        except OSError:
+            return  # whoever writes will hear of it
+        low = free < self.config.min_free_bytes
+        if low and not self.shard.low_space:
+            self.counters["low_space"] = self.counters.get("low_space", 0) + 1
+        self.shard.low_space = low
+
     # -- sync ----------------------------------------------------------------------------------------------
 
     def _schedule_sync(self) -> None:
@@ -333,7 +397,7 @@ class Engine:
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
-        due = due or self._task_wait_lsn > self.wal.synced_lsn
+        due = due or max(self._main.wait_lsn, self._aside.wait_lsn) > self.wal.synced_lsn
         held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
         if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
             return
@@ -370,8 +434,9 @@ class Engine:
                 self.shard.publish(op)
         if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:
             self._unsynced_since_ms = self.clock.mono_ms
-        if self._task_wait_lsn and self._task_wait_lsn <= lsn:
-            self._task_wait_lsn = 0
+        for lane in (self._main, self._aside):
+            if lane.wait_lsn <= lsn:
+                lane.wait_lsn = 0
 
     # -- failure -------------------------------------------------------------------------------------------
 
@@ -396,8 +461,11 @@ class Engine:
             if request.token is not None:
                 shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         shard.erase_requests = []
-        if not self._task_blocked:
-            self._close_task()  # else when its job has come back: another thread is in the middle of it
+        for lane in (self._main, self._aside):
+            if not lane.blocked:
+                self._close_task(
+                    lane
+                )  # else when its job has come back: another thread is in the middle of it
         topics, size = len(shard.staged), shard.bytes_live
         shard.discard_staged()
         shard.topics_unknown = max(0, topics - len(shard.staged))
@@ -442,7 +510,15 @@ class Engine:
         ):
             self._task_kind = "erase"
             shard.erase_requests.remove(ready[0])
-            return erase_steps(self._disk, shard, self.wal, self.reader, self.checkpointer, ready[0])
+            return erase_steps(
+                self._disk,
+                shard,
+                self.wal,
+                self.reader,
+                self.checkpointer,
+                ready[0],
+                self.relocator.takes_over,
+            )
         if self._checkpoint_wanted:
             self._task_kind = "checkpoint"
             self._checkpoint_wanted = False
@@ -453,65 +529,95 @@ class Engine:
     def _ready_erases(self) -> list[EraseRequest]:
         """One that somebody waits for is tried at once, to be answered; one that was put off waits for space."""
         full = self._full_retry_ms is not None
-        return [request for request in self.shard.erase_requests if request.token is not None or not full]
+        return [
+            request
+            for request in self.shard.erase_requests
+            if (request.token is not None or not full) and request.log is not self.relocator.erasing
+        ]
 
     def _run_background(self) -> None:
         """Run slices of the task at hand until a slice of time is used up, it blocks, or it ends."""
         began_ms = self.clock.mono_ms
         for _ in range(SLICES_PER_TURN):
-            if self._task is None:
-                self._task = self._next_task()
-                if self._task is None:
+            if self._main.task is None:
+                self._main.task = self._next_task()
+                if self._main.task is None:
                     return
-            if self._task_blocked or self._task_wait_lsn:
+            if not self._main.is_runnable:
                 return
-            self._step(None, None)
+            self._step(self._main, None, None)
             if self.shard.frames and self.shard.frame_bytes > limits.GROUP_BYTES_MAX:
                 self._commit()
             self.clock.read()
             if self.clock.mono_ms - began_ms >= SLICE_MS:
                 return
 
-    def _step(self, value: object, error: BaseException | None) -> None:
-        task, self._task = self._task, None  # while it runs nobody can close it
+    def _tend_cold(self) -> None:
+        """The same for the cold tier, whose work is in the store: a few steps a turn."""
+        self.cold.pass_time(self.clock.mono_ms)
+        lane = self._aside
+        for _ in range(SLICES_PER_TURN):
+            if lane.task is None:
+                waits = self._cold_stopped or self.clock.mono_ms < self.relocator.retry_ms
+                if waits or not self.relocator.has_work:
+                    return
+                lane.task = self.relocator.next_task()
+            if not lane.is_runnable:
+                return
+            self._step(lane, None, None)
+
+    def _submit(
+        self, kind: str, work: Callable[[], object], done: Callable[[object, BaseException | None], None]
+    ) -> None:
+        self._jobs.append(Job(kind, work, done))
+
+    def _step(self, lane: _Lane, value: object, error: BaseException | None) -> None:
+        task, lane.task, lane.until = lane.task, None, None  # while it runs nobody can close it
         assert task is not None
         try:
             wanted = task.throw(error) if error is not None else task.send(value)
         except StopIteration:
             return
-        except OSError as failure:
-            if is_out_of_resources(failure):
-                self._note_full(failure)
-            else:
-                self._latch(f"a checkpoint could not be written: {failure}")
+        except (OSError, TopicsError) as failure:
+            self._failed(lane, failure)
             return
-        except TopicsError as failure:
-            self._latch(f"a checkpoint met damage: {failure}")
-            return
-        self._task = task
+        lane.task = task
         if self.shard.read_only is not None:  # since it ran
-            self._close_task()
+            self._close_task(lane)
             return
         if isinstance(wanted, Blocking):
-            self._task_blocked = True
-            self._jobs.append(Job(wanted.kind, wanted.work, self._unblocked))
+            lane.blocked = True
+            self._submit(wanted.kind, wanted.work, lambda value, error: self._unblocked(lane, value, error))
         elif isinstance(wanted, WaitSynced):
             self._commit()
             lsn = wanted.lsn or self.wal.last_lsn
-            self._task_wait_lsn = lsn if lsn > self.wal.synced_lsn else 0
+            lane.wait_lsn = lsn if lsn > self.wal.synced_lsn else 0
+        elif isinstance(wanted, WaitUntil):
+            lane.until = wanted.holds
 
-    def _unblocked(self, value: object, error: BaseException | None) -> None:
-        self._task_blocked = False
+    def _failed(self, lane: _Lane, failure: OSError | TopicsError) -> None:
+        if lane is self._aside:
+            self.relocator.failed(failure, self.clock.mono_ms)
+        elif isinstance(failure, TopicsError):
+            self._latch(f"a checkpoint met damage: {failure}")
+        elif is_out_of_resources(failure):
+            self._note_full(failure)
+        else:
+            self._latch(f"a checkpoint could not be written: {failure}")
+
+    def _unblocked(self, lane: _Lane, value: object, error: BaseException | None) -> None:
+        lane.blocked = False
         if self.shard.read_only is not None:
-            self._close_task()
+            self._close_task(lane)
             return
         if error is not None and not isinstance(error, OSError | TopicsError):
             raise error
-        self._step(value, error)
+        self._step(lane, value, error)
 
-    def _close_task(self) -> None:
-        task, self._task = self._task, None
-        self._task_wait_lsn = 0
+    @staticmethod
+    def _close_task(lane: _Lane) -> None:
+        task, lane.task = lane.task, None
+        lane.wait_lsn, lane.until = 0, None
         if task is not None:
             task.close()
 
@@ -521,6 +627,7 @@ class Engine:
         """Clean shutdown: commit, sync, checkpoint, snapshot. Runs its own jobs; those handed out come first."""
         if self.closed:
             return Outcome()
+        self.stop_cold()
         if self._outstanding:
             raise RuntimeError(
                 f"{self._outstanding} jobs are still out; finish them before closing the engine"
@@ -535,6 +642,14 @@ class Engine:
         for file in [*self.wal.files, *([self.wal.spare] if self.wal.spare else [])]:
             self._disk.close(file.handle)
         return total
+
+    def stop_cold(self) -> None:
+        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at."""
+        if self._cold_stopped:
+            return
+        self._cold_stopped = True
+        self.cold.stop()
+        self._close_task(self._aside)
 
     def _drain(self, outcome: Outcome, total: Outcome) -> None:
         """Run jobs and turns until nothing is left to do."""
@@ -554,7 +669,9 @@ class Engine:
 
     def _has_background_work(self) -> bool:
         shard = self.shard
-        return bool(self._task is not None or self._checkpoint_wanted or shard.gone or self._ready_erases())
+        return bool(
+            self._main.task is not None or self._checkpoint_wanted or shard.gone or self._ready_erases()
+        )
 
     def check_invariants(self) -> None:
         self.shard.check_invariants()

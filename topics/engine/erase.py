@@ -3,13 +3,14 @@
 Copies are in log files and in every generation of the topic's segments, current or waiting to be unlinked. All
 patches (the zeroed frame with its new digest, the envelope's digest, the next file's chain, the segment's block
 digests, and zeros for what recovery cut off the log) are computed first and synced as an intent; then they are applied and synced, then the intent goes. A
-crash anywhere is repaired by applying the intent again before anything is read.
+crash anywhere is repaired by applying the intent again before anything is read. What of the topic lies in the cold tier, where
+nothing can be overwritten, comes after that and is relocation's: a request is done when both are.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from errno import EIO, ENOSPC
 
 import msgspec
@@ -34,11 +35,21 @@ from topics.engine.writes import RANGE_BYTES
 
 
 def erase_steps(
-    disk: Disk, shard: Shard, wal: Wal, reader: Reader, checkpointer: Checkpointer, request: EraseRequest
+    disk: Disk,
+    shard: Shard,
+    wal: Wal,
+    reader: Reader,
+    checkpointer: Checkpointer,
+    request: EraseRequest,
+    goes_on: Callable[[EraseRequest], bool] = lambda request: False,
 ) -> Steps:
-    """Carry out one request; its answer leaves when the bytes are gone."""
+    """Carry out one request; its answer leaves when the bytes are gone. `goes_on`: somebody else has to finish it."""
+    checkpointer.erasing = True
     try:
         yield from _erase(disk, shard, wal, reader, checkpointer, request)
+        checkpointer.erasing = False
+        if not goes_on(request):
+            yield from finish_erase(shard, request)
     except OSError as error:
         # The records are deleted already; their bytes go as soon as there is space.
         shard.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
@@ -57,6 +68,8 @@ def erase_steps(
             reason = shard.read_only or str(error) or "the engine was closed"
             shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         raise
+    finally:
+        checkpointer.erasing = False
 
 
 def _erase(
@@ -107,6 +120,11 @@ def _erase(
     for file in wal.files:
         reader.cache.forget_file(file.number)
     reader.close_topic(log.id)
+
+
+def finish_erase(shard: Shard, request: EraseRequest) -> Steps:
+    """No copy is left: say so in the log, and to whoever asked."""
+    log = request.log
     if not shard.has_room(len(request.ranges) * RANGE_BYTES + CONTROL_BYTES):
         raise OSError(ENOSPC, "no room in the log")
     log.erasing = [ranges for ranges in log.erasing if ranges is not request.ranges]

@@ -9,7 +9,8 @@ TopicsError
 │   │   └── TopicNotEmpty · TopicFull · WrongLastSeq
 │   └── Throttled         a bound is reached; try again later
 │       └── OverGrant     this shard's share of a cap over all shards is used up
-├── ErasePutOff           deleted, but not yet erased: the disk is full
+├── ErasePutOff           deleted, but not yet erased: the disk is full, or the cold tier out of reach
+├── ColdStoreFailed       what was asked for is in the cold tier, which does not answer; nothing changed
 ├── ShardReadOnly         a write or sync failed, or the log is rotten; final until restart
 ├── Corrupt               bytes on disk are not what was written
 ├── UnsupportedFormat     a file of a version that this program does not know
@@ -172,16 +173,28 @@ class OverGrant(Throttled):
 
 
 class ErasePutOff(TopicsError):
-    """The records are deleted; their bytes are overwritten as soon as there is space for the intent."""
+    """The records are deleted; their bytes are overwritten as soon as there is space for the intent, and the cold tier
+    can be written to."""
 
     code = "throttled"
 
-    def __init__(self, deleted: int) -> None:
-        super().__init__(
-            "the disk is full; the records are deleted, and will be erased once there is space",
-            limit="disk_full",
-            deleted=deleted,
-        )
+    def __init__(self, deleted: int, *, cold: bool = False) -> None:
+        if cold:
+            message = (
+                "the cold tier cannot be written to; the records are deleted, and will be erased once it can"
+            )
+        else:
+            message = "the disk is full; the records are deleted, and will be erased once there is space"
+        super().__init__(message, limit="cold_tier" if cold else "disk_full", deleted=deleted)
+
+
+class ColdStoreFailed(TopicsError):
+    """A read needs the cold tier, and that is missing, out of reach or damaged. Nothing was changed by it."""
+
+    code = "not_ready"
+
+    def __init__(self, message: str, **detail: object) -> None:
+        super().__init__(message, tier="cold", **detail)
 
 
 class ShardReadOnly(TopicsError):

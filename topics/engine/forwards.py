@@ -16,6 +16,7 @@ import bisect
 from topics.engine import commands as cmd
 from topics.engine import forward_commands as fwd
 from topics.engine import frames
+from topics.engine.cold import ColdMiss
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.control import Copied, InflowOpen, OutflowOpen
 from topics.engine.copying import Run, Unpacking, runs_of
@@ -220,7 +221,12 @@ class Forwards(Letters):
             return None
         command = cmd.Diff(log.name, after, count, max_bytes=max_bytes, touch=False, frames=True)
         command.match = filter_of(forward)
-        page = self._read_page(log, command)
+        try:
+            page = self._read_page(log, command)
+        except ColdMiss as miss:
+            # Whoever copies asks again after a pause, and finds it then.
+            self.cold.wait(miss, lambda error: None, name=("copies", log.id, forward.uid))
+            return None
         assert isinstance(page, cmd.FramePage)
         if page.next_from_seq <= after:
             return None

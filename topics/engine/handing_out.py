@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from topics.engine import consumer_commands as con
 from topics.engine import frames, limits
+from topics.engine.cold import ColdMiss
 from topics.engine.config import ConsumerConfig, EngineConfig, TopicConfig
 from topics.engine.consumer import (
     CLAIMED,
@@ -198,6 +199,11 @@ class HandingOut(Writes, Queries):
             except DamagedSegment as damage:
                 consumer.put_back(returned)
                 self._lose_rows(log, damage)
+            except ColdMiss as miss:
+                consumer.put_back(returned)
+                if miss.count <= limits.COLD_BLOCKS_PER_READ or limit <= 1:
+                    raise
+                limit = max(1, limit // 4)  # they lie too far apart to be fetched for one claim
             except (TopicsError, OSError):
                 consumer.put_back(returned)
                 raise

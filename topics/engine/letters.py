@@ -20,11 +20,12 @@ import msgspec
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import frames, limits
+from topics.engine.cold import ColdMiss
 from topics.engine.config import TopicConfig
 from topics.engine.consumer import MOVED, UNMOVED, Event, TopicConsumers
 from topics.engine.consumers import Consumers
 from topics.engine.control import LettersTaken
-from topics.engine.errors import CallerError
+from topics.engine.errors import CallerError, TopicsError
 from topics.engine.handing_out import SEQ_BYTES, no_page, rows_of
 from topics.engine.page import Page
 from topics.engine.reader import DamagedSegment
@@ -45,6 +46,27 @@ class Letters(Consumers):
             self.moving.pop(log.id, None)
             return []
         self._touch(log)
+        try:
+            return self._find_letters(log, consumers, count, max_bytes)
+        except ColdMiss as miss:
+            self.moving.pop(log.id, None)
+            self.cold.wait(
+                miss, lambda error: self._look_again_for_letters(log, error), name=("letters", log.id)
+            )
+            return []
+
+    def _look_again_for_letters(self, log: TopicLog, error: TopicsError | None) -> None:
+        def again() -> None:
+            self.moving[log.id] = log
+
+        if error is None:
+            again()
+        else:
+            self.cold.later(self.clock.mono_ms, again)
+
+    def _find_letters(
+        self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
+    ) -> list[con.Letter]:
         found: list[con.Letter] = []
         left = 0
         # Until some are found, or nothing more was lost on the way: what is damaged is gone, with its letter.
@@ -63,7 +85,12 @@ class Letters(Consumers):
         for number, (consumer, seq, to, deliveries, reason) in list(islice(consumers.letters.items(), count)):
             if number > consumers.safe_number or (target and to != target):
                 break
-            letter = self._letter(log, consumer, seq, number, to, deliveries, reason)
+            try:
+                letter = self._letter(log, consumer, seq, number, to, deliveries, reason)
+            except ColdMiss:
+                if not found:
+                    raise
+                break
             if letter is None:
                 continue
             if found and (len(letter.data) > max_bytes or letter.raw != found[0].raw):

@@ -79,3 +79,12 @@ SLICE_TOPICS = 8
 SLICE_NAMES = 512
 READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read
 RAM_BLOCK_BYTES = 64 * KIB  # records that are never logged are kept in blocks of this size
+
+# The cold tier. A block is a MiB, so a read that waits holds 8 MiB at most.
+COLD_BLOCKS_PER_READ = 8  # a page that would need more ends early
+COLD_FETCH_BLOCKS = 4  # by one call; what follows the wanted ones is read ahead
+COLD_FETCHES_MAX = 4  # at once, each on a thread of its own
+COLD_READERS_MAX = 256  # reads that wait for fetches; more are refused
+COLD_RETRY_MS = 1000  # until something that nobody waits for is tried again
+COLD_PAUSE_MS_MIN = 1000  # until moving is tried again, doubled with each failure
+COLD_PAUSE_MS_MAX = 60_000

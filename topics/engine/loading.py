@@ -12,15 +12,16 @@ import numpy as np
 from topics.engine import frames
 from topics.engine.checkpoint import Checkpointer, TopicRow
 from topics.engine.config import EngineConfig
-from topics.engine.errors import Corrupt, UnsupportedFormat
+from topics.engine.errors import ColdStoreFailed, Corrupt, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, header, read_range, xxh
 from topics.engine.index import Chunk
 from topics.engine.marks import read_deleted
-from topics.engine.ports import Disk
+from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.sealing import Sum, read_sum
 from topics.engine.segments import (
+    COLD,
     EXPIRY,
     IDX_MAGIC,
     ROW,
@@ -67,8 +68,10 @@ class Loader:
         checkpointer: Checkpointer,
         config: EngineConfig,
         report: RecoveryReport,
+        cold: SegmentStore | None = None,
     ) -> None:
         self._disk = disk
+        self._cold = cold
         self._shard = shard
         self._reader = reader
         self._checkpointer = checkpointer
@@ -76,7 +79,7 @@ class Loader:
         self._report = report
         self._loaded: dict[int, TopicLog] = {}  # touched before recovery was over
         self._sorted: dict[int, None] = {}  # topics whose leftover files were looked at
-        self._named: dict[tuple[int, int, int], int] | None = None
+        self._named: dict[tuple[int, int, int], tuple[int, int]] | None = None
         self._announcements: list[tuple[int, int, int, str]] = []
         self._recovered = False
 
@@ -268,13 +271,28 @@ class Loader:
     def _rebuild(self, log: TopicLog, meta: SegmentMeta, deleted: Mask | None) -> Content:
         """Rows, names and expiries again from the records themselves."""
         path = segment_path(self._reader.topic_dir(log.id), meta, "data")
-        data = read_range(self._disk, path, 0, meta.data_bytes)
+        if meta.tier == COLD and not self._disk.exists(path):
+            data = self._read_cold(path, meta)
+        else:
+            data = read_range(self._disk, path, 0, meta.data_bytes)
         content = index_of_records(path, data, HEADER_BYTES, meta, deleted, log.id)
         if not meta.sealed:
             # What is added next goes by these names and rows, so they must be in the files before it.
             content.mended = IndexFiles.of(content.rows, content.tags, content.nodes, content.expiries)
             content.hashed = content.mended.hash()
         return content
+
+    def _read_cold(self, path: str, meta: SegmentMeta) -> bytes:
+        """The one read of the cold tier that the loop waits for: an index on the hot tier is damaged."""
+        if self._cold is None:
+            raise ColdStoreFailed("records are in the cold tier; set TOPICS_COLD_DIR to read them", path=path)
+        try:
+            data = self._cold.read_range(path, 0, meta.data_bytes)
+        except OSError as error:
+            raise ColdStoreFailed(f"{path} of the cold tier cannot be read: {error}", path=path) from error
+        if len(data) != meta.data_bytes:
+            raise ColdStoreFailed(f"{path} of the cold tier ends early", path=path)
+        return data
 
     @staticmethod
     def _recount(log: TopicLog) -> None:
@@ -340,14 +358,20 @@ class Loader:
         directory = self._reader.topic_dir(log.id)
         metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.doomed
         named = {(meta.first_seq, meta.generation) for meta in metas}
+        cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
         firsts = {meta.first_seq for meta in metas}
         end = max((meta.first_seq + meta.rows for meta in metas), default=0)
         for name in self._disk.list(directory):
             parsed = parse_segment_name(name)
             if parsed is not None and (parsed[0], parsed[1]) in named:
+                if self._cold is not None and parsed[2] == "data" and (parsed[0], parsed[1]) in cold:
+                    # Left by a stop between the flip and the end: it was not to be removed yet.
+                    meta = SegmentMeta(parsed[0], parsed[1], tier=COLD)
+                    last = self.last_naming(log.id, parsed[0], parsed[1])[1]
+                    self._checkpointer.relieve(log.id, meta, last_snapshot=last)
                 continue
-            snapshot = self._last_naming(log.id, parsed)
-            if snapshot is not None and parsed is not None:
+            snapshot = self.last_naming(log.id, parsed[0], parsed[1])[0] if parsed is not None else 0
+            if snapshot and parsed is not None:
                 self._checkpointer.doom(log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=snapshot)
                 continue
             explained = parsed is None and name.endswith(".tmp")
@@ -359,16 +383,19 @@ class Loader:
                 self._disk.make_dir("lost+found")
                 self._disk.rename(f"{directory}/{name}", f"lost+found/{log.id:016x}-{name}")
 
-    def _last_naming(self, topic_id: int, parsed: tuple[int, int, str] | None) -> int | None:
-        """The newest kept snapshot that names this file: the next recovery may start from it."""
+    def last_naming(self, topic_id: int, first_seq: int, generation: int) -> tuple[int, int]:
+        """The newest kept snapshot that names this segment, and the newest that calls it hot: the next recovery may
+        start from it. 0: none does."""
         if self._named is None:
             self._named = {}
             for number, _ in self._checkpointer.snapshots:
                 for raw in read_snapshot(self._disk, self._checkpointer.meta_dir, number)[1]:
                     row = msgspec.msgpack.decode(raw, type=TopicRow)
                     for meta in row.segments:
-                        self._named[(row.id, meta.first_seq, meta.generation)] = number
-        return self._named.get((topic_id, parsed[0], parsed[1])) if parsed is not None else None
+                        key = (row.id, meta.first_seq, meta.generation)
+                        hot = self._named.get(key, (0, 0))[1] if meta.tier == COLD else number
+                        self._named[key] = number, hot
+        return self._named.get((topic_id, first_seq, generation), (0, 0))
 
 
 def _grew_in_order(rows: Rows, meta: SegmentMeta) -> bool:

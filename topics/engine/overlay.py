@@ -180,6 +180,9 @@ class OverlayDisk:
     def sync_all(self) -> None:
         """Nothing here lasts."""
 
+    def free_bytes(self) -> int:
+        return self._below.free_bytes()
+
     def boot_id(self) -> str:
         return self._below.boot_id()
 

@@ -42,6 +42,7 @@ class Page:
     tombstone: Tombstone | None
     scanned: int
     more: bool = False  # of an answer by tag: further tags follow
+    cold_segments: int = 0  # how many segments of the cold tier its records came from
 
     @property
     def size(self) -> int:
@@ -60,6 +61,7 @@ class FramePage:
     earliest_seq: int
     tombstone: Tombstone | None
     scanned: int
+    cold_segments: int = 0
 
     @property
     def size(self) -> int:

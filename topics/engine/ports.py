@@ -1,4 +1,4 @@
-"""The two doors through which the engine meets the world: a disk and a clock.
+"""The doors through which the engine meets the world: a disk, a clock, and perhaps a second store for old segments.
 
 Paths are relative to the data directory and use `/`. A handle is a small int
 that stays valid until `close`. Every call may raise OSError; whoever calls
@@ -7,6 +7,8 @@ decides what that means (a failed WAL write or sync is final).
 
 from __future__ import annotations
 
+import builtins
+from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -57,11 +59,38 @@ class Disk(Protocol):
     def sync_all(self) -> None:
         """syncfs: everything written before the call survives once it returns."""
 
+    def free_bytes(self) -> int:
+        """How much can still be written here."""
+
     def boot_id(self) -> str:
         """Changes when the machine restarts, so that a process crash can be told from a power cut."""
 
     def random_u64(self) -> int:
         """For file salts: a value that other files do not have. Seeded in simulation."""
+
+
+class SegmentStore(Protocol):
+    """Whole files under names, as an object store has them: nothing is renamed, appended to or written in place.
+
+    A name has `/` in it. Calls may take seconds and come from several threads at once. Each may raise OSError, which
+    changes nothing that can be seen; FileNotFoundError says that there is no such file.
+    """
+
+    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+        """The file is there whole or not at all, and lasts once this returns; one of that name is replaced."""
+
+    def read_range(self, key: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+
+    def delete(self, key: str) -> None:
+        """Gone for good once this returns; no error when it is absent."""
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        """Sorted names that begin with `prefix`, of whole files only."""
+
+    def exists(self, key: str) -> bool: ...
+
+    def length(self, key: str) -> int: ...
 
 
 class Clock(Protocol):

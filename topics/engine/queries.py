@@ -18,6 +18,7 @@ from topics.engine.control import Deletion
 from topics.engine.errors import InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.index import Chunk
 from topics.engine.reader import DamagedSegment
+from topics.engine.segments import BLOCK_BYTES
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
 from topics.engine.topic_log import Op, Range, TopicLog
 
@@ -63,7 +64,7 @@ class Queries(Staging):
     def _lose_rows(self, log: TopicLog, damage: DamagedSegment) -> None:
         """Turn rotten records into announced losses; without them the read goes on."""
         chunk = damage.chunk
-        rows, erased = self.reader.damaged_rows(log, chunk)
+        rows, erased = damage.found or self.reader.damaged_rows(log, chunk)
         if erased:
             self._delete_again(log, as_ranges([chunk.first_seq + row for row in erased]))
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + len(rows)
@@ -218,11 +219,11 @@ class Queries(Staging):
             newest = max((log.tags.last(tag, log.are_live) for tag in tags), default=0)
             self._answer_records(token, log, [newest] if newest else [])
 
-    @staticmethod
-    def _last_seqs(log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], bool]:
+    def _last_seqs(self, log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], bool]:
         """The last seq of each tag, ascending; of as many tags as a page has room for, and whether that was all."""
         seqs: list[int] = []
         size = 0
+        cold: set[tuple[int, int]] = set()  # blocks that must be fetched: the last ones may lie far apart
         taken = b""  # no page ends with the empty tag, which no cursor can say
         for tag in tags:
             seq = log.tags.last(tag, log.are_live)
@@ -230,7 +231,9 @@ class Queries(Staging):
             if found is None:
                 continue
             size += found[0].length_at(found[1])
-            if size > bytes_max and taken:
+            if self.reader.is_cold(log, found[0]):
+                cold.add((found[0].first_seq, found[0].get(found[1])[0] // BLOCK_BYTES))
+            if (size > bytes_max or len(cold) > limits.COLD_BLOCKS_PER_READ) and taken:
                 return sorted(seqs), False
             seqs.append(seq)
             taken = tag

@@ -2,7 +2,8 @@
 
 First the plan, from index rows alone: floors and losses, then a masked slice. Then the bytes: sealed segments by one
 `pread` a page, each 1 MiB block checked against its digest the first time it is touched; what is not sealed yet is
-checked frame by frame; the newest log entries come from memory.
+checked frame by frame; the newest log entries come from memory. What lies in the cold tier alone comes from a cache of its
+blocks; when some are missing there, ColdMiss says which.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.engine import limits
+from topics.engine.cold import Block, BlockCache, ColdMiss, SegmentWant
 from topics.engine.commands import Diff, FramePage, Page, Tombstone
 from topics.engine.errors import Corrupt
 from topics.engine.files import xxh
@@ -22,7 +24,7 @@ from topics.engine.frames import DEAD, DELETED, ERASED, FLAGS_AT, HAS_NODE, HAS_
 from topics.engine.index import Chunk
 from topics.engine.ports import Disk
 from topics.engine.sealing import read_sum
-from topics.engine.segments import BLOCK_BYTES, SegmentMeta, segment_path
+from topics.engine.segments import BLOCK_BYTES, COLD, SegmentMeta, segment_path
 from topics.engine.subjects import TagFilter, TagMatch
 from topics.engine.topic_log import Run, TopicLog, find_run
 
@@ -82,11 +84,22 @@ class TailCache:
 
 
 class DamagedSegment(Corrupt):
-    """A stored chunk does not agree with its digests; whoever catches it finds out which records are gone."""
+    """A stored chunk does not agree with its digests; whoever catches it finds out which records are gone.
 
-    def __init__(self, chunk: Chunk, path: str, offset: int, problem: str) -> None:
+    Of the cold tier it is known at once, for what was to be read: rows that are damaged, and rows that were erased.
+    """
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        path: str,
+        offset: int,
+        problem: str,
+        found: tuple[list[int], list[int]] | None = None,
+    ) -> None:
         super().__init__(path, offset, problem)
         self.chunk = chunk
+        self.found = found
 
 
 class _Frames:
@@ -245,10 +258,12 @@ class _OpenSegment:
 
 
 class Reader:
-    def __init__(self, disk: Disk, topics_dir: str, cache_bytes: int) -> None:
+    def __init__(self, disk: Disk, topics_dir: str, cache_bytes: int, cold_cache_bytes: int = 0) -> None:
         self._disk = disk
         self._topics_dir = topics_dir
         self.cache = TailCache(cache_bytes)
+        self.cold = BlockCache(cold_cache_bytes)
+        self._cold_sums: OrderedDict[tuple[int, int, int], list[bytes] | None] = OrderedDict()
         self.wal_handles: dict[int, int] = {}
         self._open: OrderedDict[tuple[int, int, int], _OpenSegment] = OrderedDict()
         self._checked: OrderedDict[tuple[int, int], _CheckedRows] = (
@@ -299,7 +314,7 @@ class Reader:
         page = Page(log.name, [], [], [], None, None, [], None, [], [], cursor, head, earliest, tombstone, 0)
         picked = self._collect(log, page, cursor, stop, limit, budget, "size", wanted)
         if picked:
-            self.fill(log, page, picked)
+            self.fill(log, page, self._within_reach(log, page, picked))
         return page
 
     @staticmethod
@@ -334,7 +349,10 @@ class Reader:
         limit = min(command.limit or limits.FRAMES_LIMIT_MAX, limits.FRAMES_LIMIT_MAX)
         budget = min(command.max_bytes or limits.DIFF_BYTES_MAX, limits.DIFF_BYTES_MAX)
         page = FramePage(log.name, [], 0, cursor, log.view.head, earliest, tombstone, 0)
-        for chunk, rows in self._collect(log, page, cursor, stop, limit, budget, "length", wanted):
+        picked = self._collect(log, page, cursor, stop, limit, budget, "length", wanted)
+        picked = self._within_reach(log, page, picked)
+        page.cold_segments = self._need(log, picked)
+        for chunk, rows in picked:
             page.chunks += self._slices(log, chunk, log.runs, rows)
             page.count += len(rows)
         return page
@@ -501,6 +519,7 @@ class Reader:
 
     def fill(self, log: TopicLog, page: Page, picked: list[tuple[Chunk, Picked]]) -> None:
         """Add the picked rows' columns and frames to the page. Copies: rows go on changing while a page waits."""
+        page.cold_segments = self._need(log, picked)
         blocks = [chunk.take(rows) for chunk, rows in picked]
         found = _Frames(page.frames)
         for (chunk, rows), block in zip(picked, blocks, strict=True):
@@ -617,6 +636,9 @@ class Reader:
     def _fetch_stored(
         self, log: TopicLog, chunk: Chunk, rows: Picked, offsets: Offsets, lengths: Offsets, found: _Frames
     ) -> None:
+        if self.is_cold(log, chunk):
+            self._fetch_cold(log, chunk, rows, offsets, lengths, found)
+            return
         segment = self._segment(log, chunk)
         try:
             unchecked = segment.blocks is None and not segment.checked.covers(rows)
@@ -630,6 +652,124 @@ class Reader:
                 segment.checked.add(rows, chunk)
         except Corrupt as error:
             raise DamagedSegment(chunk, error.path, error.offset, error.problem) from None
+
+    # -- the cold tier -------------------------------------------------------------------------------------
+
+    def is_cold(self, log: TopicLog, chunk: Chunk) -> bool:
+        """Whether a segment can be read from the cold tier only: while it is in both places, hot is better."""
+        meta = chunk.meta
+        if meta is None or meta.tier != COLD:
+            return False
+        return not self._disk.exists(segment_path(self.topic_dir(log.id), meta, "data"))
+
+    def _within_reach(
+        self, log: TopicLog, page: Page | FramePage, picked: list[tuple[Chunk, Picked]]
+    ) -> list[tuple[Chunk, Picked]]:
+        """What of a page can be had by a bounded number of fetches; the page ends there."""
+        room = limits.COLD_BLOCKS_PER_READ
+        for i, (chunk, rows) in enumerate(picked):
+            if not self.is_cold(log, chunk):
+                continue
+            used = np.cumsum(_blocks_added(chunk, rows))
+            fits = int(np.searchsorted(used, room, side="right"))
+            if not fits and not i:
+                fits = 1  # a page holds at least one record, however large
+            if fits < len(rows):
+                reached = chunk.first_seq + int(rows[fits]) - 1
+                page.scanned -= page.next_from_seq - reached
+                page.next_from_seq = reached
+                return [*picked[:i], *([(chunk, rows[:fits])] if fits else [])]
+            room -= int(used[-1])
+        return picked
+
+    def _need(self, log: TopicLog, picked: list[tuple[Chunk, Picked]]) -> int:
+        """Make sure of the blocks of all these rows at once; returns how many cold segments they are of."""
+        wants: list[SegmentWant] = []
+        missing = False
+        for chunk, rows in picked:
+            if not self.is_cold(log, chunk):
+                continue
+            meta = chunk.meta
+            assert meta is not None
+            key = (log.id, meta.first_seq, meta.generation)
+            blocks = _blocks_of(chunk, rows)
+            missing |= any((*key, block) not in self.cold for block in blocks)
+            if wants and wants[-1].segment == key:
+                wants[-1].blocks = sorted({*wants[-1].blocks, *blocks})
+                continue
+            path = segment_path(self.topic_dir(log.id), meta, "data")
+            wants.append(SegmentWant(key, path, meta.data_bytes, self._digests_of(log, meta), blocks))
+        if missing:
+            raise ColdMiss(wants)
+        return len({want.segment for want in wants})
+
+    def _digests_of(self, log: TopicLog, meta: SegmentMeta) -> list[bytes] | None:
+        key = (log.id, meta.first_seq, meta.generation)
+        if key not in self._cold_sums:
+            if len(self._cold_sums) >= OPEN_SEGMENTS_MAX:
+                self._cold_sums.popitem(last=False)
+            self._cold_sums[key] = self._block_digests(self.topic_dir(log.id), meta)
+        return self._cold_sums[key]
+
+    def _fetch_cold(
+        self, log: TopicLog, chunk: Chunk, rows: Picked, offsets: Offsets, lengths: Offsets, found: _Frames
+    ) -> None:
+        """Frames out of blocks that are in memory, block by block; one that lies across blocks is put together."""
+        meta = chunk.meta
+        assert meta is not None
+        key = (log.id, meta.first_seq, meta.generation)
+        firsts, lasts = offsets // BLOCK_BYTES, (offsets + lengths - 1) // BLOCK_BYTES
+        across = firsts != lasts
+        apart = np.flatnonzero((np.diff(firsts) != 0) | across[1:] | across[:-1]) + 1
+        doubtful: list[int] = []
+        for part in np.split(np.arange(len(rows)), apart):
+            first, last = int(firsts[part[0]]), int(lasts[part[0]])
+            blocks = [self._block(key, number) for number in range(first, last + 1)]
+            base = first * BLOCK_BYTES
+            data = blocks[0][0]
+            if last > first:
+                base = int(offsets[part[0]])
+                data = b"".join([block for block, _ in blocks])[base - first * BLOCK_BYTES :]
+                data = data[: int(lengths[part[0]])]
+            starts = offsets[part] - base
+            flags = np.frombuffer(data, np.uint8)[starts + FLAGS_AT]
+            if not all(agrees for _, agrees in blocks) or (flags & ERASED).any():
+                doubtful += part.tolist()
+            found.add(data, starts)
+        if doubtful:
+            self._look_at_each(log, chunk, rows, offsets, lengths, doubtful, key)
+
+    def _block(self, key: tuple[int, int, int], number: int) -> Block:
+        block = self.cold.get((*key, number))
+        assert block is not None, "it was asked for before"
+        return block
+
+    def _look_at_each(
+        self,
+        log: TopicLog,
+        chunk: Chunk,
+        rows: Picked,
+        offsets: Offsets,
+        lengths: Offsets,
+        doubtful: list[int],
+        key: tuple[int, int, int],
+    ) -> None:
+        bad: list[int] = []
+        erased: list[int] = []
+        for i in doubtful:
+            row, start, end = int(rows[i]), int(offsets[i]), int(offsets[i] + lengths[i])
+            first, last = start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
+            data = b"".join([self._block(key, number)[0] for number in range(first, last + 1)])
+            frame = data[start - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
+            if not is_record(frame, log.id, chunk.first_seq + row):
+                bad.append(row)
+            elif frame[FLAGS_AT] & ERASED:
+                erased.append(row)
+        if bad or erased:
+            assert chunk.meta is not None
+            path = segment_path(self.topic_dir(log.id), chunk.meta, "data")
+            offset = int(offsets[doubtful[0]])
+            raise DamagedSegment(chunk, path, offset, "a record of the cold tier is damaged", (bad, erased))
 
     def damaged_rows(self, log: TopicLog, chunk: Chunk) -> tuple[list[int], list[int]]:
         """Check every live stored record of a chunk by itself; the blocks around the good ones are trusted after.
@@ -722,8 +862,31 @@ class Reader:
     def close_topic(self, topic_id: int) -> None:
         for key in [key for key in self._open if key[0] == topic_id]:
             self._disk.close(self._open.pop(key).handle)
+        self.cold.forget_topic(topic_id)
+        for key in [key for key in self._cold_sums if key[0] == topic_id]:
+            del self._cold_sums[key]
 
     def close(self) -> None:
         for segment in self._open.values():
             self._disk.close(segment.handle)
         self._open.clear()
+
+
+def _spans_of(chunk: Chunk, rows: Picked) -> tuple[Offsets, Offsets]:
+    """The first and the last block of each row's frame."""
+    taken = chunk.take(rows)
+    starts = taken["offset"].astype(np.int64)
+    return starts // BLOCK_BYTES, (starts + taken["length"] - 1) // BLOCK_BYTES
+
+
+def _blocks_of(chunk: Chunk, rows: Picked) -> list[int]:
+    firsts, lasts = _spans_of(chunk, rows)
+    found: list[int] = np.unique(np.concatenate((firsts, lasts, (firsts + lasts) // 2))).tolist()
+    return found  # a frame is little more than a block at most: it touches three of them
+
+
+def _blocks_added(chunk: Chunk, rows: Picked) -> Offsets:
+    """How many blocks each row needs that those before it do not."""
+    firsts, lasts = _spans_of(chunk, rows)
+    before = np.concatenate(([-1], lasts[:-1]))
+    return lasts - np.maximum(firsts - 1, before)

@@ -24,7 +24,7 @@ from topics.engine.flows import Inflow
 from topics.engine.frames import Columns
 from topics.engine.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.loading import Loader
-from topics.engine.ports import Disk
+from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.replay import Lsns, Replay, decode
@@ -60,6 +60,7 @@ class Recovery:
         reader: Reader,
         checkpointer: Checkpointer,
         config: EngineConfig,
+        cold: SegmentStore | None = None,
     ) -> None:
         self._disk = disk
         self._shard = shard
@@ -77,7 +78,7 @@ class Recovery:
         self._unused: list[tuple[str, bool]] = []  # log files without entries, and whether they are ours
         self._lost_start: str | None = None  # where a file's first entry should be and is not
         self._emptied: list[str] = []  # log files that had entries and have none
-        self._loader = Loader(disk, shard, reader, checkpointer, config, self.report)
+        self.loader = self._loader = Loader(disk, shard, reader, checkpointer, config, self.report, cold)
         self._replayer = Replay(disk, shard, reader, checkpointer, self._loader, self.report)
         shard.loader = self._loader.load
 

@@ -354,7 +354,7 @@ class Replay:
         elif kind == frames.SEGMENT_SWAP:
             swapped = decode(payload, type=Swapped)
             log.stage_floors(swapped.cap_lost, swapped.ttl_lost, op)
-            self._apply_swap(log, swapped.first_seq, swapped.generation, op)
+            self._apply_swap(log, swapped, op)
         elif kind == frames.LEASE:
             event = decode(payload, type=Event)
             if not event.consumer:
@@ -391,8 +391,9 @@ class Replay:
             if request.log is not log or request.ranges != done
         ]
 
-    def _apply_swap(self, log: TopicLog, first_seq: int, generation: int, op: Op) -> None:
+    def _apply_swap(self, log: TopicLog, swapped: Swapped, op: Op) -> None:
         """The segment has a new generation. Deletes replayed so far are flags or .del bytes of the old one."""
+        first_seq, generation = swapped.first_seq, swapped.generation
         directory = self._reader.topic_dir(log.id)
         if log.stored is not None:
             self._loader.load(log)
@@ -401,7 +402,7 @@ class Replay:
             if meta is None or meta.first_seq != first_seq or meta.generation >= generation:
                 continue
             try:
-                new = meta_from_sum(self._disk, directory, first_seq, generation)
+                new = meta_from_sum(self._disk, directory, first_seq, generation, tier=swapped.tier)
                 rows = sealed_rows(self._disk, directory, new)
             except (Corrupt, FileNotFoundError) as error:
                 self._report.rotten.append(str(error))

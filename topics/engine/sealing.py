@@ -5,7 +5,7 @@ Long work is a generator that yields about every MiB and returns its result.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ from topics.engine.segments import (
     DEL_VERSION,
     DICT_MAGIC,
     HASH_BLOCKS_PER_STEP,
+    HOT,
     IDX_MAGIC,
     ROW,
     ROW_BYTES,
@@ -55,6 +56,7 @@ from topics.engine.segments import (
 )
 
 T = TypeVar("T")
+ReadAt = Callable[[int, int], bytes]  # offset, length → exactly these bytes
 
 
 class Sum(msgspec.Struct, frozen=True):
@@ -411,12 +413,16 @@ def rewrite_steps(
     deleted: Mask | None,
     new_generation: int,
     chain: bytes,
+    *,
+    read: ReadAt | None = None,
+    topic_id: int = 0,
 ) -> Generator[None, None, tuple[SegmentMeta, Rows]]:
     """Write the segment again without its dead records, sealed; the old generation is left alone.
 
     Rows are taken as they are at the first step: what is deleted after it must be marked
     in the new generation when this is done. Frames are copied as they are, damaged ones too: the
-    new .sum vouches for them and only their own digests tell, so `verify` comes first.
+    new .sum vouches for them and only their own digests tell, so `verify` comes first. Where .data lies elsewhere,
+    `read` gets its bytes; with a `topic_id` each record is looked at instead, and .sum does not vouch for damaged ones.
     """
     live = rows["length"] > 0
     if deleted is not None:
@@ -425,6 +431,7 @@ def rewrite_steps(
     new_meta = msgspec.structs.replace(
         meta,
         generation=new_generation,
+        tier=HOT,
         data_bytes=HEADER_BYTES + int(new_rows["length"].sum(dtype=np.int64)),
         sealed=False,
         has_del=False,
@@ -435,14 +442,19 @@ def rewrite_steps(
     )
     # A crashed attempt at the same generation: its .sum and marks do not fit what is written now.
     remove_files(disk, topic_dir, new_meta, "sum", "del")
-    yield from _copy_runs(disk, topic_dir, meta, new_meta, runs)
+    target = segment_path(topic_dir, new_meta, "data")
+    if read is not None:
+        yield from _write_file(disk, target, _data_pieces(read, runs))
+    else:
+        yield from _copy_runs(disk, segment_path(topic_dir, meta, "data"), target, runs)
     yield from _write_file(disk, segment_path(topic_dir, new_meta, "idx"), _index_pieces(new_rows))
     if meta.dict_bytes:
         source = segment_path(topic_dir, meta, "dict")
         content = read_range(disk, source, 0, meta.dict_bytes)
         check_header(source, content, DICT_MAGIC)
         yield from _write_file(disk, segment_path(topic_dir, new_meta, "dict"), iter((content,)))
-    yield from seal_steps(disk, topic_dir, new_meta, chain, meta.link)
+    rotten = rotten_blocks(disk, topic_dir, new_meta, new_meta.rows, topic_id) if topic_id else frozenset()
+    yield from seal_steps(disk, topic_dir, new_meta, chain, meta.link, rotten)
     return new_meta, new_rows
 
 
@@ -463,25 +475,24 @@ def _compact(path: str, rows: Rows, live: Mask) -> tuple[Rows, list[tuple[int, i
 
 
 def _copy_runs(
-    disk: Disk, topic_dir: str, meta: SegmentMeta, new_meta: SegmentMeta, runs: list[tuple[int, int]]
+    disk: Disk, source: str, target: str, runs: list[tuple[int, int]]
 ) -> Generator[None, None, None]:
-    source = segment_path(topic_dir, meta, "data")
     handle = disk.open(source)
     try:
         check_header(source, disk.read(handle, 0, HEADER_BYTES), DATA_MAGIC)
-        pieces = _data_pieces(disk, handle, source, runs)
-        yield from _write_file(disk, segment_path(topic_dir, new_meta, "data"), pieces)
+        pieces = _data_pieces(lambda at, length: read_exact(disk, handle, source, at, length), runs)
+        yield from _write_file(disk, target, pieces)
     finally:
         disk.close(handle)
 
 
-def _data_pieces(disk: Disk, handle: int, path: str, runs: list[tuple[int, int]]) -> Iterator[bytes]:
+def _data_pieces(read: ReadAt, runs: list[tuple[int, int]]) -> Iterator[bytes]:
     yield header(DATA_MAGIC)
     for window in _windows(runs):
         # One read for all runs of the window, dead bytes between them included: a read per
         # record would cost more than the bytes.
         base = window[0][0]
-        data = read_exact(disk, handle, path, base, window[-1][1] - base)
+        data = read(base, window[-1][1] - base)
         yield b"".join([data[start - base : end - base] for start, end in window])
 
 

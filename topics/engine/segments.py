@@ -36,6 +36,8 @@ SUM_MAGIC = b"TPCSSUM\0"
 DEL_MAGIC = b"TPCSDEL\0"
 DEL_VERSION = 2  # of the other files only one version was ever written
 
+HOT, COLD = "hot", "cold"  # tiers: where a segment's .data lies
+
 BLOCK_BYTES = MIB  # of .data, the header included: what one digest in .sum covers
 DATA_BYTES_MAX = 0xFFFF_FFFF  # offsets in rows are u32
 HASH_BLOCKS_PER_STEP = 4  # hashing a MiB takes a third of a millisecond
@@ -76,7 +78,7 @@ class SegmentMeta(msgspec.Struct, array_like=True):
     tag_names: int = 0
     node_names: int = 0
     sealed: bool = False
-    tier: str = "hot"
+    tier: str = HOT
     has_del: bool = False
     live: int = 0  # appends add to it; whoever deletes subtracts, as only they know what was live
     ts_min: int = 0  # 0: no row with a time
@@ -87,6 +89,7 @@ class SegmentMeta(msgspec.Struct, array_like=True):
     dict_digest: bytes = b""
     del_bytes: int = 0  # 0: no .del, or one of version 1
     del_digest: bytes = b""
+    dead_bytes: int = 0  # of .data, as of the checkpoint before
 
     @property
     def idx_bytes(self) -> int:
@@ -459,10 +462,12 @@ def _most(disk: Disk, path: str, meta: SegmentMeta) -> int:
 
 
 def expected_files(meta: SegmentMeta) -> list[tuple[str, int, bytes]]:
-    """Suffix, least length and magic of each file that must exist."""
+    """Suffix, least length and magic of each file that must exist on the hot tier."""
     expected: list[tuple[str, int, bytes]] = []
     if meta.rows:
-        expected += [("data", meta.data_bytes, DATA_MAGIC), ("idx", meta.idx_bytes, IDX_MAGIC)]
+        if meta.tier != COLD:
+            expected.append(("data", meta.data_bytes, DATA_MAGIC))
+        expected.append(("idx", meta.idx_bytes, IDX_MAGIC))
     if meta.dict_bytes:
         expected.append(("dict", meta.dict_bytes, DICT_MAGIC))
     if meta.has_del:
@@ -474,6 +479,8 @@ def _unexpected(meta: SegmentMeta) -> list[str]:
     known = {suffix for suffix, _, _ in expected_files(meta)}
     if meta.sealed:
         known.add("sum")
+    if meta.tier == COLD:
+        known.add("data")  # it is there too until no snapshot is left that looks for it there
     return [suffix for suffix in ("sum", "del", "dict", "idx", "data") if suffix not in known]
 
 

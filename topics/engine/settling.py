@@ -167,6 +167,7 @@ class Settling(Claims):
         if claimer is not None:
             assert isinstance(claimer, Claimer)
             self._unpark_claim(claimer)
+        self.cold.withdraw_connection(command.connection)
         consumer.active_ms = self.now_ms
         consumer.pass_time(self.now_ms)
         seqs = sorted(consumer.connections.get(command.connection, ()))

@@ -15,6 +15,7 @@ from sortedcontainers import SortedList
 
 from topics.engine import commands as cmd
 from topics.engine import frames, limits
+from topics.engine.cold import ColdMiss, ColdReads
 from topics.engine.config import Durability, EngineConfig, TopicConfig
 from topics.engine.control import TimeCeiling
 from topics.engine.engine_clock import EngineClock
@@ -67,6 +68,7 @@ class Staging:
         self.clock = clock
         self.reader = reader
         self._boot_id = boot_id
+        self.cold = ColdReads(None, reader.cold, lambda kind, work, done: None)
         self.now_ms = clock.now_ms
         self.staged: dict[str, TopicLog] = {}  # names as deciders see them
         self.published: dict[str, TopicLog] = {}  # names as readers see them
@@ -87,6 +89,7 @@ class Staging:
         self.read_only: str | None = None
         self.cut_off = False  # it started without the end of its log: what it knows is not the latest
         self.disk_full = False
+        self.low_space = False  # less is left on the disk than must be
         # The group being staged.
         self.frames: list[bytes] = []
         self.frame_bytes = 0
@@ -188,11 +191,37 @@ class Staging:
                 self.add_op(Op(log, token, error, command=command))
             else:
                 self.ready.append((token, error))
+        except ColdMiss as miss:
+            self._wait_for_cold(token, command, miss)
         except TopicsError as error:
             self.ready.append((token, error))
         except OSError as error:
             # Only reads reach the disk from here; the log itself is written by the engine.
             self.ready.append((token, TopicsError(f"a file could not be read: {error}")))
+
+    def _wait_for_cold(self, token: object, command: cmd.Command, miss: ColdMiss) -> None:
+        """Ask again once the blocks are there. Nothing was changed by the first try."""
+
+        def resume(error: TopicsError | None) -> None:
+            if error is None or self._is_outdated(miss):
+                self.handle(token, command)
+            else:
+                self.ready.append((token, error))
+
+        try:
+            self.cold.wait(miss, resume, token=token, connection=getattr(command, "connection", 0))
+        except TopicsError as error:
+            self.ready.append((token, error))
+
+    def _is_outdated(self, miss: ColdMiss) -> bool:
+        """Whether a segment is not where it was looked for any more: its records are gone, or in another generation."""
+        for topic_id, first_seq, generation in (want.segment for want in miss.wants):
+            log = self.by_id.get(topic_id)
+            found = log.find(first_seq) if log is not None and log.stored is None else None
+            meta = found[0].meta if found is not None else None
+            if meta is None or (meta.first_seq, meta.generation) != (first_seq, generation):
+                return True
+        return False
 
     def add_frame(self, frame: bytes) -> None:
         self.frames.append(frame)

@@ -1,7 +1,7 @@
 """What background work may ask of the engine between two slices.
 
 A task is a generator. It yields None to let a turn pass, a `Blocking` call to have it run off the loop (and receives
-its result), or `WaitSynced` to go on once the log is synced up to there.
+its result), `WaitSynced` to go on once the log is synced up to there, or `WaitUntil` something holds.
 """
 
 from __future__ import annotations
@@ -22,4 +22,11 @@ class WaitSynced:
     lsn: int  # 0: everything that is staged or written by now
 
 
-Steps: TypeAlias = Generator[Blocking | WaitSynced | None, Any, None]
+@dataclass(slots=True)
+class WaitUntil:
+    """Looked at once a turn: what it waits for must come about in one."""
+
+    holds: Callable[[], bool]
+
+
+Steps: TypeAlias = Generator[Blocking | WaitSynced | WaitUntil | None, Any, None]

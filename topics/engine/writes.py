@@ -248,6 +248,12 @@ class Writes(Staging):
                     limit="max_memory_bytes",
                     max=self.config.memory_bytes_max,
                 )
+        elif self.low_space:
+            raise Throttled(
+                "the disk is nearly full; free some space and the server goes on",
+                limit="disk_full",
+                min_free_bytes=self.config.min_free_bytes,
+            )
         elif self.disk_full:
             raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
 

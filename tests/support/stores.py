@@ -1,0 +1,86 @@
+"""A SegmentStore as an object store has it: whole objects, no rename, no append, nothing in place. Breaks when told to."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+from collections.abc import Callable, Iterable
+
+from tests.support.sim_disk import SimulatedCrash
+
+
+class ObjectStore:
+    """What `put` has returned for lasts; a put that is stopped leaves nothing. Each call is noted and may fail."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.calls: builtins.list[tuple[str, str]] = []
+        self.is_down = False  # every call fails until it is up again
+        self.on_call: Callable[[str, str], None] = lambda name, key: None
+        self._fails: dict[int, int | None] = {}
+
+    # ---- what a test does to it
+
+    def fail_at(self, number: int, error: int) -> None:
+        """The Nth call from now (1 is the next) raises OSError, once, and does nothing."""
+        self._fails[len(self.calls) + number] = error
+
+    def crash_at(self, number: int) -> None:
+        """The process stops right before the Nth call from now."""
+        self._fails[len(self.calls) + number] = None
+
+    def calm(self) -> None:
+        self._fails.clear()
+
+    def rot(self, key: str, offset: int) -> None:
+        data = bytearray(self.objects[key])
+        data[offset] ^= 1
+        self.objects[key] = bytes(data)
+
+    def count(self, name: str) -> int:
+        return sum(call == name for call, _ in self.calls)
+
+    # ---- the port
+
+    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+        self._enter("put", key)
+        self.objects[key] = b"".join(pieces)
+
+    def read_range(self, key: str, offset: int, length: int) -> bytes:
+        self._enter("read_range", key)
+        if offset < 0 or length < 0:
+            raise OSError(errno.EINVAL, "a range that is none")
+        return self._find(key)[offset : offset + length]
+
+    def delete(self, key: str) -> None:
+        self._enter("delete", key)
+        self.objects.pop(key, None)
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        self._enter("list", prefix)
+        return sorted(key for key in self.objects if key.startswith(prefix))
+
+    def exists(self, key: str) -> bool:
+        self._enter("exists", key)
+        return key in self.objects
+
+    def length(self, key: str) -> int:
+        self._enter("length", key)
+        return len(self._find(key))
+
+    def _find(self, key: str) -> bytes:
+        if key not in self.objects:
+            raise FileNotFoundError(errno.ENOENT, "no such object", key)
+        return self.objects[key]
+
+    def _enter(self, name: str, key: str) -> None:
+        self.calls.append((name, key))
+        self.on_call(name, key)
+        number = len(self.calls)
+        if number in self._fails:
+            error = self._fails.pop(number)
+            if error is None:
+                raise SimulatedCrash(f"{name} {key}")
+            raise OSError(error, "as planned", key)
+        if self.is_down:
+            raise OSError(errno.EHOSTUNREACH, "the store is down", key)

@@ -1,0 +1,173 @@
+"""Goal: every SegmentStore keeps the same contract, so that what holds with a directory holds with an object store.
+
+Method: each test runs over a directory, over the simulated disk, and over a double that can neither rename nor write in
+place. What only files can show, the unfinished ones, is tested on the disk, with a crash and a failure at each call.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import fault
+from tests.support.sim_disk import SimDisk, SimulatedCrash
+from tests.support.stores import ObjectStore
+from topics.engine.ports import SegmentStore
+from topics.engine.segment_store import DiskSegmentStore
+from workers.local_store import LocalSegmentStore
+
+KEY = "topics/0000000000000400/seg-0000000000000001-0.data"
+OTHER = "topics/0000000000000400/seg-0000000000000005-0.data"
+FAR = "topics/0000000000000800/seg-0000000000000001-0.data"
+
+
+@pytest.fixture(params=["local", "sim", "object"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> SegmentStore:
+    if request.param == "local":
+        return LocalSegmentStore(str(tmp_path / "cold"))
+    return DiskSegmentStore(SimDisk(1)) if request.param == "sim" else ObjectStore()
+
+
+def test_what_was_put_is_read(store: SegmentStore) -> None:
+    store.put(KEY, [b"abc", b"", b"defg"])
+    assert store.exists(KEY)
+    assert store.length(KEY) == 7
+    assert store.read_range(KEY, 0, 100) == b"abcdefg"
+    assert store.read_range(KEY, 2, 3) == b"cde"
+    assert store.read_range(KEY, 7, 3) == b""
+
+
+def test_an_empty_file_is_one(store: SegmentStore) -> None:
+    store.put(KEY, [])
+    assert store.exists(KEY)
+    assert store.length(KEY) == 0
+
+
+def test_put_replaces(store: SegmentStore) -> None:
+    store.put(KEY, [b"a long one that was there before"])
+    store.put(KEY, [b"short"])
+    assert store.read_range(KEY, 0, 100) == b"short"
+
+
+def test_absent_is_not_found(store: SegmentStore) -> None:
+    assert not store.exists(KEY)
+    for ask in (lambda: store.length(KEY), lambda: store.read_range(KEY, 0, 1)):
+        with pytest.raises(FileNotFoundError):
+            ask()
+    store.delete(KEY)
+
+
+def test_deleted_is_gone_and_can_come_back(store: SegmentStore) -> None:
+    store.put(KEY, [b"x"])
+    store.put(OTHER, [b"y"])
+    store.delete(KEY)
+    assert not store.exists(KEY)
+    assert store.list("topics/") == [OTHER]
+    store.delete(OTHER)
+    assert store.list("topics/") == []
+    store.put(KEY, [b"z"])
+    assert store.read_range(KEY, 0, 9) == b"z"
+
+
+def test_list_goes_by_prefix_and_is_sorted(store: SegmentStore) -> None:
+    for key in (FAR, OTHER, KEY):
+        store.put(key, [b"x"])
+    assert store.list("topics/") == [KEY, OTHER, FAR]
+    assert store.list("topics/0000000000000400/") == [KEY, OTHER]
+    assert store.list("topics/0000000000000400/seg-0000000000000005") == [OTHER]
+    assert store.list("topics/0000000000000c00/") == []
+
+
+def test_a_put_that_fails_half_way_leaves_what_was_there(store: SegmentStore) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError(errno.EIO, "the source is gone")
+
+    store.put(KEY, [b"before"])
+    with pytest.raises(OSError, match="the source is gone"):
+        store.put(KEY, pieces())
+    with pytest.raises(OSError, match="the source is gone"):
+        store.put(OTHER, pieces())
+    assert store.read_range(KEY, 0, 100) == b"before"
+    assert store.list("topics/") == [KEY]
+
+
+# ---- files that were not finished
+
+
+def holders(disk: SimDisk, needle: bytes) -> list[str]:
+    return [path for path in disk.paths() if needle in bytes(disk._find(path).live)]  # type: ignore[union-attr, arg-type]
+
+
+def change(store: SegmentStore) -> None:
+    store.put(KEY, [b"new", b" content"])
+    store.delete(OTHER)
+
+
+def prepared() -> SimDisk:
+    disk = SimDisk(7)
+    store = DiskSegmentStore(disk)
+    store.put(KEY, [b"old content"])
+    store.put(OTHER, [b"to be deleted"])
+    return disk
+
+
+def calls_of(work: Callable[[SegmentStore], None]) -> int:
+    disk = prepared()
+    before = disk.calls
+    work(DiskSegmentStore(disk))
+    return disk.calls - before
+
+
+@fault(
+    "disk",
+    "the power fails or the process is killed at any call of a put or a delete in the cold directory",
+    "each file is whole, old or new; what was done lasts, and the next put or delete removes what is unfinished",
+)
+@pytest.mark.parametrize("how", ["power", "kill"])
+def test_a_crash_at_every_call(how: str) -> None:
+    for number in range(1, calls_of(change) + 1):
+        disk = prepared()
+        disk.crash_at(number, midway=True)
+        with pytest.raises(SimulatedCrash):
+            change(DiskSegmentStore(disk))
+        disk.crash() if how == "power" else disk.kill()
+        store = DiskSegmentStore(disk)
+        assert store.read_range(KEY, 0, 100) in (b"old content", b"new content"), number
+        if store.exists(OTHER):
+            assert store.read_range(OTHER, 0, 100) == b"to be deleted"
+        store.delete("topics/none/none")
+        assert [path for path in disk.paths() if path.startswith("staging/")] == [], number
+        change(store)
+        assert store.read_range(KEY, 0, 100) == b"new content"
+
+
+def test_what_was_done_outlives_a_power_cut() -> None:
+    for seed in range(30):
+        disk = SimDisk(seed)
+        store = DiskSegmentStore(disk)
+        store.put(KEY, [b"old"])
+        store.put(OTHER, [b"secret"])
+        store.put(KEY, [b"new"])
+        store.delete(OTHER)
+        disk.crash()
+        store = DiskSegmentStore(disk)
+        assert store.list("") == [KEY]
+        assert store.read_range(KEY, 0, 9) == b"new"
+        assert holders(disk, b"secret") == []
+
+
+def test_a_failure_at_every_call_is_told_and_changes_nothing_else() -> None:
+    for number in range(1, calls_of(change) + 1):
+        disk = prepared()
+        disk.fail_at(number, errno.EIO)
+        store = DiskSegmentStore(disk)
+        with pytest.raises(OSError, match=r"."):
+            change(store)
+        assert store.read_range(KEY, 0, 100) in (b"old content", b"new content"), number
+        change(store)
+        assert store.list("topics/") == [KEY]
+        assert store.read_range(KEY, 0, 100) == b"new content"

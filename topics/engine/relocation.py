@@ -1,0 +1,561 @@
+"""The cold tier: sealed segments move there, dead ones leave it, and erased records are written out of it.
+
+A segment is moved in this order, and a crash between any two steps leaves it readable:
+
+    copy      .data, .idx, .dict and .sum are put into the store, each whole or not at all, .sum last
+    verify    every block of .data is read back and compared with its digest in .sum, the other files with their bytes
+    flip      memory calls the segment cold, and so does the next snapshot; both tiers have it, and hot is read
+    delete    .data leaves the hot tier once neither kept snapshot calls the segment hot
+
+.idx, .dict, .sum and .del stay on the hot tier as well: they are small, a topic's first touch reads them on the loop,
+and deletes of cold records are marked there. What a crash leaves in the store is found by the sweep after the next
+start, or put there again by the same move.
+
+All of it is one task at a time, beside the one for checkpoints and erases: a store that takes seconds a call, or does not
+answer at all, holds up nothing but the cold tier. A failure is no reason to stop serving: it is tried again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from errno import EIO, ENOSPC
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from topics.engine import frames, limits
+from topics.engine.checkpoint import Checkpointer
+from topics.engine.config import EngineConfig
+from topics.engine.erase import finish_erase
+from topics.engine.errors import Corrupt, ErasePutOff, ShardReadOnly, TopicsError
+from topics.engine.files import is_out_of_resources, read_exact, read_file, xxh
+from topics.engine.index import Chunk, Rows
+from topics.engine.loading import Loader
+from topics.engine.ports import Disk, SegmentStore
+from topics.engine.reader import Reader
+from topics.engine.sealing import drain, read_sum, rewrite_steps
+from topics.engine.segments import (
+    BLOCK_BYTES,
+    COLD,
+    HOT,
+    Mask,
+    SegmentMeta,
+    parse_segment_name,
+    read_rows,
+    remove_files,
+    segment_path,
+)
+from topics.engine.shard import Shard
+from topics.engine.staging import CONTROL_BYTES, ID_STEP, EraseRequest
+from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
+from topics.engine.topic_log import Range, TopicLog
+
+MOVE_KIND = "cold_move"
+SUFFIXES = ("data", "idx", "dict", "sum")  # in the order of copying
+ERASE_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What came of copying a segment: an empty `problem`, or why it must stay where it is."""
+
+    problem: str = ""
+
+
+class Relocator:
+    def __init__(
+        self,
+        disk: Disk,
+        store: SegmentStore | None,
+        shard: Shard,
+        reader: Reader,
+        checkpointer: Checkpointer,
+        config: EngineConfig,
+    ) -> None:
+        self._disk = disk
+        self._store = store
+        self._shard = shard
+        self._reader = reader
+        self._checkpointer = checkpointer
+        self._config = config
+        self.loader: Loader | None = None  # once recovery is over
+        self._look_at: dict[int, TopicLog] = {}  # topics that may have too many hot segments
+        self._erases: list[EraseRequest] = []
+        self._gone: list[tuple[int, SegmentMeta]] = []
+        self._dropped: list[int] = []
+        self._swept = False
+        self._there: set[int] = set()  # topics with something in the store, perhaps
+        self._refused: set[tuple[int, int, int]] = set()  # segments that are damaged: they stay
+        self._pause_ms = 0
+        self.retry_ms = 0  # nothing is tried before
+        self.erasing: TopicLog | None = None  # a segment of it is being written again
+        self.problem = ""  # why the last try failed
+        if store is not None:
+            checkpointer.on_checkpointed = self._checkpointed
+            checkpointer.on_segment_gone = lambda topic_id, meta: self._gone.append((topic_id, meta))
+            checkpointer.on_topic_gone = self._dropped.append
+
+    def start(self, loader: Loader) -> None:
+        """Recovery is over. What moves by now is known from the snapshot alone."""
+        self.loader = loader
+        for log in self._shard.by_id.values():
+            metas = self._metas_of(log)
+            self._checkpointer.usage.set(log.id, metas)
+            if self._store is not None and self._surplus(metas):
+                self._look_at[log.id] = log
+
+    @property
+    def has_work(self) -> bool:
+        if self._store is None or self._shard.read_only is not None or self.loader is None:
+            return False
+        return bool(self._erases or self._gone or self._dropped or self._look_at or not self._swept)
+
+    def next_task(self) -> Steps:
+        """The most urgent first: somebody may wait for an erase."""
+        if self._erases:
+            return self._erase(self._erases.pop(0))
+        if self._gone:
+            return self._remove_gone()
+        if self._dropped:
+            return self._remove_topic(self._dropped.pop(0))
+        if not self._swept:
+            return self._sweep()
+        return self._relocate(self._look_at.pop(next(iter(self._look_at))))
+
+    def failed(self, error: BaseException, now_ms: int) -> None:
+        """The store or the disk did not do what it was asked. Nothing is lost; it is tried again after a pause."""
+        self._pause_ms = min(max(2 * self._pause_ms, limits.COLD_PAUSE_MS_MIN), limits.COLD_PAUSE_MS_MAX)
+        self.retry_ms = now_ms + self._pause_ms
+        self.problem = str(error)
+        self._count("cold_failures")
+
+    def _worked(self) -> None:
+        self._pause_ms = self.retry_ms = 0
+        self.problem = ""
+
+    def _count(self, name: str) -> None:
+        self._shard.counters[name] = self._shard.counters.get(name, 0) + 1
+
+    def _run(self, work: Callable[[], object]) -> Blocking:
+        return Blocking(MOVE_KIND, work)
+
+    # -- moving --------------------------------------------------------------------------------------------
+
+    def _checkpointed(self, logs: list[TopicLog]) -> None:
+        for log in logs:
+            if not log.dropped and self._surplus(self._metas_of(log)):
+                self._look_at[log.id] = log
+
+    @staticmethod
+    def _metas_of(log: TopicLog) -> list[SegmentMeta]:
+        if log.stored is not None:
+            return log.stored
+        return [chunk.meta for chunk in log.chunks if chunk.meta is not None]
+
+    def _surplus(self, metas: list[SegmentMeta]) -> list[SegmentMeta]:
+        """Hot segments that are neither among the newest sealed ones nor within their bytes, oldest first."""
+        found: list[SegmentMeta] = []
+        count = size = 0
+        config = self._config
+        for meta in reversed(metas):
+            if not meta.sealed:
+                continue
+            count += 1
+            size += meta.data_bytes
+            kept = count <= config.hot_retain_segments
+            kept = kept and not (config.hot_retain_bytes and size > config.hot_retain_bytes)
+            if not kept and meta.tier == HOT:
+                found.append(meta)
+        return found[::-1]
+
+    def _relocate(self, log: TopicLog) -> Steps:
+        """Move what is too much of one topic, one segment after the other."""
+        checkpointer = self._checkpointer
+        try:
+            while not log.dropped:
+                if log.is_away:
+                    self._shard.loader(log)
+                    yield WaitSynced(0)
+                chunk = self._next_chunk(log)
+                if chunk is None:
+                    return
+                checkpointer.moving, checkpointer.moving_of = chunk, log
+                try:
+                    yield from self._move(log, chunk)
+                finally:
+                    checkpointer.moving = checkpointer.moving_of = None
+        except (OSError, TopicsError):
+            self._look_at[log.id] = log
+            raise
+
+    def _next_chunk(self, log: TopicLog) -> Chunk | None:
+        if log.erasing:
+            return None  # what is copied now might hold what must not be anywhere; after it the topic is looked at again
+        surplus = {meta.first_seq for meta in self._surplus(self._metas_of(log))}
+        for chunk in log.chunks:
+            meta = chunk.meta
+            if meta is None or chunk.first_seq not in surplus or chunk.stored != chunk.count:
+                continue
+            if (log.id, meta.first_seq, meta.generation) in self._refused:
+                continue
+            if chunk is self._checkpointer.rewriting or chunk.next_seq <= log.first_seq:
+                continue
+            return chunk
+        return None
+
+    def _move(self, log: TopicLog, chunk: Chunk) -> Steps:
+        meta = chunk.meta
+        assert meta is not None
+        directory = self._reader.topic_dir(log.id)
+        self._there.add(log.id)
+        copied = yield self._run(lambda: self._copy(directory, meta))
+        self._worked()
+        if copied.problem:
+            self._refused.add((log.id, meta.first_seq, meta.generation))
+            self.problem = copied.problem
+            self._count("cold_refused")
+            return
+        # A checkpoint that has looked at the segment puts what it has seen into memory when it is done.
+        yield WaitUntil(lambda: not self._checkpointer.capturing)
+        if log.dropped or log.erasing or chunk.meta is not meta or chunk not in log.chunks:
+            yield self._run(partial(self._delete_segment, directory, meta))
+            return
+        chunk.meta = msgspec.structs.replace(meta, tier=COLD)
+        self._checkpointer.relieve(log.id, chunk.meta)
+        self._checkpointer.usage.set(log.id, self._metas_of(log))
+        self._shard.touched[log.id] = log
+        self._count("relocations")
+
+    def _copy(self, directory: str, meta: SegmentMeta) -> _Copied:
+        """On another thread: put the segment's files into the store and read them back."""
+        store, disk = self._store, self._disk
+        assert store is not None
+        try:
+            blocks = read_sum(disk, directory, meta.first_seq, meta.generation)[0].blocks
+            path = segment_path(directory, meta, "data")
+            if not self._is_whole(path, meta, blocks):
+                store.put(path, _verified_blocks(disk, path, meta.data_bytes, blocks))
+                if not self._is_whole(path, meta, blocks):
+                    raise OSError(EIO, f"{path} is not in the cold tier as it was put there")
+            for suffix in SUFFIXES[1:]:
+                if suffix == "dict" and not meta.dict_bytes:
+                    continue
+                path = segment_path(directory, meta, suffix)
+                content = read_file(disk, path)
+                store.put(path, [content])
+                if store.read_range(path, 0, len(content) + 1) != content:
+                    raise OSError(EIO, f"{path} is not in the cold tier as it was put there")
+        except (Corrupt, FileNotFoundError) as error:
+            if not isinstance(error, Corrupt) and disk.exists(segment_path(directory, meta, "data")):
+                raise  # it is the store that has lost something
+            # A reader will find out which records are damaged; a copy would only spread it.
+            self._delete_segment(directory, meta)
+            return _Copied(str(error))
+        return _Copied()
+
+    def _is_whole(self, path: str, meta: SegmentMeta, blocks: list[bytes]) -> bool:
+        """Whether the store has .data as it must be: also of an earlier try."""
+        store = self._store
+        assert store is not None
+        if not store.exists(path) or store.length(path) != meta.data_bytes:
+            return False
+        return all(
+            xxh(store.read_range(path, number * BLOCK_BYTES, BLOCK_BYTES)) == digest
+            for number, digest in enumerate(blocks)
+        )
+
+    # -- removing ------------------------------------------------------------------------------------------
+
+    def _delete_segment(self, directory: str, meta: SegmentMeta) -> None:
+        """.sum first, as everywhere: no .sum is left that promises the rest."""
+        assert self._store is not None
+        for suffix in reversed(SUFFIXES):
+            self._store.delete(segment_path(directory, meta, suffix))
+
+    def _remove_gone(self) -> Steps:
+        gone, self._gone = self._gone, []
+        while gone:
+            topic_id, meta = gone[-1]
+            directory = self._reader.topic_dir(topic_id)
+            try:
+                yield self._run(partial(self._delete_segment, directory, meta))
+            except (OSError, GeneratorExit):
+                self._gone += gone
+                raise
+            self._worked()
+            gone.pop()
+
+    def _remove_topic(self, topic_id: int) -> Steps:
+        prefix = f"{self._reader.topic_dir(topic_id)}/"
+        if self._swept and topic_id not in self._there:
+            return
+        try:
+            keys = yield self._run(lambda: self._list(prefix))
+            yield from self._delete_keys(keys)
+        except OSError:
+            self._dropped.append(topic_id)
+            raise
+        self._there.discard(topic_id)
+        self._worked()
+
+    def _list(self, prefix: str) -> list[str]:
+        assert self._store is not None
+        return self._store.list(prefix)
+
+    def _delete_keys(self, keys: list[str]) -> Steps:
+        store = self._store
+        assert store is not None
+
+        def delete(some: list[str]) -> None:
+            for key in some:
+                store.delete(key)
+
+        keys = sorted(keys, key=lambda key: (not key.endswith(".sum"), key))
+        for first in range(0, len(keys), limits.SLICE_TOPICS):
+            some = keys[first : first + limits.SLICE_TOPICS]
+            yield self._run(partial(delete, some))
+
+    # -- what a crash has left -----------------------------------------------------------------------------
+
+    def _sweep(self) -> Steps:
+        """Look once at all that this shard has in the store; remove what is explained, and leave what is not."""
+        root = f"{self._config.topics_dir}/"
+        keys = yield self._run(lambda: self._list(root))
+        by_topic: dict[int, list[tuple[str, str]]] = {}
+        for i, key in enumerate(keys):
+            directory, _, name = key.removeprefix(root).partition("/")
+            if i % limits.SLICE_NAMES == 0:
+                yield None
+            try:
+                topic_id = int(directory, 16)
+            except ValueError:
+                continue
+            if topic_id % ID_STEP == self._config.shard % ID_STEP and len(directory) == 16:
+                by_topic.setdefault(topic_id, []).append((key, name))
+        for topic_id, files in by_topic.items():
+            self._there.add(topic_id)
+            yield from self._delete_keys(self._leftovers(topic_id, files))
+            yield None
+        self._swept = True
+        self._worked()
+
+    def _leftovers(self, topic_id: int, files: list[tuple[str, str]]) -> list[str]:
+        log = self._shard.by_id.get(topic_id)
+        if log is None:
+            # Of a topic that this shard never had, nobody can say anything.
+            return [key for key, _ in files] if topic_id < self._shard.next_id else []
+        if log.deferred:
+            return []  # its segments may have other generations once that is done
+        assert self.loader is not None
+        metas = [*self._metas_of(log), *log.doomed]
+        named = {(meta.first_seq, meta.generation) for meta in metas}
+        firsts = {meta.first_seq for meta in metas}
+        end = max((meta.first_seq + meta.rows for meta in metas), default=0)
+        found: list[str] = []
+        for key, name in files:
+            parsed = parse_segment_name(name)
+            if parsed is None or (parsed[0], parsed[1]) in named:
+                continue
+            last = self.loader.last_naming(topic_id, parsed[0], parsed[1])[0]
+            if last:
+                meta = SegmentMeta(parsed[0], parsed[1], tier=COLD)
+                self._checkpointer.doom(topic_id, meta, last_snapshot=last)
+            elif parsed[0] in firsts or parsed[0] < log.first_seq or parsed[0] >= end:
+                found.append(key)
+        return found
+
+    # -- erasing -------------------------------------------------------------------------------------------
+
+    def takes_over(self, request: EraseRequest) -> bool:
+        """Whether an erase is not done yet, though no copy is left on the hot tier."""
+        log = request.log
+        if self._store is None:
+            if any(meta.tier == COLD for meta in self._metas_of(log)):
+                self._put_off(request, cold=True)  # it goes on after a start with the cold tier
+                return True
+            return False
+        if self._swept and log.id not in self._there:
+            return False
+        self._erases.append(request)
+        return True
+
+    def _put_off(self, request: EraseRequest, *, cold: bool) -> None:
+        deleted = request.result.deleted if request.result is not None else 0
+        self._answer(request, ErasePutOff(deleted, cold=cold))
+
+    def _answer(self, request: EraseRequest, answer: TopicsError) -> None:
+        if request.token is not None:
+            self._shard.ready.append((request.token, answer))
+            request.token = None
+
+    def _erase(self, request: EraseRequest) -> Steps:
+        log = request.log
+        checkpointer = self._checkpointer
+        try:
+            # Files that are being written must not be looked through for what is to be erased.
+            yield WaitUntil(lambda: not checkpointer.erasing)
+            checkpointer.moving_of = self.erasing = log
+            yield from self._erase_all(log, request.ranges)
+            self._worked()
+            yield from finish_erase(self._shard, request)
+        except (OSError, TopicsError) as error:
+            # The records are deleted already; what is left of them goes as soon as it can.
+            self._put_off(request, cold=not is_out_of_resources(error))
+            self._erases.append(request)
+            raise
+        except GeneratorExit:
+            self._answer(request, ShardReadOnly(self._shard.read_only or "the server stops", unknown=True))
+            raise
+        finally:
+            checkpointer.moving = checkpointer.moving_of = self.erasing = None
+            self._look_at[log.id] = log  # it was left alone meanwhile
+
+    def _erase_all(self, log: TopicLog, ranges: list[Range]) -> Steps:
+        """Until nothing in the store holds what is to be erased: what is current is written again, the rest goes."""
+        prefix = f"{self._reader.topic_dir(log.id)}/"
+        for _ in range(ERASE_ROUNDS):
+            if log.is_away and not log.dropped:
+                self._shard.loader(log)
+                yield WaitSynced(0)
+            keys = yield self._run(lambda: self._list_again(prefix))
+            current = {
+                (chunk.meta.first_seq, chunk.meta.generation): chunk
+                for chunk in log.chunks
+                if chunk.meta is not None and chunk.meta.tier == COLD
+            }
+            stale: list[str] = []
+            holding: list[Chunk] = []
+            for key in keys:
+                parsed = parse_segment_name(key.rpartition("/")[2])
+                if parsed is None or parsed[0] > ranges[-1][1] or log.dropped:
+                    continue
+                chunk = current.get((parsed[0], parsed[1]))
+                if chunk is None:
+                    stale.append(key)
+                elif parsed[2] == "data" and _holds(chunk, ranges):
+                    holding.append(chunk)
+            yield from self._delete_keys(stale)
+            if not holding:
+                return
+            for chunk in holding:
+                yield from self._write_again(log, chunk)
+        raise OSError(EIO, f"the cold segments of {log.name} change again and again")
+
+    def _list_again(self, prefix: str) -> list[str]:
+        assert self._store is not None
+        # Whatever a put that was stopped has left goes with any delete.
+        self._store.delete(f"{prefix}nothing")
+        return self._store.list(prefix)
+
+    def _write_again(self, log: TopicLog, chunk: Chunk) -> Steps:
+        """A new generation without its dead, made on the hot tier and put into the store; the old one goes."""
+        meta, shard = chunk.meta, self._shard
+        if meta is None or chunk not in log.chunks:
+            return
+        directory = self._reader.topic_dir(log.id)
+        rows = chunk.rows.copy()
+        dead = ~chunk.live(0, chunk.count, frames.DELETED)
+        dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
+        self._checkpointer.moving = chunk
+        made = yield self._run(lambda: self._rewrite(log.id, directory, meta, rows, dead))
+        new_meta, new_rows = made
+        yield WaitUntil(lambda: not self._checkpointer.capturing)
+        if log.dropped or chunk.meta is not meta or chunk not in log.chunks:
+            return  # the next round removes both
+        if not shard.has_room(CONTROL_BYTES):
+            raise OSError(ENOSPC, "no room in the log")
+        swapped = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost, COLD]
+        shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swapped))
+        # At once: a checkpoint that is begun from here on must not take the old generation for the newest.
+        self._checkpointer.swap(log, chunk, new_meta, new_rows)
+        self._checkpointer.doom(log.id, meta)
+        shard.touched[log.id] = log
+        shard.counters["swaps"] += 1
+        yield WaitSynced(0)
+
+        def clear() -> None:
+            self._delete_segment(directory, meta)
+            remove_files(self._disk, directory, new_meta, "data")
+            self._disk.sync_dir(directory)
+
+        yield self._run(clear)
+        self._reader.close_topic(log.id)
+
+    def _rewrite(
+        self, topic_id: int, directory: str, meta: SegmentMeta, rows: Rows, dead: Mask
+    ) -> tuple[SegmentMeta, Rows]:
+        """On another thread. Records that are damaged stay so, and .sum does not vouch for them."""
+        store, disk = self._store, self._disk
+        assert store is not None
+        path = segment_path(directory, meta, "data")
+
+        def read(offset: int, length: int) -> bytes:
+            data = store.read_range(path, offset, length)
+            if len(data) != length:
+                raise OSError(EIO, f"{path} of the cold tier ends early")
+            return data
+
+        # The file's own ids, which memory replaced by the topic's.
+        stored = read_rows(disk, directory, meta)
+        rows["tag"], rows["node"] = stored["tag"], stored["node"]
+        chain = read_sum(disk, directory, meta.first_seq, meta.generation)[0].chain
+        steps = rewrite_steps(
+            disk, directory, meta, rows, dead, meta.generation + 1, chain, read=read, topic_id=topic_id
+        )
+        made, new_rows = drain(steps)
+        copied = self._copy_unverified(directory, made)
+        if copied:
+            raise OSError(EIO, copied)
+        return msgspec.structs.replace(made, tier=COLD), new_rows
+
+    def _copy_unverified(self, directory: str, meta: SegmentMeta) -> str:
+        """As `_copy`, of what was just written, which may hold damaged records."""
+        store, disk = self._store, self._disk
+        assert store is not None
+        for suffix in SUFFIXES:
+            if suffix == "dict" and not meta.dict_bytes:
+                continue
+            path = segment_path(directory, meta, suffix)
+            store.put(path, _blocks(disk, path))
+            if any(
+                store.read_range(path, number * BLOCK_BYTES, BLOCK_BYTES) != block
+                for number, block in enumerate(_blocks(disk, path))
+            ):
+                return f"{path} is not in the cold tier as it was put there"
+        return ""
+
+
+def _blocks(disk: Disk, path: str) -> Iterator[bytes]:
+    handle = disk.open(path)
+    try:
+        size = disk.size(handle)
+        for offset in range(0, size, BLOCK_BYTES):
+            yield read_exact(disk, handle, path, offset, min(BLOCK_BYTES, size - offset))
+    finally:
+        disk.close(handle)
+
+
+def _verified_blocks(disk: Disk, path: str, length: int, digests: list[bytes]) -> Iterator[bytes]:
+    """What is put into the store is what was sealed; Corrupt when the hot file is not."""
+    handle = disk.open(path)
+    try:
+        for number, digest in enumerate(digests):
+            offset = number * BLOCK_BYTES
+            block = read_exact(disk, handle, path, offset, min(BLOCK_BYTES, length - offset))
+            if xxh(block) != digest:
+                raise Corrupt(path, offset, "a block does not agree with its digest")
+            yield block
+    finally:
+        disk.close(handle)
+
+
+def _holds(chunk: Chunk, ranges: list[Range]) -> bool:
+    """Whether .data still has the bytes of one of these records."""
+    lengths = chunk.rows["length"]
+    for first, last in ranges:
+        low, high = max(0, first - chunk.first_seq), min(chunk.count, last + 1 - chunk.first_seq)
+        if low < high and bool(np.any(lengths[low:high])):
+            return True
+    return False
