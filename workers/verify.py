@@ -22,11 +22,14 @@ from topics.engine.config import EngineConfig
 from topics.engine.errors import TopicsError
 from topics.engine.files import TEMP_SUFFIX
 from topics.engine.layout import LAYOUT_NAME, Layout, encode_layout, generation_of, stale_layouts
+from topics.engine.ports import SegmentStore
 from topics.engine.repair import QUARANTINE, CannotRepair, Repaired, finish_repairs, repair_shard
+from topics.engine.tiered import TieredDisk
 from topics.engine.topic_ids import ID_STEP
 from topics.engine.verify import Finding, verify_shard
 from workers.data_directory import DataDirectory, read_layout, write_atomically
 from workers.exit_codes import DirectoryLocked, Refusal
+from workers.local_store import LocalSegmentStore
 from workers.posix_disk import PosixDisk, make_durable_dir
 from workers.system_clock import SystemClock
 
@@ -113,12 +116,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="make it open and serve again; what is replaced is kept in <data-dir>/quarantine, every loss is announced",
     )
+    parser.add_argument(
+        "--cold-dir",
+        metavar="path",
+        default=os.environ.get("TOPICS_COLD_DIR") or None,
+        help="where the cold tier is [$TOPICS_COLD_DIR]",
+    )
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     arguments = parser.parse_args(argv)
     if not arguments.data_dir:
         parser.error("the data directory's path is empty")
     try:
-        report = run(Path(arguments.data_dir).absolute(), repair=arguments.repair, quiet=arguments.json)
+        report = run(
+            Path(arguments.data_dir).absolute(),
+            repair=arguments.repair,
+            quiet=arguments.json,
+            cold_dir=arguments.cold_dir,
+        )
     except DirectoryLocked:
         print(f"topics verify: {arguments.data_dir} is in use; stop the server first", file=sys.stderr)
         return CANNOT
@@ -132,8 +146,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return SOUND if report.sound else DAMAGED
 
 
-def run(path: Path, *, repair: bool, quiet: bool) -> Report:
+def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -> Report:
     _check_is_ours(path)
+    if cold_dir is not None and not os.path.isdir(cold_dir):
+        raise CannotVerify(f"there is no directory {cold_dir}")
+    cold = LocalSegmentStore(cold_dir) if cold_dir is not None else None
     state = _Run(path, repair, quiet)
     with ExitStack() as held:
         held.callback(DataDirectory(str(path)).close)
@@ -143,7 +160,7 @@ def run(path: Path, *, repair: bool, quiet: bool) -> Report:
             _lock_shard(held, path / layout.shard_dir(number))
         _check_root(state, layout)
         for number in range(layout.shards):
-            _check_shard(state, disk, number, layout)
+            _check_shard(state, disk, number, layout, cold)
         if state.repair and any(
             finding.path == "layout.json" and finding.kind == "damage" for finding in state.findings
         ):
@@ -248,7 +265,8 @@ def _next_run(path: Path) -> int:
     return max(numbers, default=0) + 1
 
 
-def _check_shard(state: _Run, disk: PosixDisk, shard: int, layout: Layout) -> None:
+def _check_shard(state: _Run, hot: PosixDisk, shard: int, layout: Layout, cold: SegmentStore | None) -> None:
+    disk = TieredDisk(hot, cold) if cold is not None else hot
     shards = layout.shards
     config = EngineConfig(shard=shard, shard_dir=layout.shard_dir(shard))
     progress = _Progress(f"shard {shard}", state.quiet)
@@ -260,14 +278,14 @@ def _check_shard(state: _Run, disk: PosixDisk, shard: int, layout: Layout) -> No
     try:
         if state.repair:
             finish_repairs(disk, shard)
-            steps = repair_shard(disk, SystemClock(), config, shards, _next_run(state.path))
+            steps = repair_shard(disk, SystemClock(), config, shards, _next_run(state.path), cold)
             done = progress.follow(steps)
             found, left = done.found, done.after or done.found
             state.done.append(done)
         else:
-            found = left = progress.follow(verify_shard(disk, SystemClock(), config, shards))
+            found = left = progress.follow(verify_shard(disk, SystemClock(), config, shards, cold))
     except CannotRepair as error:
-        if "which this version cannot read" in str(error):
+        if "which this version cannot read" in str(error) or "--cold-dir" in str(error):
             raise CannotVerify(str(error)) from error
         state.problem = str(error)
         return

@@ -48,7 +48,7 @@ from topics.engine.segments import (
     segment_path,
 )
 from topics.engine.shard import Shard
-from topics.engine.staging import CONTROL_BYTES, ID_STEP, EraseRequest
+from topics.engine.staging import CONTROL_BYTES, EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.topic_log import Range, TopicLog
 
@@ -332,7 +332,7 @@ class Relocator:
                 topic_id = int(directory, 16)
             except ValueError:
                 continue
-            if topic_id % ID_STEP == self._config.shard % ID_STEP and len(directory) == 16:
+            if topic_id in self._shard.own_ids and len(directory) == 16:
                 by_topic.setdefault(topic_id, []).append((key, name))
         for topic_id, files in by_topic.items():
             self._there.add(topic_id)

@@ -23,6 +23,7 @@ from topics.engine.files import (
     ensure_dir,
     parent,
     read_digest_file,
+    read_file,
     write_digest_file,
     write_whole,
 )
@@ -30,7 +31,7 @@ from topics.engine.frames import HEADER
 from topics.engine.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.marks import read_deleted
 from topics.engine.overlay import OverlayDisk
-from topics.engine.ports import Clock, Disk
+from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.salvage_log import SEQS_UNKNOWN, LogWalk, rewrite_log
 from topics.engine.salvage_segments import (
     Salvage,
@@ -41,9 +42,17 @@ from topics.engine.salvage_segments import (
     salvage_segment,
 )
 from topics.engine.sealing import meta_from_sum
-from topics.engine.segments import SegmentMeta, parse_segment_name, read_rows, segment_name
+from topics.engine.segments import (
+    COLD,
+    SegmentMeta,
+    parse_segment_name,
+    read_rows,
+    segment_name,
+    segment_path,
+)
 from topics.engine.snapshot import SnapshotWriter, list_snapshots, snapshot_path, split_rows
 from topics.engine.staging import as_ranges
+from topics.engine.tiered import TieredDisk
 from topics.engine.topic_ids import OwnIds, first_id_after, pack_ids
 from topics.engine.topic_log import add_loss
 from topics.engine.verify import Found, expected_chain, own_ids, quiet, read_everything, verify_shard
@@ -71,15 +80,19 @@ class Repaired:
     losses: list[tuple[str, int, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what cannot be known or undone
     quarantined: list[str] = field(default_factory=list)
+    cold: list[str] = field(default_factory=list)  # files of the cold tier that are not needed any more
 
 
 def repair_shard(
-    disk: Disk, clock: Clock, config: EngineConfig, shards: int, run: int
+    disk: Disk, clock: Clock, config: EngineConfig, shards: int, run: int, cold: SegmentStore | None = None
 ) -> Generator[str, None, Repaired]:
-    """Repair one shard; what is replaced goes to `quarantine/<run>`. Nothing is touched when nothing is damaged."""
+    """Repair one shard; what is replaced goes to `quarantine/<run>`. Nothing is touched when nothing is damaged.
+
+    With a cold tier the disk shows both. What is damaged there is written again on the hot one.
+    """
     if finish_repairs(disk, config.shard):
         yield "finished a repair that a crash had stopped"
-    found = yield from verify_shard(disk, clock, config, shards)
+    found = yield from verify_shard(disk, clock, config, shards, cold)
     refused = [finding for finding in found.findings if finding.kind == "unsupported"]
     if refused:
         raise CannotRepair(f"{refused[0].what}; nothing was changed")
@@ -95,7 +108,7 @@ def repair_shard(
         if found.bad_watch:
             overlay.remove(found.bad_watch)
             done.notes.append(f"{found.bad_watch}: its watch sessions are gone; clients make new ones")
-        done.after = yield from _prove(overlay, clock, config, shards)
+        done.after = yield from _prove(overlay, clock, config, shards, cold)
         yield "files are moved"
         _carry_out(disk, overlay, config.shard, run, done)
     finally:
@@ -123,9 +136,9 @@ def _settle(
 
 
 def _prove(
-    overlay: OverlayDisk, clock: Clock, config: EngineConfig, shards: int
+    overlay: OverlayDisk, clock: Clock, config: EngineConfig, shards: int, cold: SegmentStore | None
 ) -> Generator[str, None, Found]:
-    found = yield from verify_shard(overlay, clock, config, shards)
+    found = yield from verify_shard(overlay, clock, config, shards, cold)
     if found.damage:
         first = found.damage[0]
         raise CannotRepair(
@@ -260,6 +273,8 @@ class _Mender:
             self._disk, directory, row.id, meta, salvage, _free_generation(self._disk, directory, meta), chain
         )
         name = segment_name(meta.first_seq, meta.generation)
+        if meta.tier == COLD and self._disk.exists(segment_path(directory, meta, "data")):
+            self._done.cold.append(segment_path(directory, meta, "data"))
         for file in self._disk.list(directory):
             if file.startswith(f"{name}."):
                 self._disk.remove(f"{directory}/{file}")
@@ -490,10 +505,18 @@ def _carry_out(disk: Disk, overlay: OverlayDisk, shard: int, run: int, done: Rep
             overlay.close(handle)
         into.append((f"{aside}/{i}", path))
     disk.sync_dir(aside)
-    plan = Plan([(path, f"{root}/{path}") for path in old], into)
+    for path in done.cold:
+        # A server removes from the cold tier what nothing names; here it is kept.
+        ensure_dir(disk, parent(f"{root}/cold/{path}"))
+        write_whole(disk, f"{root}/cold/{path}", read_file(disk, path))
+        disk.sync_dir(parent(f"{root}/cold/{path}"))
+    hot = disk.hot if isinstance(disk, TieredDisk) else disk
+    plan = Plan([(path, f"{root}/{path}") for path in old if hot.exists(path)], into)
     write_digest_file(disk, f"{root}/plan-{shard:02d}", PLAN_MAGIC, msgspec.msgpack.encode(plan))
     finish_repairs(disk, shard)
-    done.quarantined = [new_place for _, new_place in plan.away]
+    done.quarantined = [new_place for _, new_place in plan.away] + [
+        f"{root}/cold/{path}" for path in done.cold
+    ]
 
 
 def finish_repairs(disk: Disk, shard: int) -> bool:

@@ -143,7 +143,7 @@ def rewrite(
     if not picked:
         return None
     data = b"".join([salvage.data[start:end] for start, end in picked])
-    made = SegmentMeta(meta.first_seq, generation, tier=meta.tier)
+    made = SegmentMeta(meta.first_seq, generation)  # hot, wherever it was
     wanted = msgspec.structs.replace(made, rows=meta.rows, data_bytes=len(data))
     path = segment_path(topic_dir, meta, "data")
     content = index_of_records(path, data, 0, wanted, None, topic_id)

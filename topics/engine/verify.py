@@ -1,7 +1,7 @@
 """Checks every file of a shard and what they say about each other, without changing a byte.
 
-First each file by itself and against the others: digests, versions, numbering, references. Then recovery itself,
-on an overlay, and every record of every topic through the reader that clients are served by: whatever the file
+First each file by itself and against the others: digests, versions, numbering, references. Segments of the cold tier are
+looked at through a disk that shows both tiers (tiered.py). Then recovery itself, on an overlay, and every record of every topic through the reader that clients are served by: whatever the file
 checks do not know of, a start would meet here.
 """
 
@@ -20,13 +20,20 @@ from topics.engine.config import EngineConfig
 from topics.engine.control import Swapped
 from topics.engine.engine import Engine
 from topics.engine.errors import Corrupt, ShardReadOnly, TopicsError, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, TEMP_SUFFIX, WATCH_MAGIC, WATCH_NAME, read_digest_file
+from topics.engine.files import (
+    HEADER_BYTES,
+    TEMP_SUFFIX,
+    WATCH_MAGIC,
+    WATCH_NAME,
+    read_digest_file,
+    read_file,
+)
 from topics.engine.intents import apply_patches, pending_intents
 from topics.engine.layout import generation_of
 from topics.engine.limits import MIB
 from topics.engine.overlay import OverlayDisk
 from topics.engine.placement import shard_of
-from topics.engine.ports import Clock, Disk
+from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.replay import decode
 from topics.engine.salvage_log import LogWalk, SalvagedLog, read_log
 from topics.engine.salvage_segments import (
@@ -34,7 +41,15 @@ from topics.engine.salvage_segments import (
     read_marks,
     salvage_segment,
 )
-from topics.engine.segments import SegmentMeta, parse_segment_name, read_rows, segment_name, segment_path
+from topics.engine.segments import (
+    COLD,
+    HOT,
+    SegmentMeta,
+    parse_segment_name,
+    read_rows,
+    segment_name,
+    segment_path,
+)
 from topics.engine.snapshot import list_snapshots, read_snapshot, snapshot_path
 from topics.engine.topic_ids import OwnIds
 from topics.engine.topic_log import TopicLog
@@ -98,10 +113,12 @@ class Found:
         return [finding for finding in self.findings if finding.kind in {"damage", "unsupported"}]
 
 
-def verify_shard(disk: Disk, clock: Clock, config: EngineConfig, shards: int) -> Generator[str, None, Found]:
-    """Check one shard. Yields what it is looking at; the disk is only read."""
+def verify_shard(
+    disk: Disk, clock: Clock, config: EngineConfig, shards: int, cold: SegmentStore | None = None
+) -> Generator[str, None, Found]:
+    """Check one shard. Yields what it is looking at; the disk is only read. With a cold tier the disk shows both."""
     view = OverlayDisk(disk)
-    checker = _Checker(view, config, shards)
+    checker = _Checker(view, config, shards, cold)
     try:
         yield from checker.steps()
         found = checker.found
@@ -113,8 +130,11 @@ def verify_shard(disk: Disk, clock: Clock, config: EngineConfig, shards: int) ->
 
 
 class _Checker:
-    def __init__(self, disk: OverlayDisk, config: EngineConfig, shards: int) -> None:
+    def __init__(
+        self, disk: OverlayDisk, config: EngineConfig, shards: int, cold: SegmentStore | None
+    ) -> None:
         self._disk = disk
+        self._cold = cold
         self._config = config
         self._shards = shards
         self._meta_dir = f"{config.shard_dir}/meta"
@@ -297,6 +317,10 @@ class _Checker:
 
     def _check_segment(self, row: TopicRow, meta: SegmentMeta, chain: bytes | None) -> bool:
         directory, found = self._topic_dir(row.id), self.found
+        if meta.tier == COLD:
+            if not self._check_cold(row, directory, meta):
+                return False
+            meta = msgspec.structs.replace(meta, tier=HOT)  # the disk shows it there
         try:
             faults = check_segment(self._disk, directory, row.id, meta, chain)
         except UnsupportedFormat as error:
@@ -319,6 +343,28 @@ class _Checker:
                     "records cannot be read", topic=row.name, first_seq=first, last_seq=last, records=last - first + 1,
                 )  # fmt: skip
         return False
+
+    def _check_cold(self, row: TopicRow, directory: str, meta: SegmentMeta) -> bool:
+        """Whether the cold tier is there to be looked at; the copies that lie there are compared with the hot files."""
+        if self._cold is None:
+            path = segment_path(directory, meta, "data")
+            if not self._disk.exists(path):
+                what = f"{path} is in the cold tier; say with --cold-dir where that is"
+                self.found.add("unsupported", path, 0, what, topic=row.name)
+            return self._disk.exists(path)
+        for suffix in ("idx", "dict", "sum"):
+            path = segment_path(directory, meta, suffix)
+            if suffix == "dict" and not meta.dict_bytes:
+                continue
+            try:
+                content = read_file(self._disk, path)
+                same = self._cold.read_range(path, 0, len(content) + 1) == content
+            except OSError:
+                same = False
+            if not same:
+                what = "the copy in the cold tier is not what the hot tier has; a server does not need it"
+                self.found.add("extra", path, 0, what, topic=row.name)
+        return True
 
     def _place_of(self, directory: str, meta: SegmentMeta, seq: int) -> int:
         try:
@@ -373,7 +419,10 @@ class _Checker:
         known = self._named(found.snapshots[max(found.snapshots)][1])
         for key, (row, meta) in self._named(found.older[1]).items():
             if key not in known and self._disk.exists(self._topic_dir(row.id)):
+                if meta.tier == COLD and self._cold is None:
+                    continue
                 try:
+                    meta = msgspec.structs.replace(meta, tier=HOT)
                     faults = check_segment(self._disk, self._topic_dir(row.id), row.id, meta, None)
                 except UnsupportedFormat as error:
                     found.add("unsupported", str(error.path), 8, str(error), topic=row.name)
