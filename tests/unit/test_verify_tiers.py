@@ -14,6 +14,7 @@ from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
 from tests.support.stores import ObjectStore
 from tests.unit.test_relocation import records, relocated
+from topics.engine import commands as c
 from topics.engine.repair import CannotRepair, Repaired, repair_shard
 from topics.engine.sealing import drain
 from topics.engine.segment_store import DiskSegmentStore
@@ -102,6 +103,14 @@ def test_a_damaged_index_of_a_cold_segment_is_made_again() -> None:
     assert repair(h, store).losses == []
     h.open()
     assert h.rows("t") == records(*range(1, 15))
+
+
+def test_an_erase_in_the_cold_tier_leaves_it_sound() -> None:
+    store = ObjectStore()
+    h = relocated(store)
+    h.do(c.Delete("t", seqs=[2], erase=True))
+    h.close()
+    assert verify(h, store).findings == []
 
 
 def test_a_copy_that_differs_is_told() -> None:

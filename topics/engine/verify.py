@@ -419,8 +419,9 @@ class _Checker:
         known = self._named(found.snapshots[max(found.snapshots)][1])
         for key, (row, meta) in self._named(found.older[1]).items():
             if key not in known and self._disk.exists(self._topic_dir(row.id)):
-                if meta.tier == COLD and self._cold is None:
-                    continue
+                path = segment_path(self._topic_dir(row.id), meta, "data")
+                if meta.tier == COLD and (self._cold is None or not self._disk.exists(path)):
+                    continue  # an erase removes the old generation at once; the log has the swap
                 try:
                     meta = msgspec.structs.replace(meta, tier=HOT)
                     faults = check_segment(self._disk, self._topic_dir(row.id), row.id, meta, None)
