@@ -54,6 +54,19 @@ def test_topics_that_change_their_class() -> None:
     assert events["key forgotten"] and events["dedupe hit"]
 
 
+@fault(
+    "disk",
+    "segments move to a cold tier that fails, is down or is cut off by crashes, over long runs",
+    "what a model of the semantics says, at every step; no erased payload is in either tier",
+)
+@pytest.mark.parametrize("first", range(0, 8, SEEDS_PER_TEST))
+def test_walks_with_a_cold_tier(first: int) -> None:
+    events: Counter[str] = Counter()
+    for seed in range(first, first + SEEDS_PER_TEST):
+        events += Walk(seed, tiers=True).run()
+    assert events["relocations"] and events["cold fetches"] and events["cold_failures"], dict(events)
+
+
 def test_every_rare_event_happens() -> None:
     """Over fixed seeds, until all were met; the bound is well above what it takes today."""
     events: Counter[str] = Counter()

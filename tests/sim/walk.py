@@ -13,11 +13,15 @@ import hashlib
 import random
 from collections import Counter
 
+import msgspec
+
 from tests.support import driver as d
 from tests.support.model import Conf, Match, NewRec
 from tests.support.sim_disk import SimulatedCrash
+from tests.support.stores import ObjectStore
 
 STEPS = 200
+TIERED = msgspec.structs.replace(d.SMALL, hot_retain_segments=1, cold_cache_bytes=4096)
 
 # A topic's name is its character: what it may be configured as, first the way it begins.
 CHARACTERS: dict[str, list[Conf]] = {
@@ -74,13 +78,18 @@ class Walk:
         trace: bool = False,
         verbose: bool = False,
         turning: bool = False,
+        tiers: bool = False,
     ) -> None:
         self.seed = seed
+        self.tiers = tiers
         self.characters = TURNING if turning else CHARACTERS
         self.steps = steps
         self.verbose = verbose
         self.rng = random.Random(seed * 7919 + 1)
-        self.driver = d.Driver(seed, trace=trace)
+        if tiers:
+            self.driver = d.Driver(seed, config=TIERED, trace=trace, store=ObjectStore())
+        else:
+            self.driver = d.Driver(seed, trace=trace)
         self.serial = 0
         self.armed = 0  # steps until a planned fault that did not strike is taken back
         self.step_number = 0
@@ -90,7 +99,7 @@ class Walk:
         try:
             self._run()
         except Exception as problem:
-            turning = " --turning" if self.characters is TURNING else ""
+            turning = " --turning" if self.characters is TURNING else " --tiers" if self.tiers else ""
             replay = f"python -m tests.sim.walk {self.seed}{turning} --verbose"
             message = f"seed {self.seed}, step {self.step_number}; replay: {replay}"
             raise d.Divergence(f"{message}\n{type(problem).__name__}: {problem}") from problem
@@ -101,7 +110,7 @@ class Walk:
         driver.open()
         for number in range(self.steps):
             self.step_number = number
-            step = self.rng.choices(*STORY)[0]
+            step = self.rng.choices(*(STORY_OF_TIERS if self.tiers else STORY))[0]
             try:
                 self._say(step.__name__)
                 step(self)
@@ -346,6 +355,23 @@ class Walk:
         self.driver.disk.fail_at(self.rng.choice([1, 2, 3]), errno.EIO, of=self.rng.choice(["write", "sync"]))
         self.armed = 12
 
+    def store_fails(self) -> None:
+        self._store.fail_at(self.rng.choice([1, 2, 3, 5, 8, 13]), errno.EIO)
+        self.armed = 12
+
+    def store_is_down(self) -> None:
+        self._store.is_down = not self._store.is_down
+        self.armed = 6
+
+    def plan_crash_in_store(self) -> None:
+        self._store.crash_at(self.rng.choice([1, 2, 3, 5, 8, 13, 21]))
+        self.armed = 12
+
+    @property
+    def _store(self) -> ObjectStore:
+        assert self.driver.store is not None
+        return self.driver.store
+
     def full_disk(self) -> None:
         driver = self.driver
         driver.drain()
@@ -394,6 +420,11 @@ STORY = (
     [60, 14, 14, 24, 6, 34, 8, 14, 2, 6, 5, 3, 4, 8, 4, 2, 2],
 )  # fmt: skip
 
+STORY_OF_TIERS = (
+    [*STORY[0], Walk.store_fails, Walk.store_is_down, Walk.plan_crash_in_store, Walk.checkpoint],
+    [*STORY[1], 5, 4, 8, 24],
+)
+
 
 def digest(walk: Walk) -> str:
     """One number for all that was asked of the disk and all that was answered."""
@@ -408,6 +439,7 @@ def main() -> None:
     parser.add_argument("--until", type=int, help="run all seeds up to this one")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--turning", action="store_true", help="topics that change their class")
+    parser.add_argument("--tiers", action="store_true", help="with a cold tier, which fails at times")
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
@@ -418,6 +450,7 @@ def main() -> None:
             trace=options.trace,
             verbose=options.verbose,
             turning=options.turning,
+            tiers=options.tiers,
         )
         events = walk.run()
         print(digest(walk) if options.trace else f"seed {seed}: {dict(sorted(events.items()))}")

@@ -29,6 +29,7 @@ from typing import Any
 from tests.support.model import Conf, Gap, Loss, Match, Model, NewRec, PageView, Refused, Topic
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk, SimulatedCrash
+from tests.support.stores import ObjectStore
 from topics.engine import commands as c
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.engine import Engine
@@ -333,7 +334,16 @@ def _twin(topic: Topic | None) -> Topic | None:
 class Driver:
     """One engine, one disk, one clock, and the record of what it promised."""
 
-    def __init__(self, seed: int, *, config: EngineConfig = SMALL, trace: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        config: EngineConfig = SMALL,
+        trace: bool = False,
+        store: ObjectStore | None = None,
+    ) -> None:
+        """With a `store` old segments move there all the time."""
+        self.store = store
         self.seed = seed
         self.config = config
         self.rng = random.Random(seed)
@@ -379,7 +389,7 @@ class Driver:
         while True:
             try:
                 self._plug = _Plug(self.disk)
-                engine = Engine.open(self._plug, self.clock, self.config)
+                engine = Engine.open(self._plug, self.clock, self.config, self.store)
             except SimulatedCrash:
                 self.events["crash in recovery"] += 1
                 again = self.rng.choice(["kill", "power"])
@@ -402,6 +412,12 @@ class Driver:
         """Drop planned faults that were not reached."""
         self.disk._plans.clear()
         self.disk._armed = False
+        self.store_calm()
+
+    def store_calm(self) -> None:
+        if self.store is not None:
+            self.store.calm()
+            self.store.is_down = False
 
     def _cut(self, how: str) -> None:
         self._plug.pull()
@@ -449,6 +465,8 @@ class Driver:
         if self.engine is not None:
             for name, count in self.engine.counters.items():
                 self.events[name] += count
+            if self.store is not None:
+                self.events["cold fetches"] += self.engine.cold.fetches
 
     def engine_now(self) -> int:
         """The engine's time as of its last turn."""
@@ -604,8 +622,11 @@ class Driver:
             if not isinstance(result, TopicsError):
                 raise Divergence(f"accepted by a read-only shard: {sent.kind} {sent.topic} {result}")
             return False
-        if isinstance(result, Throttled | ErasePutOff) and result.detail.get("limit") == "disk_full":
-            if not (sent.may_be_full or self.faulty):
+        put_off = isinstance(result, ErasePutOff) and self.store is not None
+        if isinstance(result, Throttled | ErasePutOff) and (
+            put_off or result.detail.get("limit") == "disk_full"
+        ):
+            if not (sent.may_be_full or self.faulty or put_off):
                 raise Divergence(f"disk full without reason: {sent.kind} {sent.topic} {result}")
             if sent.is_erase:
                 # Deleted all the same; only the bytes stay until there is room for the intent.
@@ -701,6 +722,9 @@ class Driver:
         if self.faulty and isinstance(got, Refused) and got.code == "internal":
             self.events["failed read"] += 1
             return
+        if self.store is not None and got == Refused("not_ready"):
+            self.events["failed cold read"] += 1
+            return
         if not any(agree(got, option) for option in options):
             for erase in [*self.waiting.values(), *self.unsettled]:
                 if erase.is_erase and sent.topic in ("", erase.topic) and self._may_show(erase):
@@ -760,6 +784,7 @@ class Driver:
 
     def look(self) -> dict[str, Seen]:
         """Read all topics through the engine, leaving the models alone."""
+        self.store_calm()
         assert self.engine is not None
         listed = self._ask(c.ListTopics(limit=1000))
         found = {}
@@ -997,3 +1022,7 @@ class Driver:
             for payload in self.erased:
                 if payload in content:
                     raise Divergence(f"{path} still holds the erased {payload!r} at {content.index(payload)}")
+        for key, content in (self.store.objects if self.store is not None else {}).items():
+            for payload in self.erased:
+                if payload in content:
+                    raise Divergence(f"the cold {key} still holds the erased {payload!r}")

@@ -1,0 +1,226 @@
+"""A real server with a cold directory: segments move there and are read from there, whatever dies meanwhile.
+
+Goal: what clients read never changes, `cold_segments_read` tells where it came from, an erased payload is in no file of
+either directory, `topics verify` looks at both, and a cold disk that takes 2 s a call holds up nobody but its readers.
+Method: segments of 10 records, restarts that make checkpoints, kill -9 while segments are on their way, and failpoints
+that make the cold directory slow or fail.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.contract import ok
+from tests.support.faults import fault
+from tests.support.server import ROOT, Server, until
+
+COUNT = 100
+PAD = "." * 600
+SECRET = "the secret that nobody may find again: 4711-0815"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    points = tmp_path / "cold-points"
+    points.mkdir()
+    environment = {
+        "TOPICS_COLD_DIR": str(tmp_path / "cold"),
+        "TOPICS_HOT_RETAIN_SEGMENTS": "1",
+        "TOPICS_SEGMENT_MAX_EVENTS": "10",
+        "TOPICS_COLD_FAILPOINTS": str(points),
+        "TOPICS_COLD_CACHE_BYTES": "0",  # every read asks the cold tier
+    }
+    server = Server(tmp_path, environment=environment, shards=1).start()
+    yield server
+    server.close()
+
+
+def fill(server: Server) -> None:
+    ok(server.put("/v0/topics/t", {"durability": "fsync"}), 201)
+    for first in range(1, COUNT + 1, 20):
+        data = [{"n": n, "pad": SECRET if n == 7 else PAD} for n in range(first, first + 20)]
+        ok(server.write("t", *data), 200)
+
+
+def cold_data(server: Server) -> list[str]:
+    return sorted(path.name for path in (server.folder / "cold").rglob("*.data"))
+
+
+def hot_data(server: Server) -> list[str]:
+    return sorted(path.name for path in (server.data_dir / "topics").rglob("*.data"))
+
+
+def restart(server: Server) -> None:
+    """With the checkpoint that a stop makes."""
+    assert server.stop() == 0
+    server.start()
+
+
+def move_all(server: Server) -> None:
+    """Until the hot tier has let go of what has moved: two snapshots must say that it is cold."""
+    restart(server)
+    until(lambda: len(cold_data(server)) == 9)
+    until(lambda: server_moves(server) == 9)
+    for _ in range(3):
+        restart(server)
+        read(server)  # the first touch finds what is left over
+    assert len(hot_data(server)) == 1
+
+
+def server_moves(server: Server) -> int:
+    text = server.get("/v0/metrics").body.decode()
+    return int(
+        next(line for line in text.splitlines() if line.startswith("topics_relocations_total")).split()[1]
+    )
+
+
+def diff(server: Server, **body: Any) -> Any:
+    reply = server.post("/v0/topics/t/diff", {"limit": 1000, "max_bytes": 8 << 20, **body})
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def read(server: Server) -> list[int]:
+    """Everything, by as many pages as it takes: one page spans at most eight cold segments."""
+    found: list[int] = []
+    cursor = 0
+    while True:
+        page = diff(server, from_seq=cursor)
+        assert page["tombstone"] is None
+        found += [record["data"]["n"] for record in page["records"]]
+        if page["caught_up"]:
+            return found
+        cursor = page["next_from_seq"]
+
+
+def holders(server: Server) -> list[str]:
+    roots = (server.data_dir, server.folder / "cold")
+    files = [path for root in roots for path in root.rglob("*") if path.is_file()]
+    return [str(path) for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_segments_move_are_read_and_are_erased(server: Server) -> None:
+    fill(server)
+    move_all(server)
+    assert read(server) == list(range(1, COUNT + 1))
+    assert diff(server)["performance"]["cold_segments_read"] == 8
+    assert "cold_segments_read" not in diff(server, from_seq=92)["performance"]
+    metrics = server.get("/v0/metrics").body.decode()
+    assert 'topics_segment_bytes_live{tier="cold"}' in metrics
+    assert int(metrics.split('topics_segment_bytes_live{tier="cold"} ')[1].split()[0]) > 50_000
+
+    assert holders(server)
+    assert ok(server.post("/v0/topics/t/delete", {"seqs": [7], "erase": True}), 200)["deleted"] == 1
+    assert holders(server) == []
+    assert read(server) == [n for n in range(1, COUNT + 1) if n != 7]
+    server.kill()
+    server.start()
+    assert read(server) == [n for n in range(1, COUNT + 1) if n != 7]
+    assert holders(server) == []
+
+    assert server.stop() == 0
+    verify = [sys.executable, "-m", "topics.cli", "verify", str(server.data_dir), "--json"]
+    found = subprocess.run(
+        [*verify, "--cold-dir", str(server.folder / "cold")], cwd=ROOT, capture_output=True, check=False
+    )
+    report = json.loads(found.stdout)
+    assert (found.returncode, report["sound"], report["shards"][0]["records"]) == (0, True, COUNT - 1)
+    assert subprocess.run(verify, cwd=ROOT, capture_output=True, check=False).returncode == 3
+
+
+@fault(
+    "processes",
+    "a worker is killed while segments are on their way to the cold tier",
+    "every record is read after it, and the move comes to its end",
+)
+def test_kill_while_segments_move(server: Server) -> None:
+    fill(server)
+    places = ["other.sync.after", "segment.rename.before", "index.rename.after", "segment.open.before"]
+    lines = [f"{place} kill nth={i + 1}" for i, place in enumerate(places)]
+    (server.folder / "cold-points" / "points").write_text("\n".join(lines) + "\n")
+    restart(server)  # the stop seals the segments, the start moves them
+    until(lambda: all(place in fired(server) for place in places))
+    server.wait_ready()
+    assert read(server) == list(range(1, COUNT + 1))
+    until(lambda: len(cold_data(server)) == 9)
+    server.kill()
+    server.start()
+    assert read(server) == list(range(1, COUNT + 1))
+
+
+def fired(server: Server) -> str:
+    path = server.folder / "cold-points" / "fired"
+    return path.read_text() if path.exists() else ""
+
+
+@fault(
+    "disk",
+    "the cold tier takes 2 s a call",
+    "reads of old records take that long; writes, live reads and long polls are as fast as ever",
+)
+def test_a_slow_cold_tier_slows_history_and_nothing_else(server: Server) -> None:
+    fill(server)
+    move_all(server)
+    (server.folder / "cold-points" / "points").write_text("segment.open.before slow times=1000\n")
+    done: list[float] = []
+    history = threading.Thread(target=lambda: (read(server), done.append(time.monotonic())))
+    began = time.monotonic()
+    history.start()
+    worst = 0.0
+    while not done and time.monotonic() - began < 60:
+        start = time.monotonic()
+        seq = ok(server.write("t", {"n": 0}), 200)["head_seq"]
+        page = diff(server, from_seq=seq - 1, wait_ms=1000)
+        assert [record["$seq"] for record in page["records"]] == [seq]
+        worst = max(worst, time.monotonic() - start)
+    history.join()
+    assert done[0] - began >= 2.0, "the failpoint was not met"
+    assert worst < 1.5, "a write or a live read has waited for the cold tier"
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 30
+
+
+def test_a_cold_directory_that_is_gone_is_told_and_comes_back(server: Server) -> None:
+    fill(server)
+    move_all(server)
+    away = server.folder / "unmounted"
+    (server.folder / "cold").rename(away)
+    reply = server.post("/v0/topics/t/diff", {"from_seq": 0})
+    assert (reply.status, reply.error["code"], reply.error["detail"]["tier"]) == (503, "not_ready", "cold")
+    assert [r["data"]["n"] for r in diff(server, from_seq=92)["records"]] == list(range(93, COUNT + 1))
+    ok(server.write("t", {"n": 0}), 200)
+    restart(server)
+    assert server.post("/v0/topics/t/diff", {"from_seq": 0}).status == 503
+    for path in sorted((server.folder / "cold").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (server.folder / "cold").rmdir()
+    away.rename(server.folder / "cold")
+    assert read(server)[:COUNT] == list(range(1, COUNT + 1))
+
+
+def test_appends_end_while_there_is_still_space(tmp_path: Path) -> None:
+    points = tmp_path / "points"
+    points.mkdir()
+    server = Server(tmp_path, environment={"TOPICS_FAILPOINTS": str(points)}, shards=1).start()
+    try:
+        ok(server.write("t", 1), 201)
+        (points / "free_bytes").write_text("1000")
+        until(lambda: server.write("t", 2).status == 429)
+        error = server.write("t", 2).error
+        assert error["detail"]["limit"] == "disk_full"
+        until(lambda: b"topics_disk_full 1" in server.get("/v0/metrics").body)
+        ok(server.post("/v0/topics/t/delete", {"seqs": [1]}), 200)
+        (points / "free_bytes").unlink()
+        until(lambda: server.write("t", 3).status == 200)
+    finally:
+        server.close()
