@@ -291,6 +291,15 @@ class Seen:
     gaps: list[Gap]
 
 
+def is_cut(got: Any, wanted: Any) -> bool:
+    """Whether this is the beginning of that page: one that would span too many cold blocks ends early."""
+    if not (isinstance(got, PageView) and isinstance(wanted, PageView)):
+        return False
+    count = len(got.rows)
+    same = got.rows == wanted.rows[:count] and (got.gap, got.head_seq) == (wanted.gap, wanted.head_seq)
+    return same and 0 < count < len(wanted.rows) and got.next_from_seq == wanted.rows[count][0] - 1
+
+
 def read_all(read: Callable[[int], PageView]) -> tuple[list[Any], list[Gap]]:
     rows: list[Any] = []
     gaps: list[Gap] = []
@@ -730,6 +739,9 @@ class Driver:
                 if erase.is_erase and sent.topic in ("", erase.topic) and self._may_show(erase):
                     self._show(erase)
                     options.append(sent.apply(self.model, self._now))
+        if self.store is not None and any(is_cut(got, option) for option in options):
+            self.events["cut page"] += 1
+            return
         if not any(agree(got, option) for option in options):
             raise Divergence(
                 f"{sent.kind} of {sent.topic!r} {sent.args} at {self._now}\n  engine {got}\n"
