@@ -1,18 +1,110 @@
-"""The cold tier in a directory, which may be a mounted disk that is not there at times."""
+"""The cold tier in a directory, which may be a mounted disk that is not there at times.
+
+Both directories hold the same `cold-id`. An empty mount point, or the cold directory of another server, has none or
+another one, and is neither written to nor taken for a tier that has lost everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import builtins
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterable
 
 from topics.engine.ports import Disk
 from topics.engine.segment_store import DiskSegmentStore
-from workers.posix_disk import PosixDisk
+from workers.posix_disk import PosixDisk, make_durable_dir, sync_directory
+
+ID_NAME = "cold-id"
 
 
 class LocalSegmentStore(DiskSegmentStore):
-    """Files under `root`, which is created when absent. `shard` keeps the workers' unfinished files apart."""
+    """Files under `root`, which is created when absent. `shard` keeps the workers' unfinished files apart; with an
+    `identity` every call first looks whether this is the directory that is meant."""
 
     def __init__(
-        self, root: str, shard: int = 0, through: Callable[[PosixDisk], Disk] = lambda disk: disk
+        self,
+        root: str,
+        shard: int = 0,
+        *,
+        identity: str | None = None,
+        through: Callable[[PosixDisk], Disk] = lambda disk: disk,
     ) -> None:
         super().__init__(through(PosixDisk(root)), f"staging/shard-{shard:02d}")
+        self._root = root
+        self._identity = identity
+
+    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+        self.check()
+        super().put(key, pieces)
+
+    def read_range(self, key: str, offset: int, length: int) -> bytes:
+        self.check()
+        return super().read_range(key, offset, length)
+
+    def delete(self, key: str) -> None:
+        self.check()
+        super().delete(key)
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        self.check()
+        return super().list(prefix)
+
+    def exists(self, key: str) -> bool:
+        self.check()
+        return super().exists(key)
+
+    def length(self, key: str) -> int:
+        self.check()
+        return super().length(key)
+
+    def check(self) -> None:
+        if self._identity is None:
+            return
+        found = read_id(self._root)
+        if found is None:
+            what = f"{self._root}/{ID_NAME} is missing: is the disk mounted?"
+        elif found != self._identity:
+            what = f"{self._root} belongs to another data directory"
+        else:
+            return
+        raise OSError(errno.ENODEV, what)
+
+
+def read_id(directory: str) -> str | None:
+    try:
+        with open(f"{directory}/{ID_NAME}", encoding="ascii") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return None
+
+
+def claim(data_dir: str, cold_dir: str) -> str:
+    """What both directories must have in common, made at the first start with a cold tier."""
+    found = read_id(data_dir)
+    if found is None:
+        fresh = secrets.token_hex(16)
+        if _make_id(data_dir, fresh):
+            make_durable_dir(cold_dir)
+            _make_id(cold_dir, fresh)
+        found = read_id(data_dir)
+        assert found is not None
+    return found
+
+
+def _make_id(directory: str, text: str) -> bool:
+    """Whole or not at all; False when another worker was first."""
+    temp = f"{directory}/{ID_NAME}-{text}"
+    try:
+        with open(temp, "x", encoding="ascii") as file:
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temp, f"{directory}/{ID_NAME}")
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(temp)
+    sync_directory(directory)
+    return True

@@ -22,7 +22,7 @@ from topics.settings import Settings
 from workers import failpoints
 from workers.caps import Caps
 from workers.failpoints import BadFailpoint, FailpointDisk
-from workers.local_store import LocalSegmentStore
+from workers.local_store import LocalSegmentStore, claim
 from workers.metrics import ShardMetrics
 from workers.posix_disk import PosixDisk
 from workers.shard_core import ShardCore
@@ -98,12 +98,22 @@ def open_disk(data_dir: str, shard: int) -> PosixDisk | FailpointDisk:
     return FailpointDisk(disk, folder, shard) if folder else disk
 
 
-def open_cold(cold_dir: str, shard: int) -> LocalSegmentStore:
-    """The cold tier; with failpoints in its way when a test asks for them."""
-    folder = os.environ.get(failpoints.COLD_VARIABLE)
-    if folder:
-        return LocalSegmentStore(cold_dir, shard, lambda disk: FailpointDisk(disk, folder, shard))
-    return LocalSegmentStore(cold_dir, shard)
+def open_cold(settings: Settings, shard: int) -> LocalSegmentStore | None:
+    """The cold tier, if there is one; with failpoints in its way when a test asks for them."""
+    if not settings.cold_dir:
+        return None
+
+    def through(disk: PosixDisk) -> PosixDisk | FailpointDisk:
+        folder = os.environ.get(failpoints.COLD_VARIABLE)
+        return FailpointDisk(disk, folder, shard) if folder else disk
+
+    try:
+        identity = claim(settings.data_dir, settings.cold_dir)
+        return LocalSegmentStore(settings.cold_dir, shard, identity=identity, through=through)
+    except OSError as error:
+        # What is hot is served all the same.
+        logger.error("the cold tier cannot be used until a restart: %s", error)
+        return None
 
 
 def now_us() -> int:
@@ -124,7 +134,7 @@ def main() -> int:
     heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
     try:
         disk = open_disk(settings.data_dir, arguments.shard)
-        cold = open_cold(settings.cold_dir, arguments.shard) if settings.cold_dir else None
+        cold = open_cold(settings, arguments.shard)
     except BadFailpoint as error:
         logger.critical("the shard cannot run: %s", error)
         return 1

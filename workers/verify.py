@@ -29,7 +29,7 @@ from topics.engine.topic_ids import ID_STEP
 from topics.engine.verify import Finding, verify_shard
 from workers.data_directory import DataDirectory, read_layout, write_atomically
 from workers.exit_codes import DirectoryLocked, Refusal
-from workers.local_store import LocalSegmentStore
+from workers.local_store import ID_NAME, LocalSegmentStore, read_id
 from workers.posix_disk import PosixDisk, make_durable_dir
 from workers.system_clock import SystemClock
 
@@ -40,7 +40,7 @@ MEANINGS = {
     USAGE: "the arguments make no sense",
     CANNOT: "the directory is in use, absent, not readable, or of a later version",
 }
-OURS = {"LOCK", "RUN", LAYOUT_NAME, "topics", "lost+found", QUARANTINE}
+OURS = {"LOCK", "RUN", LAYOUT_NAME, "topics", "lost+found", QUARANTINE, ID_NAME}
 
 _TOPIC = re.compile(r"[0-9a-f]{16}")
 
@@ -150,7 +150,14 @@ def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -
     _check_is_ours(path)
     if cold_dir is not None and not os.path.isdir(cold_dir):
         raise CannotVerify(f"there is no directory {cold_dir}")
-    cold = LocalSegmentStore(cold_dir) if cold_dir is not None else None
+    cold = LocalSegmentStore(cold_dir, identity=read_id(str(path))) if cold_dir is not None else None
+    if cold is not None:
+        try:
+            cold.check()
+        except OSError as error:
+            raise CannotVerify(
+                f"{error.strerror}; to go on without what was there, remove {path}/{ID_NAME}"
+            ) from error
     state = _Run(path, repair, quiet)
     with ExitStack() as held:
         held.callback(DataDirectory(str(path)).close)

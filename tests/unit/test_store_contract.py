@@ -17,7 +17,7 @@ from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
 from topics.engine.ports import SegmentStore
 from topics.engine.segment_store import DiskSegmentStore
-from workers.local_store import LocalSegmentStore
+from workers.local_store import LocalSegmentStore, claim
 
 KEY = "topics/0000000000000400/seg-0000000000000001-0.data"
 OTHER = "topics/0000000000000400/seg-0000000000000005-0.data"
@@ -93,6 +93,44 @@ def test_a_put_that_fails_half_way_leaves_what_was_there(store: SegmentStore) ->
         store.put(OTHER, pieces())
     assert store.read_range(KEY, 0, 100) == b"before"
     assert store.list("topics/") == [KEY]
+
+
+# ---- the right directory
+
+
+@fault(
+    "disk",
+    "the cold directory is an empty mount point, or that of another server",
+    "nothing is written there, and nothing is taken for lost; reads are 503 until it is the right one",
+)
+def test_a_directory_that_is_not_the_one_is_left_alone(tmp_path: Path) -> None:
+    data, cold, other = (str(tmp_path / name) for name in ("data", "cold", "other"))
+    (tmp_path / "data").mkdir()
+    identity = claim(data, cold)
+    assert claim(data, cold) == identity
+    store = LocalSegmentStore(cold, identity=identity)
+    store.put(KEY, [b"x"])
+    (tmp_path / "cold").rename(tmp_path / "away")
+    (tmp_path / "cold").mkdir()
+    for call in (
+        lambda: store.put(KEY, [b"y"]),
+        lambda: store.read_range(KEY, 0, 1),
+        lambda: store.exists(KEY),
+        lambda: store.length(KEY),
+        lambda: store.list("topics/"),
+        lambda: store.delete(KEY),
+    ):
+        with pytest.raises(OSError, match="is the disk mounted"):
+            call()
+    assert list((tmp_path / "cold").iterdir()) == []
+    assert claim(data, cold) == identity
+    (tmp_path / "cold").rmdir()
+    (tmp_path / "away").rename(tmp_path / "cold")
+    assert store.read_range(KEY, 0, 9) == b"x"
+    (tmp_path / "data2").mkdir()
+    claim(str(tmp_path / "data2"), other)
+    with pytest.raises(OSError, match="belongs to another data directory"):
+        LocalSegmentStore(other, identity=identity).put(KEY, [b"y"])
 
 
 # ---- files that were not finished
