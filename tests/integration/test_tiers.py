@@ -138,7 +138,7 @@ def test_segments_move_are_read_and_are_erased(server: Server) -> None:
 
 
 @fault(
-    "processes",
+    "worker",
     "a worker is killed while segments are on their way to the cold tier",
     "every record is read after it, and the move comes to its end",
 )
