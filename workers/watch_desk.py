@@ -147,8 +147,10 @@ class WatchDesk:
         self.sessions.front_gone(peer, self._wall_ms())
         for key in [key for key in self._look_outs if key[0] == peer]:
             self._end_look_out(key)
-        for wid in {opening.request.wid for opening in self._opening}:
-            self._open_again(wid)  # the stream that it waited for may have been there
+        # The streams that they waited for may have been there. In the order in which they came, as of a set it would
+        # be another one in each process.
+        for wid in dict.fromkeys(opening.request.wid for opening in self._opening):
+            self._open_again(wid)
 
     def _on_streams(self, peer: bytes, request: wire.Request) -> None:
         if request.id:  # in which the front says how many there are

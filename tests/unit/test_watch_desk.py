@@ -289,6 +289,19 @@ def test_a_dead_front_keeps_nobody_waiting() -> None:
     assert session_of(rig, key)
 
 
+def test_streams_that_waited_for_a_dead_front_come_in_their_order() -> None:
+    """It was the order of a set of names, which differs from process to process."""
+    rig = FeedRig()
+    wids = [f"w{i}" for i in range(12)]
+    for number, wid in enumerate(wids, 1):
+        made(rig, wid)
+        session_of(rig, opened(rig, number, peer=b"dies", wid=wid))
+    keys = [opened(rig, number, wid=wid) for number, wid in enumerate(wids, 101)]
+    rig.core.forget_peer(b"dies")
+    rig.rest()
+    assert [key for key in rig.replies if key in keys] == keys
+
+
 def test_a_stream_is_not_opened_for_a_front_that_died_waiting() -> None:
     rig = FeedRig()
     made(rig)
