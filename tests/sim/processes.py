@@ -568,6 +568,7 @@ class SimServer:
             and worker.alive
             and worker.core is not None
             and worker.core.is_ready
+            and worker.core._peers == living
             and worker.core.engine.shard.read_only is None
             for worker in self.workers
         )

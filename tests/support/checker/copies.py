@@ -251,6 +251,7 @@ class Flow:
     def __init__(self, copies: Copies, rule: Rule, source: Side, dest: Side) -> None:
         self.copies, self.rule, self.source, self.dest = copies, rule, source, dest
         self._blamed = 0
+        self._eras: dict[int, list[tuple[Placed, Write]]] = {}
 
     def __str__(self) -> str:
         return f"{self.rule.name}, {self.source.ledger.topic} to {self.dest.ledger.topic}"
@@ -287,27 +288,32 @@ class Flow:
         era = ledger.eras[line.era[first]]
         if not trimmed and any(_retains_less(config) for config in line.ever(answered, era.instance)):
             return
-        for placed in era.records.values():
+        for placed, copy in self._alone(era):
             write = placed.sent.write
-            if write.sent < since or not self._is_alone(placed):
+            if write.sent < since:
                 continue
             known = ledger.solid_since(placed, first)
             if known > sent or source.missing.may_be_gone(era, placed, answered):
                 continue
-            copy = self.dest.ledger.copies.get(data_key(placed.sent))
-            if copy is not None and rule.lets_through(placed.sent.tag, write.sent, answered):
+            if rule.lets_through(placed.sent.tag, write.sent, answered):
                 yield Due(placed, copy, known)
 
-    def _is_alone(self, placed: Placed) -> bool:
-        """Whether this record can have come in no other way: then its copy is the copy of it."""
-        copy = self.dest.ledger.copies.get(data_key(placed.sent))
-        return (
-            copy is not None
-            and copy.copy is not None
-            and copy.copy.times == 1
-            and len(copy.copy.ways) == 1
-            and copy.copy.ways[0][0] is self.rule
-        )
+    def _alone(self, era: Era) -> list[tuple[Placed, Write]]:
+        """Records that can have come in no other way: their copies are the copies of them."""
+        if era.number not in self._eras:
+            found = (
+                (placed, self.dest.ledger.copies.get(data_key(placed.sent)))
+                for placed in era.records.values()
+            )
+            self._eras[era.number] = [
+                (placed, copy)
+                for placed, copy in found
+                if copy is not None
+                and copy.copy is not None
+                and copy.copy.times == len(copy.copy.ways) == 1
+                and copy.copy.ways[0][0] is self.rule
+            ]
+        return self._eras[era.number]
 
     def may_be_stuck(self, one: Due, look: Look | Read) -> bool:
         """Whether the dest may have been unable to take it."""

@@ -119,7 +119,8 @@ def _check_removed(op: Op, rules: list[Rule], problems: list[Problem]) -> None:
         for rule in rules
         if op.topic == rule.dest or (op.topic == rule.source and not is_pattern(rule.source))
     ]
-    possible = {rule.name for rule in mine if rule.may_copy(op.sent_at, op.answered_at) is not None}
+    # Also one that has ended may be named, when the topic's shard has not heard of that.
+    possible = {rule.name for rule in mine if any(wish.sent < op.answered_at for wish in rule.wishes)}
     if len(set(named)) < len(named) or not possible.issuperset(named):
         problems.append(
             Problem("router", op.topic, f"{named} went with it, of {sorted(possible)}: {name_of(op)}")
