@@ -54,7 +54,7 @@ class Seat(Harness):
     """One shard. The disk is the others' too: a stop leaves it alone."""
 
     def __init__(self, config: EngineConfig, disk: SimDisk, clock: SimClock) -> None:
-        self.config, self.disk, self.clock = config, disk, clock
+        self.config, self.disk, self.clock, self.cold = config, disk, clock, None
         self.replies, self.order, self.jobs = {}, [], []
         self._tokens = 0
         self._wake_at = None
