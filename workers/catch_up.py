@@ -199,7 +199,7 @@ class CatchUps:
         for shard, uids in by_shard.items():
             running.left += 1
             if shard == self._own:
-                self._forwarder.chase(uids, lambda behind: self._heard(course, running, is_late=False))
+                self._forwarder.chase(uids, lambda behind: self._heard(course, running, is_late=bool(behind)))
             else:
                 self._lines[shard].append(Question(course, running, uids))
                 self._ask_next(shard)
@@ -218,9 +218,12 @@ class CatchUps:
                 self._heard(question.course, question.round, is_late=True)
 
     def _answered(self, shard: int, question: Question, reply: wire.Reply | None) -> None:
-        """Also those who could not get there have gone as far as they can."""
+        """A source that could not ask this shard has not waited: it may not have heard yet that this one is up."""
         self._on_way[shard] -= 1
-        self._heard(question.course, question.round, is_late=reply is None or reply.status != 200)
+        is_late = reply is None or reply.status != 200
+        if reply is not None and not is_late:
+            is_late = bool(forward_messages.read_caught_up(reply.body).behind)
+        self._heard(question.course, question.round, is_late=is_late)
         self._ask_next(shard)
 
     def _heard(self, course: Course, running: Round, *, is_late: bool) -> None:

@@ -34,7 +34,7 @@ class CatchUp(msgspec.Struct, array_like=True):
 
 
 class CaughtUp(msgspec.Struct, array_like=True):
-    """`behind`: rules that could not get there, because a dest is full or gone."""
+    """`behind`: rules that could not get there, though their dest is not full: it could not be asked, or has refused."""
 
     behind: list[int] = []
 

@@ -322,8 +322,10 @@ class Forwarder:
             if not flows:
                 del self._owing[flow.uid]
 
-    def _pause(self, flow: Flow) -> None:
-        """The same once more, after a while. Nobody waits for it who wants to catch up."""
+    def _pause(self, flow: Flow, *, is_full: bool = False) -> None:
+        """The same once more, after a while. Nobody waits for it who wants to catch up; and unless the dest is full, and so
+        as far as it can be, they are told.
+        """
         flow.state = PAUSED
         flow.pause_ms = min(max(2 * flow.pause_ms, PAUSE_MS_MIN), PAUSE_MS_MAX)
         flow.paused_until_us = self._now_us() + flow.pause_ms * 1000
@@ -331,7 +333,8 @@ class Forwarder:
         heapq.heappush(self._pausing, (flow.paused_until_us, self._pauses, flow))
         chases, flow.chases = flow.chases, []
         for _, chase in chases:
-            chase.behind.append(flow.uid)
+            if not is_full:
+                chase.behind.append(flow.uid)
             chase.part_done()
 
     def _go_on(self, flow: Flow) -> None:
@@ -457,7 +460,7 @@ class Forwarder:
             flow.pause_ms = 0
         if taken.full or (taken.mark <= batch.after and not batch.only_asks):
             self._reach(flow)
-            self._pause(flow)
+            self._pause(flow, is_full=taken.full)
         else:
             self._go_on(flow)
 

@@ -20,6 +20,7 @@ from tests.support.flow_rig import (
     home,
     name_on,
     numbered,
+    page,
     put,
     settle,
     step,
@@ -500,3 +501,21 @@ def test_what_a_record_says_about_performance_is_left_alone() -> None:
     assert found["performance"] == {"catch_up_timed_out": True, "server_total_ms": 1.0}
     assert catch_up.say_late((200, wire.JSON, b"", b"{}"))[3] == b"{}"
     assert catch_up.say_late((200, wire.FEED, b"", b"x"))[3] == b"x"
+
+
+@fault(
+    "worker",
+    "the worker of a dest is up again, and that of the source has not heard of it",
+    "reads of the dest are answered, and say that they have not waited",
+)
+def test_a_source_that_cannot_reach_the_dest_yet() -> None:
+    """It answered that it was done, as if the dest were full."""
+    made = cluster()
+    forward(made, SOURCE, FAR)
+    made.rest()
+    made.kill(0)
+    write(made, SOURCE, numbered(1, 2))
+    made.start(0, heard=False)
+    found = page(made, FAR)
+    assert found["records"] == []
+    assert found["performance"]["catch_up_timed_out"] is True
