@@ -251,6 +251,14 @@ class Forwarder:
             self._shard.flowing[log.id] = log
         return used
 
+    def go_on(self, log: TopicLog, uid: int) -> None:
+        """What its flow could not read has come from the cold tier."""
+        stream = self._streams.get(log.id)
+        flow = stream.flows.get(uid) if stream is not None else None
+        if flow is not None and flow.state == PAUSED:
+            flow.pause_ms = 0
+            self._make_ready(flow)
+
     def _line_up(self, log: TopicLog) -> Stream:
         """Idle flows that owe something now are ready."""
         stream = self._streams.get(log.id)

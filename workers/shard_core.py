@@ -176,7 +176,9 @@ class ShardCore:
     def has_requests(self) -> bool:
         if self._waiting or self._reopened or self.caps.has_released:
             return True
-        if self.is_ready and (self.engine.shard.has_news or self.engine.shard.backlog):
+        if self.is_ready and (
+            self.engine.shard.has_news or self.engine.shard.backlog or self.engine.has_jobs
+        ):
             return True
         return any(map(self._window.is_open, self._held_reads))
 

@@ -21,6 +21,7 @@ from tests.support.sim_disk import SimDisk
 from topics import wire
 from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine, Job
+from topics.engine.ports import SegmentStore
 from workers.caps import Caps
 from workers.metrics import ShardMetrics
 from workers.peer_links import Message
@@ -43,12 +44,13 @@ class Rig:
         disk: SimDisk | None = None,
         recovered: bool = True,
         max_forwards: int = 0,
+        cold: SegmentStore | None = None,
     ) -> None:
         self.config = config
         self.clock = clock or SimClock()
         self.disk = disk or SimDisk(config.shard + 1)
         self.incarnation = incarnation
-        engine = Engine(self.disk, self.clock, config)
+        engine = Engine(self.disk, self.clock, config, cold)
         self.caps = Caps(
             engine, shard=config.shard, shards=shards, incarnation=incarnation, now_us=self.now_us
         )
@@ -197,8 +199,15 @@ class Cluster:
     """Shards with links to each other; shard 0 has the catalog."""
 
     def __init__(
-        self, shards: int, disks: list[SimDisk] | None = None, *, max_forwards: int = 0, **limits: int
+        self,
+        shards: int,
+        disks: list[SimDisk] | None = None,
+        *,
+        max_forwards: int = 0,
+        cold: SegmentStore | None = None,
+        **limits: int,
     ) -> None:
+        self.cold = cold
         self.max_forwards = max_forwards
         self.clock = SimClock()
         self.config = msgspec.structs.replace(SMALL, **limits)
@@ -218,6 +227,7 @@ class Cluster:
             clock=self.clock,
             disk=self.disks[shard],
             max_forwards=self.max_forwards,
+            cold=self.cold,
         )
         self.rigs[shard] = rig
         self._tell_peers([rig] if not heard else [other for _, other in self._living()])

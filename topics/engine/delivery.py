@@ -47,6 +47,9 @@ class Copier(Protocol):
     def serve(self, log: TopicLog, room: int) -> int:
         """Send copies of it; returns about how many bytes that took. If there is more, it is in `flowing` again."""
 
+    def go_on(self, log: TopicLog, uid: int) -> None:
+        """What could not be read yet for a rule can be now: the topic is in `flowing` again."""
+
 
 @dataclass(slots=True, eq=False)
 class Due:
@@ -114,6 +117,10 @@ class Delivery(Forwards):
             self._line_up(log, UNSENT)
         self.hungry |= self.unserved
         self.unserved = {}
+
+    def _copies_came(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
+        if error is None and self.copier is not None:
+            self.copier.go_on(log, uid)
 
     def hurry(self, log: TopicLog) -> None:
         """Somebody waits for copies of this topic: it is served as if it had waited for long."""

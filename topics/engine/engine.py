@@ -160,6 +160,7 @@ class Engine:
         if self.closed:
             raise RuntimeError("the engine is closed")
         shard = self.shard
+        self.reader.cold.trim()  # whoever waited for blocks has looked at them by now, also after the last turn
         self._begin_group()
         shard.begin_turn(self.clock.read(), busy=bool(requests))
         if self.clock.mono_ms >= self._trust_until_ms:
@@ -175,12 +176,18 @@ class Engine:
         self._commit()
         return self._finish_turn()
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether something was begun since the last turn, from outside: only a turn hands it out."""
+        return bool(self._jobs)
+
     def finish(self, job: Job, error: BaseException | None = None) -> Outcome:
         """A job has ended."""
         if job.kind not in COLD_KINDS:
             self._outstanding -= 1
         elif self._cold_stopped:
             return Outcome([], [], self._wake_at_ms())
+        self.reader.cold.trim()
         self._begin_group()
         self.shard.begin_turn(self.clock.read(), busy=False)
         job.done(job.value, error)
@@ -207,7 +214,6 @@ class Engine:
             self._ask_for_spare()
             # It may free log files.
             self._checkpoint_wanted = bool(shard.touched) or self.checkpointer.would_release()
-        self.reader.cold.trim()  # whoever waited for blocks has looked at them by now
         if self.config.verify:
             self.check_invariants()
         replies, shard.ready = shard.ready, []

@@ -21,7 +21,7 @@ from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.control import Copied, InflowOpen, OutflowOpen
 from topics.engine.copying import Run, Unpacking, runs_of
 from topics.engine.engine_clock import EngineClock
-from topics.engine.errors import ForwardNotFound, TopicNotFound
+from topics.engine.errors import ForwardNotFound, TopicNotFound, TopicsError
 from topics.engine.flows import (
     Inflow,
     Outflow,
@@ -224,8 +224,10 @@ class Forwards(Letters):
         try:
             page = self._read_page(log, command)
         except ColdMiss as miss:
-            # Whoever copies asks again after a pause, and finds it then.
-            self.cold.wait(miss, lambda error: None, name=("copies", log.id, forward.uid))
+            uid = forward.uid
+            self.cold.wait(
+                miss, lambda error: self._copies_came(log, uid, error), name=("copies", log.id, uid)
+            )
             return None
         assert isinstance(page, cmd.FramePage)
         if page.next_from_seq <= after:
@@ -237,6 +239,11 @@ class Forwards(Letters):
         copies = self.copies_from(log, forward, after)
         copies.upto, copies.frames, copies.lost = page.next_from_seq, b"".join(page.chunks), lost
         return copies
+
+    def _copies_came(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
+        """What a rule waited for is in the cache, and may not stay there for long. After a failure whoever copies asks
+        again by itself, after a pause.
+        """
 
     def copies_from(self, log: TopicLog, forward: fwd.Forward, after: int) -> fwd.Copies:
         """A batch without records: it asks how far the dest is."""

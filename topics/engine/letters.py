@@ -50,9 +50,13 @@ class Letters(Consumers):
             return self._find_letters(log, consumers, count, max_bytes)
         except ColdMiss as miss:
             self.moving.pop(log.id, None)
-            self.cold.wait(
-                miss, lambda error: self._look_again_for_letters(log, error), name=("letters", log.id)
-            )
+            try:
+                self.cold.wait(
+                    miss, lambda error: self._look_again_for_letters(log, error), name=("letters", log.id)
+                )
+            except TopicsError:
+                self.moving[log.id] = log  # nobody waits for it: whoever sends letters asks again
+                raise
             return []
 
     def _look_again_for_letters(self, log: TopicLog, error: TopicsError | None) -> None:

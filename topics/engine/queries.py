@@ -106,6 +106,8 @@ class Queries(Staging):
                 log.waiters.remove(waiter)
                 self._close_waiter(waiter)
                 return
+        if self.cold.waiting:
+            self.cold.withdraw(lambda found: found is token)  # it looked again, and waits for cold records
 
     def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
         self._waiter_count += 1
