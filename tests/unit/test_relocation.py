@@ -646,6 +646,20 @@ def test_an_erase_without_the_store_is_put_off(restart: bool) -> None:
     assert h.rows("t") == records(1, 2, *range(4, 15))
 
 
+def test_an_erase_is_answered_at_once_while_the_store_is_given_time() -> None:
+    store = ObjectStore()
+    h = relocated(store, secret=3)
+    store.is_down = True
+    for seq in (3, 2):
+        h.refused(c.Delete("t", seqs=[seq], erase=True), ErasePutOff)  # no time passes
+    h.rest()
+    assert len(h.engine.relocator._erases) == 2
+    store.is_down = False
+    h.do(c.Delete("t", seqs=[4], erase=True))
+    h.pass_time(limits.COLD_PAUSE_MS_MAX)
+    assert anywhere(h) == []
+
+
 # ---- space
 
 

@@ -89,7 +89,7 @@ class Relocator:
         self._there: set[int] = set()  # topics with something in the store, perhaps
         self._refused: set[tuple[int, int, int]] = set()  # segments that are damaged: they stay
         self._pause_ms = 0
-        self.retry_ms = 0  # nothing is tried before
+        self._retry_ms = 0  # nothing is tried before
         self.erasing: TopicLog | None = None  # a segment of it is being written again
         self.problem = ""  # why the last try failed
         if store is not None:
@@ -112,6 +112,11 @@ class Relocator:
             return False
         return bool(self._erases or self._gone or self._dropped or self._look_at or not self._swept)
 
+    @property
+    def retry_ms(self) -> int:
+        """Nothing is tried before, unless somebody waits for an erase: it is tried at once, to be answered."""
+        return 0 if self._erases and self._erases[0].token is not None else self._retry_ms
+
     def next_task(self) -> Steps:
         """The most urgent first: somebody may wait for an erase."""
         if self._erases:
@@ -127,12 +132,12 @@ class Relocator:
     def failed(self, error: BaseException, now_ms: int) -> None:
         """The store or the disk did not do what it was asked. Nothing is lost; it is tried again after a pause."""
         self._pause_ms = min(max(2 * self._pause_ms, limits.COLD_PAUSE_MS_MIN), limits.COLD_PAUSE_MS_MAX)
-        self.retry_ms = now_ms + self._pause_ms
+        self._retry_ms = now_ms + self._pause_ms
         self.problem = str(error)
         self._count("cold_failures")
 
     def _worked(self) -> None:
-        self._pause_ms = self.retry_ms = 0
+        self._pause_ms = self._retry_ms = 0
         self.problem = ""
 
     def _count(self, name: str) -> None:
@@ -378,7 +383,8 @@ class Relocator:
             return False
         if self._swept and log.id not in self._there:
             return False
-        self._erases.append(request)
+        awaited = sum(other.token is not None for other in self._erases)
+        self._erases.insert(awaited if request.token is not None else len(self._erases), request)
         return True
 
     def _put_off(self, request: EraseRequest, *, cold: bool) -> None:
