@@ -32,7 +32,7 @@ from workers.data_directory import read_layout
 from workers.exit_codes import BAD_CONFIGURATION, CLEAN, UNEXPECTED, Refusal
 from workers.failpoints import BadFailpoint
 from workers.sessions import SessionRow
-from workers.shard import engine_config, open_disk
+from workers.shard import engine_config, open_cold, open_disk
 from workers.system_clock import SystemClock
 
 FAILPOINT_SHARD = 1000  # what this process is called there; no shard has that number
@@ -107,7 +107,8 @@ def _reshard(disk: Disk, settings: Settings, layout: Layout, shards: int) -> Non
     def carry(old_dirs: list[str], new_dirs: list[str]) -> None:
         carry_watches(disk, old_dirs, new_dirs)
 
-    work = Reshard(disk, SystemClock(), config, layout, shards, carry)
+    cold = open_cold(settings, FAILPOINT_SHARD)
+    work = Reshard(disk, SystemClock(), config, layout, shards, carry, cold)
     teller = _Teller(f"{layout.shards} → {shards} shards")
     try:
         for progress in work.steps():

@@ -34,6 +34,7 @@ from topics.engine.files import read_file
 from topics.engine.flows import mark_in
 from topics.engine.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
 from topics.engine.placement import shard_of
+from topics.engine.ports import SegmentStore
 from topics.engine.reshard import Progress, Reshard, clear_stale
 from topics.engine.topic_log import TopicLog
 from topics.engine.verify import Finding, verify_shard
@@ -53,8 +54,10 @@ Picture = dict[str, Any]
 class Seat(Harness):
     """One shard. The disk is the others' too: a stop leaves it alone."""
 
-    def __init__(self, config: EngineConfig, disk: SimDisk, clock: SimClock) -> None:
-        self.config, self.disk, self.clock, self.cold = config, disk, clock, None
+    def __init__(
+        self, config: EngineConfig, disk: SimDisk, clock: SimClock, cold: SegmentStore | None = None
+    ) -> None:
+        self.config, self.disk, self.clock, self.cold = config, disk, clock, cold
         self.replies, self.order, self.jobs = {}, [], []
         self._tokens = 0
         self._wake_at = None
@@ -70,9 +73,16 @@ class Fleet:
     """All shards of a data directory."""
 
     def __init__(
-        self, shards: int, *, config: EngineConfig = CONFIG, seed: int = 1, disk: SimDisk | None = None
+        self,
+        shards: int,
+        *,
+        config: EngineConfig = CONFIG,
+        seed: int = 1,
+        disk: SimDisk | None = None,
+        cold: SegmentStore | None = None,
     ) -> None:
         self.config = config
+        self.cold = cold
         self.clock = SimClock()
         self.seats: list[Seat] = []
         self._lines: list[
@@ -99,6 +109,7 @@ class Fleet:
                 msgspec.structs.replace(self.config, shard=shard, shard_dir=layout.shard_dir(shard)),
                 self.disk,
                 self.clock,
+                self.cold,
             )
             for shard in range(layout.shards)
         ]
@@ -138,7 +149,13 @@ class Fleet:
         self._lines.append(line := Line(self.disk))
         disk: Any = line
         work = Reshard(
-            disk, self.clock, self.config, self.layout, shards, lambda old, new: carry_watches(disk, old, new)
+            disk,
+            self.clock,
+            self.config,
+            self.layout,
+            shards,
+            lambda old, new: carry_watches(disk, old, new),
+            self.cold,
         )
         for progress in work.steps():
             look(progress)

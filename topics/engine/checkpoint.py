@@ -69,6 +69,7 @@ class ShardRow(msgspec.Struct, array_like=True):
     outflows: list[OutflowRow] = []
     first_id: int = 0  # see topic_ids.py
     adopted: bytes = b""
+    others: bytes | None = None
 
 
 class TopicRow(msgspec.Struct, array_like=True):
@@ -247,7 +248,8 @@ class Checkpointer:
         captures: list[_Capture] = []
         self.capturing = True
         head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
-        head.first_id, head.adopted = shard.own_ids.first_id, shard.own_ids.packed
+        own = shard.own_ids
+        head.first_id, head.adopted, head.others = own.first_id, own.packed, own.others
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
                 continue

@@ -132,7 +132,9 @@ class Recovery:
         self._replayer.time = TimeCeiling(
             shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id
         )
-        self._shard.own_ids = OwnIds(self._config.shard, shard_row.first_id, shard_row.adopted)
+        self._shard.own_ids = OwnIds(
+            self._config.shard, shard_row.first_id, shard_row.adopted, shard_row.others
+        )
         for forward in shard_row.forwards:
             self._shard.store_forward(forward)
         self._shard.forward_uid = max(self._shard.forward_uid, shard_row.forward_uid)

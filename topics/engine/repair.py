@@ -357,7 +357,7 @@ class _Rebuilder:
             self._done.notes.append(
                 "which topics had come to this shard is not known: those whose rows cannot be read stay as files"
             )
-        made.first_id, made.adopted = own.first_id, own.packed
+        made.first_id, made.adopted, made.others = own.first_id, own.packed, own.others
         return made, rows
 
     def _hints(self) -> tuple[ShardRow | None, dict[int, TopicRow]]:

@@ -48,7 +48,7 @@ from topics.engine.layout import (
     stale_layouts,
 )
 from topics.engine.placement import shard_of
-from topics.engine.ports import Clock, Disk
+from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot
 from topics.engine.subjects import parse_pattern
 from topics.engine.topic_ids import first_id_after, pack_ids
@@ -102,10 +102,19 @@ class _New:
 
 
 class Reshard:
-    """`config` is any shard's: sizes and bounds of the engine that settles them."""
+    """`config` is any shard's: sizes and bounds of the engine that settles them. `cold`: the cold tier, if there is one. It is asked
+    only for records whose index is damaged, and nothing there is changed: what is to be done goes on after the next start.
+    """
 
     def __init__(
-        self, disk: Disk, clock: Clock, config: EngineConfig, layout: Layout, shards: int, carry: Carry
+        self,
+        disk: Disk,
+        clock: Clock,
+        config: EngineConfig,
+        layout: Layout,
+        shards: int,
+        carry: Carry,
+        cold: SegmentStore | None = None,
     ) -> None:
         self._disk = disk
         self._clock = clock
@@ -113,6 +122,7 @@ class Reshard:
         self._layout = layout
         self._next = Layout.of(layout.generation + 1, shards)
         self._carry = carry
+        self._cold = cold
         self._old: list[_Old] = []
         self._new = [_New(shard, f"{self._next.shard_dir(shard)}/meta") for shard in range(shards)]
         self._homes: dict[int, int] = {}  # topic id → new shard
@@ -163,7 +173,7 @@ class Reshard:
             snapshot_interval_ms=1 << 62,
         )
         for _ in range(SETTLE_TRIES):
-            engine = Engine(self._disk, self._clock, config)
+            engine = Engine(self._disk, self._clock, config, self._cold)
             yield from self._recover(engine, shard)
             if engine.shard.read_only is not None:
                 raise CannotReshard(_damaged(shard, engine.shard.read_only))
@@ -268,6 +278,7 @@ class Reshard:
         # The catalog is at shard 0, before and after.
         made[0].forwards = heads[0].forwards
         made[0].forward_uid = heads[0].forward_uid
+        made[0].others = pack_ids(topic_id for topic_id, home in self._homes.items() if home)
         return made
 
     def _ids_on_disk(self) -> Iterator[int]:

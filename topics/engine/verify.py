@@ -485,7 +485,7 @@ class _Checker:
 def own_ids(head: ShardRow | None, config: EngineConfig) -> OwnIds:
     """Which topics are the shard's. Without a snapshot only the first layout shows it: later ones have adopted some."""
     if head is not None:
-        return OwnIds(config.shard, head.first_id, head.adopted)
+        return OwnIds(config.shard, head.first_id, head.adopted, head.others)
     is_first = generation_of(config.shard_dir.partition("/")[0]) == 1
     return OwnIds(config.shard) if is_first else OwnIds(config.shard, 1 << 63)
 
