@@ -232,6 +232,27 @@ def test_the_lowest_band_is_polled_but_not_pushed_to(rig: FeedRig) -> None:
     assert not rig.core.engine.shard.paused
 
 
+def test_a_topic_that_is_dropped_is_told_of_under_any_pressure(rig: FeedRig) -> None:
+    put(rig, "lowest", LOWEST)
+    (key,) = followed(rig, "lowest")
+    press(rig, defers=True)
+    rig.ask(wire.DROP_TOPIC, "lowest")
+    assert rig.heard[key][-1].status == 404
+
+
+def test_copies_that_wait_one_band_lower_do_not_keep_pushes_back(rig: FeedRig) -> None:
+    """A topic just above the lowest band, whose copies are listed when it is written to."""
+    put(rig, "low", LOW)
+    keys = followed(rig, "low")
+    press(rig, defers=True)
+    shard = rig.core.engine.shard
+    shard._line_up(shard.published["low"], delivery.COPIES)
+    write(rig, "low")
+    rig.rest()
+    assert fed_topics(rig, keys) == ["low"]
+    assert not shard.paused
+
+
 def test_jobs_of_the_lowest_band_can_be_claimed_but_are_not_pushed() -> None:
     rig = JobRig()
     rig.ask(wire.PUT_TOPIC, "jobs", {"type": "queue", "priority": LOWEST})

@@ -12,10 +12,11 @@ import errno
 import re
 from functools import cache
 
+import msgspec
 import pytest
 
 from tests.sim.processes import calm
-from tests.support.engine_harness import FSYNC, file_bytes, numbered, overwrite
+from tests.support.engine_harness import FSYNC, file_bytes, lose, numbered, overwrite
 from tests.support.faults import fault
 from tests.support.reshard_rig import CONFIG, NODE, RIDING, Fleet, Picture, fill, same
 from tests.support.sim_disk import SimDisk, SimulatedCrash
@@ -26,6 +27,7 @@ from topics.engine.config import EngineConfig
 from topics.engine.errors import TopicsError
 from topics.engine.layout import LAYOUT_NAME, Layout, generation_of, stale_layouts
 from topics.engine.placement import shard_of
+from topics.engine.repair import repair_shard
 from topics.engine.reshard import CannotReshard, clear_stale
 from topics.engine.topic_ids import ID_STEP, OwnIds, first_id_after, pack_ids
 
@@ -491,6 +493,24 @@ def test_both_snapshots_lost_is_no_empty_shard() -> None:
             fleet.disk.flip_bit(path, 30)
     with pytest.raises(TopicsError, match="are missing"):
         fleet.open()
+
+
+def test_a_repair_without_snapshots_gives_no_id_that_counts_as_dropped() -> None:
+    """Shard 0 owns what was nobody's when the number was changed: no new topic may be taken for that."""
+    fleet, _ = fleet_of()
+    fleet.reshard(2)
+    config = msgspec.structs.replace(fleet.config, shard=1, shard_dir=fleet.layout.shard_dir(1))
+    for path in fleet.disk.paths():
+        if path.startswith(f"{config.shard_dir}/meta/snap-"):
+            lose(fleet.disk, path)
+    for _ in repair_shard(fleet.disk, fleet.clock, config, 2, 1):
+        pass
+    fleet.open()
+    name = next(f"new{i}" for i in range(100) if shard_of(f"new{i}", 2) == 1)
+    fleet.put(name, FSYNC)
+    made = fleet.logs()[name].id
+    assert made not in fleet.seats[0].engine.shard.own_ids
+    assert made in fleet.seats[1].engine.shard.own_ids
 
 
 def test_one_snapshot_may_rot_at_once() -> None:

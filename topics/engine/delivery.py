@@ -140,6 +140,10 @@ class Delivery(Forwards):
             return due
         due.kinds |= kind
         if due.entry is not None:
+            if due.entry.is_lowered and kind != COPIES:
+                # Copies alone wait one band lower. What is pushed does not, nor does it count as of the lowest band.
+                self.scheduler.discard(due.entry)
+                self._enlist(due, since_ms=due.entry.since_ms, may_lower=False)
             return due
         if kind != FRAMES or not self.measures.coalesce_ms or band_of(self._priority_of(due)) == TOP:
             self._enlist(due)
@@ -150,9 +154,9 @@ class Delivery(Forwards):
             heapq.heappush(self._gathering, (until_ms, self._gatherings, due))
         return due
 
-    def _enlist(self, due: Due, *, since_ms: int | None = None) -> None:
+    def _enlist(self, due: Due, *, since_ms: int | None = None, may_lower: bool = True) -> None:
         due.gathers = False
-        lowered = self.measures.defers and due.kinds == COPIES
+        lowered = may_lower and self.measures.defers and due.kinds == COPIES
         due.entry = self.scheduler.add(due, self.clock.mono_ms, lowered=lowered, since_ms=since_ms)
 
     def _list_news(self) -> None:
@@ -264,7 +268,7 @@ class Delivery(Forwards):
             looked += 1
             if not is_changed and not waiter.unwoken:
                 log.waiters.append(waiter)  # it has seen the topic as it is
-            elif not may_push and waiter.command.standing:
+            elif not may_push and waiter.command.standing and not log.view.dropped:
                 log.waiters.append(waiter)
                 self.paused[log.id] = log
             elif self.may_wake(waiter.token):

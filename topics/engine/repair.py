@@ -60,6 +60,7 @@ from topics.engine.writes import NAME
 
 PLAN_MAGIC = b"TPCSPLN\0"
 QUARANTINE = "quarantine"
+LOST_IDS = 1 << 36  # as many ids as nobody can have given, and few of those that there are
 
 
 class CannotRepair(TopicsError):
@@ -334,11 +335,14 @@ class _Rebuilder:
         head, hints = self._hints()
         own = own_ids(head, self._config)
         ids = set(hints)
+        seen = set(hints)
         for name in self._disk.list(self._config.topics_dir):
             try:
                 topic = int(name, 16)
             except ValueError:
                 continue
+            if topic < 1 << 62:  # whatever is larger is nothing of ours
+                seen.add(topic)
             if topic in own:
                 ids.add(topic)
         rows = [self._row(topic, hints.get(topic)) for topic in sorted(ids)]
@@ -347,7 +351,11 @@ class _Rebuilder:
             default=1,
         )
         base_lsn = first - 1
-        next_id = first_id_after(ids) + self._config.shard
+        next_id = first_id_after(seen) + self._config.shard
+        if head is None and own.first_id > next_id:
+            # In this layout new ids begin at a place that only the snapshots knew. What is given below it would be taken for a
+            # topic that was dropped before; so leave far more than there can have been.
+            next_id += LOST_IDS
         if head is not None:
             next_id = max(next_id, head.next_id) if head.next_id < next_id + (1 << 40) else next_id
         self._done.notes.append("no snapshot could be read: topics were made again from their segments")
