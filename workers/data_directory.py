@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
+from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.layout import (
     LAYOUT_FORMATS,
     LAYOUT_NAME,
     Layout,
+    decode_layout,
     encode_layout,
     generation_of,
     stale_layouts,
@@ -159,17 +159,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def read_layout(path: Path) -> Layout:
     try:
-        layout = msgspec.json.decode(path.read_bytes(), type=Layout)
-    except (OSError, msgspec.DecodeError) as error:
+        return decode_layout(str(path), path.read_bytes())
+    except OSError as error:
         raise BadConfiguration(f"{path} cannot be read: {error}") from error
-    if layout.format not in LAYOUT_FORMATS:
+    except Corrupt as error:
+        raise BadConfiguration(f"{path} {error.problem}") from error
+    except UnsupportedFormat as error:
         known = LAYOUT_FORMATS[-1]
         raise BadConfiguration(
-            f"{path} has format {layout.format}; this version of the server knows those up to {known}"
-        )
-    if layout.shards < 1 or layout.generation < 1:
-        raise BadConfiguration(f"{path} says {layout.shards} shards, generation {layout.generation}")
-    return layout
+            f"{path} has format {error.version}; this version of the server knows those up to {known}"
+        ) from error
 
 
 def _is_dead(pid: str) -> bool:

@@ -12,11 +12,12 @@ import os
 import secrets
 from collections.abc import Callable, Iterable
 
+from topics.engine.layout import COLD_ID_NAME
 from topics.engine.ports import Disk
 from topics.engine.segment_store import DiskSegmentStore
 from workers.posix_disk import PosixDisk, make_durable_dir, sync_directory
 
-ID_NAME = "cold-id"
+ID_NAME = COLD_ID_NAME
 
 
 class LocalSegmentStore(DiskSegmentStore):

@@ -1,4 +1,4 @@
-"""The `topics` command: starts the server, checks its data, or follows topics. `python -m topics.cli` is the same."""
+"""The `topics` command: starts the server, looks at its data and checks it, or follows topics. `python -m topics.cli` is the same."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ usage: topics <command> [arguments]
 commands:
   serve       run the server; it is configured by TOPICS_* variables, `topics serve --help` lists them
   verify      check a data directory that no server uses, and with --repair make it whole again
+  du          tell what takes the space of a data directory, while a server uses it or not
+  inspect     tell what a file of a data directory says, and whether it is what was written
   tail        follow topics in the terminal: topics tail 'orders.>'; `topics tail --help`
 
 options:
@@ -33,6 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from topics.cli import tail
 
             return tail.main(rest)
+        case ["du", *rest]:
+            from topics.cli import du
+
+            return du.main(rest)
+        case ["inspect", *rest]:
+            from topics.cli import inspecting
+
+            return inspecting.main(rest)
         case ["--version"]:
             print(f"topics {topics.__version__}")
         case ["--help" | "-h" | "help"]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TypeAlias
 
 import msgspec
 from msgspec import Raw
+
+from topics.cli.tables import as_time
 
 Format: TypeAlias = Callable[[str, Raw], bytes]
 
@@ -29,7 +30,7 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 def human(topic: str, record: Raw) -> bytes:
     found = _decode(record)
-    return f"{topic} {found.seq} {_time(found.ts)} {_data(found)}\n".encode()
+    return f"{topic} {found.seq} {as_time(found.ts)} {_data(found)}\n".encode()
 
 
 def coloured(topic: str, record: Raw) -> bytes:
@@ -37,7 +38,7 @@ def coloured(topic: str, record: Raw) -> bytes:
     found = _decode(record)
     colour = _COLOURS[zlib.crc32(topic.encode()) % len(_COLOURS)]
     data = _data(found).translate(_UNSAFE)
-    return f"\x1b[{colour}m{topic}\x1b[0m {found.seq} \x1b[2m{_time(found.ts)}\x1b[0m {data}\n".encode()
+    return f"\x1b[{colour}m{topic}\x1b[0m {found.seq} \x1b[2m{as_time(found.ts)}\x1b[0m {data}\n".encode()
 
 
 def as_json(topic: str, record: Raw) -> bytes:
@@ -52,11 +53,3 @@ def data_only(_topic: str, record: Raw) -> bytes:
 def _data(record: _Record) -> str:
     text = bytes(record.data).decode("utf-8", "replace")
     return "base64:" + text.strip('"') if record.encoding == "base64" else text
-
-
-def _time(ts_ms: int) -> str:
-    try:
-        time = datetime.fromtimestamp(ts_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(ts_ms)
-    return time.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

@@ -17,6 +17,7 @@ HEADER = Struct("<8sII")  # magic, version, reserved
 HEADER_BYTES = HEADER.size
 VERSION = 1
 DIGEST_BYTES = 8
+_PIECE_BYTES = 1 << 20
 TEMP_SUFFIX = ".tmp"
 # Beside log and snapshots lies a file of the worker's own, with watch sessions. Here it matters only whether it is whole.
 WATCH_NAME = "watch"
@@ -158,6 +159,35 @@ def without_digest(path: str, data: bytes, magic: bytes) -> bytes:
     if xxh(data[:end]) != data[end:]:
         raise Corrupt(path, end, "digest does not match")
     return data[HEADER_BYTES:end]
+
+
+def check_digest_file(disk: Disk, path: str, magic: bytes) -> tuple[int, int]:
+    """Where the payload of such a file begins and ends, once it has proved whole; in pieces, however large it is."""
+    handle = disk.open(path)
+    try:
+        size = disk.size(handle)
+        end = size - DIGEST_BYTES
+        head = disk.read(handle, 0, HEADER_BYTES)
+        try:
+            check_header(path, head, magic)
+        except UnsupportedFormat:
+            if _digest_holds(disk, handle, header(magic), end):
+                raise Corrupt(path, 0, "the header has rotted") from None
+            raise
+        if end < HEADER_BYTES:
+            raise Corrupt(path, size, "ends before its digest")
+        if not _digest_holds(disk, handle, head, end):
+            raise Corrupt(path, end, "digest does not match")
+        return HEADER_BYTES, end
+    finally:
+        disk.close(handle)
+
+
+def _digest_holds(disk: Disk, handle: int, head: bytes, end: int) -> bool:
+    hasher = Hasher(head)
+    for at in range(HEADER_BYTES, end, _PIECE_BYTES):
+        hasher.update(disk.read(handle, at, min(_PIECE_BYTES, end - at)))
+    return end >= HEADER_BYTES and hasher.digest() == disk.read(handle, end, DIGEST_BYTES)
 
 
 def write_digest_file(disk: Disk, path: str, magic: bytes, payload: bytes) -> None:

@@ -14,11 +14,13 @@ import re
 
 import msgspec
 
+from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import TEMP_SUFFIX, publish, write_whole
 from topics.engine.ports import Disk
 
 LAYOUT_NAME = "layout.json"
 LAYOUT_FORMATS = (1, 2)
+COLD_ID_NAME = "cold-id"  # in the data directory and in its cold one, with the same text
 
 _DIR = re.compile(r"layout-([1-9][0-9]*)")
 
@@ -61,6 +63,18 @@ def stale_layouts(names: list[str], generation: int) -> list[str]:
 
 def encode_layout(layout: Layout) -> bytes:
     return msgspec.json.encode(layout) + b"\n"
+
+
+def decode_layout(path: str, data: bytes) -> Layout:
+    try:
+        layout = msgspec.json.decode(data, type=Layout)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(path, 0, f"cannot be read: {error}") from error
+    if layout.format not in LAYOUT_FORMATS:
+        raise UnsupportedFormat(path, layout.format)
+    if layout.shards < 1 or layout.generation < 1:
+        raise Corrupt(path, 0, f"says {layout.shards} shards, generation {layout.generation}")
+    return layout
 
 
 def prepare_layout(disk: Disk, layout: Layout) -> None:

@@ -43,7 +43,7 @@ def read_deleted(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Mask | None:
         return _marks_of_version_1(data, meta)
     mask = np.zeros(meta.rows, dtype=np.bool_)
     reached = bytes(DIGEST_BYTES), HEADER_BYTES
-    for ranges, whole, digest, end in _blocks(data[: meta.del_bytes or None]):
+    for ranges, whole, digest, end in mark_blocks(data[: meta.del_bytes or None]):
         if not whole:
             break
         _mark(mask, ranges)
@@ -58,7 +58,7 @@ def salvage_deleted(data: bytes, meta: SegmentMeta) -> Mask:
     mask = np.zeros(meta.rows, dtype=np.bool_)
     if not meta.del_bytes and data[8:12] != DEL_VERSION.to_bytes(4, "little"):
         return _marks_of_version_1(data, meta)
-    for ranges, whole, _, _ in _blocks(data[: meta.del_bytes or None]):
+    for ranges, whole, _, _ in mark_blocks(data[: meta.del_bytes or None]):
         if whole:
             _mark(mask, ranges)
     return mask
@@ -125,7 +125,7 @@ def _encode_block(before: bytes, rows: npt.NDArray[np.int64]) -> tuple[bytes, by
     return body + digest, digest
 
 
-def _blocks(data: bytes) -> Iterator[tuple[npt.NDArray[np.void], bool, bytes, int]]:
+def mark_blocks(data: bytes) -> Iterator[tuple[npt.NDArray[np.void], bool, bytes, int]]:
     """Ranges of every block, whether it agrees with its digest, that digest, and where the block ends."""
     at, before = HEADER_BYTES, bytes(DIGEST_BYTES)
     while at + _COUNT_BYTES <= len(data):

@@ -339,7 +339,7 @@ def verify_steps(
     if disk.exists(data_path):
         # A bad header or end does not spare the rest: which blocks are whole decides what is lost.
         problems = [problem for problem in problems if problem.path != data_path]
-        problems += yield from _verify_blocks(disk, data_path, meta.data_bytes, summary.blocks)
+        problems += yield from verify_blocks(disk, data_path, meta.data_bytes, summary.blocks)
     return problems
 
 
@@ -376,7 +376,7 @@ def _verify_file(disk: Disk, path: str, length: int, digest: bytes) -> Generator
     return [] if found == digest else [Problem(path, 0, length, "digest does not match")]
 
 
-def _verify_blocks(
+def verify_blocks(
     disk: Disk, path: str, length: int, digests: Sequence[bytes]
 ) -> Generator[None, None, list[Problem]]:
     problems: list[Problem] = []

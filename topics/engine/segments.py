@@ -357,20 +357,26 @@ def read_rows(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Rows:
 
 def read_dict(disk: Disk, topic_dir: str, meta: SegmentMeta) -> tuple[list[bytes], list[bytes], Rows]:
     """Tags and nodes (id 1 is the first of the list) and record expiries (EXPIRY)."""
+    if not meta.dict_bytes:
+        return [], [], np.zeros(0, dtype=EXPIRY)
+    path = segment_path(topic_dir, meta, "dict")
+    tags, nodes, expiries = parse_dict(path, read_range(disk, path, 0, meta.dict_bytes))
+    if (len(tags), len(nodes)) != (meta.tag_names, meta.node_names):
+        raise Corrupt(path, 0, f"holds {len(tags)} tags and {len(nodes)} nodes, not what was written")
+    return tags, nodes, expiries
+
+
+def parse_dict(path: str, data: bytes) -> tuple[list[bytes], list[bytes], Rows]:
+    """What the bytes of a .dict say, however many names there should be."""
     tags: list[bytes] = []
     nodes: list[bytes] = []
     expiries = [np.zeros(0, dtype=EXPIRY)]
-    if meta.dict_bytes:
-        path = segment_path(topic_dir, meta, "dict")
-        data = read_range(disk, path, 0, meta.dict_bytes)
-        check_header(path, data, DICT_MAGIC)
-        for kind, count, start, end in _blocks(path, data):
-            if kind == _EXPIRIES:
-                expiries.append(_expiries(path, data, start, end, count))
-            else:
-                (tags if kind == _TAGS else nodes).extend(_names(path, data, start, end, count))
-        if (len(tags), len(nodes)) != (meta.tag_names, meta.node_names):
-            raise Corrupt(path, 0, f"holds {len(tags)} tags and {len(nodes)} nodes, not what was written")
+    check_header(path, data, DICT_MAGIC)
+    for kind, count, start, end in _blocks(path, data):
+        if kind == _EXPIRIES:
+            expiries.append(_expiries(path, data, start, end, count))
+        else:
+            (tags if kind == _TAGS else nodes).extend(_names(path, data, start, end, count))
     return tags, nodes, np.concatenate(expiries)
 
 

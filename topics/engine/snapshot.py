@@ -10,11 +10,14 @@ from struct import Struct
 import msgspec
 
 from topics.engine.errors import Corrupt
-from topics.engine.files import TEMP_SUFFIX, Hasher, ensure_dir, header, parent, read_digest_file
-from topics.engine.limits import KIB
+from topics.engine.files import TEMP_SUFFIX, Hasher, ensure_dir, header, parent, read_digest_file, read_exact
+from topics.engine.limits import KIB, MIB
 from topics.engine.ports import Disk
 
 MAGIC = b"TPCSSNP\0"
+SHOWN_ROW_BYTES_MAX = (
+    256 * MIB
+)  # no row is that long; a length field that has rotted must not take all memory
 PIECE_BYTES = 256 * KIB  # one write call; smaller ones cost more in calls than in bytes
 
 _NAME = re.compile(r"snap-([0-9a-f]{16})")
@@ -124,6 +127,26 @@ def split_rows(path: str, payload: bytes) -> Iterator[bytes]:
             raise Corrupt(path, at, "a row runs past the end")
         yield payload[at : at + length]
         at += length
+
+
+def rows_in_turn(disk: Disk, path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The rows between two offsets, the closing one included, each with its offset; one at a time, for whoever only
+    looks. Whether the file agrees with its digest is asked before: `files.check_digest_file`."""
+    handle = disk.open(path)
+    try:
+        at = start
+        while at < end:
+            if end - at < _LENGTH.size:
+                raise Corrupt(path, at, "ends inside a row length")
+            (length,) = _LENGTH.unpack(read_exact(disk, handle, path, at, _LENGTH.size))
+            if length > end - at - _LENGTH.size:
+                raise Corrupt(path, at, "a row runs past the end")
+            if length > SHOWN_ROW_BYTES_MAX:
+                raise Corrupt(path, at, f"a row of {length} bytes, which is more than is looked at")
+            yield at, read_exact(disk, handle, path, at + _LENGTH.size, length)
+            at += _LENGTH.size + length
+    finally:
+        disk.close(handle)
 
 
 def list_snapshots(disk: Disk, meta_dir: str) -> list[int]:

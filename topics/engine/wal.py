@@ -35,6 +35,8 @@ FILE_HEADER_BYTES = 64
 ENVELOPE_MAGIC = b"ENV1"
 ENVELOPE = struct.Struct("<4sIQQQQ")
 ENVELOPE_BYTES = 48
+SHOWN_ENVELOPE_BYTES_MAX = 256 << 20  # what a tool reads at once; no envelope is that long
+_SEARCH_BYTES = 1 << 20
 OWN_SALT_PASSES = 8  # how many times over a file may be hashed in search of envelopes, at some 10 GB/s
 
 
@@ -132,7 +134,7 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
     found = ScannedFile(number, path, data, salt, capacity=capacity)
     at = FILE_HEADER_BYTES
     while at + ENVELOPE_BYTES <= len(data):
-        envelope = _envelope_at(data, at, salt)
+        envelope = envelope_at(data, at, salt)
         if envelope is not None:
             found.envelopes.append(envelope)
             at = _aligned(envelope.end)
@@ -168,7 +170,7 @@ def _aligned(position: int) -> int:
     return (position + 7) & ~7
 
 
-def _envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
+def envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
     if data[at : at + 4] != ENVELOPE_MAGIC or at + ENVELOPE_BYTES > len(data):
         return None
     _, length, envelope_salt, lsn, prev_lsn, synced_lsn = ENVELOPE.unpack_from(data, at)
@@ -180,6 +182,62 @@ def _envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
     if xxh3_64_digest(memoryview(data)[start : start + length], seed) != digest:
         return None
     return Envelope(lsn, prev_lsn, synced_lsn, start, start + length, digest)
+
+
+def envelopes_in_turn(
+    disk: Disk, handle: int, size: int, salt: int
+) -> Iterator[tuple[Envelope, bytes] | tuple[None, int]]:
+    """As `scan`, for whoever only looks: valid envelopes with their frames one at a time, and (None, offset) where one
+    should be and is not. No more than one of them is in memory."""
+    at = FILE_HEADER_BYTES
+    while at < size:
+        found = _read_envelope(disk, handle, size, at, salt)
+        if found is not None:
+            yield found
+            at = _aligned(found[0].end)
+            continue
+        if _is_zero_from(disk, handle, at, size):
+            return
+        yield None, at
+        following = _next_envelope(disk, handle, size, at + 8, salt)
+        if following is None:
+            return
+        at = following
+
+
+def _read_envelope(disk: Disk, handle: int, size: int, at: int, salt: int) -> tuple[Envelope, bytes] | None:
+    head = disk.read(handle, at, ENVELOPE_BYTES)
+    if len(head) < ENVELOPE_BYTES or head[:4] != ENVELOPE_MAGIC:
+        return None
+    _, length, found_salt, *_ = ENVELOPE.unpack_from(head)
+    if found_salt != salt or at + ENVELOPE_BYTES + length > size or length > SHOWN_ENVELOPE_BYTES_MAX:
+        return None
+    data = disk.read(handle, at, ENVELOPE_BYTES + length)
+    envelope = envelope_at(data, 0, salt)
+    if envelope is None:
+        return None
+    envelope.start, envelope.end = at + envelope.start, at + envelope.end
+    return envelope, data[ENVELOPE_BYTES:]
+
+
+def _is_zero_from(disk: Disk, handle: int, at: int, size: int) -> bool:
+    return not any(
+        np.frombuffer(disk.read(handle, piece, _SEARCH_BYTES), np.uint8).any()
+        for piece in range(at, size, _SEARCH_BYTES)
+    )
+
+
+def _next_envelope(disk: Disk, handle: int, size: int, at: int, salt: int) -> int | None:
+    """The next aligned place at or after `at` where a valid envelope begins; `at` is aligned, and so is each piece."""
+    for piece in range(at, size, _SEARCH_BYTES):
+        data = disk.read(handle, piece, _SEARCH_BYTES)  # an aligned magic never lies across two pieces
+        within = data.find(ENVELOPE_MAGIC)
+        while within >= 0:
+            place = piece + within
+            if within % 8 == 0 and _read_envelope(disk, handle, size, place, salt) is not None:
+                return place
+            within = data.find(ENVELOPE_MAGIC, within + 1)
+    return None
 
 
 def salts_in(data: bytes) -> Iterator[int | None]:
@@ -196,7 +254,7 @@ def salts_in(data: bytes) -> Iterator[int | None]:
             if left < 0:
                 yield None
                 return
-            if _envelope_at(data, at, salt) is not None:
+            if envelope_at(data, at, salt) is not None:
                 yield salt
         at = data.find(ENVELOPE_MAGIC, at + 1)
 
@@ -212,7 +270,7 @@ def _find_envelope(data: bytes, at: int, salt: int) -> int | None:
         at = data.find(ENVELOPE_MAGIC, at)
         if at < 0:
             return None
-        if at % 8 == 0 and _envelope_at(data, at, salt) is not None:
+        if at % 8 == 0 and envelope_at(data, at, salt) is not None:
             return at
         at += 1
 

@@ -1,7 +1,8 @@
 """The files of a data directory one by one: does each reader refuse damage by name, without asking for absurd memory?
 
 An input names a file of an image and brings its new contents or an edit of the old ones. With an odd second byte the
-digest at the end of the file is made to agree again, so that what it protects is read as well.
+digest at the end of the file is made to agree again, so that what it protects is read as well. `topics inspect` must
+have something to say about every one of them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from tests.fuzz.mutate import Choices
 from tests.fuzz.runner import Target
 from tests.support.engine_harness import META_DIR
 from tests.support.sim_disk import SimDisk
+from topics.cli.inspecting import as_json, lines
 from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, xxh
 from topics.engine.frames import frame_is_valid
+from topics.engine.inspected_files import inspect
 from topics.engine.intents import intent_path, pending_intents, write_intent
 from topics.engine.loading import index_of_records
 from topics.engine.marks import read_deleted
@@ -42,6 +45,15 @@ def run(data: bytes) -> None:
         _READERS[kind](disk, path)
     except (Corrupt, UnsupportedFormat):
         pass
+    check_inspection(disk, path)
+
+
+def check_inspection(disk: SimDisk, path: str) -> None:
+    """What `topics inspect` shows of a file is an answer, whatever is in it."""
+    for from_seq in (None, 3):
+        found = inspect(disk, path, records=2, from_seq=from_seq)
+        assert found.sound == (not found.problems)
+        assert as_json(found) and lines(found)
 
 
 def _good(kind: str, number: int) -> tuple[str, bytes]:

@@ -1,0 +1,128 @@
+"""`topics du`: what takes the space of a data directory, on a running server or a stopped one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from topics.cli.tables import as_bytes, safe, table
+from topics.disk_usage import DiskUsage, NotOurs, Space, TopicUsage, disk_usage
+from topics.settings import Settings
+
+OK, INCOMPLETE, CANNOT = 0, 1, 3
+TOP = 20
+
+EPILOG = """\
+Nothing is changed and no lock is taken: a server may run. Names, records and live bytes are those of each shard's
+newest snapshot, at most a minute or so old.
+
+exit codes: 0 everything was looked at; 1 something could not be read, the rest is told; 2 wrong arguments;
+3 the directory is absent, not readable, or not one of topics
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="topics du",
+        description="Tells what takes the space of a data directory.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    default = os.environ.get("TOPICS_DATA_DIR") or Settings().data_dir
+    parser.add_argument(
+        "data_dir",
+        metavar="data-dir",
+        nargs="?",
+        default=default,
+        help="[$TOPICS_DATA_DIR, or ./topics-data]",
+    )
+    parser.add_argument(
+        "--cold-dir",
+        metavar="path",
+        default=os.environ.get("TOPICS_COLD_DIR") or None,
+        help="where the cold tier is [$TOPICS_COLD_DIR]",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--top",
+        metavar="n",
+        type=_count,
+        help=f"only the n largest topics [{TOP}; with --json all]",
+    )
+    arguments = parser.parse_args(argv)
+    if not arguments.data_dir:
+        parser.error("the data directory's path is empty")
+    try:
+        usage = disk_usage(arguments.data_dir, arguments.cold_dir)
+    except NotOurs as error:
+        print(f"topics du: {error}", file=sys.stderr)
+        return CANNOT
+    top = arguments.top if arguments.top is not None or arguments.json else TOP
+    usage.topics = usage.topics[:top]
+    try:
+        if arguments.json:
+            print(msgspec.json.format(msgspec.json.encode(usage)).decode())
+        else:
+            print("\n".join(lines(usage)))
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read has seen enough; Python must not complain of it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    for problem in usage.problems:
+        print(f"topics du: {safe(problem)}", file=sys.stderr)
+    return INCOMPLETE if usage.problems else OK
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of topics")
+    return int(text[:9])
+
+
+def lines(usage: DiskUsage) -> list[str]:
+    kinds = [[kind.kind, str(kind.files), as_bytes(kind.bytes)] for kind in usage.kinds if kind.files]
+    total = [
+        "total",
+        str(sum(kind.files for kind in usage.kinds)),
+        as_bytes(usage.hot_bytes + usage.cold_bytes),
+    ]
+    found = table(["kind", "files", "bytes"], [*kinds, total], left=1)
+    if usage.topics:
+        heads = ["topic", "id", "shard", "records", "live", "dead", "hot", "cold"]
+        found += ["", *table(heads, [_topic(topic) for topic in usage.topics], left=2)]
+    more = usage.topic_count - len(usage.topics)
+    if more > 0:
+        found.append(f"and {more} smaller ones; --top shows more of them")
+    found += ["", _space("data", usage.data_dir, usage.hot_bytes, usage.data_disk)]
+    if usage.cold_dir is not None:
+        same = ", on the same disk" if usage.same_disk else ""
+        found.append(_space("cold", usage.cold_dir, usage.cold_bytes, usage.cold_disk) + same)
+    return found
+
+
+def _topic(topic: TopicUsage) -> list[str]:
+    return [
+        safe(topic.name) if topic.name else "(in no snapshot)",
+        f"{topic.id:016x}",
+        "-" if topic.shard is None else str(topic.shard),
+        "-" if topic.records is None else str(topic.records),
+        *("-" if size is None else as_bytes(size) for size in (topic.live_bytes, topic.dead_bytes)),
+        as_bytes(topic.hot_bytes),
+        as_bytes(topic.cold_bytes),
+    ]
+
+
+def _space(what: str, path: str, used: int, disk: Space | None) -> str:
+    told = f"{what}: {safe(path)}: {as_bytes(used)}"
+    if disk is None:
+        return told
+    return f"{told}; {as_bytes(disk.free_bytes)} of {as_bytes(disk.total_bytes)} are free"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""`topics inspect`: what a file of a data directory is, what it says, and whether that is what was written.
+
+It only looks, at a file that a server may be writing, and never has more of it in memory than a row, an envelope or a
+MiB. What is wrong is told with its place; nothing that a file contains is an error of this program.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from topics.engine.checkpoint import ShardRow, TopicRow
+from topics.engine.errors import Corrupt, TopicsError
+from topics.engine.files import (
+    HEADER,
+    HEADER_BYTES,
+    TEMP_SUFFIX,
+    WATCH_MAGIC,
+    WATCH_NAME,
+    check_digest_file,
+    read_exact,
+)
+from topics.engine.inspected_log import inspect_log
+from topics.engine.inspected_segment import MAGICS, WHOLE_BYTES_MAX, inspect_segment
+from topics.engine.inspection import Digest, Ends, Inspection, PatchLine, TopicLine, text_of
+from topics.engine.intents import MAGIC as INTENT_MAGIC
+from topics.engine.intents import Patch
+from topics.engine.layout import COLD_ID_NAME, LAYOUT_NAME, decode_layout
+from topics.engine.ports import Disk
+from topics.engine.segments import COLD, parse_segment_name
+from topics.engine.snapshot import MAGIC as SNAPSHOT_MAGIC
+from topics.engine.snapshot import rows_in_turn
+from topics.engine.wal import MAGIC as LOG_MAGIC
+from topics.engine.wal import file_number
+
+SMALL_BYTES_MAX = 4096  # of layout.json and cold-id
+
+_SNAPSHOT = re.compile(r"snap-[0-9a-f]{16}")
+_INTENT = re.compile(r"intent-[0-9a-f]{16}")
+_COLD_ID = re.compile(rb"[0-9a-f]{32}\n?")
+_KIND_OF_MAGIC = {
+    LOG_MAGIC: "log",
+    SNAPSHOT_MAGIC: "snapshot",
+    INTENT_MAGIC: "intent",
+    WATCH_MAGIC: "watch",
+    **dict.fromkeys(MAGICS.values(), "segment"),
+}
+# A file that was found without an owner is kept under its name, and that of its shard or topic before it.
+_OWNER = re.compile(r"(?:shard-[0-9]+|[0-9a-f]{16})-(?=wal-|snap-|intent-)")
+
+
+def inspect(
+    disk: Disk, path: str, *, records: int = 10, from_seq: int | None = None, cold_dir: str | None = None
+) -> Inspection:
+    """OSError: there is no such file, or it cannot be opened. `cold_dir` is the root of the cold tier."""
+    handle = disk.open(path)
+    try:
+        size = disk.size(handle)
+        head = disk.read(handle, 0, HEADER_BYTES)
+    finally:
+        disk.close(handle)
+    name = path.rpartition("/")[2]
+    kind = _kind(name, head)
+    found = Inspection(path, kind, size, int(HEADER.unpack(head)[1]) if len(head) == HEADER_BYTES else None)
+    if name.endswith(TEMP_SUFFIX):
+        found.notes.append("it never got its real name: it is being written, or was when a server died")
+    try:
+        _describe(disk, found, name, records, from_seq, cold_dir)
+    except (TopicsError, OSError) as error:
+        found.caught(error, path)
+    found.left_out = {what: number for what, number in found.left_out.items() if number}
+    return found
+
+
+def _kind(name: str, head: bytes) -> str:
+    """By the name, and for files that somebody has renamed by what they begin with."""
+    plain = _OWNER.sub("", name.removesuffix(TEMP_SUFFIX))
+    if parse_segment_name(plain) is not None:
+        return "segment"
+    if file_number(plain) is not None:
+        return "log"
+    if _SNAPSHOT.fullmatch(plain):
+        return "snapshot"
+    if _INTENT.fullmatch(plain):
+        return "intent"
+    if plain in (LAYOUT_NAME, COLD_ID_NAME, WATCH_NAME):
+        return {LAYOUT_NAME: "layout", COLD_ID_NAME: "cold-id", WATCH_NAME: "watch"}[plain]
+    return _KIND_OF_MAGIC.get(head[:8], "unknown")
+
+
+def _describe(
+    disk: Disk, found: Inspection, name: str, count: int, from_seq: int | None, cold_dir: str | None
+) -> None:
+    match found.kind:
+        case "segment":
+            segment = parse_segment_name(name.removesuffix(TEMP_SUFFIX))
+            if segment is None:
+                what = "a file of a segment under another name; its others are looked for by the name seg-<seq>-<generation>"
+                found.trouble(found.path, 0, what)
+                return
+            folder = found.path.rpartition("/")[0].rpartition("/")[2]
+            there = f"{cold_dir}/topics/{folder}" if cold_dir is not None else None
+            inspect_segment(disk, found, segment[0], segment[1], count, from_seq, there)
+        case "log":
+            inspect_log(disk, found, count, from_seq)
+        case "snapshot":
+            _snapshot(disk, found, count)
+        case "intent":
+            _intent(disk, found, count)
+        case "watch":
+            _watch(disk, found)
+        case "layout":
+            layout = decode_layout(found.path, _small(disk, found))
+            found.version = layout.format
+            found.facts |= {
+                "format": layout.format,
+                "generation": layout.generation,
+                "shards": layout.shards,
+                "directory": layout.directory,
+            }
+        case "cold-id":
+            found.version = None
+            text = _small(disk, found)
+            if not _COLD_ID.fullmatch(text):
+                raise Corrupt(found.path, 0, "does not hold the 32 hexadecimal digits of an id")
+            found.facts["id"] = text.decode("ascii").strip()
+        case _:
+            found.version = None
+            found.trouble(
+                found.path, 0, "is no file of topics: neither its name nor its first bytes are known"
+            )
+
+
+def _small(disk: Disk, found: Inspection) -> bytes:
+    found.version = None
+    if found.bytes > SMALL_BYTES_MAX:
+        raise Corrupt(found.path, SMALL_BYTES_MAX, f"has {found.bytes} bytes, which is far too long")
+    return _range(disk, found.path, 0, found.bytes)
+
+
+def _range(disk: Disk, path: str, start: int, end: int) -> bytes:
+    handle = disk.open(path)
+    try:
+        return read_exact(disk, handle, path, start, end - start)
+    finally:
+        disk.close(handle)
+
+
+def _check_digest(disk: Disk, found: Inspection, magic: bytes) -> tuple[int, int]:
+    try:
+        bounds = check_digest_file(disk, found.path, magic)
+    except TopicsError:
+        found.digests.append(Digest("the file", False))
+        raise
+    found.digests.append(Digest("the file", True))
+    return bounds
+
+
+def _payload(disk: Disk, found: Inspection, magic: bytes) -> bytes:
+    start, end = _check_digest(disk, found, magic)
+    if end - start > WHOLE_BYTES_MAX:
+        raise Corrupt(found.path, start, f"{end - start} bytes are more than is looked at; the digest holds")
+    return _range(disk, found.path, start, end)
+
+
+# -- state -------------------------------------------------------------------------------------------------
+
+
+def _snapshot(disk: Disk, found: Inspection, count: int) -> None:
+    path = found.path
+    start, end = HEADER_BYTES, max(HEADER_BYTES, found.bytes - 8)
+    try:
+        start, end = _check_digest(disk, found, SNAPSHOT_MAGIC)
+    except Corrupt as error:
+        # Names and places that can still be read help whoever has lost it.
+        found.caught(error, path)
+        found.notes.append("the rows are told as they are, though the digest does not vouch for them")
+    topics: Ends[TopicLine] = Ends(count)
+    last: tuple[int, bytes] | None = None
+    number = 0
+    try:
+        for at, row in rows_in_turn(disk, path, start, end):
+            if last is not None:
+                _row(found, number, last, topics)
+                number += 1
+            last = at, row
+        if last is None or not number:
+            raise Corrupt(path, start, "has no shard row or no closing row")
+        if last[1] != msgspec.msgpack.encode(number):
+            raise Corrupt(path, last[0], f"holds {number} rows, which is not what its closing row says")
+    finally:
+        found.facts |= {"rows": number, "topics": topics.count}
+        found.topics = topics.shown
+        found.left_out["topics"] = topics.left_out
+
+
+def _row(found: Inspection, number: int, row: tuple[int, bytes], topics: Ends[TopicLine]) -> None:
+    at, data = row
+    try:
+        if not number:
+            _shard_row(found, msgspec.msgpack.decode(data, type=ShardRow))
+        else:
+            topics.add(_topic_line(msgspec.msgpack.decode(data, type=TopicRow)))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(found.path, at, f"a row cannot be decoded: {error}") from error
+
+
+def _shard_row(found: Inspection, row: ShardRow) -> None:
+    found.facts |= {
+        "number": row.number,
+        "base_lsn": row.base_lsn,
+        "clean_lsn": row.clean_lsn or None,
+        "next_id": f"{row.next_id:016x}",
+        "time_ceiling_ms": row.time_ceiling_ms,
+        "now_ms": row.now_ms,
+        "boot_id": text_of(row.boot_id.encode("utf-8", "backslashreplace")),
+        "forwards": len(row.forwards),
+        "outflows": len(row.outflows),
+        "adopted": len(row.adopted) // 8,
+    }
+    named = found.path.rpartition("snap-")[2]
+    if re.fullmatch(r"[0-9a-f]{16}", named) and int(named, 16) != row.number:
+        found.trouble(found.path, HEADER_BYTES, f"says that it is number {row.number}")
+
+
+def _topic_line(row: TopicRow) -> TopicLine:
+    return TopicLine(
+        id=row.id,
+        name=text_of(row.name.encode("utf-8", "backslashreplace")),
+        records=row.count,
+        first_seq=row.first_seq,
+        head=row.head,
+        live_bytes=row.live_bytes,
+        applied_lsn=row.applied_lsn,
+        segments=len(row.segments),
+        cold_segments=sum(meta.tier == COLD for meta in row.segments),
+        inline_bytes=len(row.inline[2]) if row.inline is not None else 0,
+        consumers=len(row.consumers),
+    )
+
+
+def _intent(disk: Disk, found: Inspection, count: int) -> None:
+    payload = _payload(disk, found, INTENT_MAGIC)
+    try:
+        patches = msgspec.msgpack.decode(payload, type=list[Patch])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(found.path, HEADER_BYTES, f"cannot be decoded: {error}") from error
+    shown: Ends[PatchLine] = Ends(count)
+    for path, offset, data in patches:
+        shown.add(PatchLine(text_of(path.encode("utf-8", "backslashreplace")), offset, len(data)))
+    found.patches = shown.shown
+    found.left_out["patches"] = shown.left_out
+    found.facts |= {"patches": shown.count, "bytes_to_write": sum(len(data) for _, _, data in patches)}
+
+
+def _watch(disk: Disk, found: Inspection) -> None:
+    """Whose sessions these are is the worker's knowledge; here they are counted."""
+    payload = _payload(disk, found, WATCH_MAGIC)
+    try:
+        sessions, groups = msgspec.msgpack.decode(payload, type=tuple[list[msgspec.Raw], list[msgspec.Raw]])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(found.path, HEADER_BYTES, f"the rows cannot be read: {error}") from error
+    found.facts |= {"sessions": len(sessions), "groups": len(groups)}
