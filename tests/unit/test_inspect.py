@@ -146,6 +146,8 @@ def test_small_files(data: Path, tmp_path: Path) -> None:
         look(put(tmp_path / "cold-id", b"0123456789abcdef" * 2 + b"\n")).facts["id"] == "0123456789abcdef" * 2
     )
     assert not look(put(tmp_path / "cold-id", b"mine")).sound
+    assert look(put(tmp_path / "LOCK", b"4711\n")).facts == {"text": "4711"}
+    assert look(put(tmp_path / "RUN", b"")).sound
     watch = look(put(tmp_path / "watch", with_digest(WATCH_MAGIC, b"\x92\x91\x01\x90")))
     assert watch.facts == {"sessions": 1, "groups": 0}
     assert not look(put(tmp_path / "watch", with_digest(WATCH_MAGIC, b"\xc1"))).sound
@@ -270,7 +272,7 @@ def test_damage_anywhere_is_an_answer(data: Path) -> None:
     files = [path for path in sorted(data.rglob("*")) if path.is_file()]
     files += [put(data / "golden" / path.name, path.read_bytes()) for path in GOLDEN.iterdir()]
     files.append(put(data / "watch", with_digest(WATCH_MAGIC, b"\x92\x91\x01\x90")))
-    disk: Any = ReadOnlyDisk()
+    disk = ReadOnlyDisk()
     for number in range(600):
         path = files[number % len(files)]
         content = path.read_bytes()
@@ -283,7 +285,7 @@ def test_damage_anywhere_is_an_answer(data: Path) -> None:
         if rng.random() < 0.3:
             damaged[-8:] = xxh(bytes(damaged[:-8]))
         path.write_bytes(damaged)
-        check_inspection(disk, str(path))
+        check_inspection(disk, str(path), rng.choice([None, 3]))
         path.write_bytes(content)
 
 

@@ -39,6 +39,13 @@ SMALL_BYTES_MAX = 4096  # of layout.json and cold-id
 _SNAPSHOT = re.compile(r"snap-[0-9a-f]{16}")
 _INTENT = re.compile(r"intent-[0-9a-f]{16}")
 _COLD_ID = re.compile(rb"[0-9a-f]{32}\n?")
+_KIND_OF_NAME = {
+    LAYOUT_NAME: "layout",
+    COLD_ID_NAME: "cold-id",
+    WATCH_NAME: "watch",
+    "LOCK": "lock",  # whoever uses the directory holds a lock on it; the pid in it is for people
+    "RUN": "run",  # where the sockets of a running server are
+}
 _KIND_OF_MAGIC = {
     LOG_MAGIC: "log",
     SNAPSHOT_MAGIC: "snapshot",
@@ -84,9 +91,7 @@ def _kind(name: str, head: bytes) -> str:
         return "snapshot"
     if _INTENT.fullmatch(plain):
         return "intent"
-    if plain in (LAYOUT_NAME, COLD_ID_NAME, WATCH_NAME):
-        return {LAYOUT_NAME: "layout", COLD_ID_NAME: "cold-id", WATCH_NAME: "watch"}[plain]
-    return _KIND_OF_MAGIC.get(head[:8], "unknown")
+    return _KIND_OF_NAME.get(plain) or _KIND_OF_MAGIC.get(head[:8], "unknown")
 
 
 def _describe(
@@ -125,6 +130,8 @@ def _describe(
             if not _COLD_ID.fullmatch(text):
                 raise Corrupt(found.path, 0, "does not hold the 32 hexadecimal digits of an id")
             found.facts["id"] = text.decode("ascii").strip()
+        case "lock" | "run":
+            found.facts["text"] = text_of(_small(disk, found).strip())
         case _:
             found.version = None
             found.trouble(

@@ -20,7 +20,6 @@ from topics.engine.inspection import (
     Ends,
     EnvelopeLine,
     Inspection,
-    Record,
     record_of,
 )
 from topics.engine.ports import Disk
@@ -35,6 +34,8 @@ from topics.engine.wal import (
     envelopes_in_turn,
     file_number,
 )
+
+_Frame = tuple[bytes, int, int]  # its bytes, where they lie in the file, and in which envelope
 
 
 def inspect_log(disk: Disk, found: Inspection, count: int, from_seq: int | None) -> None:
@@ -96,8 +97,8 @@ class _Walk:
         self._found = found
         self._count, self._from_seq = count, from_seq
         self._envelopes: Ends[EnvelopeLine] = Ends(count)
-        self._records: Ends[Record] = Ends(count)
-        self._asked: list[Record] = []  # with --from-seq
+        self._records: Ends[_Frame] = Ends(count)
+        self._asked: list[_Frame] = []  # with --from-seq
         self._types: Counter[str] = Counter()
         self._topics: set[int] = set()
         self._first_lsn = self._last_lsn = self._synced_lsn = 0
@@ -143,16 +144,16 @@ class _Walk:
             )
             return {}
         kinds = columns.headers["type"]
-        self._topics.update(np.unique(columns.headers["topic"]).tolist())
+        self._topics.update(columns.headers["topic"].tolist())
         appends = np.flatnonzero(kinds == frames.APPEND)
         if self._from_seq is not None:
             room = max(0, self._count - len(self._asked))
             wanted = appends[columns.headers["seq"][appends] >= min(self._from_seq, (1 << 64) - 1)]
-            self._asked += [self._record(body, columns, int(i), envelope) for i in wanted[:room]]
+            self._asked += [self._frame(body, columns, int(i), envelope) for i in wanted[:room]]
         else:
             self._add_ends(appends, body, columns, envelope)
-        numbers, counts = np.unique(kinds, return_counts=True)
-        return {TYPES.get(kind, str(kind)): n for kind, n in zip(numbers.tolist(), counts.tolist())}
+        counts = Counter(kinds.tolist())
+        return {TYPES.get(kind, str(kind)): counts[kind] for kind in sorted(counts)}
 
     def _add_ends(
         self, appends: npt.NDArray[np.intp], body: bytes, columns: frames.Columns, envelope: Envelope
@@ -162,13 +163,14 @@ class _Walk:
         if len(appends) > 2 * self._count:
             shown = np.concatenate((appends[: self._count], appends[len(appends) - self._count :]))
         for i in shown.tolist():
-            self._records.add(self._record(body, columns, i, envelope))
+            self._records.add(self._frame(body, columns, i, envelope))
         self._records.count += len(appends) - len(shown)
 
-    def _record(self, body: bytes, columns: frames.Columns, i: int, envelope: Envelope) -> Record:
+    @staticmethod
+    def _frame(body: bytes, columns: frames.Columns, i: int, envelope: Envelope) -> _Frame:
         start = int(columns.starts[i])
         frame = body[start : start + 4 + int(columns.headers["length"][i])]
-        return record_of(frame, envelope.start + start, envelope.lsn)
+        return frame, envelope.start + start, envelope.lsn
 
     def _judge(self) -> None:
         found = self._found
@@ -196,5 +198,6 @@ class _Walk:
             **{f"frames {kind}": n for kind, n in sorted(self._types.items())},
         }
         found.envelopes = self._envelopes.shown
-        found.records = self._records.shown if self._from_seq is None else self._asked
+        shown = self._records.shown if self._from_seq is None else self._asked
+        found.records = [record_of(*frame) for frame in shown]
         found.left_out |= {"envelopes": self._envelopes.left_out, "records": self._records.left_out}
