@@ -12,6 +12,20 @@ HERE = Path(__file__).parent
 SHORT = ("integration", "fuzz", "unit")  # most of their tests take moments
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-call",
+        action="store_true",
+        help="stop long work at every disk call, not only at each fourth",
+    )
+
+
+@pytest.fixture
+def some(request: pytest.FixtureRequest) -> int:
+    """Of how many disk calls one is looked at: each, when asked for."""
+    return 1 if request.config.getoption("--every-call") else 4
+
+
 def pytest_configure() -> None:
     """A shell's background job ignores Ctrl-C, and whatever it starts inherits that: tests send it to what they start."""
     if threading.current_thread() is threading.main_thread():

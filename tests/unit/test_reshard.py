@@ -336,15 +336,15 @@ def changes(config: EngineConfig, shards: int) -> list[int]:
 @pytest.mark.parametrize("how", ["power", "kill"])
 @pytest.mark.parametrize("shards", [1, 3], ids=["shrinking", "growing"])
 @pytest.mark.parametrize("share", range(SHARES))
-def test_crash_at_every_call(share: int, shards: int, how: str) -> None:
+def test_crash_at_every_call(share: int, shards: int, how: str, some: int) -> None:
     config = (CONFIG, RIDING)[shards == 3]
-    for i, number in list(enumerate(changes(config, shards)))[share::SHARES]:
+    for i, number in list(enumerate(changes(config, shards)))[share :: SHARES * some]:
         fleet, before = fleet_of(config)
         fleet.disk.crash_at(number, midway=bool(number % 2))
         with pytest.raises(SimulatedCrash):
             fleet.reshard(shards)
         fleet.die(how)
-        wanted = (shards, 2, 4)[(i // SHARES) % 3]
+        wanted = (shards, 2, 4)[(i // SHARES // some) % 3]
         try:
             assert fleet.layout.shards in (2, shards)
             fleet.start(wanted)
@@ -381,9 +381,9 @@ def test_a_crash_while_a_crash_is_cleared_up() -> None:
 )
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("share", range(SHARES))
-def test_failure_of_every_call(share: int, error: int) -> None:
+def test_failure_of_every_call(share: int, error: int, some: int) -> None:
     numbers = changes(CONFIG, 3) if error == errno.ENOSPC else range(1, len(calls_of(CONFIG, 3)) + 1)
-    for number in list(numbers)[share::SHARES]:
+    for number in list(numbers)[share :: SHARES * some]:
         fleet, before = fleet_of()
         fleet.disk.fail_at(number, error)
         failed = False
