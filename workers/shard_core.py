@@ -439,6 +439,8 @@ class ShardCore:
         self.jobs.front_gone(peer)
         if self._claimed_us.pop(peer, None) is not None:
             self.engine.shard.withdraw_claims(lambda token: _is_claim_of(peer, token))
+        # However long they have waited: a claim that went on would hand out jobs to nobody.
+        self.engine.cold.withdraw(lambda token: cast(Token, token)[0] == peer)
         self._reopen()
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:

@@ -6,6 +6,8 @@ keeps a place among those who wait. Method: shards on simulated disks with an ob
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
@@ -169,3 +171,22 @@ def test_a_watcher_of_cold_records_is_fed_without_turning_in_circles() -> None:
     rig.rest()
     assert len(rig.heard[key]) > 1, "the answer, and pages"
     assert rig.core.engine.cold.waiting == 0
+
+
+def test_reads_and_claims_of_a_front_that_is_gone_keep_no_place() -> None:
+    rig = rig_with_cold_records(ObjectStore())
+    rig.ask(wire.PUT_TOPIC, "q", {"type": "queue", "durability": "fsync"})
+    rig.ask(wire.WRITE, "q", {"records": [{"data": n} for n in range(1, 15)]})
+    checkpoint(rig)
+    rig.receive(wire.DIFF, "t", {}, peer=b"dies")
+    rig.receive(wire.CLAIM, "q", {"node": "w", "max": 3}, peer=b"dies")
+    rig.turn()
+    assert rig.core.engine.cold.waiting == 2
+    rig.clock.advance(10 * 60_000)  # the store hangs
+    rig.turn()
+    rig.core.forget_peer(b"dies")
+    assert rig.core.engine.cold.waiting == 0
+    rig.rest()
+    reply = rig.ask(wire.CLAIM, "q", {"node": "v", "max": 3})
+    assert reply is not None
+    assert [job["$seq"] for job in json.loads(bytes(reply.body))["claimed"]] == [1, 2, 3]
