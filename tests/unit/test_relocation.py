@@ -152,6 +152,21 @@ def test_a_restart_finds_everything_and_reads_no_segment() -> None:
     assert h.rows("t") == records(*range(1, 15))
 
 
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_hot_copy_that_a_stop_left_goes_though_nobody_uses_the_topic(how: str) -> None:
+    h = filled()
+    h.checkpoint()
+    assert tiers(h) == ["cold", "cold", "hot", "hot"]
+    assert len(data_files(h)) == 4
+    h.checkpoint()
+    h.restart() if how == "stop" else h.kill_and_open()
+    for _ in range(3):
+        h.pass_time(h.config.snapshot_interval_ms + 10_000)
+    assert h.engine.shard.published["t"].stored is not None, "nobody has touched it"
+    assert data_files(h) == ["seg-0000000000000009-0.data", "seg-000000000000000d-0.data"]
+    assert h.rows("t") == records(*range(1, 15))
+
+
 def test_a_cold_tier_that_is_set_up_later_gets_what_is_there() -> None:
     h = Harness(TIERED)
     h.put("t", FSYNC)

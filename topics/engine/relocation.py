@@ -345,6 +345,29 @@ class Relocator:
             yield None
         self._swept = True
         self._worked()
+        yield from self._sweep_hot(set(keys))
+
+    def _sweep_hot(self, keys: set[str]) -> Steps:
+        """Find .data of cold segments that a stop left on the hot tier. Of topics in use whoever loaded them has seen to it, and of
+        the others nobody would before they are used."""
+        assert self.loader is not None
+        away = [log for log in self._shard.by_id.values() if log.stored is not None and not log.deferred]
+        wanted = [
+            (log, segment_path(self._reader.topic_dir(log.id), meta, "data"), meta)
+            for log in away
+            for meta in log.stored or ()
+            if meta.tier == COLD
+        ]
+        for first in range(0, len(wanted), limits.SLICE_TOPICS):
+            some = wanted[first : first + limits.SLICE_TOPICS]
+            exist = yield self._run(partial(self._exist, [path for _, path, _ in some]))
+            for (log, path, meta), is_there in zip(some, exist, strict=True):
+                if is_there and path in keys and log.stored is not None and not log.dropped:
+                    last = self.loader.last_naming(log.id, meta.first_seq, meta.generation)[1]
+                    self._checkpointer.relieve(log.id, meta, last_snapshot=last)
+
+    def _exist(self, paths: list[str]) -> list[bool]:
+        return [self._disk.exists(path) for path in paths]
 
     def _leftovers(self, topic_id: int, files: list[tuple[str, str]]) -> list[str]:
         log = self._shard.by_id.get(topic_id)
