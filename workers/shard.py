@@ -33,6 +33,7 @@ logger = logging.getLogger("topics.shard")
 
 SWITCH_INTERVAL_S = 1e-4  # beside a busy loop a finished sync is otherwise noticed 10 ms late
 LOCK_RETRY_S = 0.02
+RESERVE_PARTS = 20
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -56,12 +57,21 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         memory_bytes_max=settings.max_memory_bytes,
         max_topics=settings.max_topics,
         max_total_bytes=settings.max_total_bytes,
-        min_free_bytes=settings.min_free_bytes,
+        min_free_bytes=reserve(settings),
         hot_retain_segments=settings.hot_retain_segments,
         hot_retain_bytes=settings.hot_retain_bytes,
         cold_cache_bytes=settings.cold_cache_bytes,
         verify=settings.verify,
     )
+
+
+def reserve(settings: Settings) -> int:
+    """What is left free; of a small disk no more than a part of it, or nothing could be written there at all."""
+    try:
+        disk = os.statvfs(settings.data_dir)
+    except OSError:
+        return settings.min_free_bytes
+    return min(settings.min_free_bytes, disk.f_blocks * disk.f_frsize // RESERVE_PARTS)
 
 
 def lock_shard(path: str, control: Channel) -> list[Message]:
