@@ -170,7 +170,7 @@ def fired(server: Server) -> str:
 def test_a_slow_cold_tier_slows_history_and_nothing_else(server: Server) -> None:
     fill(server)
     move_all(server)
-    (server.folder / "cold-points" / "points").write_text("segment.open.before slow times=1000\n")
+    (server.folder / "cold-points" / "points").write_text("segment.open.before slow ms=2000\n")
     done: list[float] = []
     history = threading.Thread(target=lambda: (read(server), done.append(time.monotonic())))
     began = time.monotonic()
