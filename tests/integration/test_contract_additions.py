@@ -607,7 +607,7 @@ def test_the_openapi_document(shared_server: Server) -> None:
     assert set(document["paths"]) == {
         "/v0/topics", "/v0/topics/{topic}", "/v0/topics/{topic}/diff", "/v0/topics/{topic}/delete",
         "/v0/topics/{topic}/tags", "/v0/topics/{topic}/last", "/v0/health", "/healthz", "/v0/ready", "/readyz",
-        "/v0/metrics", "/v0/openapi.json", "/v0/watch", "/v0/watch/{wid}", "/v0/ws",
+        "/v0/metrics", "/v0/openapi.json", "/v0/watch", "/v0/watch/{wid}", "/v0/ws", "/v0/routers", "/v0/routers/{router}",
         *(f"/v0/topics/{{topic}}/{call}" for call in ("claim", "ack", "nack", "extend", "work", "consumers")),
         "/v0/topics/{topic}/consumers/{consumer}",
         *(f"/v0/topics/{{topic}}/consumers/{{consumer}}/{call}" for call in (

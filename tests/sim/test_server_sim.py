@@ -169,7 +169,7 @@ def test_a_seed_is_the_whole_story() -> None:
 
 def test_the_simulation_runs_the_shipped_code() -> None:
     """In a process of its own: a tracer slows everything down, and definitions count only where nothing is imported yet."""
-    program = "from tests.sim import coverage_figure as c; f = c.measure(range(4)); print(len(f), c.share(f))"
+    program = "from tests.sim import coverage_figure as c; f = c.measure(range(8)); print(len(f), c.share(f))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
