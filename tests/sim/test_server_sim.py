@@ -22,14 +22,15 @@ import pytest
 
 from tests.sim.queue_workers import LETTERS
 from tests.sim.server_walk import FIRST_WITH_TIERS, Story, digest, has_tiers
+from tests.support import length
 from tests.support.checker.copies import is_late
 from tests.support.history import Op
 
 pytestmark = pytest.mark.sim
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS_PER_TEST = 6
-FRESH_S = 8.0
+SEEDS, SEEDS_PER_TEST = length.pick(short=24, long=240), 6
+FRESH_S = length.pick(short=6, long=60)
 RARE = [
     "starts", "recoveries", "kills", "front kills", "power cuts", "stops", "crashes at a call", "failed starts",
     "read only", "rot", "fill_disk", "slow_disk", "stall", "set_clock", "lull", "checkpoint", "fail_call",
@@ -38,7 +39,7 @@ RARE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("first", range(0, 36, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
 def test_fixed_seeds(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         Story(seed).run()
@@ -46,7 +47,7 @@ def test_fixed_seeds(first: int) -> None:
 
 def test_fixed_seeds_with_tiers() -> None:
     seeds = (seed for seed in range(FIRST_WITH_TIERS, 2 * FIRST_WITH_TIERS) if has_tiers(seed))
-    for seed in islice(seeds, 2 * SEEDS_PER_TEST):
+    for seed in islice(seeds, length.pick(short=6, long=120)):
         Story(seed).run()
 
 
