@@ -98,7 +98,9 @@ class Merger:
         if xxh(idx) != summary.idx_digest or blocks != summary.blocks:
             raise Damaged("a digest does not agree", one["name"])
         tags, nodes, expiries = (
-            parse_dict(base, self._read(f"{base}.dict")) if one["dict_bytes"] else ([], [], np.zeros(0, "u4,u8"))
+            parse_dict(base, self._read(f"{base}.dict"))
+            if one["dict_bytes"]
+            else ([], [], np.zeros(0, "u4,u8"))
         )
         return np.frombuffer(idx, dtype=ROW, offset=HEADER_BYTES), (tags, nodes), expiries, content
 
@@ -112,9 +114,7 @@ class Merger:
         expiries: list[tuple[int, int]],
     ) -> dict[str, Any]:
         times = rows["ts"][rows["ts"] > 0]
-        index = IndexFiles.of(
-            rows, tags, nodes, np.array(expiries, dtype=[("row", "<u4"), ("time", "<u8")])
-        )
+        index = IndexFiles.of(rows, tags, nodes, np.array(expiries, dtype=[("row", "<u4"), ("time", "<u8")]))
         assert index.idx[:HEADER_BYTES] == header(IDX_MAGIC)
         summary = Sum(
             first_seq=group["first_seq"],

@@ -231,7 +231,15 @@ Change: TypeAlias = (
     | forward_commands.ForwardChange
 )
 Command: TypeAlias = (
-    Change | Diff | State | ListTopics | LastByTag | NextByTag | CountByTag | consumer_commands.ConsumerQuery | merge_commands.MergeCommand
+    Change
+    | Diff
+    | State
+    | ListTopics
+    | LastByTag
+    | NextByTag
+    | CountByTag
+    | consumer_commands.ConsumerQuery
+    | merge_commands.MergeCommand
 )
 Result: TypeAlias = (
     Appended

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from errno import ENOSPC
 from functools import partial
 from typing import Any
 
-from topics.engine import frames, limits
+from topics.engine import limits
 from topics.engine import merge_commands as mrg
 from topics.engine.checkpoint import Checkpointer
-from topics.engine.cold_files import MOVE_KIND, delete_keys, delete_segment, read_whole
+from topics.engine.cold_files import MOVE_KIND, delete_keys, read_whole
 from topics.engine.config import EngineConfig
 from topics.engine.errors import (
     ColdStoreFailed,
     Corrupt,
     InputsChanged,
-    LeaseLost,
     NoColdTier,
     OutputInvalid,
     PlanLeased,
@@ -37,30 +35,17 @@ from topics.engine.errors import (
     TopicsError,
 )
 from topics.engine.manifest_export import Manifests
-from topics.engine.merge_check import Acceptance, InputDamaged, Refused, Source, Stopped
-from topics.engine.merges import Committed, FailedGroup, Input, Merged, MergedGroup, retired_meta
-from topics.engine.merging import chunks_of, join_rows, swap_in
-from topics.engine.merge_plans import Plan, Planner
-from topics.engine.plans import (
-    PLAN_NAME,
-    STAGING,
-    PlanFile,
-    PlanGroup,
-    decode_plan,
-    plan_of_key,
-    sidecar_key,
-    staging_of,
-)
+from topics.engine.merge_check import Stopped
+from topics.engine.merge_commit import Committer, committed_body
+from topics.engine.merge_plans import PLAN_BYTES_MAX, Plan, Planner
+from topics.engine.plans import PLAN_NAME, STAGING, PlanFile, decode_plan, plan_of_key, staging_of
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.retirement import Retirement
-from topics.engine.sealing import sealed_rows
-from topics.engine.segments import SegmentMeta, remove_files, segment_name
 from topics.engine.shard import Shard
-from topics.engine.tasks import Blocking, Step, Steps, WaitSynced, WaitUntil
+from topics.engine.tasks import Blocking, Step, Steps, WaitSynced
 from topics.engine.topic_log import TopicLog
 
-PLAN_BYTES_MAX = 64 * limits.MIB
 Asked = tuple[object, mrg.MergeCommand]
 
 
@@ -87,7 +72,9 @@ class Consolidator:
         self._asked: deque[Asked] = deque()
         self._plans: dict[int, Plan] = {}  # by topic
         self._trash: dict[str, None] = {}  # plans whose staging is to be removed
-        self._doubtful: list[tuple[int, SegmentMeta]] = []  # files that were put into place and not published
+        self._committer = Committer(
+            disk, store, shard, reader, checkpointer, self._planner, self.manifests, self.retirement
+        )
         self.is_known = False  # the store was looked at: what plans and pins there are is known
         self._stopped = ""
 
@@ -190,7 +177,7 @@ class Consolidator:
     def has_work(self) -> bool:
         if self.is_urgent or not self.is_known:
             return self.is_urgent
-        return bool(self._trash or self._doubtful or self.manifests.due or self._is_due())
+        return bool(self._trash or self._committer.doubtful or self.manifests.due or self._is_due())
 
     def _committing(self) -> Plan | None:
         return next((plan for plan in self._plans.values() if plan.committing), None)
@@ -234,9 +221,9 @@ class Consolidator:
             return self._serve(*self._asked.popleft())
         plan = self._committing()
         if plan is not None:
-            return self._go_on(plan)
-        if self._doubtful:
-            return self._remove_doubtful()
+            return self._commit(plan)
+        if self._committer.doubtful:
+            return self._committer.remove_doubtful()
         if self._trash:
             return self._empty(next(iter(self._trash)))
         if self.manifests.due:
@@ -264,9 +251,7 @@ class Consolidator:
         finally:
             self._checkpointer.moving_of = None
 
-    def _carry_out(
-        self, log: TopicLog, command: mrg.MergeCommand
-    ) -> Generator[Step, Any, dict[str, object]]:
+    def _carry_out(self, log: TopicLog, command: mrg.MergeCommand) -> Generator[Step, Any, dict[str, object]]:
         match command:
             case mrg.PlanMerge():
                 return (yield from self._make_plan(log, command))
@@ -317,7 +302,9 @@ class Consolidator:
             self._give_up(plan, PlanNotFound(plan.id))
         if len(self._plans) >= limits.PLANS_MAX:
             raise Throttled(
-                "too many topics of this shard have a plan; commit or abandon some", limit="plans", max=limits.PLANS_MAX
+                "too many topics of this shard have a plan; commit or abandon some",
+                limit="plans",
+                max=limits.PLANS_MAX,
             )
         self._checkpointer.moving_of = log
         made = yield from self._planner.make(log, command.parameters)
@@ -340,7 +327,7 @@ class Consolidator:
         while log.is_away:
             self._shard.loader(log)
             yield WaitSynced(0)
-        if not any(self._current(log, group) for group in plan.groups):
+        if not any(self._committer.is_current(log, group) for group in plan.groups):
             return None
         found: PlanFile | None = yield Blocking(MOVE_KIND, partial(self._planner.read, plan.id))
         return found
@@ -363,38 +350,14 @@ class Consolidator:
 
     # -- commit --------------------------------------------------------------------------------------------
 
-    def _current(self, log: TopicLog, group: PlanGroup) -> bool:
-        """Whether the group's inputs are what the topic has there now."""
-        chunks = chunks_of(log, group.first_seq, group.next_seq)
-        if chunks is None or len(chunks) != len(group.inputs):
-            return False
-        return all(
-            chunk.meta is not None
-            and self._planner.may_merge(log, chunk)
-            and (chunk.meta.first_seq, chunk.meta.generation) == (wanted.first_seq, wanted.generation)
-            for chunk, wanted in zip(chunks, group.inputs, strict=True)
-        )
-
-    def _go_on(self, plan: Plan) -> Steps:
-        """One group more, or the end."""
-        log = plan.log
-        checkpointer = self._checkpointer
+    def _commit(self, plan: Plan) -> Steps:
+        """One step more of a commit: a group, or the end."""
         try:
-            if log.dropped:
-                raise TopicNotFound(log.name)
-            self._shard.refresh(log)
-            yield WaitSynced(0)
-            while log.is_away:
-                self._shard.loader(log)
-                yield WaitSynced(0)
-            checkpointer.moving_of = log
-            if log.erasing:
-                raise InputsChanged("records of this topic are being erased; ask for another plan when that is done")
-            if plan.todo:
-                yield from self._take_over(plan, plan.groups[plan.todo[0]])
-                plan.todo.pop(0)
-            else:
-                yield from self._publish(plan)
+            is_done = yield from self._committer.go_on(plan)
+            if is_done:
+                self._plans.pop(plan.log.id, None)
+                self._trash[plan.id] = None
+                yield from self._tell(plan)
         except OSError as error:
             plan.end_commit(self._replying(_store_failed(error)))
             raise
@@ -408,136 +371,17 @@ class Consolidator:
             plan.end_commit(self._replying(self._interrupted()))
             raise
         finally:
-            checkpointer.moving_of = None
+            self._checkpointer.moving_of = None
 
-    def _take_over(self, plan: Plan, group: PlanGroup) -> Steps:
-        """Compare what the job has made of a group with its inputs, and put it into place beside them."""
-        if group.group in plan.made:
-            return
-        log = plan.log
-        if not self._current(log, group):
-            plan.fail(group, "", "inputs_changed: these segments are not the topic's any more")
-            return
-        chunks = chunks_of(log, group.first_seq, group.next_seq) or []
-        sources = []
-        for chunk in chunks:
-            assert chunk.meta is not None
-            sources.append(Source(chunk.meta, self._planner.dead_rows(log, chunk)))
-            yield None
-        directory = self._reader.topic_dir(log.id)
-        assert self._store is not None
-        work = Acceptance(self._disk, self._store, directory, plan.id, group, sources, plan.watch)
-        meta = SegmentMeta(group.first_seq, group.generation)
-        try:
-            made = yield Blocking(MOVE_KIND, work.run)
-            if plan.watch.stopped:
-                raise Stopped("the plan was given up")
-            plan.made[group.group] = made
-        except InputDamaged as error:
-            plan.fail(group, error.segment, error.reason)
-            self._planner.refuse(log.id, group, error.segment)
-            self._doubtful.append((log.id, meta))
-        except Refused as error:
-            self._doubtful.append((log.id, meta))
-            if error.outdated:
-                plan.fail(group, "", f"inputs_changed: {error.reason}")
-                return
-            # So that whoever does the plan again does this group again.
-            yield from delete_keys(self._store, [sidecar_key(plan.id, group.group)])
-            raise OutputInvalid(group.group, error.reason) from None
-        except (OSError, Stopped):
-            self._doubtful.append((log.id, meta))
-            raise
-
-    def _publish(self, plan: Plan) -> Steps:
-        log, shard = plan.log, self._shard
-        prepared: dict[int, tuple[SegmentMeta, bytearray]] = {}
-        for number, meta in sorted(plan.made.items()):
-            group = plan.groups[number]
-            chunks = chunks_of(log, group.first_seq, group.next_seq)
-            if not self._current(log, group) or chunks is None:
-                continue
-            joined = yield Blocking(MOVE_KIND, partial(self._join, log, meta, chunks))
-            prepared[number] = meta, joined
-        # A checkpoint that has looked at the segments puts what it has seen into memory when it is done.
-        yield WaitUntil(lambda: not self._checkpointer.capturing)
-        if log.dropped or log.erasing or log.is_away:
-            raise InputsChanged("the topic has changed meanwhile; ask for another plan")
-        for number in list(plan.made):
-            if number not in prepared or not self._current(log, plan.groups[number]):
-                prepared.pop(number, None)
-                self._doubtful.append((log.id, plan.made.pop(number)))
-                plan.fail(
-                    plan.groups[number], "", "inputs_changed: these segments are not the topic's any more"
-                )
-        if not prepared and all(one.reason.startswith("inputs_changed") for one in plan.failed.values()):
-            raise InputsChanged("none of the plan's segments are the topic's any more; ask for another plan")
-        merged = self._merged(plan, prepared)
-        frame = frames.encode_control(frames.SEGMENT_MERGE, log.id, shard.now_ms, merged)
-        if not shard.has_room(len(frame)):
-            raise OSError(ENOSPC, "no room in the log")
-        shard.add_frame(frame)
-        # At once: a checkpoint that is begun from here on must not take the old segments for the newest.
-        self._swap(plan, merged, prepared)
-        yield WaitSynced(0)
-        yield from self._published(plan)
-
-    def _join(self, log: TopicLog, meta: SegmentMeta, chunks: list[Any]) -> bytearray:
-        """On another thread: the rows as they will be in memory."""
-        return join_rows(chunks, sealed_rows(self._disk, self._reader.topic_dir(log.id), meta))
-
-    def _merged(self, plan: Plan, prepared: dict[int, tuple[SegmentMeta, bytearray]]) -> Merged:
-        log = plan.log
-        groups: list[MergedGroup] = []
-        inputs: list[list[Input]] = []
-        for number, (meta, _) in prepared.items():
-            group = plan.groups[number]
-            groups.append(
-                MergedGroup(
-                    number, group.first_seq, group.next_seq, group.generation, group.data_bytes, meta.data_bytes, meta.live
-                )
-            )
-            inputs.append(
-                [
-                    Input(one.first_seq, one.generation, one.data_bytes + one.idx_bytes + one.dict_bytes)
-                    for one in group.inputs
-                ]
-            )
-        failed = [plan.failed[number] for number in sorted(plan.failed)]
-        manifest = self.manifests.next_number(log.id)
-        return Merged(plan.id, manifest, log.cap_lost, log.ttl_lost, groups, inputs, failed)
-
-    def _swap(self, plan: Plan, merged: Merged, prepared: dict[int, tuple[SegmentMeta, bytearray]]) -> None:
-        log, shard, checkpointer = plan.log, self._shard, self._checkpointer
-        for group, inputs in zip(merged.groups, merged.inputs, strict=True):
-            chunks = chunks_of(log, group.first_seq, group.next_seq)
-            assert chunks is not None
-            swap_in(log, chunks, *prepared[group.group])
-            for one in inputs:
-                self._reader.close_segment(log.id, one.first_seq, one.generation)
-                checkpointer.doom(log.id, retired_meta(one))
-        log.merges = log.merges.with_plan(merged, shard.now_ms)
-        self.retirement.retired(log, merged)
-        plan.made.clear()
-        checkpointer.usage.set(log.id, [chunk.meta for chunk in log.chunks if chunk.meta is not None])
-        shard.touched[log.id] = log
-        shard.counters["merges"] = shard.counters.get("merges", 0) + len(merged.groups)
-
-    def _published(self, plan: Plan) -> Steps:
+    def _tell(self, plan: Plan) -> Steps:
         """It is done, whatever becomes of the rest: a manifest that cannot be written now is written later."""
         log = plan.log
-        self._plans.pop(log.id, None)
-        self._trash[plan.id] = None
         done = log.merges.find(plan.id)
         assert done is not None
         try:
             yield from self.manifests.export(log)
-        except OSError:
-            self.manifests.due[log.id] = log
-            raise
         finally:
-            answer = mrg.MergeAnswer(committed_body(done))
-            plan.end_commit(self._replying(answer))
+            plan.end_commit(self._replying(mrg.MergeAnswer(committed_body(done))))
 
     def _replying(self, answer: object) -> Callable[[object], None]:
         return lambda token: self._reply(token, answer)
@@ -550,8 +394,7 @@ class Consolidator:
             del self._plans[plan.log.id]
         plan.watch.stopped = True
         self._trash[plan.id] = None
-        self._doubtful += [(plan.log.id, meta) for meta in plan.made.values()]
-        plan.made.clear()
+        self._committer.discard(plan)
         plan.end_commit(self._replying(reason))
         self.retirement.reconsider(plan.log.id)
 
@@ -607,20 +450,6 @@ class Consolidator:
                 break
             yield from delete_keys(store, keys)
         self._trash.pop(plan_id, None)
-
-    def _remove_doubtful(self) -> Steps:
-        store = self._store
-        assert store is not None
-        while self._doubtful:
-            topic_id, meta = self._doubtful[-1]
-            directory = self._reader.topic_dir(topic_id)
-            yield Blocking(MOVE_KIND, partial(self._remove_both, directory, meta))
-            self._doubtful.pop()
-
-    def _remove_both(self, directory: str, meta: SegmentMeta) -> None:
-        assert self._store is not None
-        delete_segment(self._store, directory, meta)
-        remove_files(self._disk, directory, meta, "sum", "dict", "idx")
 
     def _export(self, log: TopicLog) -> Steps:
         if log.dropped:
@@ -686,32 +515,6 @@ class Consolidator:
     def _is_planned(self, topic_id: int, name: tuple[int, int]) -> bool:
         plan = self._plans.get(topic_id)
         return plan is not None and name in plan.inputs
-
-
-def committed_body(done: Committed) -> dict[str, object]:
-    return {
-        "plan_id": done.plan_id,
-        "state": "committed",
-        "manifest": done.manifest,
-        "groups": [
-            {
-                "group": one.group,
-                "name": segment_name(one.first_seq, one.generation),
-                "first_seq": one.first_seq,
-                "next_seq": one.next_seq,
-                "bytes_in": one.bytes_in,
-                "bytes_out": one.bytes_out,
-                "rows": one.rows,
-                "live": one.live,
-            }
-            for one in done.groups
-        ],
-        "failed": [_failed_body(one) for one in done.failed],
-    }
-
-
-def _failed_body(one: FailedGroup) -> dict[str, object]:
-    return {"group": one.group, "segment": one.segment, "reason": one.reason}
 
 
 def _store_failed(error: OSError) -> ColdStoreFailed:

@@ -321,7 +321,8 @@ class Manifests:
         store = self._store
         assert store is not None
         directory = self._reader.topic_dir(topic_id)
-        manifests = sorted(number for name in names if name == manifest_name(number := manifest_number(name) or 0))
+        numbers = {name: manifest_number(name) for name in names}
+        manifests = sorted(n for name, n in numbers.items() if n is not None and name == manifest_name(n))
         self._numbers[topic_id] = manifests
         stale: list[str] = []
         for name in names:
@@ -334,11 +335,7 @@ class Manifests:
             else:
                 self._pins.setdefault(topic_id, {})[snapshot_id] = held
         known = set(manifests)
-        stale += [
-            f"{directory}/{name}"
-            for name in names
-            if (number := manifest_number(name)) is not None and number not in known
-        ]
+        stale += [f"{directory}/{name}" for name, n in numbers.items() if n is not None and n not in known]
         yield from delete_keys(store, stale)
         yield from self._drop_old(topic_id)
 

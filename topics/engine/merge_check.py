@@ -157,7 +157,8 @@ class Acceptance:
         tags, nodes, expiries = self._check_dict(said, summary, files.get("dict", b""))
         _demand(xxh(files["idx"]) == summary.idx_digest, ".idx does not agree with its digest in .sum")
         _demand(
-            files["idx"][:HEADER_BYTES] == header(IDX_MAGIC), ".idx does not begin with the header of an index"
+            files["idx"][:HEADER_BYTES] == header(IDX_MAGIC),
+            ".idx does not begin with the header of an index",
         )
         rows = np.frombuffer(files["idx"], dtype=ROW, offset=HEADER_BYTES)
         meta = SegmentMeta(
@@ -199,8 +200,14 @@ class Acceptance:
         for name, value in wanted.items():
             _demand(getattr(summary, name) == value, f"{name} in .sum is not what plan and sidecar say")
         _demand(said.rows == group.rows, "rows in the sidecar are not those of the plan")
-        _demand(said.idx_bytes == len(files["idx"]) == HEADER_BYTES + ROW_BYTES * group.rows, ".idx has another length")
-        _demand(len(summary.blocks) == -(-summary.data_bytes // BLOCK_BYTES), ".sum has not a digest for each block")
+        _demand(
+            said.idx_bytes == len(files["idx"]) == HEADER_BYTES + ROW_BYTES * group.rows,
+            ".idx has another length",
+        )
+        _demand(
+            len(summary.blocks) == -(-summary.data_bytes // BLOCK_BYTES),
+            ".sum has not a digest for each block",
+        )
         return summary
 
     @staticmethod
@@ -238,7 +245,10 @@ class Acceptance:
                 _demand(bool(same.all()), f"{column} of a record of {_name(meta)} has changed")
             for column, old, new in (("tag", names[0], output.tags), ("node", names[1], output.nodes)):
                 ids = _renamed(old, new)[before[column][here]]
-                _demand(bool((ids == rows[column][part][here]).all()), f"the {column} of a record of {_name(meta)} has changed")
+                _demand(
+                    bool((ids == rows[column][part][here]).all()),
+                    f"the {column} of a record of {_name(meta)} has changed",
+                )
             kept = here[theirs["row"]]
             expiries += zip((theirs["row"][kept] + at).tolist(), theirs["time"][kept].tolist())
             at += meta.rows
@@ -247,7 +257,9 @@ class Acceptance:
         _demand(found == sorted(expiries), "the expiries of records are not those of the inputs")
         times = rows["ts"][rows["ts"] > 0]
         bounds = (int(times.min()), int(times.max())) if len(times) else (0, 0)
-        _demand(bounds == (output.meta.ts_min, output.meta.ts_max), "ts_min and ts_max are not those of the rows")
+        _demand(
+            bounds == (output.meta.ts_min, output.meta.ts_max), "ts_min and ts_max are not those of the rows"
+        )
 
     @staticmethod
     def _compare_places(output: _Output, present: Mask) -> None:
@@ -256,9 +268,14 @@ class Acceptance:
         lengths = rows["length"].astype(np.int64)
         starts = HEADER_BYTES + np.cumsum(lengths) - lengths
         _demand(bool((rows["offset"][present] == starts[present]).all()), "records do not lie back to back")
-        _demand(HEADER_BYTES + int(lengths.sum()) == output.meta.data_bytes, "data_bytes is not that of the records")
+        _demand(
+            HEADER_BYTES + int(lengths.sum()) == output.meta.data_bytes,
+            "data_bytes is not that of the records",
+        )
         _demand(int(np.count_nonzero(present)) == output.meta.live, "live is not the number of records")
-        _demand(not (rows["flags"] & DEAD).any() and not rows["pad"].any(), "a row has flags that no file has")
+        _demand(
+            not (rows["flags"] & DEAD).any() and not rows["pad"].any(), "a row has flags that no file has"
+        )
         for column in ("offset", "flags", "tag", "node", "size"):
             _demand(not rows[column][~present].any(), f"a row without a record has a {column}")
 
@@ -268,7 +285,9 @@ class Acceptance:
         _demand(not (here & ~there).any(), f"a record of {_name(meta)} has come from nowhere")
         planned = self._planned_dead(meta)
         if planned is not None:
-            _demand(not (here & planned).any(), f"a record of {_name(meta)} that the plan calls dead is there")
+            _demand(
+                not (here & planned).any(), f"a record of {_name(meta)} that the plan calls dead is there"
+            )
         missing = there & ~source.dead & ~here
         if missing.any():
             seq = meta.first_seq + int(missing.argmax())
@@ -379,7 +398,9 @@ class _CheckedBlocks:
         except FileNotFoundError:
             raise InputDamaged(_name(self._meta), "is not in the cold tier") from None
         if xxh(block) != self._digests[number]:
-            raise InputDamaged(_name(self._meta), f"byte {number * BLOCK_BYTES}: a block does not agree with its digest")
+            raise InputDamaged(
+                _name(self._meta), f"byte {number * BLOCK_BYTES}: a block does not agree with its digest"
+            )
         return block
 
 
@@ -425,5 +446,3 @@ def _renamed(old: Sequence[bytes], new: Sequence[bytes]) -> npt.NDArray[np.int64
 
 def _name(meta: SegmentMeta) -> str:
     return segment_name(meta.first_seq, meta.generation)
-
-

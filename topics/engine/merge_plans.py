@@ -52,7 +52,9 @@ class Plan:
         self.id = made.plan_id
         self.parameters = made.parameters
         self.groups = made.groups
-        self.inputs = frozenset((one.first_seq, one.generation) for group in made.groups for one in group.inputs)
+        self.inputs = frozenset(
+            (one.first_seq, one.generation) for group in made.groups for one in group.inputs
+        )
         self.data_bytes = sum(group.data_bytes for group in made.groups)
         self.used_ms = now_ms  # when somebody had it last
         self.lease = ""
@@ -282,4 +284,3 @@ class Planner:
             return None
         marks = [one.dead for group in made.groups for one in group.inputs if one.dead is not None]
         return made if all(map(store.exists, marks)) else None
-

@@ -12,7 +12,6 @@ from topics.engine.segments import ROW, Rows, SegmentMeta, runs_of
 from topics.engine.topic_log import TopicLog
 
 
-
 def chunks_of(log: TopicLog, first_seq: int, next_seq: int) -> list[Chunk] | None:
     """The chunks that make up exactly these seqs, without a hole; None when none do."""
     chunks = [chunk for chunk, _, _ in log.spans(first_seq, next_seq)]

@@ -148,14 +148,19 @@ def decode_sidecar(path: str, data: bytes, group: int) -> Sidecar | FailedSideca
     """ValueError says what is wrong with it, in words for whoever wrote it."""
     try:
         fields = msgspec.json.decode(data)
-        kind = FailedSidecar if isinstance(fields, dict) and "failed" in fields else Sidecar
-        found: Sidecar | FailedSidecar = msgspec.convert(fields, kind)
+        found: Sidecar | FailedSidecar
+        if isinstance(fields, dict) and "failed" in fields:
+            found = msgspec.convert(fields, FailedSidecar)
+        else:
+            found = msgspec.convert(fields, Sidecar)
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path}: {error}") from None
     if found.group != group:
         raise ValueError(f"{path} is of group {found.group}")
     if isinstance(found, Sidecar) and not _ATTEMPT.fullmatch(found.attempt):
-        raise ValueError(f"{path}: attempt is 1 to 100 letters, digits and any of . _ -, not beginning with a dot")
+        raise ValueError(
+            f"{path}: attempt is 1 to 100 letters, digits and any of . _ -, not beginning with a dot"
+        )
     return found
 
 
@@ -222,11 +227,18 @@ def _worth(
 ) -> Iterator[tuple[int, int]]:
     run = [one for one in candidates[first:stop] if one is not None]
     if stop - first >= max(parameters.min_segments, 2) or _is_garbage(run, parameters):
-        if sum(one.rows for one in run) <= MERGE_ROWS_MAX and sum(one.kept_bytes for one in run) <= MERGE_BYTES_MAX:
+        if (
+            sum(one.rows for one in run) <= MERGE_ROWS_MAX
+            and sum(one.kept_bytes for one in run) <= MERGE_BYTES_MAX
+        ):
             yield first, stop
         return
     for i, one in enumerate(run):
-        if _is_garbage([one], parameters) and one.rows <= MERGE_ROWS_MAX and one.kept_bytes <= MERGE_BYTES_MAX:
+        if (
+            _is_garbage([one], parameters)
+            and one.rows <= MERGE_ROWS_MAX
+            and one.kept_bytes <= MERGE_BYTES_MAX
+        ):
             yield first + i, first + i + 1
 
 

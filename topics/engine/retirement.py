@@ -163,6 +163,4 @@ class Retirement:
     def totals(self) -> tuple[int, int]:
         """Retired segments and their bytes."""
         logs = [self._shard.by_id[topic_id] for topic_id in self._due if topic_id in self._shard.by_id]
-        return sum(log.merges.retired_segments for log in logs), sum(
-            log.merges.retired_bytes for log in logs
-        )
+        return sum(log.merges.retired_segments for log in logs), sum(log.merges.retired_bytes for log in logs)
