@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from topics.engine import consumer_commands, forward_commands
+from topics.engine import consumer_commands, forward_commands, transaction_commands
 from topics.engine.config import TopicConfig
 from topics.engine.errors import TopicsError
 from topics.engine.page import FramePage as FramePage
@@ -229,6 +229,7 @@ Change: TypeAlias = (
     | DropTopic
     | consumer_commands.ConsumerChange
     | forward_commands.ForwardChange
+    | transaction_commands.TransactionChange
 )
 Command: TypeAlias = (
     Change | Diff | State | ListTopics | LastByTag | NextByTag | CountByTag | consumer_commands.ConsumerQuery
@@ -245,6 +246,7 @@ Result: TypeAlias = (
     | TagCounts
     | consumer_commands.ConsumerResult
     | forward_commands.ForwardResult
+    | transaction_commands.TransactionResult
     | TopicsError
 )
 Token: TypeAlias = object

@@ -78,4 +78,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     hot_retain_segments: int = 4  # the newest sealed segments of a topic that stay out of the cold tier
     hot_retain_bytes: int = 0  # a further bound on them; 0: none
     cold_cache_bytes: int = 32 * limits.MIB  # blocks of the cold tier that were read last
+    txn_bytes_max: int = 16 << 30  # staged in one transaction
+    txn_shard_bytes_max: int = 64 << 30  # in all that are open
     verify: bool = False  # check every invariant after every turn

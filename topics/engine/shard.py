@@ -9,6 +9,7 @@ from __future__ import annotations
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import forward_commands as fwd
+from topics.engine import transaction_commands as txc
 from topics.engine.config import EngineConfig
 from topics.engine.delivery import Delivery
 from topics.engine.engine_clock import EngineClock
@@ -50,6 +51,10 @@ class Shard(Delivery):
             fwd.OpenInflow: self._open_inflow,
             fwd.CloseInflow: self._close_inflow,
             fwd.TakeCopies: self._take_copies,
+            txc.BeginTransaction: self._begin_transaction,
+            txc.StageChunk: self._stage_chunk,
+            txc.CommitTransaction: self._commit_transaction,
+            txc.AbortTransaction: self._abort_transaction,
         }
 
     def check_invariants(self) -> None:
@@ -57,6 +62,7 @@ class Shard(Delivery):
             log.check()
         self.check_consumers()
         self.check_forwards()
+        self.check_transactions()
         total = sum(log.bytes for log in self.staged.values())
         assert total == self.bytes_live, (total, self.bytes_live)
         records = sum(log.count for log in self.staged.values())
