@@ -17,7 +17,18 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from router.call import JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
-from router.endpoints import consumers, forwards, health, queues, records, sockets, topics, watch, work
+from router.endpoints import (
+    consumers,
+    forwards,
+    health,
+    queues,
+    records,
+    sockets,
+    topics,
+    transactions,
+    watch,
+    work,
+)
 from router.exchange import Body, Request, Respond, Response
 from router.query import parse_query
 from topics.api_keys import ApiKey, find_key
@@ -48,6 +59,7 @@ class Route:
     key_in_query: bool = False  # as there, but it is looked at here
 
 
+PARTS_BODY = 8 << 20  # a commit may name many parts
 SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would only keep others waiting
 
 READ, WRITE, DELETE, ADMIN = ("read",), ("write",), ("delete",), ("admin",)
@@ -91,6 +103,13 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"extend": {b"POST": _json(queues.extend, WRITE)},
     b"work": {b"GET": Route(work.work, READ_WRITE, key_in_query=True)},
     b"consumers": {b"GET": Route(consumers.list_all, READ, is_read=True)},
+    b"transactions": {b"POST": _json(transactions.begin, WRITE)},
+}
+# What comes after a transaction's id.
+_TRANSACTION: dict[bytes, dict[bytes, Route]] = {
+    b"stage": {b"POST": Route(transactions.stage, WRITE, (JSON_TYPE,))},
+    b"commit": {b"POST": Route(transactions.commit, WRITE, (JSON_TYPE,), body_max=PARTS_BODY)},
+    b"abort": {b"POST": Route(transactions.abort, WRITE)},
 }
 # What comes after a consumer's name.
 _CONSUMER: dict[bytes, dict[bytes, Route]] = {
@@ -117,6 +136,7 @@ _FORWARD: dict[bytes, Route] = {
 _STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
 _TOPICS = b"/v0/topics/"
 _CONSUMERS = b"consumers/"
+_TRANSACTIONS = b"transactions/"
 _STREAMS = b"/v0/watch/"
 _FORWARDS = b"/v0/routers/"
 # What may be done at a path, the topic (or router, or session) and the consumer that it names, and what comes after the topic.
@@ -224,6 +244,10 @@ class Gate:
                 routes = _CONSUMER
                 name, _, action = sub[len(_CONSUMERS) :].partition(b"/")
                 consumer = unquote_to_bytes(name)
+            elif sub.startswith(_TRANSACTIONS):
+                routes = _TRANSACTION
+                name, _, action = sub[len(_TRANSACTIONS) :].partition(b"/")
+                consumer = unquote_to_bytes(name)  # the id of a transaction, in this case
             # A name is one segment, and `/v0/topics/x/` is no other spelling of `/v0/topics/x`.
             known = topic and name and (action or not path.endswith(b"/"))
             methods = routes.get(action) if known else None

@@ -32,6 +32,7 @@ from topics.openapi_operations import (
     topic_name,
 )
 from topics.openapi_schemas import REF, SUBJECT_PATTERN, Json, components
+from topics.openapi_transactions import transaction_paths
 from topics.watching import SESSION_TTL_MS
 
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
@@ -44,6 +45,9 @@ CODES = {
     "forbidden": "The key lacks the scope, or the name is outside of its prefixes.",
     "topic_not_found": "There is no such topic. `detail`: `topic`.",
     "router_not_found": "There is no such router. `detail`: `router`.",
+    "txn_not_found": "There is no such transaction open: it was aborted, has expired, or never was. Begin it again. `detail`: `topic`, `txn`.",
+    "txn_incomplete": "A commit names what was not staged. `detail`: `topic`, `txn`, and `parts` with what is wrong with each.",
+    "txn_committed": "The transaction is committed, or is being so. `detail`: `topic`, `txn`.",
     "not_found": "There is no such route, or no such watch: it was never made, or nobody has streamed it for too long.",
     "method_not_allowed": "The route exists, but not with this method.",
     "not_acceptable": "`Accept` excludes `text/event-stream`.",
@@ -97,6 +101,10 @@ def document(version: str) -> Json:
             {
                 "name": "routers",
                 "description": "Rules that copy what is written to a topic into another one.",
+            },
+            {
+                "name": "transactions",
+                "description": "Batches that appear once and whole, however often they are sent.",
             },
             {"name": "watch", "description": "Following topics, as server-sent events or over a WebSocket."},
             {"name": "server", "description": "The server itself."},
@@ -153,6 +161,7 @@ def _paths() -> Json:
         "/v0/topics/{topic}/last": {"get": _last()},
         **consumer_paths(),
         **forward_paths(),
+        **transaction_paths(),
         "/v0/watch": {"post": _make_watch()},
         "/v0/watch/{wid}": {"get": _stream()},
         "/v0/ws": {"get": _websocket()},

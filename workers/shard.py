@@ -61,6 +61,8 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         hot_retain_segments=settings.hot_retain_segments,
         hot_retain_bytes=settings.hot_retain_bytes,
         cold_cache_bytes=settings.cold_cache_bytes,
+        txn_bytes_max=settings.txn_max_bytes,
+        txn_shard_bytes_max=settings.txn_shard_bytes,
         verify=settings.verify,
     )
 

@@ -141,8 +141,8 @@ class TransactionNotFound(CallerError):
 
     code = "txn_not_found"
 
-    def __init__(self, topic: str, txn: int) -> None:
-        name = f"{txn:016x}"
+    def __init__(self, topic: str, txn: int | str) -> None:
+        name = txn if isinstance(txn, str) else f"{txn:016x}"
         super().__init__(
             f"topic {topic!r} has no open transaction {name}; begin it again and stage everything again",
             topic=topic,
