@@ -285,7 +285,11 @@ class Committing(Transactions):
     def _need(self, txn: Transaction, made: list[Records]) -> int:
         per_tag = bool(txn.log.config.cap_per_tag)
         need = sum(frame_bytes_at_most(one, None, sum(_sizes(one)), per_tag=per_tag) for one in made)
-        return need + FORGOTTEN_BYTES + 4 * CONTROL_BYTES
+        known = txn.log.transactions
+        assert known is not None
+        if len(known.producers) >= limits.TXN_PRODUCERS_MAX:
+            need += FORGOTTEN_BYTES
+        return need + 4 * CONTROL_BYTES
 
     def _append_chunk(self, txn: Transaction, records: Records, *, sync: bool) -> None:
         op = Op(txn.log, sync=sync)

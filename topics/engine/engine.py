@@ -12,6 +12,7 @@ a time for checkpoints and erases, and one for the cold tier, so that neither ev
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -301,10 +302,11 @@ class Engine:
                 return False
             self._latch(f"a log file could not be made: {error}")
             raise ShardReadOnly(str(error)) from error
-        if self.wal.spare is not None:
-            self.checkpointer.discard_file(self.wal.spare)
-        self.wal.spare = file
+        unused, self.wal.spare = self.wal.spare, file
         self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
+        if unused is not None:
+            with suppress(OSError):  # nothing is in it; the next start removes it
+                self.checkpointer.discard_file(unused)
         return True
 
     def _commit(self) -> None:
