@@ -26,6 +26,7 @@ from router.endpoints import (
     records,
     sockets,
     topics,
+    transactions,
     watch,
     work,
 )
@@ -59,6 +60,7 @@ class Route:
     key_in_query: bool = False  # as there, but it is looked at here
 
 
+PARTS_BODY = 8 << 20  # a commit may name many parts
 SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would only keep others waiting
 
 READ, WRITE, DELETE, ADMIN = ("read",), ("write",), ("delete",), ("admin",)
@@ -107,6 +109,13 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
         b"GET": Route(consolidation.state, ADMIN),
     },
     b"snapshots": {b"POST": _json(consolidation.pin, ADMIN, empty_ok=True)},
+    b"transactions": {b"POST": _json(transactions.begin, WRITE)},
+}
+# What comes after a transaction's id.
+_TRANSACTION: dict[bytes, dict[bytes, Route]] = {
+    b"stage": {b"POST": Route(transactions.stage, WRITE, (JSON_TYPE,))},
+    b"commit": {b"POST": Route(transactions.commit, WRITE, (JSON_TYPE,), body_max=PARTS_BODY)},
+    b"abort": {b"POST": Route(transactions.abort, WRITE)},
 }
 # What comes after a consumer's name.
 _CONSUMER: dict[bytes, dict[bytes, Route]] = {
@@ -140,6 +149,7 @@ _NESTED: dict[bytes, dict[bytes, dict[bytes, Route]]] = {
     b"consumers": _CONSUMER,
     b"consolidation": _PLAN,
     b"snapshots": _SNAPSHOT,
+    b"transactions": _TRANSACTION,
 }
 _FORWARD: dict[bytes, Route] = {
     b"PUT": _json(forwards.put, ADMIN),

@@ -33,6 +33,7 @@ from topics.openapi_operations import (
     topic_name,
 )
 from topics.openapi_schemas import REF, SUBJECT_PATTERN, Json, components
+from topics.openapi_transactions import transaction_paths
 from topics.watching import SESSION_TTL_MS
 
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
@@ -47,6 +48,9 @@ CODES = {
     "router_not_found": "There is no such router. `detail`: `router`.",
     "plan_not_found": "There is no such plan of merges: it never was, it was abandoned, or an erase has ended it. `detail`: `plan_id`.",
     "snapshot_not_found": "There is no such snapshot, or it has ended. `detail`: `snapshot_id`.",
+    "txn_not_found": "There is no such transaction open: it was aborted, has expired, or never was. Begin it again. `detail`: `topic`, `txn`.",
+    "txn_incomplete": "A commit names what was not staged. `detail`: `topic`, `txn`, and `parts` with what is wrong with each.",
+    "txn_committed": "The transaction is committed, or is being so. `detail`: `topic`, `txn`.",
     "not_found": "There is no such route, or no such watch: it was never made, or nobody has streamed it for too long.",
     "method_not_allowed": "The route exists, but not with this method.",
     "not_acceptable": "`Accept` excludes `text/event-stream`.",
@@ -110,6 +114,10 @@ def document(version: str) -> Json:
                 "name": "consolidation",
                 "description": "Merging old segments with jobs, and reading them as files.",
             },
+            {
+                "name": "transactions",
+                "description": "Batches that appear once and whole, however often they are sent.",
+            },
             {"name": "watch", "description": "Following topics, as server-sent events or over a WebSocket."},
             {"name": "server", "description": "The server itself."},
         ],
@@ -166,6 +174,7 @@ def _paths() -> Json:
         **consumer_paths(),
         **forward_paths(),
         **consolidation_paths(),
+        **transaction_paths(),
         "/v0/watch": {"post": _make_watch()},
         "/v0/watch/{wid}": {"get": _stream()},
         "/v0/ws": {"get": _websocket()},

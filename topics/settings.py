@@ -78,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, _doc("records of ephemeral topics, per shard; no record fits into 0")
     ] = 256 * limits.MIB
     max_total_bytes: Annotated[int, _doc("live bytes of all topics")] = 0
+    txn_max_bytes: Annotated[int, _doc("staged in one transaction")] = 16 << 30
+    txn_shard_bytes: Annotated[int, _doc("staged in all transactions, per shard")] = 64 << 30
 
     # How the processes run.
     fronts: Annotated[int, _doc("front processes that share the port", ge=1, le=64)] = 1

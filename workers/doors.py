@@ -15,7 +15,14 @@ from topics.engine import merge_commands as mrg
 from topics.engine.engine import Engine
 from topics.engine.errors import InvalidRequest
 from topics.schemas import DiffBody
-from workers import consolidation_requests, consumer_replies, consumer_requests, replies, requests
+from workers import (
+    consolidation_requests,
+    consumer_replies,
+    consumer_requests,
+    replies,
+    requests,
+    transaction_requests,
+)
 from workers.forward_messages import encode_step_done, read_copies, read_step
 from workers.outbox import read_letters
 
@@ -40,6 +47,7 @@ class Doors:
             wire.WATCH_READ: self._read_watch,
             **consumer_requests.READERS,
             wire.CONSOLIDATE: consolidation_requests.read,
+            **transaction_requests.READERS,
             wire.LETTERS: lambda t, r, a: (read_letters(t, r.body), None),
             wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
             wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
@@ -63,6 +71,8 @@ class Doors:
     ) -> replies.Rendered:
         if request.op in consumer_requests.READERS:
             return self._render_consumers(request, result, options, total_ms, sync_ms)
+        if request.op in transaction_requests.READERS:
+            return transaction_requests.render(request.op, result, total_ms)
         now_ms = self._engine.clock.now_ms
         match result:
             case cmd.Page() if request.op == wire.LAST_BY_TAG:

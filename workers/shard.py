@@ -64,6 +64,8 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         cold_dir=os.path.abspath(settings.cold_dir) if settings.cold_dir else "",
         retire_grace_ms=settings.retire_grace_ms,
         plan_ttl_ms=settings.plan_ttl_ms,
+        txn_bytes_max=settings.txn_max_bytes,
+        txn_shard_bytes_max=settings.txn_shard_bytes,
         verify=settings.verify,
     )
 

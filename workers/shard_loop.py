@@ -3,7 +3,7 @@
     front, other workers ──ROUTER──▶ ┐
     answers of workers   ──DEALER──▶ ├─ poll ─▶ ShardCore ─▶ replies, and requests to other workers
     supervisor           ──control─▶ │              │ jobs
-    finished jobs        ──eventfd─▶ ┘    syncs on one thread, the cold tier on threads of its own, all else on another
+    finished jobs        ──eventfd─▶ ┘    syncs on one thread, transactions and the cold tier on threads of their own, all else on another
 
 When nothing is due the poll waits without a timer.
 """
@@ -26,6 +26,7 @@ import zmq
 from topics import wire
 from topics.control_channel import Channel, Drain, Listening, Message, Owes, Peers, Ping, Pong, Ready, Settle
 from topics.engine.cold import READ_KIND
+from topics.engine.committing import STAGE_KIND
 from topics.engine.engine import COLD_KINDS, Job
 from topics.engine.limits import COLD_FETCHES_MAX
 from topics.sockets import descriptor, has_input
@@ -42,6 +43,9 @@ POLL_MS_MAX = 3_600_000  # a wait has 32 bits, and an idle consumer may be due i
 RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
 
 Finished = tuple[Job, BaseException | None, float]
+
+
+STAGE_THREADS = 2  # files of transactions: each has one job at a time, which may be a sync
 
 
 class JobThread:
@@ -85,6 +89,7 @@ class ShardLoop:
         self._syncs = JobThread("sync", self._job_done)
         self._others = JobThread("work", self._job_done)
         # A cold store may take seconds a call, and as long as it likes when the server stops: nobody joins these.
+        self._stages: JobThread | None = None
         self._moves: JobThread | None = None
         self._fetches: JobThread | None = None
         self._jobs_out = 0
@@ -210,6 +215,8 @@ class ShardLoop:
             self._send(core.close())
         self._syncs.stop()
         self._others.stop()
+        if self._stages is not None:
+            self._stages.stop()
         self._socket.close()
         self._peers.close()
         self._context.term()
@@ -276,6 +283,10 @@ class ShardLoop:
     def _thread_for(self, kind: str) -> JobThread:
         if kind == "sync":
             return self._syncs
+        if kind == STAGE_KIND:
+            if self._stages is None:
+                self._stages = JobThread("stages", self._job_done, STAGE_THREADS)
+            return self._stages
         if kind not in COLD_KINDS:
             return self._others
         if self._moves is None or self._fetches is None:

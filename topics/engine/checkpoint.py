@@ -47,6 +47,7 @@ from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Loss, Range, Run, TopicLog
+from topics.engine.transaction_state import TransactionsRow
 from topics.engine.usage import TierUsage
 from topics.engine.wal import Wal, WalFile
 
@@ -99,6 +100,7 @@ class TopicRow(msgspec.Struct, array_like=True):
     inflows: list[InflowRow] = []
     epochs: Epochs = []
     merges: Merges | None = None
+    transactions: TransactionsRow | None = None
 
 
 @dataclass(slots=True)
@@ -306,6 +308,7 @@ class Checkpointer:
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
             *consumer_rows(log), [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()], list(log.epochs),
             log.merges if log.merges is not NO_MERGES else None,
+            log.transactions.row() if log.transactions is not None else None,
         )  # fmt: skip
         stored_head = row.head if stores_ram else 0
         if not parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from topics.engine import consumer_commands, forward_commands, merge_commands
+from topics.engine import consumer_commands, forward_commands, merge_commands, transaction_commands
 from topics.engine.config import TopicConfig
 from topics.engine.errors import TopicsError
 from topics.engine.page import FramePage as FramePage
@@ -229,6 +229,7 @@ Change: TypeAlias = (
     | DropTopic
     | consumer_commands.ConsumerChange
     | forward_commands.ForwardChange
+    | transaction_commands.TransactionChange
 )
 Command: TypeAlias = (
     Change
@@ -254,6 +255,7 @@ Result: TypeAlias = (
     | consumer_commands.ConsumerResult
     | forward_commands.ForwardResult
     | merge_commands.MergeAnswer
+    | transaction_commands.TransactionResult
     | TopicsError
 )
 Token: TypeAlias = object

@@ -81,4 +81,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     cold_dir: str = ""  # where jobs find the cold tier; only told, never opened
     retire_grace_ms: int = 86_400_000  # how long the files of merged segments stay
     plan_ttl_ms: int = 7 * 86_400_000  # how long a plan that nobody has leased stays
+    txn_bytes_max: int = 16 << 30  # staged in one transaction
+    txn_shard_bytes_max: int = 64 << 30  # in all that are open
     verify: bool = False  # check every invariant after every turn

@@ -12,6 +12,7 @@ a time for checkpoints and erases, and one for the cold tier, so that neither ev
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -34,7 +35,8 @@ from topics.engine.relocation import Relocator
 from topics.engine.shard import Shard
 from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
-from topics.engine.topic_log import Op
+from topics.engine.topic_log import Op, TopicLog
+from topics.engine.transaction_state import Transaction
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
 
 START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
@@ -108,6 +110,7 @@ class Engine:
         self.reader = Reader(disk, config.topics_dir, config.cache_bytes, config.cold_cache_bytes)
         self.shard = Shard(config, self.clock, self.reader, disk.boot_id())
         self.shard.make_room = self._make_room
+        self.shard.disk = disk
         self.counters = self.shard.counters
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
@@ -129,6 +132,8 @@ class Engine:
         self._full_retry_ms: int | None = None
         self._main = _Lane()
         self._aside = _Lane()  # for the cold tier
+        self._sinks: dict[Transaction, _Lane] = {}  # transactions that are worked on
+        self._sinks_stopped = False
         self._cold_stopped = False
         self._space_look_ms = 0
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
@@ -157,6 +162,7 @@ class Engine:
         self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
         self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
         self.relocator.start(recovery.loader)
+        self.shard.start_transactions()
         if self.shard.read_only is None:
             self._ask_for_spare()
 
@@ -210,6 +216,8 @@ class Engine:
             self._run_background()
         if self._cold_store is not None:
             self._tend_cold()
+        if shard.transactions:
+            self._tend_transactions()
         if shard.is_due(self.clock.mono_ms):
             shard.deliver()
         if shard.ops or shard.frames:
@@ -250,6 +258,8 @@ class Engine:
             times.append(self.clock.mono_ms)
         if self.shard.touched or self.checkpointer.holds_back:
             times.append(self._look_at_ms)
+        if self.shard.transactions and not self._sinks_stopped:
+            times += self._transaction_times()
         if self._cold_store is not None and not self._cold_stopped:
             times += self._cold_times()
         return min(times, default=None)
@@ -271,6 +281,16 @@ class Engine:
         due_ms = consolidator.next_due_ms()
         if due_ms is not None and self._aside.task is None and due_ms > clock.now_ms:
             times.append(clock.mono_ms + due_ms - clock.now_ms)
+        return times
+
+    def _transaction_times(self) -> list[int]:
+        due_ms = self.shard.transactions_due_ms
+        times = [due_ms] if due_ms is not None else []
+        if (
+            any(lane.is_runnable for lane in self._sinks.values())
+            or self.shard.busy.keys() - self._sinks.keys()
+        ):
+            times.append(self.clock.mono_ms)
         return times
 
     # -- commit --------------------------------------------------------------------------------------------
@@ -298,10 +318,11 @@ class Engine:
                 return False
             self._latch(f"a log file could not be made: {error}")
             raise ShardReadOnly(str(error)) from error
-        if self.wal.spare is not None:
-            self.checkpointer.discard_file(self.wal.spare)
-        self.wal.spare = file
+        unused, self.wal.spare = self.wal.spare, file
         self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
+        if unused is not None:
+            with suppress(OSError):  # nothing is in it; the next start removes it
+                self.checkpointer.discard_file(unused)
         return True
 
     def _commit(self) -> None:
@@ -419,7 +440,7 @@ class Engine:
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
-        due = due or max(self._main.wait_lsn, self._aside.wait_lsn) > self.wal.synced_lsn
+        due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
         held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
         if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
             return
@@ -456,7 +477,7 @@ class Engine:
                 self.shard.publish(op)
         if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:
             self._unsynced_since_ms = self.clock.mono_ms
-        for lane in (self._main, self._aside):
+        for lane in self._lanes:
             if lane.wait_lsn <= lsn:
                 lane.wait_lsn = 0
 
@@ -483,7 +504,8 @@ class Engine:
             if request.token is not None:
                 shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         shard.erase_requests = []
-        for lane in (self._main, self._aside):
+        shard.fail_transactions(reason)
+        for lane in self._lanes:
             if not lane.blocked:
                 self._close_task(
                     lane
@@ -521,9 +543,10 @@ class Engine:
         shard = self.shard
         if shard.read_only is not None:
             return None
-        if shard.gone:
+        gone = self._removable()
+        if gone:
             self._task_kind = "removal"
-            gone, shard.gone = shard.gone, []
+            shard.gone = [log for log in shard.gone if log not in gone]
             return self.checkpointer.remove_topics(gone)
         ready = self._ready_erases()
         # A checkpoint waits for one erase at most, or clients that erase all the time would let the log grow for ever.
@@ -548,6 +571,11 @@ class Engine:
             return self.checkpointer.steps()
         self._task_kind = ""
         return None
+
+    def _removable(self) -> list[TopicLog]:
+        """Dropped topics, but for those that somebody is writing a file for."""
+        at_work = {txn.log.id for txn, lane in self._sinks.items() if lane.blocked}
+        return [log for log in self.shard.gone if log.id not in at_work]
 
     def _ready_erases(self) -> list[EraseRequest]:
         """One that somebody waits for is tried at once, to be answered; one that was put off waits for space."""
@@ -590,6 +618,28 @@ class Engine:
                 return
             self._step(lane, None, None)
 
+    @property
+    def _lanes(self) -> list[_Lane]:
+        return [self._main, self._aside, *self._sinks.values()]
+
+    def _tend_transactions(self) -> None:
+        """One step a turn for each transaction with work to do: requests come in between."""
+        shard = self.shard
+        if self._sinks_stopped or shard.read_only is not None:
+            return
+        for txn in list(shard.busy):
+            if txn not in self._sinks:
+                del shard.busy[txn]
+                self._sinks[txn] = _Lane(shard.transaction_steps(txn))
+        for txn, lane in list(self._sinks.items()):
+            if lane.is_runnable:
+                self._step(lane, None, None)
+                if shard.frame_bytes > limits.GROUP_BYTES_MAX:
+                    self._commit()
+            if lane.task is None and not lane.blocked:
+                del self._sinks[txn]
+        shard.pass_time_to_transactions()  # last: what is known at once is answered, also to those who do not wait
+
     def _submit(
         self, kind: str, work: Callable[[], object], done: Callable[[object, BaseException | None], None]
     ) -> None:
@@ -622,6 +672,8 @@ class Engine:
     def _failed(self, lane: _Lane, failure: OSError | TopicsError) -> None:
         if lane is self._aside:
             self.relocator.failed(failure, self.clock.mono_ms)
+        elif lane is not self._main:
+            self._latch(f"a transaction met an error that it does not know: {failure}")
         elif isinstance(failure, TopicsError):
             self._latch(f"a checkpoint met damage: {failure}")
         elif is_out_of_resources(failure):
@@ -656,6 +708,7 @@ class Engine:
             raise RuntimeError(
                 f"{self._outstanding} jobs are still out; finish them before closing the engine"
             )
+        self._stop_transactions()
         total = Outcome()
         self._drain(self.turn([]), total)
         self.checkpointer.closing = True
@@ -676,6 +729,13 @@ class Engine:
         self.consolidator.stop()
         self._close_task(self._aside)
 
+    def _stop_transactions(self) -> None:
+        """What is decided goes on after the next start."""
+        self._sinks_stopped = True
+        for lane in self._sinks.values():
+            self._close_task(lane)
+        self._sinks = {}
+
     def _drain(self, outcome: Outcome, total: Outcome) -> None:
         """Run jobs and turns until nothing is left to do."""
         queue = [outcome]
@@ -695,7 +755,10 @@ class Engine:
     def _has_background_work(self) -> bool:
         shard = self.shard
         return bool(
-            self._main.task is not None or self._checkpoint_wanted or shard.gone or self._ready_erases()
+            self._main.task is not None
+            or self._checkpoint_wanted
+            or (shard.gone and self._removable())
+            or self._ready_erases()
         )
 
     def check_invariants(self) -> None:

@@ -3,11 +3,11 @@
 TopicsError
 ├── CallerError           what the request asked for cannot be; nothing changed
 │   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
-│   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound · NotAQueue · ConsumerNotFound
+│   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound · NotAQueue · ConsumerNotFound · TransactionNotFound
 │   ├── PlanNotFound · PlanLeased · LeaseLost · InputsChanged · OutputInvalid · SnapshotNotFound · NoColdTier
 │   ├── Unauthorized · Forbidden
 │   ├── Conflict          the topic is not in the state that the request needs
-│   │   └── TopicNotEmpty · TopicFull · WrongLastSeq
+│   │   └── TopicNotEmpty · TopicFull · WrongLastSeq · TransactionIncomplete · TransactionCommitted
 │   └── Throttled         a bound is reached; try again later
 │       └── OverGrant     this shard's share of a cap over all shards is used up
 ├── ErasePutOff           deleted, but not yet erased: the disk is full, or the cold tier out of reach
@@ -135,6 +135,36 @@ class WrongLastSeq(Conflict):
         if tag is not None:
             detail["tag"] = tag
         super().__init__(f"the last seq of {whose} is {actual}, not {expected}", **detail)
+
+
+class TransactionNotFound(CallerError):
+    """There never was such a transaction, or it has expired, or was aborted, or a later batch has taken its place."""
+
+    code = "txn_not_found"
+
+    def __init__(self, topic: str, txn: int | str) -> None:
+        name = txn if isinstance(txn, str) else f"{txn:016x}"
+        super().__init__(
+            f"topic {topic!r} has no open transaction {name}; begin it again and stage everything again",
+            topic=topic,
+            txn=name,
+        )
+
+
+class TransactionIncomplete(Conflict):
+    """A commit names what was not staged; nothing was appended."""
+
+    code = "txn_incomplete"
+
+
+class TransactionCommitted(Conflict):
+    """It is decided: nothing can be added to it any more, and nothing can undo it."""
+
+    code = "txn_committed"
+
+    def __init__(self, topic: str, txn: int) -> None:
+        name = f"{txn:016x}"
+        super().__init__(f"transaction {name} of topic {topic!r} is committed", topic=topic, txn=name)
 
 
 class SessionNotFound(CallerError):

@@ -21,6 +21,7 @@ TYPES = {
         *("SKIP", "LOSS", "WAL_START", "ERASE_DONE", "CONSUMER_PUT", "CONSUMER_DELETE", "LETTERS_TAKEN"),
         *("OUTFLOW_OPEN", "OUTFLOW_CLOSE", "INFLOW_OPEN", "INFLOW_CLOSE", "COPIED", "EPOCH"),
         "SEGMENT_MERGE",
+        *("TXN_OPENED", "TXN_DECIDED", "TXN_ADVANCED", "TXN_ENDED"),
     )
     if isinstance(number := getattr(frames, name), int)
 }

@@ -55,6 +55,23 @@ UNMOVED_MS = 5_000  # until a letter that was refused is tried again
 
 META_KEYS_MAX = 64
 
+# Sink transactions. What is staged lies in files, whose bytes are bounded by the configuration.
+TXN_OPEN_PER_TOPIC_MAX = 64  # more are refused with 429
+TXN_OPEN_MAX = 256  # of a shard
+TXN_CHUNKS_MAX = 200_000  # staged at a shard, at about 300 bytes of memory each
+TXN_PARTS_MAX = 100_000  # that one commit names
+TXN_PART_BYTES_MAX = 128
+TXN_COMMITS_WAITING_MAX = 64  # of one transaction
+TXN_PRODUCERS_MAX = 1000  # of a topic, whose last batches are kept; then 429 to a new one
+TXN_PRODUCER_IDLE_MS = 7 * 86_400_000  # after which one may be forgotten for another
+TXN_PRODUCERS_FORGOTTEN_MAX = 16  # at a time
+TXN_TTL_MS_MIN, TXN_TTL_MS_MAX = 1000, 7 * 86_400_000
+TXN_WHOLE_BYTES = GROUP_BYTES_MAX  # a transaction within these is one entry of the log
+TXN_WHOLE_RECORDS = BATCH_RECORDS_MAX
+TXN_SLICE_BYTES = 1 * MIB  # of a larger one appended at a time, but at least a chunk
+TXN_SLICE_RECORDS = 4096
+TXN_RETRY_MS = 1000  # until a commit that could not go on tries again
+
 # Loss ranges per topic. Past it neighbouring ranges are joined: a too wide announcement is
 # safe, a lost one is not.
 LOSS_RANGES_MAX = 1024
@@ -85,7 +102,9 @@ COLD_BLOCKS_PER_READ = 8  # a page that would need more ends early
 COLD_FETCH_BLOCKS = 4  # by one call; what follows the wanted ones is read ahead
 COLD_FETCHES_MAX = 4  # at once, each on a thread of its own
 COLD_READERS_MAX = 256  # reads that wait for fetches; more are refused
-COLD_HELD_BYTES_MAX = 32 * MIB  # blocks beyond the cache for claims and copies that look at them in a later turn
+COLD_HELD_BYTES_MAX = (
+    32 * MIB
+)  # blocks beyond the cache for claims and copies that look at them in a later turn
 COLD_RETRY_MS = 1000  # until something that nobody waits for is tried again
 COLD_PAUSE_MS_MIN = 1000  # until moving is tried again, doubled with each failure
 COLD_PAUSE_MS_MAX = 60_000

@@ -43,6 +43,7 @@ from topics.engine.staging import as_ranges
 from topics.engine.strings import StringTable
 from topics.engine.tags import LoadPart
 from topics.engine.topic_log import Op, TopicLog
+from topics.engine.transaction_files import parse_name
 
 
 @dataclass(slots=True)
@@ -361,7 +362,10 @@ class Loader:
         named = {(meta.first_seq, meta.generation) for meta in metas}
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
         end = max((meta.first_seq + meta.rows for meta in metas), default=0)
+        staged = set() if log.transactions is None else {txn.name for txn in log.transactions.open.values()}
         for name in self._disk.list(directory):
+            if name in staged:
+                continue
             parsed = parse_segment_name(name)
             if parsed is not None and (parsed[0], parsed[1]) in named:
                 if self._cold is not None and parsed[2] == "data" and (parsed[0], parsed[1]) in cold:
@@ -374,7 +378,7 @@ class Loader:
             if snapshot and parsed is not None:
                 self._checkpointer.doom(log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=snapshot)
                 continue
-            explained = parsed is None and name.endswith(".tmp")
+            explained = parsed is None and (name.endswith(".tmp") or parse_name(name) is not None)
             if parsed is not None:
                 explained = covered(metas, parsed[0]) or parsed[0] < log.first_seq or parsed[0] >= end
             if explained:

@@ -33,6 +33,7 @@ from topics.engine.shard import Shard
 from topics.engine.snapshot import list_snapshots, read_snapshot, remove_unfinished
 from topics.engine.topic_ids import OwnIds
 from topics.engine.topic_log import TopicLog
+from topics.engine.transaction_state import TopicTransactions
 from topics.engine.wal import (
     ENVELOPE_BYTES,
     FILE_HEADER_BYTES,
@@ -168,6 +169,8 @@ class Recovery:
         log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
         log.epochs = row.epochs
         log.merges = row.merges or NO_MERGES
+        if row.transactions is not None:
+            log.transactions = TopicTransactions.restored(log, row.transactions)
         for ranges in row.erasing:
             self._replayer.resume_erase(log, ranges)
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)

@@ -51,6 +51,7 @@ Lsns = npt.NDArray[np.uint64]
 
 # Of no topic: the catalog's rules, and what this shard copies.
 FORWARD_KINDS = (frames.FORWARD_PUT, frames.FORWARD_DELETE, frames.OUTFLOW_OPEN, frames.OUTFLOW_CLOSE)
+TXN_KINDS = (frames.TXN_OPENED, frames.TXN_DECIDED, frames.TXN_ADVANCED, frames.TXN_ENDED)
 FLOW_KINDS = (frames.INFLOW_OPEN, frames.INFLOW_CLOSE, frames.COPIED, frames.EPOCH)
 
 
@@ -246,6 +247,9 @@ class Replay:
             kind in FLOW_KINDS
         ):  # never put off: a rule that a topic does not know of is taken for one that ended
             self._replay_flow(log, kind, payload)
+            return
+        if kind in TXN_KINDS:  # has nothing to do with rows
+            self._shard.replay_transaction(log, kind, payload)
             return
         if log.deferred and kind == frames.CONFIG:
             self._loader.load(

@@ -13,6 +13,7 @@ from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import forward_commands as fwd
 from topics.engine import merge_commands as mrg
+from topics.engine import transaction_commands as txc
 from topics.engine.config import EngineConfig
 from topics.engine.delivery import Delivery
 from topics.engine.engine_clock import EngineClock
@@ -57,6 +58,10 @@ class Shard(Delivery):
             fwd.CloseInflow: self._close_inflow,
             fwd.TakeCopies: self._take_copies,
             **dict.fromkeys(get_args(mrg.MergeCommand), self._merge),
+            txc.BeginTransaction: self._begin_transaction,
+            txc.StageChunk: self._stage_chunk,
+            txc.CommitTransaction: self._commit_transaction,
+            txc.AbortTransaction: self._abort_transaction,
         }
 
     def _merge(self, token: object, command: mrg.MergeCommand) -> None:
@@ -67,6 +72,7 @@ class Shard(Delivery):
             log.check()
         self.check_consumers()
         self.check_forwards()
+        self.check_transactions()
         total = sum(log.bytes for log in self.staged.values())
         assert total == self.bytes_live, (total, self.bytes_live)
         records = sum(log.count for log in self.staged.values())

@@ -33,6 +33,7 @@ from topics.engine.merges import NO_MERGES
 from topics.engine.segments import SegmentMeta
 from topics.engine.strings import StringTable
 from topics.engine.tags import TagIndex
+from topics.engine.transaction_state import TopicTransactions
 
 Range = tuple[int, int]  # first and last seq, both inside
 Loss = tuple[int, int, str]
@@ -143,6 +144,7 @@ class TopicLog:
         "stored",
         "sum_chain",
         "tags",
+        "transactions",
         "ttl_lost",
         "unsafe_heads",
         "view",
@@ -199,6 +201,7 @@ class TopicLog:
         self.outflows: tuple[int, ...] = ()  # uids of the rules that copy it
         self.epochs: Epochs = []
         self.inflows: dict[int, Inflow] | None = None  # by uid of the rules that bring it copies
+        self.transactions: TopicTransactions | None = None
         self.doomed: list[
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them

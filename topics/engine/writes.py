@@ -276,6 +276,9 @@ class Writes(Staging):
         if (cap_records and count > cap_records) or (cap_bytes and size > cap_bytes):
             raise RecordTooLarge(f"the write is larger than the whole cap of {name!r} and can never fit")
         live, live_bytes = (log.count, log.bytes) if log is not None else (0, 0)
+        if log is not None and log.transactions is not None:
+            promised = log.transactions.promised
+            live, live_bytes = live + promised[0], live_bytes + promised[1]
         if (cap_records and live + count > cap_records) or (cap_bytes and live_bytes + size > cap_bytes):
             assert log is not None
             raise TopicFull(
