@@ -216,7 +216,7 @@ FIELD_TEXT |= {
         "chunks": "How many it has: 0 to one less of them are appended, in this order.",
         "records": "How many records these have together.",
     },
-    "CommitBody": {
+    "CommitPartsBody": {
         "parts": "In the order in which they appear; what is staged and not named here is thrown away.",
         "wait_ms": "How long to wait for the end of it; at most 30000.",
     },
@@ -277,7 +277,7 @@ _LIMITS: dict[str, dict[str, Json]] = {
         "node": {"maxLength": limits.NODE_BYTES_MAX},
     },
     "CommitPart": {"part": PART_LENGTH},
-    "CommitBody": {"parts": {"maxItems": limits.TXN_PARTS_MAX}},
+    "CommitPartsBody": {"parts": {"maxItems": limits.TXN_PARTS_MAX}},
     "WatchBody": {
         "topics": {"minProperties": 1, "maxProperties": WATCH_TOPICS_MAX},
         "group": {"minLength": 1, "maxLength": GROUP_BYTES_MAX},
@@ -302,7 +302,7 @@ def components() -> Json:
         *consolidation_schemas.REQUESTS,
         schemas.BeginBody,
         stage,
-        schemas.CommitBody,
+        schemas.CommitPartsBody,
         *responses.BODIES,
         *consumer_responses.BODIES,
         *forward_responses.BODIES,

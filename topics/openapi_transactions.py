@@ -78,7 +78,7 @@ def _commit() -> Json:
         description="Once it is decided the server finishes by itself, also after a crash, and the batch is there once, however often this is "
         "repeated. A batch that fits one entry of the log appears at once, a larger one bit by bit.",
         parameters=_names(),
-        body={"required": True, "content": {JSON_TYPE: content_of("CommitBody")}},
+        body={"required": True, "content": {JSON_TYPE: content_of("CommitPartsBody")}},
         answers={
             "200": json_answer("Transaction", "Committed, and synced whatever the topic's durability."),
             "202": json_answer("Transaction", "Not at its end within `wait_ms`; ask again."),

@@ -290,7 +290,7 @@ class CommitPart(msgspec.Struct):
     records: U64
 
 
-class CommitBody(msgspec.Struct):
+class CommitPartsBody(msgspec.Struct):
     """What the batch is made of, in the order in which it appears."""
 
     parts: list[CommitPart]

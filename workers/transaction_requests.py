@@ -14,7 +14,7 @@ from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine import transaction_commands as txc
 from topics.engine.errors import BatchTooLarge, InvalidRequest, TransactionNotFound
-from topics.schemas import BeginBody, CommitBody, StageBody
+from topics.schemas import BeginBody, CommitPartsBody, StageBody
 from workers.replies import OK, Rendered, json_reply
 from workers.requests import check_count, read_records
 
@@ -23,7 +23,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 _begin = msgspec.json.Decoder(BeginBody).decode
 _stage = msgspec.json.Decoder(StageBody).decode
-_commit = msgspec.json.Decoder(CommitBody).decode
+_commit = msgspec.json.Decoder(CommitPartsBody).decode
 
 Reader: TypeAlias = Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]
 
@@ -45,7 +45,7 @@ def read_stage(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.
 
 
 def read_commit(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: CommitBody = decode(_commit, request.body)
+    body: CommitPartsBody = decode(_commit, request.body)
     txn = _txn_id(topic, args)
     if len(body.parts) > limits.TXN_PARTS_MAX:
         raise BatchTooLarge(
