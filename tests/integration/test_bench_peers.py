@@ -1,4 +1,7 @@
-"""`scripts/bench peers` runs for real, if only for moments: its results have the shape that its page is made from."""
+"""`scripts/bench peers` runs for real, if only for moments: its results have the shape that its page is made from.
+
+Each part starts servers of its own. A run of the tests has one of writes and one of a queue; `--long` has all parts.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,35 @@ from typing import Any
 
 import pytest
 
+from tests.support.length import is_long
+
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEMS = ("topics", "redis", "nats")
+PARTS = "single,read,tail,fanout,queue,forward" if is_long() else "single,queue"
+WORKS = [work for work in ("single", "read") if work in PARTS]
+WAITING = [1000, 100_000] if is_long() else [1000]
+
+in_long_runs = pytest.mark.skipif(not is_long(), reason="this part is measured with --long")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One write, one read, and the tail, fan-out, queues and copies, which have ways of their own to read."""
     folder = tmp_path_factory.mktemp("bench")
     command = [
         *(sys.executable, "scripts/bench_peers.py", "--seconds=0.2", "--rounds=2"),
         *(
-            "--only=single,read,tail,fanout,queue,forward",
+            f"--only={PARTS}",
             "--clients=16",
             "--payloads=100",
             "--durability=disk",
         ),
-        *("--watchers=10", "--idle-streams=20", "--workers=16", "--waiting=1000,100000", "--dests=0,10"),
+        *(
+            "--watchers=10",
+            "--idle-streams=20",
+            "--workers=16",
+            f"--waiting={','.join(map(str, WAITING))}",
+            "--dests=0,10",
+        ),
         *(f"--docs={folder}/docs", f"--dir={folder}/data"),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
@@ -51,7 +66,7 @@ def test_nothing_failed(run: Any) -> None:
 
 def test_its_points_have_every_figure(run: Any, system: str) -> None:
     points = [point for point in run[1]["points"] if point["system"] == system]
-    assert [point["work"] for point in points] == ["single", "read"]
+    assert [point["work"] for point in points] == WORKS
     for point in points:
         assert len(point["rounds"]) == 2
         assert point["records_per_s"] > 0
@@ -62,6 +77,7 @@ def test_its_points_have_every_figure(run: Any, system: str) -> None:
             assert {"per_s", "records_per_s", "p50_ms", "count", "seconds", "cpu_s"} <= set(one)
 
 
+@in_long_runs
 def test_its_waiting_reader_is_timed(run: Any, system: str) -> None:
     rows = [row for row in run[1]["tail"] if row["system"] == system]
     assert {(row["durability"], row["load"]) for row in rows} == {
@@ -71,6 +87,7 @@ def test_its_waiting_reader_is_timed(run: Any, system: str) -> None:
     assert all((row["writes_per_s"] > 0) == (row["load"] == "half") for row in rows)
 
 
+@in_long_runs
 def test_its_watchers_see_every_record(run: Any, system: str) -> None:
     """That each saw each once is checked by the generator itself, whose failure would be among the failed."""
     rows = [row for row in run[1]["fanout"] if row["system"] == system]
@@ -101,10 +118,11 @@ def test_its_queue_does_every_job(run: Any, system: str) -> None:
 
 def test_claims_are_timed_with_few_and_many_waiting_jobs(run: Any) -> None:
     rows = run[1]["waiting"]
-    assert [row["jobs"] for row in rows] == [1000, 100_000]
+    assert [row["jobs"] for row in rows] == WAITING
     assert all(row["jobs_per_claim"] == 8 and row["p50_ms"] > 0 for row in rows)
 
 
+@in_long_runs
 def test_its_copies_all_arrive(run: Any, system: str) -> None:
     """That each dest has each record once is checked by the measurement, whose failure would be among the failed."""
     rows = [row for row in run[1]["forward"] if row["system"] == system]
@@ -117,6 +135,7 @@ def test_its_copies_all_arrive(run: Any, system: str) -> None:
         assert all(one["count"] % max(1, row["dests"]) == 0 for one in row["rounds"])
 
 
+@in_long_runs
 def test_copies_are_timed_within_a_worker_and_between_two(run: Any) -> None:
     rows = run[1]["lag"]
     assert [row["placement"] for row in rows] == ["same worker", "another worker"]
@@ -125,6 +144,7 @@ def test_copies_are_timed_within_a_worker_and_between_two(run: Any) -> None:
         assert row["p50_ms"] <= row["p99_ms"]
 
 
+@in_long_runs
 def test_idle_streams_are_measured(run: Any) -> None:
     [row] = run[1]["idle"]
     assert row["streams"] == 20

@@ -14,6 +14,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi import checks
 
 import topics
+from tests.support import length
 from tests.support.server import Server
 from topics.openapi import document
 
@@ -40,7 +41,7 @@ def test_the_document_is_served(shared_server: Server) -> None:
 
 @schema.parametrize()
 @settings(
-    max_examples=25,
+    max_examples=length.pick(short=8, long=200),
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

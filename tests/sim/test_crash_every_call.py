@@ -18,11 +18,12 @@ from functools import cache
 import msgspec
 import pytest
 
-from tests.support import driver as d
 from tests.support import length
-from tests.support.driver import SMALL, Divergence, Driver
+from tests.support import shard_words as d
+from tests.support.driver import SMALL, Driver
 from tests.support.faults import fault
 from tests.support.model import Conf, NewRec
+from tests.support.shard_words import Divergence
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine.errors import TopicsError
 

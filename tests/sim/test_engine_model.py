@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.sim.walk import Walk
-from tests.support import driver as d
 from tests.support import length
+from tests.support import shard_words as d
+from tests.support.driver import Driver
 from tests.support.faults import fault
 from tests.support.model import Conf, NewRec
 from tests.support.sim_disk import SimulatedCrash
@@ -85,7 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1 << 20))
     def start(self, seed: int) -> None:
-        self.driver = d.Driver(seed)
+        self.driver = Driver(seed)
         self.serial = 0
         self.driver.open()
         for name in ("fsync", "disk", "memory"):

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from tests.sim.walk import Walk
-from tests.support import driver as d
 from tests.support import length
+from tests.support.driver import Driver
 from tests.support.engine_harness import Line
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine.files import read_file
@@ -22,7 +22,7 @@ from topics.engine.reshard import Reshard, clear_stale
 pytestmark = pytest.mark.sim
 
 
-class ReshardingDriver(d.Driver):
+class ReshardingDriver(Driver):
     """A driver whose every start but the first comes after changes of the number of shards."""
 
     reshards = 0

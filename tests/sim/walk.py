@@ -15,13 +15,14 @@ from collections import Counter
 
 import msgspec
 
-from tests.support import driver as d
+from tests.support import shard_words as d
+from tests.support.driver import SMALL, Driver
 from tests.support.model import Conf, Match, NewRec
 from tests.support.sim_disk import SimulatedCrash
 from tests.support.stores import ObjectStore
 
 STEPS = 200
-TIERED = msgspec.structs.replace(d.SMALL, hot_retain_segments=1, cold_cache_bytes=4096)
+TIERED = msgspec.structs.replace(SMALL, hot_retain_segments=1, cold_cache_bytes=4096)
 
 # A topic's name is its character: what it may be configured as, first the way it begins.
 CHARACTERS: dict[str, list[Conf]] = {
@@ -87,9 +88,9 @@ class Walk:
         self.verbose = verbose
         self.rng = random.Random(seed * 7919 + 1)
         if tiers:
-            self.driver = d.Driver(seed, config=TIERED, trace=trace, store=ObjectStore())
+            self.driver = Driver(seed, config=TIERED, trace=trace, store=ObjectStore())
         else:
-            self.driver = d.Driver(seed, trace=trace)
+            self.driver = Driver(seed, trace=trace)
         self.serial = 0
         self.armed = 0  # steps until a planned fault that did not strike is taken back
         self.step_number = 0

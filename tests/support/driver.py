@@ -4,40 +4,38 @@ Two models run along. `staged` takes every write when it is submitted, because t
 says what the reply must be. `model` takes it when its reply arrives, because that is when readers may see it; it says
 what reads must show. Time stands still while a write waits for its sync, so both decide alike.
 
-`log` keeps the writes since the last restart in order, acked or not: after a crash each topic must show the state after
-some prefix of its writes (one log, cut somewhere), and how short the prefix may be is the durability class's promise:
-
-- clean stop: all of them; process crash: at least all acked ones, exactly;
-- power cut: at least those acked after a sync, and everything in front of those in the log. A topic that was `disk` may
-  lose more, but then its head stands at or above the acked head, and the seqs in between are one loss range;
-- `memory` may come back with any prefix or nothing, `ephemeral` without records; neither may show anything invented;
-- a key is remembered if its records are there, and forgotten if they went with the restart.
-
-A write that was refused is not in that log: it must never be seen. One whose outcome is called unknown stays, unacked.
-The prefix that matches becomes the new truth.
+`log` keeps the writes since the last restart in order, acked or not; tests/support/restart_judge.py says which of them may be
+gone afterwards, and the state that it finds becomes the new truth.
 """
 
 from __future__ import annotations
 
 import random
-import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.model import Conf, Gap, Loss, Match, Model, NewRec, PageView, Refused, Topic
+from tests.support.model import Model, NewRec, PageView, Refused
+from tests.support.restart_judge import RestartJudge
+from tests.support.shard_words import (
+    Divergence,
+    Seen,
+    Sent,
+    agree,
+    append,
+    drop,
+    is_cut,
+    plain,
+    read_all,
+    seen_of,
+)
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
 from topics.engine import commands as c
-from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine
 from topics.engine.errors import ErasePutOff, ShardReadOnly, Throttled, TopicsError
-from topics.engine.subjects import TagMatch
-
-WRITES = ("append", "skip", "delete", "put", "drop")
-_FRAME = struct.Struct("<IBBQQQHHI")
 
 SMALL = EngineConfig(
     wal_file_bytes=4096,
@@ -54,275 +52,6 @@ SMALL = EngineConfig(
 )
 
 
-class Divergence(AssertionError):
-    """Engine and model disagree."""
-
-
-@dataclass(slots=True, eq=False)
-class Sent:
-    """One request on its way."""
-
-    kind: str
-    topic: str
-    args: dict[str, Any]  # as the model takes them
-    command: c.Command
-    index: int = 0  # place in the order of all submissions
-    now: int = 0
-    expected: Any = None
-    acked: bool = False
-    synced: bool = False  # its ack promised durability
-    wait_until: int = 0  # monotonic time at which a long poll must answer; 0: at once
-    changes_seen: int = 0
-    may_be_full: bool = False
-    changed: bool = True  # whether a reader could notice it
-    applied: bool = False  # the model shows it already
-    options: list[Any] = field(default_factory=list)  # what a read may say, as of its turn
-    erases: list[bytes] = field(default_factory=list)
-
-    @property
-    def writes(self) -> bool:
-        return self.kind in WRITES
-
-    @property
-    def is_erase(self) -> bool:
-        return isinstance(self.command, c.Delete) and self.command.erase
-
-    def apply(self, model: Model, now: int) -> Any:
-        if self.kind == "list":
-            return model.list(now, **self.args)
-        return getattr(model, self.kind)(now, self.topic, **self.args)
-
-
-# ---- requests, in the words of both
-
-
-def _conf(conf: Conf) -> TopicConfig:
-    return TopicConfig(**{name: getattr(conf, name) for name in Conf.__slots__})
-
-
-def _match(match: Match | None) -> TagMatch | None:
-    if match is None:
-        return None
-    kind, text = match
-    return TagMatch("Eq", text) if kind == "eq" else TagMatch("Glob", text + b"*")
-
-
-def append(topic: str, records: list[NewRec], **args: Any) -> Sent:
-    columns = c.Records(payloads=[rec.payload for rec in records])
-    if any(rec.tag is not None for rec in records):
-        columns.tags = [rec.tag for rec in records]
-    if any(rec.node is not None for rec in records):
-        columns.nodes = [rec.node for rec in records]
-    if any(rec.ttl_ms for rec in records):
-        columns.ttls_ms = [rec.ttl_ms for rec in records]
-    if any(rec.size is not None for rec in records):
-        columns.sizes = [rec.accounted() for rec in records]
-    command = c.Append(
-        topic,
-        columns,
-        idempotency_key=args.get("key"),
-        create=args.get("create"),
-        config=_conf(args["conf"]) if args.get("conf") else None,
-        if_last_seq=args.get("if_last_seq"),
-        if_tag_last_seq=args.get("if_tag_last_seq"),
-    )
-    return Sent("append", topic, {"records": records, **args}, command)
-
-
-def skip(topic: str, count: int) -> Sent:
-    return Sent("skip", topic, {"count": count}, c.Skip(topic, count))
-
-
-def delete(topic: str, *, erase: bool = False, **args: Any) -> Sent:
-    command = c.Delete(
-        topic,
-        before_seq=args.get("before_seq"),
-        match=_match(args.get("match")),
-        seqs=args.get("seqs"),
-        keep=args.get("keep"),
-        erase=erase,
-    )
-    return Sent("delete", topic, args, command)
-
-
-def put(topic: str, conf: Conf) -> Sent:
-    return Sent("put", topic, {"conf": conf}, c.PutTopic(topic, _conf(conf)))
-
-
-def drop(topic: str, *, if_empty: bool = False) -> Sent:
-    return Sent("drop", topic, {"if_empty": if_empty}, c.DropTopic(topic, if_empty))
-
-
-def diff(topic: str, from_seq: int = 0, *, wait_ms: int = 0, touch: bool = True, **args: Any) -> Sent:
-    options = {**args, "match": _match(args.get("match"))}
-    command = c.Diff(topic, from_seq, wait_ms=wait_ms, touch=touch, **options)
-    return Sent("diff", topic, {"from_seq": from_seq, **args}, command, wait_until=wait_ms)
-
-
-def state(topic: str, *, touch: bool = True) -> Sent:
-    return Sent("state", topic, {}, c.State(topic, touch))
-
-
-def list_topics(**args: Any) -> Sent:
-    return Sent("list", "", args, c.ListTopics(**args))
-
-
-def last_by_tag(topic: str, match: Match, *, each: bool = False) -> Sent:
-    return Sent("last_by_tag", topic, {"match": match, "each": each}, c.LastByTag(topic, _match(match), each))  # type: ignore[arg-type]
-
-
-def next_by_tag(topic: str, match: Match, from_seq: int) -> Sent:
-    command = c.NextByTag(topic, _match(match), from_seq)  # type: ignore[arg-type]
-    return Sent("next_by_tag", topic, {"match": match, "from_seq": from_seq}, command)
-
-
-def count_by_tag(topic: str, match: Match) -> Sent:
-    return Sent("count_by_tag", topic, {"match": match}, c.CountByTag(topic, _match(match)))  # type: ignore[arg-type]
-
-
-# ---- answers, in the words of the model
-
-
-def page_rows(page: c.Page) -> list[tuple[int, int, bytes | None, bytes | None, bytes]]:
-    """The records of a page, decoded here from their frames and checked against the page's columns."""
-    rows = []
-    for i, seq in enumerate(page.seqs):
-        buffer = page.frames[page.which[i] if page.which is not None else 0]
-        start = page.starts[i]
-        frame = bytes(buffer[start : start + page.lengths[i]])
-        length, kind, _, _, frame_seq, ts, *_ = _FRAME.unpack_from(frame)
-        if length + 4 != len(frame) or kind != 1 or frame_seq != seq or ts != page.timestamps[i]:
-            raise Divergence(f"row {i} of {page.topic!r}: the frame does not belong to seq {seq}: {frame!r}")
-        _, _, tag, node, data = _frame_row(frame, 0)
-        if page.tags is not None and page.tags[i] != tag:
-            raise Divergence(f"seq {seq} of {page.topic!r}: column tag {page.tags[i]!r}, frame {tag!r}")
-        if page.nodes is not None and page.nodes[i] != node:
-            raise Divergence(f"seq {seq} of {page.topic!r}: column node {page.nodes[i]!r}, frame {node!r}")
-        rows.append((seq, ts, tag, node, data))
-    return rows
-
-
-def _frame_row(buffer: bytes, start: int) -> tuple[int, int, bytes | None, bytes | None, bytes]:
-    """Seq, time, tag, node and payload of the frame at `start`."""
-    _, _, flags, _, seq, ts, node_len, tag_len, data_len = _FRAME.unpack_from(buffer, start)
-    at = start + _FRAME.size
-    node, tag = buffer[at : at + node_len], buffer[at + node_len : at + node_len + tag_len]
-    data = buffer[at + node_len + tag_len : at + node_len + tag_len + data_len]
-    return seq, ts, tag if flags & 1 else None, node if flags & 2 else None, data
-
-
-def frame_rows(page: c.FramePage) -> list[tuple[int, int, bytes | None, bytes | None, bytes]]:
-    """The records of a page of bare frames."""
-    data, at, rows = b"".join(page.chunks), 0, []
-    while at < len(data):
-        length, kind, *_ = _FRAME.unpack_from(data, at)
-        if kind != 1 or at + length + 4 > len(data):
-            raise Divergence(f"{page.topic!r}: no frame at byte {at} of {data!r}")
-        rows.append(_frame_row(data, at))
-        at += length + 4
-    if len(rows) != page.count:
-        raise Divergence(f"{page.topic!r}: {len(rows)} frames in a page that says {page.count}")
-    return rows
-
-
-def conf_of(config: TopicConfig) -> Conf:
-    return Conf(**{name: getattr(config, name) for name in Conf.__slots__})
-
-
-def plain(kind: str, result: Any) -> Any:
-    """An engine's result as the model would say it."""
-    if isinstance(result, TopicsError):
-        actual = result.detail.get("actual")
-        return Refused(result.code, actual if isinstance(actual, int) else None)
-    if isinstance(result, c.Appended):
-        if kind == "skip":
-            return ("skipped", result.first_seq, result.count, result.head_seq)
-        return ("appended", result.first_seq, result.count, result.head_seq, result.created, result.deduped)
-    if isinstance(result, c.Deleted):
-        return ("deleted", result.deleted, result.earliest_seq, result.head_seq, result.count, result.bytes)
-    if isinstance(result, c.TopicPut):
-        return ("put", result.created, conf_of(result.config))
-    if isinstance(result, c.TopicDropped):
-        return ("dropped", result.deleted)
-    if isinstance(result, c.TopicState):
-        return (
-            "state",
-            result.head_seq,
-            result.earliest_seq,
-            result.count,
-            result.bytes,
-            conf_of(result.config),
-        )
-    if isinstance(result, c.TopicList):
-        return ("list", [(t.topic, t.head_seq, t.earliest_seq, t.count, t.bytes) for t in result.topics])
-    if isinstance(result, c.TagCounts):
-        return ("counts", sorted(result.counts))
-    assert isinstance(result, c.Page | c.FramePage), result
-    if kind in ("last_by_tag", "next_by_tag"):
-        return ("rows", sorted(page_rows(result)))
-    stone = result.tombstone
-    gap = Gap(stone.gap_from, stone.gap_to, stone.reason) if stone is not None else None
-    nxt = result.next_from_seq
-    rows = frame_rows(result) if isinstance(result, c.FramePage) else page_rows(result)
-    return PageView(rows, nxt, nxt, result.head_seq, result.earliest_seq, gap)
-
-
-def agree(got: Any, wanted: Any) -> bool:
-    if isinstance(got, PageView) and isinstance(wanted, PageView):
-        return (got.rows, got.head_seq, got.earliest_seq, got.gap) == (
-            wanted.rows,
-            wanted.head_seq,
-            wanted.earliest_seq,
-            wanted.gap,
-        ) and wanted.next_from_seq <= got.next_from_seq <= wanted.next_from_seq_max
-    return bool(got == wanted)
-
-
-@dataclass(slots=True)
-class Seen:
-    """All that a reader finds in one topic, reading from the start."""
-
-    conf: Conf
-    head: int
-    earliest: int
-    count: int
-    bytes: int
-    rows: list[Any]
-    gaps: list[Gap]
-
-
-def is_cut(got: Any, wanted: Any) -> bool:
-    """Whether this is the beginning of that page: one that would span too many cold blocks ends early."""
-    if not (isinstance(got, PageView) and isinstance(wanted, PageView)):
-        return False
-    count = len(got.rows)
-    same = got.rows == wanted.rows[:count] and (got.gap, got.head_seq) == (wanted.gap, wanted.head_seq)
-    return same and 0 < count < len(wanted.rows) and got.next_from_seq == wanted.rows[count][0] - 1
-
-
-def read_all(read: Callable[[int], PageView]) -> tuple[list[Any], list[Gap]]:
-    rows: list[Any] = []
-    gaps: list[Gap] = []
-    cursor = 0
-    for _ in range(10_000):
-        page = read(cursor)
-        if page.gap is not None:
-            gaps.append(page.gap)
-        rows += page.rows
-        if page.next_from_seq >= page.head_seq:
-            return rows, gaps
-        if page.next_from_seq == cursor and page.gap is None:
-            raise Divergence(f"a reader at {cursor} never gets on: {page}")
-        cursor = page.next_from_seq
-    raise Divergence("reading never ends")
-
-
-def seen_of(topic: Topic, now: int) -> Seen:
-    topic.expire(now)
-    rows, gaps = read_all(lambda cursor: topic.diff(now, cursor, limit=1000, max_bytes=8 << 20))
-    return Seen(topic.conf, topic.head, topic.earliest, topic.count, topic.bytes, rows, gaps)
-
-
 class _Plug:
     """An engine's line to the disk, cut when it dies: what its remains do while they are collected reaches nothing."""
 
@@ -334,10 +63,6 @@ class _Plug:
 
     def pull(self) -> None:
         self._disk = None
-
-
-def _twin(topic: Topic | None) -> Topic | None:
-    return topic.copy() if topic is not None else None
 
 
 class Driver:
@@ -866,16 +591,16 @@ class Driver:
             raise Divergence(f"engine time ran back over a {how}: from {before} to {now}")
         truth = Model()
         truth.instances = 1_000_000 + self._next_index
-        self._forgotten = []
+        judge = RestartJudge(how, unsure=unsure, sync_floor=floor, now=now, events=self.events)
         names = sorted(set(old.topics) | {sent.topic for sent in log} | set(found))
         to_drop = []
         for name in names:
-            states, least = self._history(name, old, log, how, unsure, floor)
-            matched, certain = self._match(name, states, least, found.get(name), how, unsure, now)
+            matched, certain = judge.verdict(name, old, log, found.get(name))
             if matched is not None:
                 truth.topics[name] = matched
                 if not certain:
                     to_drop.append(name)
+        self._forgotten = judge.forgotten
         self.model = truth
         self.base, self.staged = truth.copy(), truth.copy()
         self.log = []
@@ -885,129 +610,6 @@ class Driver:
         for name in to_drop:
             self.events["adopted"] += 1
             self.send(drop(name))
-
-    def _history(
-        self, name: str, old: Model, log: list[Sent], how: str, unsure: bool, floor: int
-    ) -> tuple[list[Topic | None], int]:
-        """The states of one topic after each of its writes, and the first of them that is allowed."""
-        model = Model()
-        if name in old.topics:
-            model.topics[name] = old.topics[name].copy()
-            model.instances = model.topics[name].instance  # so that a later instance has another number
-        states: list[Topic | None] = [_twin(model.topics.get(name))]
-        least = 0
-        self._acked_heads = {topic.instance: topic.head for topic in states if topic is not None}
-        for sent in log:
-            if sent.topic != name:
-                continue
-            sent.apply(model, sent.now)
-            topic = _twin(model.topics.get(name))
-            states.append(topic)
-            if topic is not None and sent.acked:
-                self._acked_heads[topic.instance] = topic.head
-            if how == "clean" or (sent.acked and (not unsure or sent.synced)) or sent.index <= floor:
-                least = len(states) - 1
-        return states, least
-
-    def _match(
-        self,
-        name: str,
-        states: list[Topic | None],
-        least: int,
-        seen: Seen | None,
-        how: str,
-        unsure: bool,
-        now: int,
-    ) -> tuple[Topic | None, bool]:
-        """The state that the engine shows, and whether all of it is known. Divergence when none is allowed."""
-        soft = {"ephemeral"} if not unsure else {"ephemeral", "memory"}
-        is_soft = any(topic is not None and topic.classes & soft for topic in states)
-        tried = []
-        for j in range(len(states) - 1, (-1 if is_soft else least - 1), -1):
-            topic = states[j]
-            if topic is None or seen is None:
-                if topic is None and seen is None and j >= least:
-                    return None, True
-                continue
-            wanted = seen_of(topic, now)
-            high_enough = is_soft or seen.head >= self._acked_heads.get(topic.instance, 0)
-            if wanted == seen and high_enough:
-                self._keep_keys(name, topic, topic, seen, whole=True)
-                return topic, "ephemeral" not in topic.classes
-            tried.append(wanted)
-            # Only seqs of a class that acks before its sync are ever skipped.
-            if unsure and seen.head > topic.head and topic.classes - {"fsync"}:
-                topic.lose(topic.head + 1, seen.head, "crash")
-                topic.head = seen.head
-                wanted = seen_of(topic, now)
-                if wanted == seen and high_enough:
-                    self.events["tail lost"] += 1
-                    self._keep_keys(name, topic, topic, seen, whole=True)
-                    return topic, "ephemeral" not in topic.classes
-                tried.append(wanted)
-        if is_soft and seen is not None:
-            return self._adopt(name, states, least, seen, how, now), False
-        raise Divergence(
-            f"{name!r} after {how}: allowed are the last {len(states) - least} of {len(states)} states "
-            f"(acked heads {self._acked_heads})\n  engine {seen}\n"
-            + "\n".join(f"  model  {wanted}" for wanted in tried[:6])
-            + ("\n  model  absent" if any(topic is None for topic in states[least:]) else "")
-        )
-
-    def _adopt(
-        self, name: str, states: list[Topic | None], least: int, seen: Seen, how: str, now: int
-    ) -> Topic:
-        """A topic without promises may look like many things, but not like anything."""
-        known = [topic for topic in states if topic is not None]
-        records = {rec.row(): rec for topic in known for rec in topic.live.values()}
-        if not set(seen.rows) <= records.keys():
-            raise Divergence(f"{name!r} after {how}: records from nowhere: {set(seen.rows) - records.keys()}")
-        if seen.head > max(topic.head for topic in known) and "disk" not in known[-1].classes:
-            raise Divergence(f"{name!r} after {how}: head {seen.head} is above all that was ever asked for")
-        if seen.conf not in [topic.conf for topic in states[least:] if topic is not None]:
-            raise Divergence(f"{name!r} after {how}: config {seen.conf} was not the last")
-        if seen.conf.durability == "ephemeral" and all(topic.classes == {"ephemeral"} for topic in known):
-            if seen.rows:
-                raise Divergence(f"{name!r} is ephemeral and kept records over {how}: {seen}")
-            if how == "clean" and seen.head != known[-1].head:
-                raise Divergence(f"{name!r}: a clean stop lost the head {known[-1].head}: {seen}")
-            lost = [
-                [
-                    seq
-                    for seq in topic.live
-                    if seq <= seen.head and not any(g.gap_from <= seq <= g.gap_to for g in seen.gaps)
-                ]
-                for topic in states[least:]
-                if topic is not None
-            ]
-            if all(lost):
-                raise Divergence(f"{name!r} after {how}: the loss of {lost[-1]} is not announced: {seen}")
-        adopted = Topic(
-            seen.conf, 0, head=seen.head, classes=set().union(*(topic.classes for topic in known))
-        )
-        adopted.live = {row[0]: records[row] for row in seen.rows}
-        if len({topic.instance for topic in known}) == 1:
-            known[-1].expire(now)
-            self._keep_keys(name, adopted, known[-1], seen, whole=False)
-        for gap in seen.gaps:
-            if gap.reason in ("crash", "corrupt", "source_trim"):
-                adopted.losses.append(Loss(*gap))
-            else:
-                adopted.cap_high = gap.gap_to
-        return adopted
-
-    def _keep_keys(self, name: str, topic: Topic, before: Topic, seen: Seen, *, whole: bool) -> None:
-        """`topic` is what a restart left of `before`, and has the keys that can be told to have lasted. `whole`: every
-        write of `before` has lasted that was logged at all, so its key has too, also where its records were dead."""
-        seqs = {row[0] for row in seen.rows}
-        fates = {key: before.outlasts(key, seqs) for key in before.keys}
-        self._forgotten += [(name, key) for key, lasts in fates.items() if lasts is False]
-        kept = {
-            key: known
-            for key, known in before.keys.items()
-            if fates[key] or (fates[key] is None and whole and key not in before.moved_keys)
-        }
-        topic.keys, topic.ram_keys, topic.moved_keys = kept, set(), set()
 
     def _retry_keys(self) -> None:
         """A retry with the key of an acked write gets the seqs of the first, or is written if the restart took that."""

@@ -331,3 +331,31 @@ def holders(disk: SimDisk, needle: bytes) -> list[str]:
         if needle in bytes(file.live) or needle in bytes(file.durable):  # type: ignore[union-attr, arg-type]
             found.append(path)
     return found
+
+
+# ---- a shard with one topic, "t"
+
+
+def fsync(**fields: object) -> TopicConfig:
+    return TopicConfig(durability="fsync", **fields)  # type: ignore[arg-type]
+
+
+def with_topic(config: TopicConfig = FSYNC, engine: EngineConfig = SMALL) -> Harness:
+    h = Harness(engine)
+    h.put("t", config)
+    return h
+
+
+def with_records(count: int, config: TopicConfig = FSYNC) -> Harness:
+    h = with_topic(config)
+    h.append("t", *numbered(1, count))
+    return h
+
+
+def with_tags(tags: str, config: TopicConfig = FSYNC) -> Harness:
+    """One record for each letter, which is its tag; `-` has none."""
+    h = with_topic(config)
+    h.append(
+        "t", *numbered(1, len(tags)), tags=[None if letter == "-" else letter.encode() for letter in tags]
+    )
+    return h

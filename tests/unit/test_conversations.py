@@ -21,8 +21,8 @@ from router.budget import ByteBudget
 from router.exchange import Request, Respond, Response
 from router.streams import STREAM_STALL_US
 from router.websocket_frames import close_frame, text_frame
+from tests.support.connection_bench import answers, others, rest, run, slow
 from tests.support.faults import fault
-from tests.unit.test_fastpath import answers, others, rest, run, slow
 from tests.unit.test_streams import LOOPS, PATIENT_S, NewLoop, Site, StreamGate, Tap, run_on, stream_world
 
 TEXT, BINARY, CONTINUED, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10

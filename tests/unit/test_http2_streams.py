@@ -17,7 +17,7 @@ from router.exchange import Response, Sink
 from router.http2_streams import FULL_BYTES
 from router.streams import STREAM_STALL_US
 from tests.support.faults import fault
-from tests.unit.test_http2 import Bench, Client, Got
+from tests.support.http2_bench import Bench, Client, Got
 from tests.unit.test_streams import LOOPS, PATIENT_S, NewLoop, Site, StreamGate, Tap, rest, run_on
 
 

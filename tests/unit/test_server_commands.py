@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.support.driver import frame_rows, page_rows
 from tests.support.engine_harness import (
     DISK,
     EPHEMERAL,
@@ -24,6 +23,7 @@ from tests.support.engine_harness import (
     rows_of,
 )
 from tests.support.faults import fault
+from tests.support.shard_words import frame_rows, page_rows
 from topics.engine import commands as c
 from topics.engine import limits
 from topics.engine.config import EngineConfig, TopicConfig

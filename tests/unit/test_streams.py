@@ -20,8 +20,8 @@ from router.exchange import Request, Respond, Response, Sink
 from router.fastpath import CLOSING, LINGER_US, STREAM, Connection
 from router.server import Server
 from router.streams import STREAM_STALL_US
+from tests.support.connection_bench import Gate, Transport, World, fast, others, rest, run, slow
 from tests.support.faults import fault
-from tests.unit.test_fastpath import Gate, Transport, World, fast, others, rest, run, slow
 from topics.settings import Settings
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nX-A: b\r\n\r\n"
