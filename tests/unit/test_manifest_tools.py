@@ -116,6 +116,8 @@ def test_du_counts_them(cold: Path, tmp_path: Path) -> None:
     kinds = {kind.kind: kind for kind in disk_usage(str(data), str(cold)).kinds}
     assert kinds["manifests"].files >= 5
     assert kinds["staging"].files >= 5, "what jobs make for a plan"
-    assert kinds["other"].bytes == sum((root / "cold-id").stat().st_size for root in (data, cold)) + (
-        data / "layout.json"
-    ).stat().st_size
+    assert (
+        kinds["other"].bytes
+        == sum((root / "cold-id").stat().st_size for root in (data, cold))
+        + (data / "layout.json").stat().st_size
+    )
