@@ -161,3 +161,33 @@ def test_a_merge_from_plan_to_erase(server: Server) -> None:
     report = json.loads(found.stdout)
     assert (found.returncode, report["sound"]) == (0, True), found.stdout
     assert sum(shard["records"] for shard in report["shards"]) == 96
+
+
+def test_who_may_ask_and_what_is_refused(tmp_path: Path) -> None:
+    """Without a cold tier, which is after all that is checked before."""
+    environment = {"TOPICS_API_KEYS": "root,rest:rwd,mine:a:mine"}
+    server = Server(tmp_path, environment=environment, shards=1).start()
+    try:
+        root = server.with_key("root")
+        ok(root.put("/v0/topics/t"), 201)
+        plan = "/v0/topics/t/consolidation"
+        calls = [
+            ("POST", plan), ("GET", plan), ("POST", f"{plan}/0123456789abcdef/commit"), ("POST", "/v0/topics/t/snapshots"),
+            ("POST", f"{plan}/0123456789abcdef/renew"), ("POST", f"{plan}/0123456789abcdef/abandon"),
+            ("POST", "/v0/topics/t/snapshots/0123456789abcdef/renew"), ("DELETE", "/v0/topics/t/snapshots/0123456789abcdef"),
+        ]  # fmt: skip
+        for method, path in calls:
+            body = {"lease": "x"} if method == "POST" else None
+            refused(server.request(method, path, body), 401, "unauthorized")
+            for key in ("rest", "mine"):
+                refused(server.with_key(key).request(method, path, body), 403, "forbidden")
+            refused(root.request(method, path, body), 409, "no_cold_tier")
+        refused(root.post(f"{plan}/x/commit", {}), 400, "invalid_request")
+        refused(root.post(f"{plan}/x/commit", b"{"), 415, "unsupported_media_type")
+        refused(root.post(plan, {"min_garbage": 7}), 400, "invalid_request")
+        refused(root.request("PUT", plan, {}), 405, "method_not_allowed")
+        for path in (f"{plan}/x", f"{plan}/x/other", f"{plan}/", "/v0/topics/t/snapshots/x/commit"):
+            refused(root.post(path, {}), 404, "not_found") if path != f"{plan}/" else None
+        refused(server.with_key("mine").post("/v0/topics/mine.x/snapshots"), 409, "no_cold_tier")
+    finally:
+        server.close()
