@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         "TOPICS_SEGMENT_MAX_EVENTS": "10",
         "TOPICS_API_KEYS": "root,reader:r,mine:a:t",
     }
-    server = Server(tmp_path, environment=environment, shards=2).start().with_key("root")
+    server = Server(tmp_path, environment=environment, shards=1).start().with_key("root")
     yield server
     server.close()
 
@@ -102,7 +102,14 @@ def merge(server: Server, plan: dict[str, Any]) -> None:
 def holders(server: Server) -> list[str]:
     roots = (server.data_dir, cold(server))
     files = [path for root in roots for path in root.rglob("*") if path.is_file()]
-    return [str(path) for path in files if SECRET.encode() in path.read_bytes()]
+    return [str(path) for path in files if SECRET.encode() in content(path)]
+
+
+def content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:  # a manifest that was replaced meanwhile
+        return b""
 
 
 def test_a_merge_from_plan_to_erase(server: Server) -> None:
@@ -165,7 +172,7 @@ def test_a_merge_from_plan_to_erase(server: Server) -> None:
 
 def test_who_may_ask_and_what_is_refused(tmp_path: Path) -> None:
     """Without a cold tier, which is after all that is checked before."""
-    environment = {"TOPICS_API_KEYS": "root,rest:rwd,mine:a:mine"}
+    environment = {"TOPICS_API_KEYS": "root,rest:r+w+d,mine:a:mine"}
     server = Server(tmp_path, environment=environment, shards=1).start()
     try:
         root = server.with_key("root")
@@ -187,7 +194,7 @@ def test_who_may_ask_and_what_is_refused(tmp_path: Path) -> None:
         refused(root.post(plan, {"min_garbage": 7}), 400, "invalid_request")
         refused(root.request("PUT", plan, {}), 405, "method_not_allowed")
         for path in (f"{plan}/x", f"{plan}/x/other", f"{plan}/", "/v0/topics/t/snapshots/x/commit"):
-            refused(root.post(path, {}), 404, "not_found") if path != f"{plan}/" else None
+            refused(root.post(path, {}), 404, "not_found")
         refused(server.with_key("mine").post("/v0/topics/mine.x/snapshots"), 409, "no_cold_tier")
     finally:
         server.close()
