@@ -467,7 +467,7 @@ WRONG = [
 
 
 @fault(
-    "bytes",
+    "segment",
     "what a job has made of segments is wrong in any one field, file or byte, with digests that fit",
     "422 that says what; nothing is published, and the job that does it again comes to its end",
 )
@@ -516,7 +516,7 @@ def test_an_output_with_what_the_plan_calls_dead_is_refused() -> None:
 
 
 @fault(
-    "bytes",
+    "segment",
     "a segment of the cold tier has rotted when it is to be merged, whether the job notices or not",
     "its group is listed as failed and stays as it is; the others are published",
 )

@@ -31,6 +31,7 @@ from topics.engine import consumer_commands as con
 from topics.engine import limits
 from topics.engine.config import TopicConfig
 from topics.engine.errors import ColdStoreFailed, ErasePutOff, Throttled
+from topics.engine.manifest import is_of_manifests
 from topics.engine.segment_store import DiskSegmentStore
 from topics.engine.subjects import TagMatch
 
@@ -68,7 +69,8 @@ def data_files(h: Harness) -> list[str]:
 
 def cold_files(h: Harness) -> list[str]:
     assert isinstance(h.cold, ObjectStore)
-    return [key.rpartition("/")[2] for key in sorted(h.cold.objects)]
+    names = [key.rpartition("/")[2] for key in sorted(h.cold.objects)]
+    return [name for name in names if not is_of_manifests(name)]
 
 
 def tiers(h: Harness, topic: str = "t") -> list[str]:
