@@ -20,6 +20,7 @@ from topics.engine.files import HEADER_BYTES, TEMP_SUFFIX, check_digest_file
 from topics.engine.layout import COLD_ID_NAME, LAYOUT_NAME, Layout, decode_layout, generation_of
 from topics.engine.segments import parse_segment_name
 from topics.engine.snapshot import MAGIC, list_snapshots, rows_in_turn, snapshot_path
+from topics.engine.transaction_files import parse_name
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, file_number
 from topics.read_only_disk import ReadOnlyDisk
 
@@ -33,6 +34,7 @@ KINDS = (
     "lost+found",
     "quarantine",
     "staging",
+    "transactions",
     "other",
 )
 SNAPSHOT_TRIES = 3  # a live server replaces snapshots; nobody is that unlucky three times
@@ -206,7 +208,9 @@ class _Look:
             topic.cold_bytes += size
             topic.cold_files += 1
         segment = parse_segment_name(name)
-        if segment is not None:
+        if parse_name(name) is not None:
+            self._add("transactions", size)
+        elif segment is not None:
             self._add(f"{tier} {_SUFFIXES[segment[2]]}", size)
         else:
             self._add("staging" if name.endswith(TEMP_SUFFIX) else "other", size)

@@ -20,7 +20,15 @@ import pytest
 import schemathesis
 
 from router import metrics_text
-from topics import consumer_responses, forward_responses, openapi, responses, schemas, wire
+from topics import (
+    consumer_responses,
+    forward_responses,
+    openapi,
+    responses,
+    schemas,
+    transaction_responses,
+    wire,
+)
 from topics.engine.commands import Records, Tombstone
 from topics.engine.config import ConsumerConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, TopicsError
@@ -49,6 +57,9 @@ REQUESTS = (
     schemas.NackBody,
     schemas.ExtendBody,
     schemas.ForwardBody,
+    schemas.BeginBody,
+    schemas.StageBody,
+    schemas.CommitBody,
 )
 CONSUMER_REQUESTS = (
     schemas.FetchBody,
@@ -59,7 +70,12 @@ CONSUMER_REQUESTS = (
     schemas.ResetBody,
     schemas.ResetTo,
 )
-ANSWERS = (*responses.BODIES, *consumer_responses.BODIES, *forward_responses.BODIES)
+ANSWERS = (
+    *responses.BODIES,
+    *consumer_responses.BODIES,
+    *forward_responses.BODIES,
+    *transaction_responses.BODIES,
+)
 
 
 def every(node: Any, key: str) -> Iterator[Any]:
@@ -175,6 +191,10 @@ def test_the_routes() -> None:
         ("POST", "/v0/topics/{topic}/delete"),
         ("GET", "/v0/topics/{topic}/tags"),
         ("GET", "/v0/topics/{topic}/last"),
+        ("POST", "/v0/topics/{topic}/transactions"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/stage"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/commit"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/abort"),
         ("POST", "/v0/topics/{topic}/claim"),
         ("POST", "/v0/topics/{topic}/ack"),
         ("POST", "/v0/topics/{topic}/nack"),
@@ -222,7 +242,7 @@ def test_every_operation_says_how_it_fails(method: str, path: str, operation: di
     # What is not a success is an error of ours; a WebSocket begins with 101.
     assert statuses & {200, 201} or (path, 101 in statuses) == ("/v0/ws", True)
     assert {400, 401, 408, 431, 500} <= statuses
-    assert statuses - {101, 200, 201} <= set(STATUS.values())
+    assert statuses - {101, 200, 201, 202} <= set(STATUS.values())
     if "{topic}" in path:
         assert {403, 429, 503} <= statuses
     assert ({413, 415} <= statuses) == ("requestBody" in operation)
@@ -449,6 +469,26 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": ["eu.*", ">", ["tag", "Eq", "x"]]}),
     (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": [["tag", "Eq", "x"]]}),
     (schemas.ForwardBody, False, {}),
+    (schemas.BeginBody, True, {"producer": "q", "batch": 0}),
+    (schemas.BeginBody, True, {"producer": "x" * 256, "batch": U64, "ttl_ms": 0, "create": None}),
+    (schemas.BeginBody, False, {"producer": "", "batch": 0}),
+    (schemas.BeginBody, False, {"producer": "q", "batch": -1}),
+    (schemas.BeginBody, False, {"producer": "q", "batch": U64 + 1}),
+    (schemas.StageBody, True, {"part": "p", "chunk": 0, "records": [{"data": None}]}),
+    (
+        schemas.StageBody,
+        True,
+        {"part": "p", "chunk": 2**32 - 1, "records": [{"data_base64": "AA=="}], "node": "n"},
+    ),
+    (schemas.StageBody, False, {"part": "", "chunk": 0, "records": [{"data": 1}]}),
+    (schemas.StageBody, False, {"part": "p", "chunk": 0, "records": []}),
+    (schemas.StageBody, False, {"part": "p", "chunk": 0, "records": [{"data": 1}, {"data_base64": "AA=="}]}),
+    (schemas.StageBody, False, {"part": "p", "chunk": -1, "records": [{"data": 1}]}),
+    (schemas.CommitBody, True, {"parts": []}),
+    (schemas.CommitBody, True, {"parts": [{"part": "p", "chunks": 0, "records": 0}], "wait_ms": 0}),
+    (schemas.CommitBody, False, {"parts": [{"part": "p", "chunks": 1}]}),
+    (schemas.CommitBody, False, {"parts": [{"part": "", "chunks": 1, "records": 1}]}),
+    (schemas.CommitBody, False, {}),
     (schemas.ForwardBody, False, {"source": "a"}),
     (schemas.ForwardBody, False, {"source": "a", "dest": None}),
     (schemas.ForwardBody, False, {"source": ".a", "dest": "b"}),

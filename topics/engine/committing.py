@@ -34,8 +34,8 @@ from topics.engine.transaction_files import (
     read_staged,
     write_entries,
 )
-from topics.engine.transaction_state import Advanced, Asked, Decided, Decision, Staged, Transaction
-from topics.engine.transactions import Transactions
+from topics.engine.transaction_state import Advanced, Asked, Decided, Decision, Staged
+from topics.engine.transactions import Transaction, Transactions
 from topics.engine.writes import frame_bytes_at_most
 
 STAGE_KIND = "stage"  # of jobs: they may take long, and have a thread of their own
@@ -77,7 +77,7 @@ class Committing(Transactions):
         assert disk is not None
         try:
             found = yield Blocking(STAGE_KIND, lambda: read_staged(disk, path))
-        except OSError as error:
+        except (OSError, TopicsError) as error:  # the latter when a later version wrote it
             self._answer_all(txn, TopicsError(f"what was staged could not be read: {error}"))
             return
         txn.is_known = True

@@ -34,7 +34,7 @@ from topics.engine.shard import Shard
 from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.topic_log import Op, TopicLog
-from topics.engine.transaction_state import Transaction
+from topics.engine.transactions import Transaction
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
 
 START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
@@ -690,7 +690,7 @@ class Engine:
             raise RuntimeError(
                 f"{self._outstanding} jobs are still out; finish them before closing the engine"
             )
-        self._stop_transactions()
+        self.stop_transactions()
         total = Outcome()
         self._drain(self.turn([]), total)
         self.checkpointer.closing = True
@@ -710,7 +710,7 @@ class Engine:
         self.cold.stop()
         self._close_task(self._aside)
 
-    def _stop_transactions(self) -> None:
+    def stop_transactions(self) -> None:
         """What is decided goes on after the next start."""
         self._sinks_stopped = True
         for lane in self._sinks.values():

@@ -11,6 +11,7 @@ in line at the transaction, and committing.py does the work, off the loop where 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -41,9 +42,9 @@ from topics.engine.transaction_state import (
     Asked,
     Decided,
     Opened,
+    OpenTransaction,
     Staged,
     TopicTransactions,
-    Transaction,
     transaction_id,
 )
 
@@ -54,6 +55,9 @@ ENTRY_TYPES: dict[int, type] = {
     frames.TXN_ENDED: int,
 }
 NEVER_MS = 1 << 62
+
+Transaction: TypeAlias = OpenTransaction[TopicLog]
+Known: TypeAlias = TopicTransactions[TopicLog]
 
 
 class Transactions(Forwards):
@@ -106,7 +110,7 @@ class Transactions(Forwards):
         self,
         token: object,
         log: TopicLog,
-        known: TopicTransactions,
+        known: Known,
         command: txc.BeginTransaction,
         txn_id: int,
     ) -> bool:
@@ -133,7 +137,7 @@ class Transactions(Forwards):
         self._answer(token, result, log, held=log.pending > 0)
         return True
 
-    def _check_opening(self, known: TopicTransactions | None, producer: str) -> None:
+    def _check_opening(self, known: Known | None, producer: str) -> None:
         if known is not None and len(known.open) >= limits.TXN_OPEN_PER_TOPIC_MAX:
             raise Throttled(
                 "too many transactions of this topic are open; commit or abort some",
@@ -148,7 +152,7 @@ class Transactions(Forwards):
             )
         self._check_producers(known, producer)
 
-    def _check_producers(self, known: TopicTransactions | None, producer: str) -> list[str]:
+    def _check_producers(self, known: Known | None, producer: str) -> list[str]:
         """Whom a new producer takes the place of."""
         forgotten = known.forgettable(producer, self.now_ms) if known is not None else []
         if forgotten is None:
