@@ -36,7 +36,7 @@ from topics.engine.frames import encode_appends
 from topics.engine.limits import BATCH_RECORDS_MAX
 from topics.http_errors import STATUS, error_body
 from topics.settings import describe
-from workers import consumer_requests, forward_requests, requests
+from workers import consumer_requests, forward_requests, requests, transaction_requests
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
@@ -562,6 +562,9 @@ def read(body: type[msgspec.Struct], sample: Any) -> None:
                 raise InvalidRequest("the engine refuses it")
         case "ForwardBody":
             forward_requests.read_wish(request, wire.Args(forward="r"))
+        case "BeginBody" | "StageBody" | "CommitBody" as name:
+            ops = {"BeginBody": wire.TXN_BEGIN, "StageBody": wire.TXN_STAGE, "CommitBody": wire.TXN_COMMIT}
+            transaction_requests.READERS[ops[name]]("t", request, wire.Args(txn="0" * 16))
         case name:
             op, named = CONSUMER_OPS[name]
             args = wire.Args(consumer="c") if named else wire.NO_ARGS
