@@ -424,7 +424,9 @@ class Engine:
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
-        due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
+        due = due or max(self._main.wait_lsn, self._aside.wait_lsn) > self.wal.synced_lsn
+        if self._sinks and not due:
+            due = max(lane.wait_lsn for lane in self._sinks.values()) > self.wal.synced_lsn
         held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
         if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
             return

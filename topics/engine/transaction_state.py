@@ -157,6 +157,11 @@ class OpenTransaction(Generic[LogT]):
         decision = self.decision
         return decision.done / decision.chunks if decision is not None and decision.chunks else 0.0
 
+    @property
+    def promised(self) -> int:
+        """Bytes that are decided and not in the log yet."""
+        return self.decision.size - self.decision.size_done if self.decision is not None else 0
+
     def row(self) -> OpenRow:
         opened = Opened(self.id, self.number, self.producer, self.batch, self.ttl_ms)
         decision = self.decision
@@ -278,7 +283,7 @@ class TopicTransactions(Generic[LogT]):
         """Records and bytes that are decided and not in the log yet."""
         left = [txn.decision for txn in self.open.values() if txn.decision is not None]
         records = sum(decision.records - decision.count for decision in left)
-        return records, sum(decision.size - decision.size_done for decision in left)
+        return records, sum(txn.promised for txn in self.open.values())
 
 
 def transaction_id(producer: str, batch: int) -> int:

@@ -278,6 +278,7 @@ class Transactions(Forwards):
             return
         for txn in list(log.transactions.open.values()):
             log.transactions.note_ended(txn.id)
+            self.bytes_promised -= txn.promised
             self._answer_all(txn, TopicNotFound(log.name))
             self.busy[txn] = None
 
@@ -402,6 +403,7 @@ class Transactions(Forwards):
                     disk.remove(f"{directory}/{name}")
             for txn in known.open.values():
                 txn.is_known = False
+                self.bytes_promised += txn.promised
                 self._keep_transaction(txn)
                 if txn.decision is not None:
                     self.busy[txn] = None
@@ -445,6 +447,8 @@ class Transactions(Forwards):
         assert self.staged_chunks == sum(len(txn.chunks) for txn in self.transactions), self.staged_chunks
         if self.read_only is not None:
             return
+        promised = sum(txn.promised for txn in self.transactions if not txn.is_ended)
+        assert promised == self.bytes_promised, (promised, self.bytes_promised)
         for log in self.by_id.values():
             known = log.transactions
             if known is None or log.dropped:
