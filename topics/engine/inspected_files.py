@@ -292,6 +292,7 @@ def _transaction(disk: Disk, found: Inspection) -> None:
         chunks += 1
         records += entry.chunk.records
         size += entry.chunk.size
+    found.digests.append(Digest(f"{chunks + decisions} entries", True))  # it goes on as far as they hold
     named = parse_name(found.path.rpartition("/")[2])
     found.facts |= {
         "transaction": f"{named[0]:016x}" if named is not None else None,
