@@ -21,6 +21,7 @@ from topics.engine.layout import COLD_ID_NAME, LAYOUT_NAME, Layout, decode_layou
 from topics.engine.manifest import is_of_manifests
 from topics.engine.segments import parse_segment_name
 from topics.engine.snapshot import MAGIC, list_snapshots, rows_in_turn, snapshot_path
+from topics.engine.transaction_files import parse_name
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, file_number
 from topics.read_only_disk import ReadOnlyDisk
 
@@ -35,6 +36,7 @@ KINDS = (
     "lost+found",
     "quarantine",
     "staging",
+    "transactions",
     "other",
 )
 SNAPSHOT_TRIES = 3  # a live server replaces snapshots; nobody is that unlucky three times
@@ -208,7 +210,9 @@ class _Look:
             topic.cold_bytes += size
             topic.cold_files += 1
         segment = parse_segment_name(name)
-        if segment is not None:
+        if parse_name(name) is not None:
+            self._add("transactions", size)
+        elif segment is not None:
             self._add(f"{tier} {_SUFFIXES[segment[2]]}", size)
         elif tier == "cold" and is_of_manifests(name):
             self._add("manifests", size)

@@ -28,6 +28,7 @@ from topics import (
     openapi,
     responses,
     schemas,
+    transaction_responses,
     wire,
 )
 from topics.engine.commands import Records, Tombstone
@@ -38,7 +39,7 @@ from topics.engine.limits import BATCH_RECORDS_MAX
 from topics.engine.manifest import Manifest, RetiredSegment, Segment
 from topics.http_errors import STATUS, error_body
 from topics.settings import describe
-from workers import consumer_requests, forward_requests, requests
+from workers import consumer_requests, forward_requests, requests, transaction_requests
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
@@ -60,6 +61,9 @@ REQUESTS = (
     schemas.NackBody,
     schemas.ExtendBody,
     schemas.ForwardBody,
+    schemas.BeginBody,
+    schemas.StageBody,
+    schemas.CommitBody,
 )
 CONSUMER_REQUESTS = (
     schemas.FetchBody,
@@ -76,6 +80,7 @@ ANSWERS = (
     *consumer_responses.BODIES,
     *forward_responses.BODIES,
     *consolidation_responses.BODIES,
+    *transaction_responses.BODIES,
 )
 
 
@@ -196,6 +201,10 @@ def test_the_routes() -> None:
         ("POST", "/v0/topics/{topic}/delete"),
         ("GET", "/v0/topics/{topic}/tags"),
         ("GET", "/v0/topics/{topic}/last"),
+        ("POST", "/v0/topics/{topic}/transactions"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/stage"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/commit"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/abort"),
         ("POST", "/v0/topics/{topic}/claim"),
         ("POST", "/v0/topics/{topic}/ack"),
         ("POST", "/v0/topics/{topic}/nack"),
@@ -478,6 +487,26 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": ["eu.*", ">", ["tag", "Eq", "x"]]}),
     (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": [["tag", "Eq", "x"]]}),
     (schemas.ForwardBody, False, {}),
+    (schemas.BeginBody, True, {"producer": "q", "batch": 0}),
+    (schemas.BeginBody, True, {"producer": "x" * 256, "batch": U64, "ttl_ms": 0, "create": None}),
+    (schemas.BeginBody, False, {"producer": "", "batch": 0}),
+    (schemas.BeginBody, False, {"producer": "q", "batch": -1}),
+    (schemas.BeginBody, False, {"producer": "q", "batch": U64 + 1}),
+    (schemas.StageBody, True, {"part": "p", "chunk": 0, "records": [{"data": None}]}),
+    (
+        schemas.StageBody,
+        True,
+        {"part": "p", "chunk": 2**32 - 1, "records": [{"data_base64": "AA=="}], "node": "n"},
+    ),
+    (schemas.StageBody, False, {"part": "", "chunk": 0, "records": [{"data": 1}]}),
+    (schemas.StageBody, False, {"part": "p", "chunk": 0, "records": []}),
+    (schemas.StageBody, False, {"part": "p", "chunk": 0, "records": [{"data": 1}, {"data_base64": "AA=="}]}),
+    (schemas.StageBody, False, {"part": "p", "chunk": -1, "records": [{"data": 1}]}),
+    (schemas.CommitBody, True, {"parts": []}),
+    (schemas.CommitBody, True, {"parts": [{"part": "p", "chunks": 0, "records": 0}], "wait_ms": 0}),
+    (schemas.CommitBody, False, {"parts": [{"part": "p", "chunks": 1}]}),
+    (schemas.CommitBody, False, {"parts": [{"part": "", "chunks": 1, "records": 1}]}),
+    (schemas.CommitBody, False, {}),
     (schemas.ForwardBody, False, {"source": "a"}),
     (schemas.ForwardBody, False, {"source": "a", "dest": None}),
     (schemas.ForwardBody, False, {"source": ".a", "dest": "b"}),
@@ -551,6 +580,9 @@ def read(body: type[msgspec.Struct], sample: Any) -> None:
                 raise InvalidRequest("the engine refuses it")
         case "ForwardBody":
             forward_requests.read_wish(request, wire.Args(forward="r"))
+        case "BeginBody" | "StageBody" | "CommitBody" as name:
+            ops = {"BeginBody": wire.TXN_BEGIN, "StageBody": wire.TXN_STAGE, "CommitBody": wire.TXN_COMMIT}
+            transaction_requests.READERS[ops[name]]("t", request, wire.Args(txn="0" * 16))
         case name:
             op, named = CONSUMER_OPS[name]
             args = wire.Args(consumer="c") if named else wire.NO_ARGS

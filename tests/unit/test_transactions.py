@@ -7,12 +7,13 @@ with a crash or an error at each of its disk calls. Large transactions are made 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.support.damaged_shard import ended
 from tests.support.engine_harness import (
     DISK,
     EPHEMERAL,
@@ -23,6 +24,7 @@ from tests.support.engine_harness import (
     append,
     holders,
 )
+from tests.support.sim_clock import SimClock
 from topics.engine import commands as c
 from topics.engine import limits
 from topics.engine import transaction_commands as t
@@ -38,6 +40,7 @@ from topics.engine.errors import (
     TransactionIncomplete,
     TransactionNotFound,
 )
+from topics.engine.verify import Found, verify_shard
 
 CLASSES = [FSYNC, DISK, MEMORY, EPHEMERAL]
 Parts = list[tuple[str, int, int]]
@@ -519,3 +522,57 @@ def test_an_erase_in_the_middle_of_a_commit(how: str) -> None:
     assert holders(h.disk, SECRET) == []
     h.rest()
     assert payloads(h) == EXPECTED
+
+
+# ---- files
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_the_file_stays_until_the_last_records_are_synced() -> None:
+    """Whatever order the disk works in."""
+    h, txn = filled()
+    h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
+    while staged_files(h):
+        kinds = [job.kind for job in h.jobs]
+        if kinds:
+            h.run_job("stage" if "stage" in kinds else None)
+        else:
+            h.ask()
+    assert h.engine.wal.synced_lsn == h.engine.wal.last_lsn
+    assert payloads(h) == EXPECTED
+
+
+@pytest.mark.parametrize("config", CLASSES)
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_commit_is_answered_when_it_is_synced(
+    config: TopicConfig, pieces: bool, request: pytest.FixtureRequest
+) -> None:
+    if pieces:
+        request.getfixturevalue("in_pieces")
+    h, txn = filled(config)
+    (token,) = h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
+    while token not in h.replies:
+        h.run_job() if h.jobs else h.ask()
+    assert h.engine.wal.synced_lsn == h.engine.wal.last_lsn
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_verify_knows_the_files_and_finds_what_has_rotted_in_them() -> None:
+    h, txn = filled()
+    stage(h, begin(h, 1, "q").txn, "x", 0, b'"open"')
+    h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
+    while h.engine.shard.staged["t"].next_seq < 3:
+        h.run_job() if h.jobs else h.ask()
+    h.engine.stop_transactions()
+    h.jobs = [job for job in h.jobs if job.kind != "stage"]
+    h.checkpoint()
+    h.kill()
+    assert [finding for finding in ended(verify(h)).findings if "/txn-" in finding.path] == []
+    path = next(path for path in h.disk.paths() if f"/txn-{txn:016x}" in path)
+    h.disk.flip_bit(path, bytes(h.disk._find(path).live).index(b"a0-1"))  # type: ignore[union-attr]
+    (damage,) = ended(verify(h)).damage
+    assert (damage.path, damage.topic, damage.records) == (path, "t", 2)
+
+
+def verify(h: Harness) -> Generator[str, None, Found]:
+    return verify_shard(h.disk, SimClock(h.clock.wall_ms()), SMALL, 1)

@@ -34,8 +34,8 @@ from topics.engine.transaction_files import (
     read_staged,
     write_entries,
 )
-from topics.engine.transaction_state import Advanced, Asked, Decided, Decision, Staged, Transaction
-from topics.engine.transactions import Transactions
+from topics.engine.transaction_state import Advanced, Asked, Decided, Decision, Staged
+from topics.engine.transactions import Transaction, Transactions
 from topics.engine.writes import frame_bytes_at_most
 
 STAGE_KIND = "stage"  # of jobs: they may take long, and have a thread of their own
@@ -77,7 +77,7 @@ class Committing(Transactions):
         assert disk is not None
         try:
             found = yield Blocking(STAGE_KIND, lambda: read_staged(disk, path))
-        except OSError as error:
+        except (OSError, TopicsError) as error:  # the latter when a later version wrote it
             self._answer_all(txn, TopicsError(f"what was staged could not be read: {error}"))
             return
         txn.is_known = True
@@ -218,6 +218,7 @@ class Committing(Transactions):
         self.staged_bytes += len(entry)
         txn.order = chosen
         txn.decision = Decision(end, len(chosen), records, size)
+        self.bytes_promised += size
         self._log_entry(log, frames.TXN_DECIDED, Decided(txn.id, txn.decision))
         yield WaitSynced(0)
 
@@ -315,7 +316,7 @@ class Committing(Transactions):
                     if txn.is_ended:
                         return
                 self._lose(txn, decision.records - decision.count)
-                self._advance(txn, decision, decision.chunks, 0)
+                self._advance(txn, decision, decision.chunks, 0, decision.size - decision.size_done)
         while not txn.is_ended:
             placed = _next_slice(txn.order, decision.done)
             try:
@@ -369,8 +370,9 @@ class Committing(Transactions):
         self._stage_hole(txn.log, count, Op(txn.log, sync=txn.log.config.durability == "fsync"), "corrupt")
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + 1
 
-    def _advance(self, txn: Transaction, decision: Decision, done: int, count: int, size: int = 0) -> None:
+    def _advance(self, txn: Transaction, decision: Decision, done: int, count: int, size: int) -> None:
         """In the entry that brings the records: how far it is with them."""
+        self.bytes_promised -= size
         count += decision.count
         size += decision.size_done
         if done == decision.chunks:

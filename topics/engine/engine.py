@@ -36,7 +36,7 @@ from topics.engine.shard import Shard
 from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.topic_log import Op, TopicLog
-from topics.engine.transaction_state import Transaction
+from topics.engine.transactions import Transaction
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
 
 START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
@@ -440,7 +440,9 @@ class Engine:
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
-        due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
+        due = due or max(self._main.wait_lsn, self._aside.wait_lsn) > self.wal.synced_lsn
+        if self._sinks and not due:
+            due = max(lane.wait_lsn for lane in self._sinks.values()) > self.wal.synced_lsn
         held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
         if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
             return
@@ -708,7 +710,7 @@ class Engine:
             raise RuntimeError(
                 f"{self._outstanding} jobs are still out; finish them before closing the engine"
             )
-        self._stop_transactions()
+        self.stop_transactions()
         total = Outcome()
         self._drain(self.turn([]), total)
         self.checkpointer.closing = True
@@ -729,7 +731,7 @@ class Engine:
         self.consolidator.stop()
         self._close_task(self._aside)
 
-    def _stop_transactions(self) -> None:
+    def stop_transactions(self) -> None:
         """What is decided goes on after the next start."""
         self._sinks_stopped = True
         for lane in self._sinks.values():

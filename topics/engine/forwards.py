@@ -414,8 +414,9 @@ class Forwards(Letters):
     def _fit(log: TopicLog, copies: fwd.Copies, runs: list[Run], result: fwd.CopiesTaken) -> int:
         """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""
         config = log.config
-        records = config.cap_records - log.count if config.cap_records else None
-        size = config.cap_bytes - log.bytes if config.cap_bytes else None
+        taken = log.transactions.promised if log.transactions is not None else (0, 0)
+        records = config.cap_records - log.count - taken[0] if config.cap_records else None
+        size = config.cap_bytes - log.bytes - taken[1] if config.cap_bytes else None
         for i, run in enumerate(runs):
             fits = _fitting(run, records, size)
             if fits < len(run.seqs):

@@ -78,6 +78,7 @@ class Staging:
         self.own_ids = OwnIds(config.shard)
         self.bytes_live = 0  # staged, over all topics
         self.records_live = 0
+        self.bytes_promised = 0  # of transactions that are decided and not all in the log yet
         # This shard's shares of the caps over all shards; None: the configured caps are its own.
         self.topics_granted: int | None = None
         self.bytes_granted: int | None = None

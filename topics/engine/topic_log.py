@@ -202,7 +202,7 @@ class TopicLog:
         self.outflows: tuple[int, ...] = ()  # uids of the rules that copy it
         self.epochs: Epochs = []
         self.inflows: dict[int, Inflow] | None = None  # by uid of the rules that bring it copies
-        self.transactions: TopicTransactions | None = None
+        self.transactions: TopicTransactions[TopicLog] | None = None
         self.doomed: list[
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them

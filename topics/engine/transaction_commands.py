@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from topics.engine.commands import Records
+from topics.engine.records import Records
 
 State: TypeAlias = Literal["open", "committing", "committed", "aborted"]
 

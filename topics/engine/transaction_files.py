@@ -21,7 +21,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from topics.engine.commands import Records
 from topics.engine.errors import Corrupt
 from topics.engine.files import (
     DIGEST_BYTES,
@@ -36,6 +35,7 @@ from topics.engine.files import (
 )
 from topics.engine.limits import MIB
 from topics.engine.ports import Disk
+from topics.engine.records import Records
 
 MAGIC = b"TPCSTXN\0"
 CHUNK, DECISION = 1, 2

@@ -14,7 +14,7 @@ Of a producer the last batch is kept, which makes all before it known as well: b
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import xxhash
@@ -24,8 +24,7 @@ from topics.engine.limits import TXN_PRODUCER_IDLE_MS, TXN_PRODUCERS_FORGOTTEN_M
 from topics.engine.transaction_commands import CommitTransaction
 from topics.engine.transaction_files import ChunkHead, Placed, file_name
 
-if TYPE_CHECKING:
-    from topics.engine.topic_log import TopicLog
+LogT = TypeVar("LogT")  # the topic; it has these, so they cannot know what it is
 
 
 # -- in the log and in snapshots ---------------------------------------------------------------------------
@@ -123,8 +122,8 @@ class Asked:
 
 
 @dataclass(slots=True, eq=False)
-class Transaction:
-    log: TopicLog
+class OpenTransaction(Generic[LogT]):
+    log: LogT
     id: int
     number: int
     producer: str
@@ -158,13 +157,18 @@ class Transaction:
         decision = self.decision
         return decision.done / decision.chunks if decision is not None and decision.chunks else 0.0
 
+    @property
+    def promised(self) -> int:
+        """Bytes that are decided and not in the log yet."""
+        return self.decision.size - self.decision.size_done if self.decision is not None else 0
+
     def row(self) -> OpenRow:
         opened = Opened(self.id, self.number, self.producer, self.batch, self.ttl_ms)
         decision = self.decision
         return OpenRow(opened, msgspec.structs.replace(decision) if decision is not None else None)
 
 
-class TopicTransactions:
+class TopicTransactions(Generic[LogT]):
     """Of one topic, as staged: all that is written to the log."""
 
     __slots__ = ("committed", "leaving", "number", "open", "producers")
@@ -172,12 +176,12 @@ class TopicTransactions:
     def __init__(self) -> None:
         self.number = 0  # of the one that was opened last
         self.producers: dict[str, Producer] = {}
-        self.open: dict[int, Transaction] = {}  # by id
+        self.open: dict[int, OpenTransaction[LogT]] = {}  # by id
         self.committed: dict[int, str] = {}  # id of each producer's last batch
-        self.leaving: dict[int, Transaction] = {}  # ended, whose files are there yet; by number
+        self.leaving: dict[int, OpenTransaction[LogT]] = {}  # ended, whose files are there yet; by number
 
     @classmethod
-    def restored(cls, log: TopicLog, row: TransactionsRow) -> TopicTransactions:
+    def restored(cls, log: LogT, row: TransactionsRow) -> TopicTransactions[LogT]:
         made = cls()
         made.number = row.number
         for producer in row.producers:
@@ -192,7 +196,7 @@ class TopicTransactions:
         producers = [msgspec.structs.replace(producer) for producer in self.producers.values()]
         return TransactionsRow(self.number, producers, [txn.row() for txn in self.open.values()])
 
-    def replay(self, log: TopicLog, entry: Any) -> None:
+    def replay(self, log: LogT, entry: Any) -> None:
         """What an entry of the log says of them."""
         match entry:
             case Opened():
@@ -206,17 +210,17 @@ class TopicTransactions:
             case int():
                 self.note_ended(entry)
 
-    def note_opened(self, log: TopicLog, opened: Opened) -> Transaction:
+    def note_opened(self, log: LogT, opened: Opened) -> OpenTransaction[LogT]:
         known = self.open.get(opened.txn)
         if known is not None and known.number == opened.number:
             known.ttl_ms = opened.ttl_ms
             return known
-        txn = Transaction(log, opened.txn, opened.number, opened.producer, opened.batch, opened.ttl_ms)
+        txn = OpenTransaction(log, opened.txn, opened.number, opened.producer, opened.batch, opened.ttl_ms)
         self.open[txn.id] = txn
         self.number = max(self.number, txn.number)
         return txn
 
-    def note_ended(self, txn_id: int) -> Transaction | None:
+    def note_ended(self, txn_id: int) -> OpenTransaction[LogT] | None:
         """It is over, committed or not; its file may go."""
         txn = self.open.pop(txn_id, None)
         if txn is not None:
@@ -224,7 +228,7 @@ class TopicTransactions:
             self.leaving[txn.number] = txn
         return txn
 
-    def note_advanced(self, entry: Advanced) -> list[Transaction]:
+    def note_advanced(self, entry: Advanced) -> list[OpenTransaction[LogT]]:
         """Returns those that are over by it: its own, and what the same producer had begun for earlier batches."""
         txn = self.open.get(entry.txn)
         if txn is None:
@@ -267,7 +271,7 @@ class TopicTransactions:
         ]
         return idle[:TXN_PRODUCERS_FORGOTTEN_MAX] or None
 
-    def is_taken(self, txn: Transaction) -> bool:
+    def is_taken(self, txn: OpenTransaction[LogT]) -> bool:
         """Whether another batch of its producer is being appended."""
         return any(
             other.decision is not None and other.producer == txn.producer and other is not txn
@@ -279,7 +283,7 @@ class TopicTransactions:
         """Records and bytes that are decided and not in the log yet."""
         left = [txn.decision for txn in self.open.values() if txn.decision is not None]
         records = sum(decision.records - decision.count for decision in left)
-        return records, sum(decision.size - decision.size_done for decision in left)
+        return records, sum(txn.promised for txn in self.open.values())
 
 
 def transaction_id(producer: str, batch: int) -> int:

@@ -11,6 +11,7 @@ in line at the transaction, and committing.py does the work, off the loop where 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -41,9 +42,9 @@ from topics.engine.transaction_state import (
     Asked,
     Decided,
     Opened,
+    OpenTransaction,
     Staged,
     TopicTransactions,
-    Transaction,
     transaction_id,
 )
 
@@ -54,6 +55,9 @@ ENTRY_TYPES: dict[int, type] = {
     frames.TXN_ENDED: int,
 }
 NEVER_MS = 1 << 62
+
+Transaction: TypeAlias = OpenTransaction[TopicLog]
+Known: TypeAlias = TopicTransactions[TopicLog]
 
 
 class Transactions(Forwards):
@@ -106,7 +110,7 @@ class Transactions(Forwards):
         self,
         token: object,
         log: TopicLog,
-        known: TopicTransactions,
+        known: Known,
         command: txc.BeginTransaction,
         txn_id: int,
     ) -> bool:
@@ -133,7 +137,7 @@ class Transactions(Forwards):
         self._answer(token, result, log, held=log.pending > 0)
         return True
 
-    def _check_opening(self, known: TopicTransactions | None, producer: str) -> None:
+    def _check_opening(self, known: Known | None, producer: str) -> None:
         if known is not None and len(known.open) >= limits.TXN_OPEN_PER_TOPIC_MAX:
             raise Throttled(
                 "too many transactions of this topic are open; commit or abort some",
@@ -148,7 +152,7 @@ class Transactions(Forwards):
             )
         self._check_producers(known, producer)
 
-    def _check_producers(self, known: TopicTransactions | None, producer: str) -> list[str]:
+    def _check_producers(self, known: Known | None, producer: str) -> list[str]:
         """Whom a new producer takes the place of."""
         forgotten = known.forgettable(producer, self.now_ms) if known is not None else []
         if forgotten is None:
@@ -274,6 +278,7 @@ class Transactions(Forwards):
             return
         for txn in list(log.transactions.open.values()):
             log.transactions.note_ended(txn.id)
+            self.bytes_promised -= txn.promised
             self._answer_all(txn, TopicNotFound(log.name))
             self.busy[txn] = None
 
@@ -398,6 +403,7 @@ class Transactions(Forwards):
                     disk.remove(f"{directory}/{name}")
             for txn in known.open.values():
                 txn.is_known = False
+                self.bytes_promised += txn.promised
                 self._keep_transaction(txn)
                 if txn.decision is not None:
                     self.busy[txn] = None
@@ -441,6 +447,8 @@ class Transactions(Forwards):
         assert self.staged_chunks == sum(len(txn.chunks) for txn in self.transactions), self.staged_chunks
         if self.read_only is not None:
             return
+        promised = sum(txn.promised for txn in self.transactions if not txn.is_ended)
+        assert promised == self.bytes_promised, (promised, self.bytes_promised)
         for log in self.by_id.values():
             known = log.transactions
             if known is None or log.dropped:

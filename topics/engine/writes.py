@@ -235,7 +235,7 @@ class Writes(Staging):
     def _check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
         """What is left of the bounds over all topics, of memory and of the disk."""
         bound = self.bytes_granted if self.bytes_granted is not None else self.config.max_total_bytes or None
-        if bound is not None and self.bytes_live + size > bound:
+        if bound is not None and self.bytes_live + self.bytes_promised + size > bound:
             cap = self.config.max_total_bytes
             message = f"the server holds its {cap} bytes; delete something or raise TOPICS_MAX_TOTAL_BYTES"
             if self.bytes_granted is None:
@@ -263,7 +263,7 @@ class Writes(Staging):
         if self.topics_granted is not None:
             need_topics = max(0, len(self.staged) + topics - self.topics_granted)
         if self.bytes_granted is not None:
-            need_bytes = max(0, self.bytes_live + size - self.bytes_granted)
+            need_bytes = max(0, self.bytes_live + self.bytes_promised + size - self.bytes_granted)
         return OverGrant(
             message, topics=topics, size=size, need_topics=need_topics, need_bytes=need_bytes, **detail
         )
