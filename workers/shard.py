@@ -61,6 +61,7 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         hot_retain_segments=settings.hot_retain_segments,
         hot_retain_bytes=settings.hot_retain_bytes,
         cold_cache_bytes=settings.cold_cache_bytes,
+        reclaim_bytes_per_s=settings.reclaim_bytes_per_s,
         verify=settings.verify,
     )
 

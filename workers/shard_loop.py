@@ -28,6 +28,7 @@ from topics.control_channel import Channel, Drain, Listening, Message, Owes, Pee
 from topics.engine.cold import READ_KIND
 from topics.engine.engine import COLD_KINDS, Job
 from topics.engine.limits import COLD_FETCHES_MAX
+from topics.engine.reclaim import REWRITE_KIND
 from topics.sockets import descriptor, has_input
 from workers.peer_sockets import PeerSockets
 from workers.shard_core import Actions, ShardCore
@@ -84,6 +85,7 @@ class ShardLoop:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._syncs = JobThread("sync", self._job_done)
         self._others = JobThread("work", self._job_done)
+        self._rewrites: JobThread | None = None
         # A cold store may take seconds a call, and as long as it likes when the server stops: nobody joins these.
         self._moves: JobThread | None = None
         self._fetches: JobThread | None = None
@@ -210,6 +212,8 @@ class ShardLoop:
             self._send(core.close())
         self._syncs.stop()
         self._others.stop()
+        if self._rewrites is not None:
+            self._rewrites.stop()
         self._socket.close()
         self._peers.close()
         self._context.term()
@@ -276,6 +280,10 @@ class ShardLoop:
     def _thread_for(self, kind: str) -> JobThread:
         if kind == "sync":
             return self._syncs
+        if kind == REWRITE_KIND:  # not in the way of checkpoints
+            if self._rewrites is None:
+                self._rewrites = JobThread("rewrites", self._job_done)
+            return self._rewrites
         if kind not in COLD_KINDS:
             return self._others
         if self._moves is None or self._fetches is None:

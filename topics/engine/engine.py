@@ -6,7 +6,8 @@
 
 A reply that promises durability stays inside until the job that backs it is reported done: the shell cannot ack
 early. The clock is read once a turn, so a batch agrees on "now". Background work runs in slices between turns: one task at
-a time for checkpoints and erases, and one for the cold tier, so that neither ever waits for the other's disk.
+a time for checkpoints and erases, one for the cold tier, and one for segments that are written again without their dead, so that
+none ever waits for the other's disk.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from topics.engine.errors import Conflict, ShardReadOnly, TopicsError
 from topics.engine.files import is_full, is_out_of_resources
 from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.reader import Reader
+from topics.engine.reclaim import Reclaimer
 from topics.engine.recovery import Recovery
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.relocation import MOVE_KIND, Relocator
@@ -110,6 +112,7 @@ class Engine:
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
+        self.reclaimer = Reclaimer(disk, self.shard, self.reader, self.checkpointer, config)
         self.relocator = Relocator(disk, cold, self.shard, self.reader, self.checkpointer, config)
         self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
         self.report = RecoveryReport()
@@ -123,6 +126,8 @@ class Engine:
         self._full_retry_ms: int | None = None
         self._main = _Lane()
         self._aside = _Lane()  # for the cold tier
+        self._rewrites = _Lane()  # for the reclaimer
+        self._lanes = (self._main, self._aside, self._rewrites)
         self._cold_stopped = False
         self._space_look_ms = 0
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
@@ -151,6 +156,7 @@ class Engine:
         self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
         self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
         self.relocator.start(recovery.loader)
+        self.reclaimer.start()
         if self.shard.read_only is None:
             self._ask_for_spare()
 
@@ -204,6 +210,8 @@ class Engine:
             self._run_background()
         if self._cold_store is not None:
             self._tend_cold()
+        if self.reclaimer.has_work or self._rewrites.task is not None:
+            self._tend_reclaim()
         if shard.is_due(self.clock.mono_ms):
             shard.deliver()
         if shard.ops or shard.frames:
@@ -246,6 +254,7 @@ class Engine:
             times.append(self._look_at_ms)
         if self._cold_store is not None and not self._cold_stopped:
             times += self._cold_times()
+        times += self._reclaim_times()
         return min(times, default=None)
 
     def _cold_times(self) -> list[int]:
@@ -256,6 +265,14 @@ class Engine:
         elif self._aside.is_runnable:
             times.append(self.clock.mono_ms)
         return times
+
+    def _reclaim_times(self) -> list[int]:
+        lane, now_ms = self._rewrites, self.clock.mono_ms
+        if lane.task is None:
+            return [max(self.reclaimer.retry_ms, now_ms)] if self.reclaimer.has_work else []
+        if lane.is_runnable:
+            return [now_ms]
+        return [max(self.reclaimer.paid_ms, now_ms + 1)] if lane.until is not None else []
 
     # -- commit --------------------------------------------------------------------------------------------
 
@@ -403,7 +420,7 @@ class Engine:
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
-        due = due or max(self._main.wait_lsn, self._aside.wait_lsn) > self.wal.synced_lsn
+        due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
         held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
         if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
             return
@@ -440,7 +457,7 @@ class Engine:
                 self.shard.publish(op)
         if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:
             self._unsynced_since_ms = self.clock.mono_ms
-        for lane in (self._main, self._aside):
+        for lane in self._lanes:
             if lane.wait_lsn <= lsn:
                 lane.wait_lsn = 0
 
@@ -467,7 +484,7 @@ class Engine:
             if request.token is not None:
                 shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         shard.erase_requests = []
-        for lane in (self._main, self._aside):
+        for lane in self._lanes:
             if not lane.blocked:
                 self._close_task(
                     lane
@@ -538,7 +555,8 @@ class Engine:
         return [
             request
             for request in self.shard.erase_requests
-            if (request.token is not None or not full) and request.log is not self.relocator.erasing
+            if (request.token is not None or not full)
+            and request.log not in (self.relocator.erasing, self.reclaimer.working_on)
         ]
 
     def _run_background(self) -> None:
@@ -568,6 +586,18 @@ class Engine:
                 if waits or not self.relocator.has_work:
                     return
                 lane.task = self.relocator.next_task()
+            if not lane.is_runnable:
+                return
+            self._step(lane, None, None)
+
+    def _tend_reclaim(self) -> None:
+        """The same for segments that are written again."""
+        lane, reclaimer = self._rewrites, self.reclaimer
+        for _ in range(SLICES_PER_TURN):
+            if lane.task is None:
+                if not reclaimer.has_work or self.clock.mono_ms < reclaimer.retry_ms:
+                    return
+                lane.task = reclaimer.next_task()
             if not lane.is_runnable:
                 return
             self._step(lane, None, None)
@@ -602,14 +632,15 @@ class Engine:
             lane.until = wanted.holds
 
     def _failed(self, lane: _Lane, failure: OSError | TopicsError) -> None:
+        what = "a segment" if lane is self._rewrites else "a checkpoint"
         if lane is self._aside:
             self.relocator.failed(failure, self.clock.mono_ms)
         elif isinstance(failure, TopicsError):
-            self._latch(f"a checkpoint met damage: {failure}")
+            self._latch(f"{what} met damage: {failure}")
         elif is_out_of_resources(failure):
             self._note_full(failure)
         else:
-            self._latch(f"a checkpoint could not be written: {failure}")
+            self._latch(f"{what} could not be written: {failure}")
 
     def _unblocked(self, lane: _Lane, value: object, error: BaseException | None) -> None:
         lane.blocked = False
@@ -640,6 +671,7 @@ class Engine:
             )
         total = Outcome()
         self._drain(self.turn([]), total)
+        self._close_task(self._rewrites)
         self.checkpointer.closing = True
         self.checkpoint()
         self._drain(self.turn([]), total)
@@ -650,10 +682,11 @@ class Engine:
         return total
 
     def stop_cold(self) -> None:
-        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at."""
+        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at.
+        What is being written again is given up as well, with the next piece of it."""
         if self._cold_stopped:
             return
-        self._cold_stopped = True
+        self._cold_stopped = self.reclaimer.stopped = True
         self.cold.stop()
         self._close_task(self._aside)
 
