@@ -258,8 +258,14 @@ ADOPTING_SNAPSHOT = "snap-0000000000000020"
 ADOPTING_SHARD_ROW = msgspec.structs.replace(
     FORWARD_SHARD_ROW, number=32, next_id=4098, first_id=4096, adopted=pack_ids([1024, 2049])
 )
+# With a topic that has more records of some tags than its cap allows, since the cap came later.
+TRIMMING_SNAPSHOT = "snap-0000000000000021"
+TRIMMING_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=33)
+TRIMMING_ROWS = [msgspec.structs.replace(FORWARD_ROWS[0], is_trimmed=False), *FORWARD_ROWS[1:]]
 # Written by earlier versions, read by this one.
-READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT, FORWARD_SNAPSHOT}
+READ_ONLY = {
+    f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT, FORWARD_SNAPSHOT, ADOPTING_SNAPSHOT,
+}  # fmt: skip
 
 PATCHES: list[Patch] = [
     ("topics/0000000000000001/seg-0000000000000001-0.data", 54, bytes(17)),
@@ -320,13 +326,13 @@ def build_segment() -> dict[str, bytes]:
 
 def build_snapshot() -> dict[str, bytes]:
     disk = SimDisk(1)
-    writer = SnapshotWriter(disk, "meta", 32)
-    writer.add(ADOPTING_SHARD_ROW)
-    for row in FORWARD_ROWS:
+    writer = SnapshotWriter(disk, "meta", 33)
+    writer.add(TRIMMING_SHARD_ROW)
+    for row in TRIMMING_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    return {ADOPTING_SNAPSHOT: read_file(disk, f"meta/{ADOPTING_SNAPSHOT}")}
+    return {TRIMMING_SNAPSHOT: read_file(disk, f"meta/{TRIMMING_SNAPSHOT}")}
 
 
 def build_events() -> dict[str, bytes]:
@@ -531,6 +537,10 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     shard, topics = read_snapshot(disk, "meta", 32)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == ADOPTING_SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == FORWARD_ROWS
+    disk = on_disk("meta", TRIMMING_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 33)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == TRIMMING_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == TRIMMING_ROWS
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ class TopicRow(msgspec.Struct, array_like=True):
     letters: LettersRow | None = None
     inflows: list[InflowRow] = []
     epochs: Epochs = []
+    is_trimmed: bool = True  # False: of some tags there are more records than the cap that was set later
 
 
 @dataclass(slots=True)
@@ -310,6 +311,7 @@ class Checkpointer:
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
             *consumer_rows(log), [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()], list(log.epochs),
+            log.trim_from is None,
         )  # fmt: skip
         stored_head = row.head if stores_ram else 0
         if not parts:

@@ -592,7 +592,7 @@ class Engine:
 
     def _tend_reclaim(self) -> None:
         """The same for segments that are written again."""
-        lane, reclaimer = self._rewrites, self.reclaimer
+        lane, reclaimer, began_ms = self._rewrites, self.reclaimer, self.clock.mono_ms
         for _ in range(SLICES_PER_TURN):
             if lane.task is None:
                 if not reclaimer.has_work or self.clock.mono_ms < reclaimer.retry_ms:
@@ -601,6 +601,11 @@ class Engine:
             if not lane.is_runnable:
                 return
             self._step(lane, None, None)
+            if self.shard.frames:
+                self._commit()
+            self.clock.read()
+            if self.clock.mono_ms - began_ms >= SLICE_MS:
+                return
 
     def _submit(
         self, kind: str, work: Callable[[], object], done: Callable[[object, BaseException | None], None]

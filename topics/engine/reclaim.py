@@ -97,7 +97,9 @@ class Reclaimer:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._look_at) and not self.stopped and self._shard.read_only is None
+        if self.stopped or self._shard.read_only is not None:
+            return False
+        return bool(self._shard.trimming or self._look_at)
 
     @property
     def paid_ms(self) -> int:
@@ -105,6 +107,8 @@ class Reclaimer:
         return -(-self._free_at_us // 1000) - limits.RECLAIM_BURST_MS
 
     def next_task(self) -> Steps:
+        if self._shard.trimming:
+            return self._trim(next(iter(self._shard.trimming.values())))
         return self._reclaim(self._look_at.pop(next(iter(self._look_at))))
 
     # -- pace ----------------------------------------------------------------------------------------------
@@ -120,10 +124,37 @@ class Reclaimer:
             now_us = self._shard.clock.mono_ms * 1000
             self._free_at_us = max(self._free_at_us, now_us) + size * 1_000_000 // rate
 
-    def _later(self, log: TopicLog) -> None:
+    def _pause(self) -> None:
         self._pause_ms = min(max(2 * self._pause_ms, limits.COLD_PAUSE_MS_MIN), limits.COLD_PAUSE_MS_MAX)
         self.retry_ms = self._shard.clock.mono_ms + self._pause_ms
+
+    def _later(self, log: TopicLog) -> None:
+        self._pause()
         self._look_at[log.id] = log
+
+    def _load(self, log: TopicLog) -> bool:
+        """Whether the topic is in memory. What keeps it away is for those to hear who ask for it."""
+        try:
+            self._shard.loader(log)
+        except (OSError, TopicsError):
+            self._pause()
+            return False
+        return True
+
+    # -- caps that came later ------------------------------------------------------------------------------
+
+    def _trim(self, log: TopicLog) -> Steps:
+        """Take what a new cap per tag leaves no room for, in slices that requests come between."""
+        shard = self._shard
+        while shard.trimming.get(log.id) is log and not self.stopped:
+            if log.is_away:
+                if not self._load(log):
+                    return
+                yield WaitSynced(0)
+            if not shard.trim_slice(log):
+                self._pause()  # a full disk
+                return
+            yield None
 
     # -- one topic -----------------------------------------------------------------------------------------
 
@@ -134,7 +165,8 @@ class Reclaimer:
             while not self._is_off(log):
                 self.working_on = checkpointer.rewriting_of = log
                 if log.is_away:
-                    self._shard.loader(log)
+                    if not self._load(log):
+                        break
                     yield WaitSynced(0)
                 chunk = self._next_chunk(log)
                 if chunk is None:
@@ -145,9 +177,6 @@ class Reclaimer:
                 if not was_done:
                     break
                 self._pause_ms = 0
-        except TopicsError:
-            self._later(log)  # it cannot be loaded now
-            return
         except OSError as error:
             if log.dropped:
                 return  # its directory went while it was written to

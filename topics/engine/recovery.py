@@ -168,6 +168,9 @@ class Recovery:
         log.epochs = row.epochs
         for ranges in row.erasing:
             self._replayer.resume_erase(log, ranges)
+        if not row.is_trimmed:
+            log.trim_from = 0
+            self._shard.trimming[log.id] = log
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
         self._replayer.enlist(log)
         log.inline = row.inline
