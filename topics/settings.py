@@ -61,6 +61,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retire_grace_ms: Annotated[int, _doc("merged segments stay on disk this long")] = 86_400_000
     plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten")] = 604_800_000
     min_free_bytes: Annotated[int, _doc("less space than this: no appends; 0: off")] = 256 * limits.MIB
+    reclaim_bytes_per_s: Annotated[int, _doc("rewriting of dead segments, per shard; 0: no bound")] = (
+        32 * limits.MIB
+    )
     cache_bytes: Annotated[int, _doc("recent payloads in memory, per shard")] = 32 * limits.MIB
     wal_file_bytes: Annotated[int, _doc("size of one log file", ge=limits.MIB)] = 64 * limits.MIB
 

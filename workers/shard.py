@@ -66,6 +66,7 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         plan_ttl_ms=settings.plan_ttl_ms,
         txn_bytes_max=settings.txn_max_bytes,
         txn_shard_bytes_max=settings.txn_shard_bytes,
+        reclaim_bytes_per_s=settings.reclaim_bytes_per_s,
         verify=settings.verify,
     )
 

@@ -29,6 +29,7 @@ from topics.engine.cold import READ_KIND
 from topics.engine.committing import STAGE_KIND
 from topics.engine.engine import COLD_KINDS, Job
 from topics.engine.limits import COLD_FETCHES_MAX
+from topics.engine.reclaim import REWRITE_KIND
 from topics.sockets import descriptor, has_input
 from workers.peer_sockets import PeerSockets
 from workers.shard_core import Actions, ShardCore
@@ -88,6 +89,7 @@ class ShardLoop:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._syncs = JobThread("sync", self._job_done)
         self._others = JobThread("work", self._job_done)
+        self._rewrites: JobThread | None = None
         # A cold store may take seconds a call, and as long as it likes when the server stops: nobody joins these.
         self._stages: JobThread | None = None
         self._moves: JobThread | None = None
@@ -217,6 +219,8 @@ class ShardLoop:
         self._others.stop()
         if self._stages is not None:
             self._stages.stop()
+        if self._rewrites is not None:
+            self._rewrites.stop()
         self._socket.close()
         self._peers.close()
         self._context.term()
@@ -287,6 +291,10 @@ class ShardLoop:
             if self._stages is None:
                 self._stages = JobThread("stages", self._job_done, STAGE_THREADS)
             return self._stages
+        if kind == REWRITE_KIND:  # not in the way of checkpoints
+            if self._rewrites is None:
+                self._rewrites = JobThread("rewrites", self._job_done)
+            return self._rewrites
         if kind not in COLD_KINDS:
             return self._others
         if self._moves is None or self._fetches is None:

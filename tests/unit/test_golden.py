@@ -316,6 +316,10 @@ TXN_EVENTS_NUMBER = 48
 TXN_EVENTS_NAME = file_name(TXN_EVENTS_NUMBER)
 TXN_FILE = "txn-1122334455667788-3"
 TXN_HEAD = ChunkHead("0-17", 0, 2, 116, 99)
+# With a topic that has more records of some tags than its cap allows, since the cap came later.
+TRIMMING_SNAPSHOT = "snap-0000000000000022"
+TRIMMING_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=34)
+TRIMMING_ROWS = [msgspec.structs.replace(FORWARD_ROWS[0], is_trimmed=False), *FORWARD_ROWS[1:]]
 # Written by earlier versions, read by this one.
 READ_ONLY = {
     f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT, FORWARD_SNAPSHOT, ADOPTING_SNAPSHOT,
@@ -392,7 +396,14 @@ def build_snapshot() -> dict[str, bytes]:
         writer.add(row)
     writer.finish()
     writer.publish()
-    return {name: read_file(disk, f"meta/{name}") for name in (MERGED_SNAPSHOT, TXN_SNAPSHOT)}
+    writer = SnapshotWriter(disk, "meta", 34)
+    writer.add(TRIMMING_SHARD_ROW)
+    for row in TRIMMING_ROWS:
+        writer.add(row)
+    writer.finish()
+    writer.publish()
+    names = (MERGED_SNAPSHOT, TXN_SNAPSHOT, TRIMMING_SNAPSHOT)
+    return {name: read_file(disk, f"meta/{name}") for name in names}
 
 
 def build_staged() -> dict[str, bytes]:
@@ -616,6 +627,10 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     shard, topics = read_snapshot(disk, "meta", 48)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == TXN_SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == TXN_ROWS
+    disk = on_disk("meta", TRIMMING_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 34)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == TRIMMING_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == TRIMMING_ROWS
 
 
 def test_staged_chunks_are_read_to_what_was_written() -> None:

@@ -72,6 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     index_rows_max: int = 50_000_000  # rows resident before idle topics are put away
     inline_bytes: int = 4096  # a topic with no more frames than this rides in the snapshot and has no files
     rewrite_dead_share: float = 0.5  # a sealed segment with more dead bytes than this is rewritten
+    reclaim_bytes_per_s: int = 32 * limits.MIB  # that rewriting reads and writes; 0: as fast as it can
     max_topics: int = 100_000
     max_total_bytes: int = 0
     min_free_bytes: int = 0  # below so much space on the disk appends are refused; 0: only when there is none

@@ -6,7 +6,8 @@
 
 A reply that promises durability stays inside until the job that backs it is reported done: the shell cannot ack
 early. The clock is read once a turn, so a batch agrees on "now". Background work runs in slices between turns: one task at
-a time for checkpoints and erases, and one for the cold tier, so that neither ever waits for the other's disk.
+a time for checkpoints and erases, one for the cold tier, and one for segments that are written again without their dead, so that
+none ever waits for the other's disk.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from topics.engine.errors import Conflict, ShardReadOnly, TopicsError
 from topics.engine.files import is_full, is_out_of_resources
 from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.reader import Reader
+from topics.engine.reclaim import Reclaimer
 from topics.engine.recovery import Recovery
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.relocation import Relocator
@@ -120,6 +122,7 @@ class Engine:
         self.relocator = Relocator(
             disk, cold, self.shard, self.reader, self.checkpointer, config, self.consolidator
         )
+        self.reclaimer = Reclaimer(disk, self.shard, self.reader, self.checkpointer, config)
         self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
         self.report = RecoveryReport()
         self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
@@ -134,6 +137,7 @@ class Engine:
         self._aside = _Lane()  # for the cold tier
         self._sinks: dict[Transaction, _Lane] = {}  # transactions that are worked on
         self._sinks_stopped = False
+        self._rewrites = _Lane()  # for the reclaimer
         self._cold_stopped = False
         self._space_look_ms = 0
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
@@ -163,6 +167,7 @@ class Engine:
         self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
         self.relocator.start(recovery.loader)
         self.shard.start_transactions()
+        self.reclaimer.start()
         if self.shard.read_only is None:
             self._ask_for_spare()
 
@@ -218,6 +223,8 @@ class Engine:
             self._tend_cold()
         if shard.transactions:
             self._tend_transactions()
+        if self.reclaimer.has_work or self._rewrites.task is not None:
+            self._tend_reclaim()
         if shard.is_due(self.clock.mono_ms):
             shard.deliver()
         if shard.ops or shard.frames:
@@ -262,6 +269,7 @@ class Engine:
             times += self._transaction_times()
         if self._cold_store is not None and not self._cold_stopped:
             times += self._cold_times()
+        times += self._reclaim_times()
         return min(times, default=None)
 
     def _cold_times(self) -> list[int]:
@@ -292,6 +300,14 @@ class Engine:
         ):
             times.append(self.clock.mono_ms)
         return times
+
+    def _reclaim_times(self) -> list[int]:
+        lane, now_ms = self._rewrites, self.clock.mono_ms
+        if lane.task is None:
+            return [max(self.reclaimer.retry_ms, now_ms)] if self.reclaimer.has_work else []
+        if lane.is_runnable:
+            return [now_ms]
+        return [max(self.reclaimer.paid_ms, now_ms + 1)] if lane.until is not None else []
 
     # -- commit --------------------------------------------------------------------------------------------
 
@@ -440,9 +456,7 @@ class Engine:
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
-        due = due or max(self._main.wait_lsn, self._aside.wait_lsn) > self.wal.synced_lsn
-        if self._sinks and not due:
-            due = max(lane.wait_lsn for lane in self._sinks.values()) > self.wal.synced_lsn
+        due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
         held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
         if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
             return
@@ -585,7 +599,8 @@ class Engine:
         return [
             request
             for request in self.shard.erase_requests
-            if (request.token is not None or not full) and request.log is not self.relocator.erasing
+            if (request.token is not None or not full)
+            and request.log not in (self.relocator.erasing, self.reclaimer.working_on)
         ]
 
     def _run_background(self) -> None:
@@ -622,7 +637,7 @@ class Engine:
 
     @property
     def _lanes(self) -> list[_Lane]:
-        return [self._main, self._aside, *self._sinks.values()]
+        return [self._main, self._aside, self._rewrites, *self._sinks.values()]
 
     def _tend_transactions(self) -> None:
         """One step a turn for each transaction with work to do: requests come in between."""
@@ -641,6 +656,23 @@ class Engine:
             if lane.task is None and not lane.blocked:
                 del self._sinks[txn]
         shard.pass_time_to_transactions()  # last: what is known at once is answered, also to those who do not wait
+
+    def _tend_reclaim(self) -> None:
+        """The same for segments that are written again."""
+        lane, reclaimer, began_ms = self._rewrites, self.reclaimer, self.clock.mono_ms
+        for _ in range(SLICES_PER_TURN):
+            if lane.task is None:
+                if not reclaimer.has_work or self.clock.mono_ms < reclaimer.retry_ms:
+                    return
+                lane.task = reclaimer.next_task()
+            if not lane.is_runnable:
+                return
+            self._step(lane, None, None)
+            if self.shard.frames:
+                self._commit()
+            self.clock.read()
+            if self.clock.mono_ms - began_ms >= SLICE_MS:
+                return
 
     def _submit(
         self, kind: str, work: Callable[[], object], done: Callable[[object, BaseException | None], None]
@@ -672,16 +704,17 @@ class Engine:
             lane.until = wanted.holds
 
     def _failed(self, lane: _Lane, failure: OSError | TopicsError) -> None:
+        what = "a segment" if lane is self._rewrites else "a checkpoint"
         if lane is self._aside:
             self.relocator.failed(failure, self.clock.mono_ms)
-        elif lane is not self._main:
+        elif lane is not self._main and lane is not self._rewrites:
             self._latch(f"a transaction met an error that it does not know: {failure}")
         elif isinstance(failure, TopicsError):
-            self._latch(f"a checkpoint met damage: {failure}")
+            self._latch(f"{what} met damage: {failure}")
         elif is_out_of_resources(failure):
             self._note_full(failure)
         else:
-            self._latch(f"a checkpoint could not be written: {failure}")
+            self._latch(f"{what} could not be written: {failure}")
 
     def _unblocked(self, lane: _Lane, value: object, error: BaseException | None) -> None:
         lane.blocked = False
@@ -713,6 +746,7 @@ class Engine:
         self.stop_transactions()
         total = Outcome()
         self._drain(self.turn([]), total)
+        self._close_task(self._rewrites)
         self.checkpointer.closing = True
         self.checkpoint()
         self._drain(self.turn([]), total)
@@ -723,10 +757,11 @@ class Engine:
         return total
 
     def stop_cold(self) -> None:
-        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at."""
+        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at.
+        What is being written again is given up as well, with the next piece of it."""
         if self._cold_stopped:
             return
-        self._cold_stopped = True
+        self._cold_stopped = self.reclaimer.stopped = True
         self.cold.stop()
         self.consolidator.stop()
         self._close_task(self._aside)

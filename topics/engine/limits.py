@@ -97,6 +97,12 @@ SLICE_NAMES = 512
 READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read
 RAM_BLOCK_BYTES = 64 * KIB  # records that are never logged are kept in blocks of this size
 
+# Giving space back. What was not used of the pace for so long may be used at once; more is not saved up.
+RECLAIM_BURST_MS = 250
+TRIM_RECORDS = 128  # that a new cap per tag takes in one slice: about 2 ms, each in another place of the log
+TRIM_TAGS = 65_536  # that are looked at for it
+REFUSED_MAX = 4096  # damaged segments that are known not to be rewritten; the oldest is tried again
+
 # The cold tier. A block is a MiB, so a read that waits holds 8 MiB at most.
 COLD_BLOCKS_PER_READ = 8  # a page that would need more ends early
 COLD_FETCH_BLOCKS = 4  # by one call; what follows the wanted ones is read ahead

@@ -34,8 +34,8 @@ from topics.engine.erase import finish_erase
 from topics.engine.errors import ColdStoreFailed, Corrupt, ErasePutOff, ShardReadOnly, TopicsError
 from topics.engine.files import is_out_of_resources, read_exact, read_file, xxh
 from topics.engine.index import Chunk, Rows
-from topics.engine.loading import Loader
-from topics.engine.merges import covered
+from topics.engine.layout import COLD_ID_NAME
+from topics.engine.loading import Loader, is_explained
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.sealing import drain, read_sum, rewrite_steps
@@ -427,7 +427,6 @@ class Relocator:
         assert self.loader is not None
         metas = [*self._metas_of(log), *log.doomed]
         named = {(meta.first_seq, meta.generation) for meta in metas}
-        end = max((meta.first_seq + meta.rows for meta in metas), default=0)
         found: list[str] = []
         for key, name in files:
             parsed = parse_segment_name(name)
@@ -439,7 +438,7 @@ class Relocator:
                 self._checkpointer.doom(topic_id, meta, last_snapshot=last)
             elif self._consolidator.retirement.keeps(topic_id, (parsed[0], parsed[1])):
                 continue
-            elif covered(metas, parsed[0]) or parsed[0] < log.first_seq or parsed[0] >= end:
+            elif is_explained(log, parsed[0], metas):
                 found.append(key)
         return found
 
@@ -449,7 +448,9 @@ class Relocator:
         """Whether an erase is not done yet, though no copy is left on the hot tier."""
         log = request.log
         if self._store is None:
-            if any(meta.tier == COLD for meta in self._metas_of(log)):
+            # A copy may lie there of whatever was ever sealed: of a move that was not finished, or of what was cold once.
+            may_be_cold = self._disk.exists(COLD_ID_NAME) and any(log.sum_chain)
+            if may_be_cold or any(meta.tier == COLD for meta in self._metas_of(log)):
                 self._put_off(request, cold=True)  # it goes on after a start with the cold tier
                 return True
             return False

@@ -312,6 +312,7 @@ class Replay:
         shard = self._shard
         shard.by_id.pop(log.id)
         shard.touched.pop(log.id, None)
+        shard.trimming.pop(log.id, None)
         if shard.published.get(log.name) is log:
             del shard.published[log.name], shard.staged[log.name]
             shard.names.discard(log.name)
@@ -353,6 +354,11 @@ class Replay:
             was_ram, is_ram = (c.durability == "ephemeral" for c in (log.config, changed.config))
             if was_ram != is_ram and log.chunks and log.chunks[-1].count:
                 log.chunks[-1].closed = True
+            if (
+                changed.config.cap_per_tag != log.config.cap_per_tag
+            ):  # how far it came is in the deletes that follow
+                log.trim_from = 0
+                self._shard.trimming[log.id] = log
             log.config = op.config = changed.config
             self._shard.classes_changed()
             log.ceiling = changed.ceiling

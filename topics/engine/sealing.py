@@ -57,6 +57,7 @@ from topics.engine.segments import (
 
 T = TypeVar("T")
 ReadAt = Callable[[int, int], bytes]  # offset, length → exactly these bytes
+SYNC_BYTES = 8 * BLOCK_BYTES  # of a file that is written at length
 
 
 class Sum(msgspec.Struct, frozen=True):
@@ -523,10 +524,13 @@ def _write_file(disk: Disk, path: str, pieces: Iterator[bytes]) -> Generator[Non
     handle = disk.open(path, create=True)
     try:
         disk.truncate(handle, 0)
-        offset = 0
+        offset = synced = 0
         for piece in pieces:
             disk.write(handle, offset, piece)
             offset += len(piece)
+            if offset - synced >= SYNC_BYTES:  # the log's own syncs would stand behind one of all of it
+                disk.sync(handle)
+                synced = offset
             yield
         disk.sync(handle)
     finally:

@@ -124,6 +124,7 @@ class Staging:
         # Whether the answer to this token can be sent.
         self.may_wake: Callable[[object], bool] = lambda token: True
         self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
+        self.trimming: dict[int, TopicLog] = {}  # with more records of a tag than a new cap allows
         self.waiter_heap: list[tuple[int, int, Waiter]] = []
         self._waiter_count = 0
         self._waiting = 0  # long polls that are not answered yet
@@ -349,6 +350,7 @@ class Staging:
                 self.names.discard(log.name)
             self.by_id.pop(log.id, None)
             self.touched.pop(log.id, None)
+            self.trimming.pop(log.id, None)
             self.ram_bytes -= log.ram_bytes
             self.gone.append(log)
         elif self.published.get(log.name) is not log:

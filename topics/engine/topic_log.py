@@ -146,6 +146,7 @@ class TopicLog:
         "sum_chain",
         "tags",
         "transactions",
+        "trim_from",
         "ttl_lost",
         "unsafe_heads",
         "view",
@@ -207,6 +208,8 @@ class TopicLog:
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them
         self.sum_chain = bytes(8)
+        # The tag id from which on `cap_per_tag` has to be looked at for what was there before it; None: nowhere.
+        self.trim_from: int | None = None
         self.may_expire = False  # not loaded yet, and has records with a TTL of their own
         self.erasing: list[list[Range]] = []
         self.merges = NO_MERGES
@@ -284,18 +287,20 @@ class TopicLog:
             for k in range(len(seqs)):
                 alive[k] = self.is_live(int(seqs[k]))
             return alive
-        edges = np.searchsorted(seqs, np.array(self._starts, dtype=np.uint64))
-        for i, chunk in enumerate(self.chunks):
-            lo, hi = int(edges[i]), int(edges[i + 1]) if i + 1 < len(edges) else len(seqs)
-            if lo == hi:
-                continue
-            rows = (seqs[lo:hi] - np.uint64(chunk.first_seq)).astype(np.intp)
-            inside = rows < chunk.count
-            picked = chunk.rows[rows[inside]]
-            good = ((picked["flags"] & DEAD) == 0) & (picked["length"] != 0)
-            part = np.zeros(hi - lo, dtype=np.bool_)
-            part[inside] = good
-            alive[lo:hi] = part
+        lo, starts = 0, self._starts
+        while lo < len(seqs):  # over the chunks that have some of them: a topic may have thousands
+            i = bisect_right(starts, int(seqs[lo])) - 1
+            hi = int(seqs.searchsorted(np.uint64(starts[i + 1]))) if i + 1 < len(starts) else len(seqs)
+            if i >= 0:
+                chunk = self.chunks[i]
+                rows = (seqs[lo:hi] - np.uint64(chunk.first_seq)).astype(np.intp)
+                inside = rows < chunk.count
+                picked = chunk.rows[rows[inside]]
+                good = ((picked["flags"] & DEAD) == 0) & (picked["length"] != 0)
+                part = np.zeros(hi - lo, dtype=np.bool_)
+                part[inside] = good
+                alive[lo:hi] = part
+            lo = hi
         return alive & (seqs >= np.uint64(self.first_seq))
 
     def is_live(self, seq: int) -> bool:
@@ -640,6 +645,7 @@ class TopicLog:
         return (
             not self.pending
             and not self.erasing
+            and self.trim_from is None
             and not self.runs
             and all(c.meta is not None and c.stored == c.count and not c.unmarked for c in self.chunks)
         )

@@ -120,7 +120,9 @@ class Writes(Staging):
         if created:
             op.config = config
         if config.cap_per_tag and records.tags is not None:
-            surplus = self._surplus(log, config.cap_per_tag, records.tags)
+            # One for each record, which is what the log has room for: more there is only after a change of the cap, which the
+            # reclaimer takes care of.
+            surplus = self._surplus(log, config.cap_per_tag, records.tags, len(records.tags))
             if surplus:
                 self._log_delete(log, surplus, op, erase=False)
         if (config.cap_records and log.count > config.cap_records) or (
@@ -349,13 +351,43 @@ class Writes(Staging):
         return offset
 
     @staticmethod
-    def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None]) -> list[Range]:
-        """What `cap_per_tag` takes: all but the newest records of each tag."""
+    def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None], most: int) -> list[Range]:
+        """What `cap_per_tag` takes: all but the newest records of each tag, `most` of them."""
         doomed: list[int] = []
         for tag in dict.fromkeys(tags):
             if tag is not None and log.tags.count(tag) > keep:
-                doomed += log.tags.trim(tag, keep, log.are_live).tolist()
+                doomed += log.tags.trim(tag, keep, log.are_live, most - len(doomed)).tolist()
+                if len(doomed) >= most:
+                    break
         return as_ranges(sorted(doomed))
+
+    def trim_slice(self, log: TopicLog) -> bool:
+        """A slice of what a new `cap_per_tag` takes of what was there before it, silently; False: there is no room for it."""
+        if not self.has_room(limits.TRIM_RECORDS * RANGE_BYTES + CONTROL_BYTES):
+            return False
+        ranges = self._next_surplus(log, log.config.cap_per_tag)
+        self.touched[log.id] = log
+        if ranges:
+            op = Op(log, sync=log.config.durability == "fsync")
+            self._log_delete(log, ranges, op, erase=False)
+            self.count_live(op)
+            self.add_op(op)
+        return True
+
+    def _next_surplus(self, log: TopicLog, keep: int) -> list[Range]:
+        """From `log.trim_from` on, which is moved: a bounded number of tags is looked at, and of records taken."""
+        first = log.trim_from
+        if first is None or not keep:
+            log.trim_from = None
+            self.trimming.pop(log.id, None)
+            return []
+        tags, next_id = log.tags.over(keep, first, limits.TRIM_TAGS)
+        ranges = self._surplus(log, keep, tags, limits.TRIM_RECORDS)
+        if sum(last - first + 1 for first, last in ranges) < limits.TRIM_RECORDS:
+            log.trim_from = next_id
+            if next_id is None:
+                self.trimming.pop(log.id, None)
+        return ranges
 
     def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool) -> None:
         for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
@@ -491,10 +523,12 @@ class Writes(Staging):
         self._change_config(log, config, Op(log, token, result, config=config, sync=True))
 
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
-        surplus = (
-            self._surplus(log, config.cap_per_tag, list(log.tags.strings.ids)) if config.cap_per_tag else []
-        )
-        self.reserve(len(surplus) * RANGE_BYTES + 4 * CONTROL_BYTES)
+        self.reserve(limits.TRIM_RECORDS * RANGE_BYTES + 4 * CONTROL_BYTES)
+        surplus: list[Range] = []
+        if config.cap_per_tag != log.config.cap_per_tag:
+            log.trim_from = 0
+            self.trimming[log.id] = log
+            surplus = self._next_surplus(log, config.cap_per_tag)
         if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
             # Records in RAM and records in the log never share a segment.
             log.chunks[-1].closed = log.chunks[-1].count > 0
