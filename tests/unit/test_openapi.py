@@ -63,7 +63,7 @@ REQUESTS = (
     schemas.ForwardBody,
     schemas.BeginBody,
     schemas.StageBody,
-    schemas.CommitBody,
+    schemas.CommitPartsBody,
 )
 CONSUMER_REQUESTS = (
     schemas.FetchBody,
