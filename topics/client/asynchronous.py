@@ -55,6 +55,7 @@ class AsyncItems(Generic[T]):
         await self._client.run(self._source.close())
 
     async def __aenter__(self) -> Self:
+        await self._client.run(self._source.begin())
         return self
 
     async def __aexit__(

@@ -7,19 +7,19 @@ import ssl
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from topics.client import calls, job_streams, queue_calls, router_calls, watching
-from topics.client.batching import Batching
 from topics.client.errors import ClientError
 from topics.client.flows import Close, Core, Effect, Flow, Open, Read, Retries, Send, Sleep
 from topics.client.http_pool import HttpPool
-from topics.client.producer import Producer
 from topics.client.settings import Timeouts, settle
 from topics.client.sources import Source
 from topics.client.twins import present
-from topics.client.worker import Handler, Worker
-from topics.client.worker_core import BACKOFF, WorkerOptions
+
+if TYPE_CHECKING:
+    from topics.client.producer import Producer
+    from topics.client.worker import Handler, Worker
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,6 +55,7 @@ class Items(Generic[T]):
         self._client.run(self._source.close())
 
     def __enter__(self) -> Self:
+        self._client.run(self._source.begin())
         return self
 
     def __exit__(
@@ -213,6 +214,8 @@ class Client:
         send_timeout_s: float = 120.0,
     ) -> Producer:
         """Gather records of a topic and write them in batches, in order and without duplicates. Close it, or use `with`."""
+        from topics.client.producer import Batching, Producer
+
         options = Batching(linger_ms, max_batch_bytes, max_buffer_bytes, deliver_for_s, send_timeout_s)
         return Producer(self, topic, options)
 
@@ -229,5 +232,7 @@ class Client:
         grace_s: float = 25.0,
     ) -> Worker:
         """A worker of a queue, or of a consumer: `run` it. A handler that returns has done its job; one that raises gets it again later."""
+        from topics.client.worker import BACKOFF, Worker, WorkerOptions
+
         options = WorkerOptions(concurrency, lease_ms, poll_ms, backoff or BACKOFF, grace_s)
         return Worker(self, topic, handler, consumer, options)

@@ -125,7 +125,7 @@ class HttpPool:
         except ssl.SSLCertVerificationError as error:
             raise BadAnswer(address.url, f"its certificate is not trusted: {error.verify_message}") from error
         except OSError as error:
-            raise self._broken(error, "none") from error
+            raise self.broken(error, "none") from error
         return connection
 
     # -- one exchange --------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class HttpPool:
             )
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise self._broken(error, "unknown") from error
+            raise self.broken(error, "unknown") from error
 
     def _body(
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
@@ -162,10 +162,10 @@ class HttpPool:
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
         except (OSError, http.client.HTTPException) as error:
-            raise self._broken(error, "unknown") from error
+            raise self.broken(error, "unknown") from error
         return b"".join(chunks)
 
-    def _broken(self, error: Exception, outcome: Outcome) -> Disconnected:
+    def broken(self, error: Exception, outcome: Outcome) -> Disconnected:
         url = self._settings.address.url
         if isinstance(error, TimeoutError):
             return TimedOut(url, "it does not answer in time", outcome)
@@ -183,27 +183,42 @@ class Stream:
         idle_s: float,
     ) -> None:
         self._pool, self._connection, self._response = pool, connection, response
+        self._reading = threading.Lock()
+        self._is_closed = False
         # http.client gives its socket away with the answer to a request that ends the connection.
         self._socket = _socket_of(connection, response)
         if self._socket is not None:
             self._socket.settimeout(idle_s)
 
     def read(self) -> bytes:
-        try:
-            return self._response.read1(CHUNK_BYTES)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise self._pool._broken(error, "none") from error
+        with self._reading:
+            if self._is_closed:
+                return b""
+            try:
+                return self._response.read1(CHUNK_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                raise self._pool.broken(error, "none") from error
+            finally:
+                if self._is_closed:
+                    self._release()
 
     def close(self) -> None:
-        """Also wakes a thread that reads."""
+        """Also from another thread: one that reads wakes up, and finds the end."""
+        self._is_closed = True
+        self._pool.forget(self)
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # it is closed already
+        # http.client does not survive that its response is closed under it: who reads does it then.
+        if self._reading.acquire(blocking=False):
+            self._release()
+            self._reading.release()
+
+    def _release(self) -> None:
         self._response.close()
         self._connection.close()
-        self._pool.forget(self)
 
 
 def _socket_of(

@@ -69,6 +69,9 @@ class JobsOf(Source[Job]):
                 raise RecordsLost(item)
             self._on_lost(item)
 
+    def begin(self) -> Flow[None]:
+        return self._working.begin()
+
     def more(self) -> Flow[bool]:
         return self._working.more()
 

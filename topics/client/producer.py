@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from topics.client.batching import Batch, Batcher, Batching, Result, deliver, part_of
+from topics.client.batching import Batch, Batcher, Result, deliver, part_of
+from topics.client.batching import Batching as Batching
 from topics.client.errors import BufferFull
 
 if TYPE_CHECKING:

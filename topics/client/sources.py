@@ -17,6 +17,11 @@ OnLost = Callable[[Tombstone], None]
 class Source(Generic[T]):
     """An iterator asks `take` until there is nothing in hand, and then runs `more`."""
 
+    def begin(self) -> Flow[None]:
+        """What "from now on" means is settled here; without it, with the first `more`."""
+        return
+        yield
+
     def take(self) -> T | None:
         """The next item in hand, if there is one."""
         raise NotImplementedError

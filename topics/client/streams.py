@@ -64,29 +64,36 @@ class Streaming(Source[T]):
     def take(self) -> T | None:
         return self._items.popleft() if self._items else None
 
+    def begin(self) -> Flow[None]:
+        while not self._has_begun and not self._is_over:
+            yield from self._step()
+
     def more(self) -> Flow[bool]:
-        if self._give_up is None:
-            self._give_up = self._core.now() + self._core.retries.for_s
         while not self._items and not self._is_over:
-            try:
-                if self._pause_s:
-                    yield Sleep(self._pause_s)
-                    self._pause_s = 0.0
-                if self._stream is None:
-                    yield from self._connect()
-                else:
-                    yield from self._read()
-            except ClientError as error:
-                yield from self._drop()
-                if not may_repeat(error, Repeat.SAFE):
-                    self._is_closed = True
-                    raise
-                self._interrupt(str(error))
-                if not self._has_begun and self._core.now() + self._pause_s > self._give_up:
-                    raise
+            yield from self._step()
         if self._is_over:
             yield from self._drop()
         return not self._is_over
+
+    def _step(self) -> Flow[None]:
+        if self._give_up is None:
+            self._give_up = self._core.now() + self._core.retries.for_s
+        try:
+            if self._pause_s:
+                yield Sleep(self._pause_s)
+                self._pause_s = 0.0
+            if self._stream is None:
+                yield from self._connect()
+            else:
+                yield from self._read()
+        except ClientError as error:
+            yield from self._drop()
+            if not may_repeat(error, Repeat.SAFE):
+                self._is_closed = True
+                raise
+            self._interrupt(str(error))
+            if not self._has_begun and self._core.now() + self._pause_s > self._give_up:
+                raise
 
     def close(self) -> Flow[None]:
         self._is_closed = True

@@ -274,6 +274,9 @@ class Tail(Source[Record]):
         self._cursor = (record.topic, record.seq) if self._page else None
         return record
 
+    def begin(self) -> Flow[None]:
+        return self._watching.begin()
+
     def more(self) -> Flow[bool]:
         return self._watching.more()
 
@@ -309,7 +312,7 @@ def watch(
     """Everything that happens to these topics, as events; patterns (`orders.>`) include topics that are made later.
 
     It begins now, with the oldest record, after a seq, at a time (`since`), or where an earlier one stopped
-    (`cursors`, with what is new since). It comes back by itself when the connection breaks or the server restarts.
+    (`cursors`, with what is new since). "now" is when a `with` block is entered, or the first event is asked for. It comes back by itself when the connection breaks or the server restarts.
     """
     return _watching(
         core,

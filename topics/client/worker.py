@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from topics.client.answers import Job
 from topics.client.errors import ClientError
-from topics.client.worker_core import WorkerCore, WorkerOptions, WorkerStats, log
+from topics.client.worker_core import BACKOFF as BACKOFF
+from topics.client.worker_core import WorkerCore, WorkerStats, log
+from topics.client.worker_core import WorkerOptions as WorkerOptions
 
 if TYPE_CHECKING:
     from topics.client.asynchronous import AsyncClient

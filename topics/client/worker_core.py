@@ -72,7 +72,7 @@ class WorkerCore:
     def __init__(self, core: Core, topic: str, consumer: str | None, options: WorkerOptions) -> None:
         self._topic, self._consumer = topic, consumer
         self.options = options
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.stats = WorkerStats()
         self._active = 0  # claimed, and neither settled nor handed back
         self._held: dict[int, Job] = {}  # by seq: those whose leases are kept alive
@@ -123,6 +123,9 @@ class WorkerCore:
         with self._lock:
             self._active += len(claimed.jobs)
             for job in claimed.jobs:
+                if job.seq in self._held:
+                    # Handed out again, to us: somebody took the lease of the other delivery.
+                    self._lost(job.seq)
                 self._held[job.seq] = job
 
     def claim_failed(self, error: ClientError) -> float:
@@ -155,8 +158,7 @@ class WorkerCore:
                 self._count(failed=settled.done)
             if settled.skipped:
                 # Or an earlier attempt was carried out and its answer lost: nobody can tell.
-                self._count(lost=1)
-                log.warning("%s seq %d: the lease had ended; it may be done twice", job.topic, job.seq)
+                self._lost(job.seq)
         except ClientError as failure:
             self._count(lost=1)
             log.warning(
@@ -219,5 +221,8 @@ class WorkerCore:
         for seq in settled.skipped:
             # What was settled while this was on its way is not held any more.
             if self._let_go(jobs[seq]):
-                self._count(lost=1)
-                log.warning("%s seq %d: the lease is lost; it may be done twice", self._topic, seq)
+                self._lost(seq)
+
+    def _lost(self, seq: int) -> None:
+        self._count(lost=1)
+        log.warning("%s seq %d: the lease is lost; it may be done twice", self._topic, seq)

@@ -17,10 +17,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from topics.client import AsyncClient, Client
+from topics.client.blocking import Client
+from topics.client.errors import ClientError, Disconnected, NotReady
 from topics.client.flows import Retries
+
+if TYPE_CHECKING:
+    from topics.client.asynchronous import AsyncClient
 
 START_S = 60.0  # a loaded machine
 STOP_S = 30.0
@@ -48,11 +52,18 @@ class TestServer:
     def data_dir(self) -> Path:
         return self.folder / "data"
 
+    @property
+    def token(self) -> str:
+        """The first key of TOPICS_API_KEYS, which its clients use; "" without keys."""
+        return self.environment.get("TOPICS_API_KEYS", "").split(",")[0].split(":")[0]
+
     def client(self, **options: Any) -> Client:
-        return Client(self.url, **{"token": "", **options})
+        return Client(self.url, **{"token": self.token, **options})
 
     def async_client(self, **options: Any) -> AsyncClient:
-        return AsyncClient(self.url, **{"token": "", **options})
+        from topics.client.asynchronous import AsyncClient
+
+        return AsyncClient(self.url, **{"token": self.token, **options})
 
     def start(self) -> TestServer:
         """Start, or start again: on the same port and with the same data."""
@@ -97,8 +108,6 @@ class TestServer:
             raise RuntimeError(f"the server did not start within {START_S:g} s:\n{self.log}")
 
     def _wait_ready(self, give_up: float) -> None:
-        from topics.client.errors import ClientError, Disconnected, NotReady
-
         with self.client(retries=Retries(for_s=0)) as client:
             while True:
                 try:
