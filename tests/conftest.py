@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SHORT = ("integration", "fuzz", "unit")  # most of their tests take moments
+SHORT = ("client", "integration", "fuzz", "unit")  # most of their tests take moments
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

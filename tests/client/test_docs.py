@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.server import ROOT
-from topics.testing import TestServer, running_server
-
-
-@pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with running_server(tmp_path_factory.mktemp("docs")) as server:
-        yield server
+from topics.testing import TestServer
 
 
 def steps(page: Path) -> list[tuple[str, str]]:
@@ -36,13 +30,9 @@ def steps(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", ["docs/client.md", "README.md"])
-def test_a_page_prints_what_it_shows(
-    page: str, own_server: TestServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOPICS_URL", own_server.url)
-    with own_server.client() as client:
-        for row in client.topics():
-            client.delete_topic(row.topic)
+def test_a_page_prints_what_it_shows(page: str, server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_URL", server.url)
+    monkeypatch.setenv("TOPICS_TOKEN", server.token)
     names: dict[str, Any] = {"__name__": "page"}
     found = steps(ROOT / page)
     assert found

@@ -9,7 +9,7 @@ from yarl import URL
 
 from topics.client.errors import BadAnswer, ClientError, Disconnected, Outcome, TimedOut
 from topics.client.flows import Request, Response
-from topics.client.http_pool import CHUNK_BYTES, IDLE_MAX_S
+from topics.client.http_pool import ANSWER_BYTES_MAX, CHUNK_BYTES, IDLE_MAX_S
 from topics.client.settings import Settings
 
 
@@ -27,7 +27,7 @@ class AiohttpSession:
         timeout = aiohttp.ClientTimeout(total=answer_s, sock_connect=self._settings.timeouts.connect_s)
         try:
             async with self._request(request, timeout) as response:
-                body = await response.read()
+                body = await self._body(response)
                 return Response(response.status, body, response.headers.get("Retry-After", ""))
         except (TimeoutError, OSError, aiohttp.ClientError) as error:
             raise self.broken(error, "unknown") from error
@@ -38,13 +38,22 @@ class AiohttpSession:
             response = await self._request(request, timeout)
             if response.status != 200:
                 async with response:
-                    body = await response.read()
+                    body = await self._body(response)
                     return Response(response.status, body, response.headers.get("Retry-After", ""))
         except (TimeoutError, OSError, aiohttp.ClientError) as error:
             raise self.broken(error, "none") from error
         stream = Stream(self, response)
         self._streams.add(stream)
         return stream
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        chunks, size = [], 0
+        async for chunk in response.content.iter_any():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > ANSWER_BYTES_MAX:
+                raise BadAnswer(self._settings.address.url, "its answer has no end", "unknown")
+        return b"".join(chunks)
 
     def forget(self, stream: Stream) -> None:
         self._streams.discard(stream)

@@ -118,7 +118,7 @@ class AsyncClient:
         return self._core.node
 
     async def close(self) -> None:
-        """Close all connections. Streams that are open end."""
+        """Close all connections. Whoever reads from a stream gets a RuntimeError."""
         await self._session.close()
 
     async def __aenter__(self) -> Self:

@@ -115,7 +115,7 @@ class Client:
         return self._core.node
 
     def close(self) -> None:
-        """Close all connections. Streams that are open end."""
+        """Close all connections. Whoever reads from a stream gets a RuntimeError."""
         self._pool.close()
 
     def __enter__(self) -> Self:

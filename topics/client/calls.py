@@ -61,8 +61,9 @@ def create_topic(core: Core, topic: str, **config: Unpack[TopicOptions]) -> Flow
 
 def update_topic(core: Core, topic: str, **changes: Unpack[TopicOptions]) -> Flow[TopicPut]:
     """Change these settings and leave the others. Two requests: who changes it in between is overruled."""
-    state = yield from get_topic(core, topic, touch=False)
-    config: dict[str, Any] = msgspec.to_builtins(state.config)
+    # As it came, also with settings that this client does not know: they would be reset.
+    state = yield from core.call(flows.get(topic_path(topic), touch=False), dict[str, Any])
+    config: dict[str, Any] = state["config"]
     if "durable" in changes and "durability" not in changes:
         del config["durability"]
     config |= changes

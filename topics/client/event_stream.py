@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LINE_BYTES_MAX = 64 << 20  # several times what the largest event can have
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -12,7 +14,10 @@ class Event:
 
 
 class EventReader:
-    """Takes bytes as they come. An event that the end of a connection cuts off has not happened."""
+    """Takes bytes as they come. An event that the end of a connection cuts off has not happened.
+
+    ValueError: a line without an end, which no topics server sends.
+    """
 
     def __init__(self) -> None:
         self.last_id = ""  # of the last whole event: what a later connection goes on from
@@ -22,6 +27,7 @@ class EventReader:
     def forget(self) -> None:
         """The connection has ended; what it did not finish is dropped."""
         self._rest: list[bytes] = []  # of a line that is not whole yet
+        self._rest_bytes = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -31,10 +37,14 @@ class EventReader:
         """The events that these bytes end."""
         if b"\n" not in chunk:
             self._rest.append(chunk)
+            self._rest_bytes += len(chunk)
+            if self._rest_bytes > LINE_BYTES_MAX:
+                raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
             return []
         first, *lines = chunk.split(b"\n")
         lines.insert(0, b"".join([*self._rest, first]))
         self._rest = [lines.pop()]
+        self._rest_bytes = len(self._rest[0])
         events = []
         for line in lines:
             event = self._line(line.removesuffix(b"\r"))

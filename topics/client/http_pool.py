@@ -21,7 +21,7 @@ from topics.client.settings import Settings
 
 IDLE_MAX_S = 30.0  # the server closes after 75 s
 CHUNK_BYTES = 1 << 16
-ANSWER_BYTES_MAX = 1 << 30  # far above what a page can have
+ANSWER_BYTES_MAX = 256 << 20  # far above what a page of 8 MiB of records can have
 
 
 class HttpPool:
@@ -56,6 +56,8 @@ class HttpPool:
 
     def open(self, request: Request, idle_s: float) -> Stream | Response:
         """A stream has a connection of its own, which ends with it."""
+        if self._is_closed:
+            raise RuntimeError("this client is closed")
         connection = self._connect()
         try:
             response = self._ask(connection, request, max(idle_s, self._settings.timeouts.answer_s))
@@ -155,7 +157,7 @@ class HttpPool:
                 if left_s <= 0:
                     raise TimeoutError
                 if size > ANSWER_BYTES_MAX:
-                    raise BadAnswer(self._settings.address.url, "it has no end", "unknown")
+                    raise BadAnswer(self._settings.address.url, "its answer has no end", "unknown")
                 if connection.sock is not None:
                     connection.sock.settimeout(left_s)
             # A read of so many bytes does not notice that there are fewer than was said.

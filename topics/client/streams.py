@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from topics.client.answers import Interrupted, Resumed
-from topics.client.errors import ClientError, error_of
+from topics.client.errors import BadAnswer, ClientError, error_of
 from topics.client.event_stream import Event, EventReader
 from topics.client.flows import (
     Close,
@@ -148,7 +148,11 @@ class Streaming(Source[T]):
             if not self._is_over:
                 self._interrupt(self._why or "the connection ended")
             return
-        for event in self._reader.feed(chunk):
+        try:
+            events = self._reader.feed(chunk)
+        except ValueError as error:
+            raise BadAnswer(self._core.url, str(error)) from None
+        for event in events:
             if event.name == "error":
                 said = self._core.decoded(event.data, _Error)
                 self._ends(said.code, said.message, said.topic)

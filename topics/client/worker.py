@@ -44,6 +44,10 @@ class Worker:
     def stats(self) -> WorkerStats:
         return self._core.stats
 
+    def holds(self, job: Job) -> bool:
+        """Whether the lease is still ours, as far as is known: a long handler may stop when it is not."""
+        return self._core.holds(job)
+
     def stop(self) -> None:
         """Take no more jobs. `run` returns when what is in hand is done, or when `grace_s` are over."""
         self._is_stopping = True
@@ -175,6 +179,10 @@ class AsyncWorker:
     @property
     def stats(self) -> WorkerStats:
         return self._core.stats
+
+    def holds(self, job: Job) -> bool:
+        """Whether the lease is still ours, as far as is known: a long handler may stop when it is not."""
+        return self._core.holds(job)
 
     def stop(self) -> None:
         """Take no more jobs. `run` returns when what is in hand is done, or when `grace_s` are over."""

@@ -96,6 +96,10 @@ class WorkerCore:
     def active(self) -> int:
         return self._active
 
+    def holds(self, job: Job) -> bool:
+        with self._lock:
+            return self._held.get(job.seq) is job
+
     @property
     def held(self) -> list[Job]:
         with self._lock:

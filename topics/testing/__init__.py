@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import topics
 from topics.client.blocking import Client
 from topics.client.errors import ClientError, Disconnected, NotReady
 from topics.client.flows import Retries
@@ -71,8 +72,11 @@ class TestServer:
         port_file = self.folder / "port"
         port_file.unlink(missing_ok=True)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        # These very modules, installed or not; and not a folder `workers` of where the tests happen to run.
+        package = str(Path(topics.__file__).resolve().parents[1])
         environment = {
             **clean,
+            "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")])),
             "TOPICS_HOST": "127.0.0.1",
             # The port of before: who is connected comes back by itself.
             "TOPICS_PORT": self.url.rpartition(":")[2] or "0",
@@ -85,7 +89,8 @@ class TestServer:
         }
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "workers"],
+                [sys.executable, "-P", "-m", "workers"],
+                process_group=0,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -127,10 +132,14 @@ class TestServer:
         return self._process.wait(STOP_S)
 
     def kill(self) -> None:
-        """SIGKILL, as in a crash. Its children notice and end."""
+        """SIGKILL to all of its processes, as in a crash."""
         assert self._process is not None
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(STOP_S)
+        give_up = time.monotonic() + STOP_S
+        while _group_lives(self._process.pid) and time.monotonic() < give_up:
+            time.sleep(0.005)  # its files are locked until the last one is gone
 
     def restart(self) -> None:
         self.stop()
@@ -139,6 +148,15 @@ class TestServer:
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill()
+
+
+def _group_lives(group: int) -> bool:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _parent, its_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                return True
+    return False
 
 
 @contextlib.contextmanager
