@@ -101,6 +101,12 @@ def test_the_server_is_not_asked_sooner_than_it_says() -> None:
     assert 2.5 <= world.pauses[1] <= 3.2
 
 
+def test_a_server_that_asks_for_no_pause_is_given_one() -> None:
+    world = World(*[refusal(503, "not_ready", "0")] * 5, OK)
+    world.run(write(world.core, "t", 1))
+    assert min(world.pauses) >= 0.05
+
+
 def test_it_gives_up_in_time_and_says_that_nobody_knows() -> None:
     world = World(cut(), *[NOT_READY] * 100, retries=Retries(for_s=10))
     with pytest.raises(errors.NotReady) as caught:

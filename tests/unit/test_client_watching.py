@@ -180,6 +180,27 @@ def test_more_topics_than_a_request_can_name_lose_and_repeat_nothing() -> None:
     assert data(found) == ["first"] * count + ["second"] * 2
 
 
+def test_gaps_that_lie_behind_us_are_no_news() -> None:
+    gap = {
+        "topic": "a",
+        "reason": "from_seq_too_old",
+        "gap_from": 1,
+        "gap_to": 3,
+        "earliest_seq": 4,
+        "head_seq": 6,
+    }
+    world = World(made(a=5), [event("tombstone", "i", **gap) + records("a", "j", 4, "4", "5", "6")])
+    source = tail(world.core, "a", cursors={"a": 5})
+    assert data(world.read(source)) == ["6"]
+
+
+def test_a_stream_is_not_asked_for_sooner_than_the_server_says() -> None:
+    busy = Response(429, b'{"error":{"code":"throttled","message":"later"}}', "1")
+    world = World(made(a=0), busy, [records("a", "1", 1, "x")])
+    assert data(world.read(tail(world.core, "a", start=0), 1)) == ["x"]
+    assert world.pauses[0] >= 1.0
+
+
 def test_cursors_stand_behind_what_was_handed_out() -> None:
     world = World(made(a=0, b=0), [records("a", "1", 1, 1, 2, 3) + records("b", "2", 1, 4)])
     source = tail(world.core, "a", "b", start=0)

@@ -107,7 +107,7 @@ class Retries:
         # From 40 on the power means nothing but a large number.
         most = min(self.most_s, self.first_s * 2.0 ** min(attempt, 40))
         pause = chance.uniform(most / 2, most)
-        if asked_s is None:
+        if asked_s is None or asked_s < self.first_s:
             return pause
         # Never sooner than asked; and not all clients at the same moment.
         return asked_s + chance.uniform(0, min(most, asked_s / 4))

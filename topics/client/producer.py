@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from topics.client.batching import Batch, Batcher, Result, deliver, part_of
 from topics.client.batching import Batching as Batching
-from topics.client.errors import BufferFull
+from topics.client.errors import BufferFull, ClientError
 
 if TYPE_CHECKING:
     from topics.client.asynchronous import AsyncClient
@@ -141,6 +141,14 @@ class Producer:
                 self._changed.wait(left_s)
 
 
+def _reason(error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    cancelled = ClientError("the producer was cancelled while this was on its way")
+    cancelled.outcome = "unknown"
+    return cancelled
+
+
 class AsyncReceipt:
     """Of a record that was sent: `await` it for its seq."""
 
@@ -233,15 +241,28 @@ class AsyncProducer:
                 raise
 
     async def _write(self) -> None:
-        while (batch := await self._next()) is not None:
-            flow = deliver(self._client._core, self._batcher.topic, self._options, batch)
-            try:
-                results = await self._client.run(flow)
-            except Exception as error:
-                results = list[Result]([error] * len(batch.parts))
-            self._batcher.settle(batch, results)
-            batch.settled.set()
-            self._changed.set()
+        try:
+            while (batch := await self._next()) is not None:
+                flow = deliver(self._client._core, self._batcher.topic, self._options, batch)
+                try:
+                    results = await self._client.run(flow)
+                except BaseException as error:
+                    self._settle(batch, [_reason(error)] * len(batch.parts))
+                    if not isinstance(error, Exception):
+                        raise
+                else:
+                    self._settle(batch, results)
+        finally:
+            # Cancelled, as a loop does when it ends: nobody waits for ever.
+            self._is_closing = True
+            while self._batcher.due_at() is not None:
+                batch = self._batcher.take()
+                self._settle(batch, [RuntimeError("the producer was cancelled")] * len(batch.parts))
+
+    def _settle(self, batch: Batch[asyncio.Event], results: Sequence[Result]) -> None:
+        self._batcher.settle(batch, list(results))
+        batch.settled.set()
+        self._changed.set()
 
     async def _next(self) -> Batch[asyncio.Event] | None:
         """The next batch, when it is due. None: that was all."""

@@ -91,7 +91,7 @@ class Streaming(Source[T]):
             if not may_repeat(error, Repeat.SAFE):
                 self._is_closed = True
                 raise
-            self._interrupt(str(error))
+            self._interrupt(str(error), getattr(error, "retry_after_s", None))
             if not self._has_begun and self._core.now() + self._pause_s > self._give_up:
                 raise
 
@@ -165,10 +165,10 @@ class Streaming(Source[T]):
         if stream is not None:
             yield Close(stream)
 
-    def _interrupt(self, why: str) -> None:
-        """Not now. The next attempt waits a moment, up to what the server asks for."""
+    def _interrupt(self, why: str, asked_s: float | None = None) -> None:
+        """Not now. The next attempt waits a moment, up to what the server has said for all streams."""
         retries = Retries(first_s=0.1, most_s=max(0.1, self._reader.retry_ms / 1000))
-        self._pause_s = retries.pause_s(self._failures, self._core.chance)
+        self._pause_s = retries.pause_s(self._failures, self._core.chance, asked_s)
         self._failures += 1
         if not self._is_out:
             self._is_out = True

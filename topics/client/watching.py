@@ -196,12 +196,7 @@ class Watching(Streaming[WatchEvent]):
             case "record":
                 self._records(decoded(event.data, Records))
             case "tombstone":
-                gap = decoded(event.data, Tombstone)
-                # Records of a topic that was made again come from its beginning, below the end of that gap.
-                self._moved(gap.topic, 0 if gap.is_new_topic else gap.gap_to)
-                if gap.topic not in self._begins_anywhere:
-                    self._items.append(gap)
-                self._begins_anywhere.discard(gap.topic)
+                self._gap(decoded(event.data, Tombstone))
             case "caught-up":
                 mark = decoded(event.data, CaughtUp)
                 self._begins_anywhere.discard(mark.topic)
@@ -212,6 +207,19 @@ class Watching(Streaming[WatchEvent]):
                 self._items.append(ended)
             case _:  # of a later version
                 pass
+
+    def _gap(self, gap: Tombstone) -> None:
+        seen = self._cursors.get(gap.topic, 0)
+        if gap.is_new_topic:
+            # Its records come from the beginning, below the end of that gap.
+            self._moved(gap.topic, 0)
+        elif gap.gap_to <= seen:
+            return  # a topic that had to begin anew; we have been past this
+        else:
+            self._moved(gap.topic, gap.gap_to)
+        if gap.topic not in self._begins_anywhere:
+            self._items.append(gap)
+        self._begins_anywhere.discard(gap.topic)
 
     def _records(self, page: Records) -> None:
         self._begins_anywhere.discard(page.topic)
