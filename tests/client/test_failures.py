@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.cutting_proxy import CuttingProxy
+from topics import Client
 from topics.client import Retries, Timeouts, errors
 from topics.client.flows import Close, Flow, Open, Read, Request
 from topics.testing import TestServer
@@ -58,13 +59,20 @@ def test_other_calls_are_repeated(proxy: CuttingProxy, connect: Connect, topic: 
     assert other.get_topic(topic).count == 1
 
 
-def test_connections_that_were_closed_meanwhile_are_not_used(
+def test_connections_that_were_closed_meanwhile_do_no_harm(
     proxy: CuttingProxy, connect: Connect, topic: str
 ) -> None:
     other = connect(proxy.url)
     for i in range(3):
         assert other.write(topic, i).first_seq == i + 1
         proxy.cut()
+
+
+def test_threads_do_not_even_use_them(proxy: CuttingProxy, topic: str) -> None:
+    with Client(proxy.url, token="root", retries=ONCE) as client:
+        for i in range(3):
+            assert client.write(topic, i, idempotent=False).first_seq == i + 1
+            proxy.cut()
 
 
 def test_a_connection_is_kept(proxy: CuttingProxy, connect: Connect, topic: str) -> None:
@@ -170,8 +178,8 @@ def test_answers_that_mean_nothing(connect: Connect, answer: bytes, kind: type, 
         assert caught.value.outcome == outcome
 
 
-def test_a_forked_child_has_connections_of_its_own(server: TestServer, topic: str) -> None:
-    with server.client() as client:
+def test_a_forked_child_has_connections_of_its_own(proxy: CuttingProxy, topic: str) -> None:
+    with Client(proxy.url, token="root") as client:
         client.write(topic, "parent")
         child = os.fork()
         if child == 0:
@@ -183,6 +191,7 @@ def test_a_forked_child_has_connections_of_its_own(server: TestServer, topic: st
         assert os.waitpid(child, 0)[1] == 0
         client.write(topic, "parent again")
         assert {record.data for record in client.records(topic)} == {"parent", "child", "parent again"}
+    assert proxy.connections == 2
 
 
 def test_many_threads_share_a_client(server: TestServer, topic: str) -> None:

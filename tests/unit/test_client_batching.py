@@ -138,6 +138,17 @@ def test_batches_are_written_once_in_order_and_without_the_bad_ones(seed: int) -
             assert topic.records[batch.seq_of(index) - 1] == value
 
 
+def test_a_batch_that_may_be_written_is_not_taken_apart() -> None:
+    """Its halves have other keys: what was written with the first one would be written again."""
+    world = World(errors.Disconnected("u", "gone", "unknown"), refusal(400, "record_too_large"))
+    batcher: Batcher[str] = Batcher("t", LONG)
+    for _ in range(2):
+        send(batcher, b"1")
+    results = world.run(deliver(world.core, "t", Batching(deliver_for_s=1e6), batcher.take()))
+    assert [error.outcome for error in results] == ["unknown"] * 2
+    assert len(world.sent) == 2
+
+
 def test_what_waited_long_is_not_tried_as_long_again() -> None:
     world = World(*[errors.Disconnected("u", "gone", "none")] * 100)
     batcher: Batcher[str] = Batcher("t", LONG)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.event_server import event, records
@@ -180,6 +180,13 @@ def test_more_topics_than_a_request_can_name_lose_and_repeat_nothing() -> None:
     assert data(found) == ["first"] * count + ["second"] * 2
 
 
+def test_an_event_that_was_cut_off_has_not_happened() -> None:
+    whole = records("a", "id-1", 1, "x")
+    world = World(made(a=0), [whole[:-1]], [whole], [b"\n\n" + records("a", "id-2", 2, "y")])
+    assert data(world.read(tail(world.core, "a", start=0))) == ["x", "y"]
+    assert [last_id for method, _, _, last_id in world.asked if method == "GET"][:3] == [None, None, "id-1"]
+
+
 def test_gaps_that_lie_behind_us_are_no_news() -> None:
     gap = {
         "topic": "a",
@@ -282,6 +289,7 @@ STREAM = (
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM))))
 def test_events_do_not_depend_on_how_they_arrive(cuts: list[int]) -> None:
     reader = EventReader()
