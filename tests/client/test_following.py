@@ -6,7 +6,9 @@ Method: connections are cut by a proxy, servers are stopped and killed. Nothing 
 from __future__ import annotations
 
 import datetime
+import gc
 import threading
+import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -109,6 +111,22 @@ def test_a_tail_ends_when_all_its_topics_are_deleted(client: Any, topic: str) ->
     assert list(watch) == []
 
 
+def test_a_stream_that_is_forgotten_is_closed(client: Any, topic: str) -> None:
+    client.write(topic, 1)
+
+    def streams() -> int:
+        return int(client.metrics()["sse_connections"])
+
+    before = streams()
+    for record in client.tail(topic, start="earliest"):
+        assert (record.data, streams()) == (1, before + 1)
+        break
+    gc.collect()
+    give_up = time.monotonic() + 60
+    while streams() != before:
+        assert time.monotonic() < give_up
+
+
 def test_what_was_lost_is_raised_or_told_and_following_goes_on(client: Any, topic: str) -> None:
     client.create_topic(topic, cap_records=2)
     client.write_many(topic, [1, 2, 3, 4])
@@ -134,7 +152,12 @@ def test_a_cut_connection_is_not_noticed_by_who_reads(
     client.create_topic(topic)
     with connect(proxy.url).tail(topic) as tail:
         found: list[Any] = []
-        watcher = threading.Thread(target=lambda: found.extend(take(tail, 30)))
+
+        def read() -> None:
+            while len(found) < 30:
+                found.extend(take(tail, 1))
+
+        watcher = threading.Thread(target=read, daemon=True)
         watcher.start()
         opened = proxy.connections
         for i in range(10):
@@ -142,8 +165,7 @@ def test_a_cut_connection_is_not_noticed_by_who_reads(
             if i % 3 == 1:
                 proxy.cut()
         watcher.join(60)
-        assert [row[2] for row in found] == sorted({row[2] for row in found})
-        assert found[-1] == (topic, 30, 29)
+        assert found == rows(topic, 1, *range(30)), (tail.cursors, proxy.connections)
         assert proxy.connections > opened
 
 

@@ -229,18 +229,38 @@ def test_a_topic_that_was_made_again_comes_from_its_beginning() -> None:
     assert data(world.read(source)) == ["x", "y"]
 
 
-def test_what_ends_it_for_good() -> None:
+def test_a_late_request_of_ours_that_took_the_session_over_is_left_alone() -> None:
     taken = event("error", code="taken_over", error="x", message="somebody else has it")
-    world = World(made(a=0), [taken])
-    source = tail(world.core, "a")
-    with pytest.raises(errors.TakenOver, match="somebody else"):
-        world.read(source)
-    assert world.read(source) == []
-    assert not world.open
+    world = World(made(a=0), [records("a", "1", 1, "x") + taken], made("2", a=1), [records("a", "2", 2, "y")])
+    assert data(world.read(tail(world.core, "a", start=0))) == ["x", "y"]
+    assert world.bodies[1] == {"a": {"from_seq": 1}}
+    assert [path for method, path, _, _ in world.asked if method == "GET"][:2] == [
+        "/v0/watch/1",
+        "/v0/watch/2",
+    ]
+
+
+def test_an_opening_that_is_not_answered_is_tried_with_another_session() -> None:
+    silence = errors.TimedOut(URL, "it does not answer in time", "none")
+    world = World(
+        made(a=0), [records("a", "1", 1, "x")], silence, made("2", a=1), [records("a", "2", 2, "y")]
+    )
+    assert data(world.read(tail(world.core, "a", start=0))) == ["x", "y"]
+    assert world.bodies[1] == {"a": {"from_seq": 1}}
+
+
+def test_what_ends_it_for_good() -> None:
     refused = Response(403, b'{"error":{"code":"forbidden","message":"no"}}')
     world = World(refused)
     with pytest.raises(errors.Forbidden):
         world.read(tail(world.core, "a"))
+    world = World(made(a=0), [records("a", "1", 1, "x")], refused)
+    source = tail(world.core, "a", start=0)
+    assert data(world.read(source, 1)) == ["x"]
+    with pytest.raises(errors.Forbidden):
+        world.read(source)
+    assert world.read(source) == []
+    assert not world.open
 
 
 def test_a_session_that_is_gone_and_advice() -> None:

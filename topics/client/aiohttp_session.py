@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+import weakref
 
 import aiohttp
 from yarl import URL
@@ -19,7 +21,8 @@ class AiohttpSession:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
-        self._streams: set[Stream] = set()
+        # Weakly: who breaks out of a loop over a stream and forgets it has closed it.
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._is_closed = False
 
     async def send(self, request: Request) -> Response:
@@ -115,6 +118,12 @@ class Stream:
 
     def __init__(self, session: AiohttpSession, response: aiohttp.ClientResponse) -> None:
         self._session, self._response = session, response
+        self._loop = asyncio.get_running_loop()
+
+    def __del__(self) -> None:
+        # aiohttp leaves a forgotten response open. The collector may run in any thread.
+        if not self._response.closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._response.close)
 
     async def read(self) -> bytes:
         try:

@@ -5,7 +5,6 @@
      │   └─ TimedOut          not in time
      ├─ BadAnswer             an answer that no topics server gives
      ├─ RecordsLost           a reader has to know: records are gone that nobody deleted
-     ├─ TakenOver             somebody else opened this stream
      ├─ BufferFull            a producer takes no more
      ├─ ProducerFailed        flush or close: something that was sent is not written
      └─ ApiError              the server refused; one class for each `code`
@@ -72,10 +71,6 @@ class RecordsLost(ClientError):
         super().__init__(tombstone.text)
         self.tombstone = tombstone
         self._advise("take the next record to go on behind the gap, or handle gaps with on_lost=")
-
-
-class TakenOver(ClientError):
-    """Somebody else opened this stream, and has it now."""
 
 
 class ProducerFailed(ClientError):

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 
 from topics.client.errors import BadAnswer, Disconnected, Outcome, TimedOut
@@ -34,7 +35,8 @@ class HttpPool:
             self._ssl = ssl.create_default_context()
         self._lock = threading.Lock()
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []  # the one used last is last
-        self._streams: set[Stream] = set()
+        # Weakly: who breaks out of a loop over a stream and forgets it has closed it.
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._is_closed = False
         self._pid = os.getpid()
 

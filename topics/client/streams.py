@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from topics.client.answers import Interrupted, Resumed
-from topics.client.errors import BadAnswer, ClientError, error_of
+from topics.client.errors import BadAnswer, ClientError, TimedOut, error_of
 from topics.client.event_stream import Event, EventReader
 from topics.client.flows import (
     Close,
@@ -118,6 +118,9 @@ class Streaming(Source[T]):
         """Whether a refused opening can be put right by trying again at once."""
         return False
 
+    def _unanswered(self) -> None:
+        """The opening was not answered in time."""
+
     def _ends(self, code: int | str, message: str, topic: str) -> None:
         """The server said why the stream will end, or gave advice."""
         self._why = message or str(code)
@@ -129,7 +132,11 @@ class Streaming(Source[T]):
 
     def _connect(self) -> Flow[None]:
         request = yield from self._prepare()
-        opened = yield Open(request, self.idle_s)
+        try:
+            opened = yield Open(request, self.idle_s)
+        except TimedOut:
+            self._unanswered()
+            raise
         if isinstance(opened, Response):
             error = error_of(self._core.url, opened.status, opened.body, opened.retry_after)
             if self._refused(error):

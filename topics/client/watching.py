@@ -25,7 +25,7 @@ from topics.client.answers import (
     own,
 )
 from topics.client.calls import When, as_ms, read, topics
-from topics.client.errors import ClientError, NotFound, RecordsLost, TakenOver, Throttled, TopicNotFound
+from topics.client.errors import ClientError, NotFound, RecordsLost, Throttled, TopicNotFound
 from topics.client.event_stream import Event
 from topics.client.flows import Core, Flow, Request, json_request
 from topics.client.patterns import is_pattern, matches
@@ -180,6 +180,10 @@ class Watching(Streaming[WatchEvent]):
             if page.caught_up:
                 return at
 
+    def _unanswered(self) -> None:
+        # Whatever holds the session up, another one may not be held up by it.
+        self._path = None
+
     def _refused(self, error: ClientError) -> bool:
         if not isinstance(error, NotFound) or not self._has_session:
             return False
@@ -239,12 +243,12 @@ class Watching(Streaming[WatchEvent]):
         self._cursors[topic] = cursor
 
     def _ends(self, code: int | str, message: str, topic: str) -> None:
-        if code == "taken_over":
-            raise TakenOver(message or "somebody else has taken over this stream")
         if code == 429:  # advice: the stream goes on
             self._items.append(Notice(code=code, message=message))
             return
-        if code == 410:
+        if code in (410, "taken_over"):
+            # Nobody else knows this session: what took it over is a request of ours that was late, and its connection
+            # is gone. To ask for the same one again would be to fight with it; another session is nobody's.
             self._path = None
         super()._ends(code, message, topic)
 
