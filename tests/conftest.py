@@ -12,7 +12,7 @@ from hypothesis import settings
 from tests.support import length
 
 HERE = Path(__file__).parent
-SHORT = ("integration", "fuzz", "unit")  # most of their tests take moments
+SHORT = ("client", "integration", "fuzz", "unit")  # most of their tests take moments
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
