@@ -12,6 +12,7 @@ import errno
 import msgspec
 import pytest
 
+from tests.support import length
 from tests.support.engine_harness import (
     FSYNC,
     SMALL,
@@ -381,7 +382,7 @@ def test_a_crash_at_every_call_to_the_hot_disk(how: str, share: int) -> None:
     h = filled()
     before = h.disk.calls
     life(h)
-    for number in range(1 + share, h.disk.calls - before + 1, 12):
+    for number in range(1 + share, h.disk.calls - before + 1, length.pick(short=24, long=4)):
         h = filled()
         h.disk.crash_at(number, midway=True)
         with pytest.raises(SimulatedCrash):
@@ -406,7 +407,7 @@ def test_a_crash_at_every_call_to_a_cold_directory(how: str) -> None:
     h, far = begin()
     before = far.calls
     life(h)
-    for number in range(1, far.calls - before + 1, 5):
+    for number in range(1, far.calls - before + 1, length.pick(short=11, long=1)):
         h, far = begin()
         far.crash_at(number, midway=True)
         with pytest.raises(SimulatedCrash):
