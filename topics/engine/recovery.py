@@ -15,7 +15,7 @@ import numpy as np
 
 from topics.engine import frames, limits
 from topics.engine.checkpoint import LATCH_MARK, Checkpointer, ShardRow, TopicRow, remove_tree
-from topics.engine.config import EngineConfig
+from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.consumer import TopicConsumers
 from topics.engine.control import ConsumerStored, TimeCeiling
 from topics.engine.errors import Corrupt, LogGap
@@ -99,6 +99,7 @@ class Recovery:
         self._applied_lsn = 0  # the highest entry that any snapshot row contains
         self._clean_lsn = 0
         self._known_synced = 0
+        self._configs: dict[TopicConfig, TopicConfig] = {}
         self._ephemeral: list[tuple[TopicLog, TopicRow]] = []
         self._unused: list[tuple[str, bool]] = []  # log files without entries, and whether they are ours
         self._lost_start: str | None = None  # where a file's first entry should be and is not
@@ -185,7 +186,9 @@ class Recovery:
                 self._loader.note_named(number, row.id, row.segments)
 
     def _restore_topic(self, row: TopicRow) -> None:
-        log = self._shard.new_log(row.id, row.name, row.config)
+        # Most topics have one of a few configs, and one object for each is enough.
+        config = self._configs.setdefault(row.config, row.config)
+        log = self._shard.new_log(row.id, row.name, config)
         view = log.view
         view.head, view.first_seq, view.count, view.bytes = row.head, row.first_seq, row.count, row.live_bytes
         view.cap_lost, view.ttl_lost, view.losses = row.cap_lost, row.ttl_lost, row.losses

@@ -369,9 +369,9 @@ class TopicLog:
         highest = 0
         if self.consumers is not None:
             self.consumers.forget(self, first_seq, last_seq)
-        held_tags, held_nodes = self.tags.strings.held, self.nodes.held
-        op.tags_held -= len(held_tags)
-        op.nodes_held -= len(held_nodes)
+        tags, nodes = self.tags.strings, self.nodes
+        op.tags_held -= len(tags.held)
+        op.nodes_held -= len(nodes.held)
         for chunk, first, stop in self.spans(max(first_seq, self.first_seq), last_seq + 1):
             if mark and first < chunk.stored:
                 chunk.unmarked.append((first, min(stop, chunk.stored)))  # for the next checkpoint's .del
@@ -402,8 +402,8 @@ class TopicLog:
             self.nodes.release_many(rows["node"][picked])
             op.count -= len(picked)
             op.bytes -= int(rows["size"][picked].sum(dtype=np.int64))
-        op.tags_held += len(held_tags)
-        op.nodes_held += len(held_nodes)
+        op.tags_held += len(tags.held)
+        op.nodes_held += len(nodes.held)
         self.flag_changes += mark
         return highest
 
