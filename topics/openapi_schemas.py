@@ -11,7 +11,14 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import NODEFAULT
 
-from topics import consumer_responses, forward_responses, responses, schemas
+from topics import (
+    consolidation_responses,
+    consolidation_schemas,
+    consumer_responses,
+    forward_responses,
+    responses,
+    schemas,
+)
 from topics.engine import limits
 from topics.watching import STREAM_TOPICS_MAX, WATCH_TOPICS_MAX
 
@@ -258,9 +265,11 @@ def components() -> Json:
         schemas.WatchBody,
         *CONSUMER_REQUESTS,
         schemas.ForwardBody,
+        *consolidation_schemas.REQUESTS,
         *responses.BODIES,
         *consumer_responses.BODIES,
         *forward_responses.BODIES,
+        *consolidation_responses.BODIES,
     ]
     _, found = msgspec.json.schema_components(types, ref_template=REF)
     for name, texts in FIELD_TEXT.items():

@@ -43,6 +43,7 @@ PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET
     22,
     23,
 )
+CONSOLIDATE = 31  # which call it is stands in the arguments
 # About the shard itself, or about who follows what: no command of the engine.
 READY, METRICS, CATALOG, TAKEN = 32, 33, 34, 35
 FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION, STREAMS = 36, 37, 38, 39, 40, 41, 42
@@ -101,6 +102,8 @@ class Args(msgspec.Struct, array_like=True, omit_defaults=True):
     forward: str = ""  # name of a rule
     source: str | None = None
     dest: str | None = None
+    call: str = ""  # of CONSOLIDATE
+    named: str = ""  # the plan or snapshot that the path names
 
 
 encode_args = msgspec.msgpack.Encoder().encode

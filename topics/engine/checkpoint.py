@@ -26,6 +26,7 @@ from topics.engine.forward_commands import Forward
 from topics.engine.handing_out import is_durable
 from topics.engine.index import Chunk, Rows
 from topics.engine.marks import mark_deleted
+from topics.engine.merges import NO_MERGES, Merges
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.sealing import drain, read_sum, rewrite_steps, rotten_blocks, seal_steps, verify_steps
@@ -97,6 +98,7 @@ class TopicRow(msgspec.Struct, array_like=True):
     letters: LettersRow | None = None
     inflows: list[InflowRow] = []
     epochs: Epochs = []
+    merges: Merges | None = None
 
 
 @dataclass(slots=True)
@@ -303,6 +305,7 @@ class Checkpointer:
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
             *consumer_rows(log), [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()], list(log.epochs),
+            log.merges if log.merges is not NO_MERGES else None,
         )  # fmt: skip
         stored_head = row.head if stores_ram else 0
         if not parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from topics.engine import consumer_commands, forward_commands
+from topics.engine import consumer_commands, forward_commands, merge_commands
 from topics.engine.config import TopicConfig
 from topics.engine.errors import TopicsError
 from topics.engine.page import FramePage as FramePage
@@ -231,7 +231,15 @@ Change: TypeAlias = (
     | forward_commands.ForwardChange
 )
 Command: TypeAlias = (
-    Change | Diff | State | ListTopics | LastByTag | NextByTag | CountByTag | consumer_commands.ConsumerQuery
+    Change
+    | Diff
+    | State
+    | ListTopics
+    | LastByTag
+    | NextByTag
+    | CountByTag
+    | consumer_commands.ConsumerQuery
+    | merge_commands.MergeCommand
 )
 Result: TypeAlias = (
     Appended
@@ -245,6 +253,7 @@ Result: TypeAlias = (
     | TagCounts
     | consumer_commands.ConsumerResult
     | forward_commands.ForwardResult
+    | merge_commands.MergeAnswer
     | TopicsError
 )
 Token: TypeAlias = object

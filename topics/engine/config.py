@@ -78,4 +78,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     hot_retain_segments: int = 4  # the newest sealed segments of a topic that stay out of the cold tier
     hot_retain_bytes: int = 0  # a further bound on them; 0: none
     cold_cache_bytes: int = 32 * limits.MIB  # blocks of the cold tier that were read last
+    cold_dir: str = ""  # where jobs find the cold tier; only told, never opened
+    retire_grace_ms: int = 86_400_000  # how long the files of merged segments stay
+    plan_ttl_ms: int = 7 * 86_400_000  # how long a plan that nobody has leased stays
     verify: bool = False  # check every invariant after every turn

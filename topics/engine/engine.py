@@ -18,8 +18,10 @@ from typing import TypeAlias
 from topics.engine import limits
 from topics.engine.checkpoint import Checkpointer
 from topics.engine.cold import READ_KIND, ColdReads
+from topics.engine.cold_files import MOVE_KIND
 from topics.engine.commands import Change, Command
 from topics.engine.config import EngineConfig
+from topics.engine.consolidation import Consolidator
 from topics.engine.engine_clock import EngineClock
 from topics.engine.erase import erase_steps
 from topics.engine.errors import Conflict, ShardReadOnly, TopicsError
@@ -28,7 +30,7 @@ from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery import Recovery
 from topics.engine.recovery_report import RecoveryReport
-from topics.engine.relocation import MOVE_KIND, Relocator
+from topics.engine.relocation import Relocator
 from topics.engine.shard import Shard
 from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
@@ -110,7 +112,11 @@ class Engine:
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
-        self.relocator = Relocator(disk, cold, self.shard, self.reader, self.checkpointer, config)
+        self.consolidator = Consolidator(disk, cold, self.shard, self.reader, self.checkpointer, config)
+        self.shard.merge = self.consolidator.handle
+        self.relocator = Relocator(
+            disk, cold, self.shard, self.reader, self.checkpointer, config, self.consolidator
+        )
         self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
         self.report = RecoveryReport()
         self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
@@ -255,6 +261,16 @@ class Engine:
                 times.append(max(self.relocator.retry_ms, self.clock.mono_ms))
         elif self._aside.is_runnable:
             times.append(self.clock.mono_ms)
+        times += self._merge_times()
+        return times
+
+    def _merge_times(self) -> list[int]:
+        """When a commit's client must hear that it goes on, and when time ends what is kept for jobs and readers."""
+        consolidator, clock = self.consolidator, self.clock
+        times = [consolidator.wait_until_ms] if consolidator.wait_until_ms is not None else []
+        due_ms = consolidator.next_due_ms()
+        if due_ms is not None and self._aside.task is None and due_ms > clock.now_ms:
+            times.append(clock.mono_ms + due_ms - clock.now_ms)
         return times
 
     # -- commit --------------------------------------------------------------------------------------------
@@ -472,6 +488,7 @@ class Engine:
                 self._close_task(
                     lane
                 )  # else when its job has come back: another thread is in the middle of it
+        self.consolidator.refuse(ShardReadOnly(reason, unknown=True))
         topics, size = len(shard.staged), shard.bytes_live
         shard.discard_staged()
         shard.topics_unknown = max(0, topics - len(shard.staged))
@@ -561,6 +578,7 @@ class Engine:
     def _tend_cold(self) -> None:
         """The same for the cold tier, whose work is in the store: a few steps a turn."""
         self.cold.pass_time(self.clock.mono_ms)
+        self.consolidator.pass_time()
         lane = self._aside
         for _ in range(SLICES_PER_TURN):
             if lane.task is None:
@@ -655,6 +673,7 @@ class Engine:
             return
         self._cold_stopped = True
         self.cold.stop()
+        self.consolidator.stop()
         self._close_task(self._aside)
 
     def _drain(self, outcome: Outcome, total: Outcome) -> None:

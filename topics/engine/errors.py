@@ -4,6 +4,7 @@ TopicsError
 ├── CallerError           what the request asked for cannot be; nothing changed
 │   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
 │   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound · NotAQueue · ConsumerNotFound
+│   ├── PlanNotFound · PlanLeased · LeaseLost · InputsChanged · OutputInvalid · SnapshotNotFound · NoColdTier
 │   ├── Unauthorized · Forbidden
 │   ├── Conflict          the topic is not in the state that the request needs
 │   │   └── TopicNotEmpty · TopicFull · WrongLastSeq
@@ -143,6 +144,69 @@ class SessionNotFound(CallerError):
 
     def __init__(self, wid: str) -> None:
         super().__init__("there is no such watch session; make one with POST /v0/watch", wid=wid)
+
+
+class NoColdTier(CallerError):
+    code = "no_cold_tier"
+
+    def __init__(self) -> None:
+        super().__init__("there is no cold tier to merge or to read segments in; set TOPICS_COLD_DIR")
+
+
+class PlanNotFound(CallerError):
+    """There never was such a plan, or it was abandoned, or an erase has ended it."""
+
+    code = "plan_not_found"
+
+    def __init__(self, plan_id: str) -> None:
+        super().__init__(f"there is no plan {plan_id[:64]!r}; ask for one again", plan_id=plan_id[:64])
+
+
+class PlanLeased(CallerError):
+    code = "plan_leased"
+
+    def __init__(self, plan_id: str, retry_after_ms: int) -> None:
+        super().__init__(
+            "somebody else is at work on this topic's plan; come back when the lease has ended",
+            plan_id=plan_id,
+            retry_after_ms=retry_after_ms,
+        )
+
+
+class LeaseLost(CallerError):
+    code = "lease_lost"
+
+    def __init__(self, plan_id: str) -> None:
+        super().__init__(
+            "the lease on this plan has ended; ask for the plan again to go on with it", plan_id=plan_id
+        )
+
+
+class InputsChanged(CallerError):
+    """The segments of a plan are not the topic's any more. Nothing was published."""
+
+    code = "inputs_changed"
+
+
+class OutputInvalid(CallerError):
+    """What a job has made of a group is not what the plan asked for. Nothing was published."""
+
+    code = "output_invalid"
+
+    def __init__(self, group: int, reason: str) -> None:
+        super().__init__(
+            f"the output of group {group} cannot be taken over: {reason}", group=group, reason=reason
+        )
+
+
+class SnapshotNotFound(CallerError):
+    code = "snapshot_not_found"
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(
+            f"there is no snapshot {snapshot_id[:64]!r}, or it has ended; make another one",
+            snapshot_id=snapshot_id[:64],
+        )
 
 
 class Unauthorized(CallerError):

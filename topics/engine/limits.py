@@ -88,3 +88,21 @@ COLD_READERS_MAX = 256  # reads that wait for fetches; more are refused
 COLD_RETRY_MS = 1000  # until something that nobody waits for is tried again
 COLD_PAUSE_MS_MIN = 1000  # until moving is tried again, doubled with each failure
 COLD_PAUSE_MS_MAX = 60_000
+
+# Merges of cold segments. While one is swapped in, the rows of all its groups are in memory twice, 32 bytes each.
+MERGE_BYTES_MAX = 2 << 30  # of an output's records: offsets in rows are u32, and half of them is room enough
+MERGE_ROWS_MAX = 4 << 20  # of an output
+PLAN_ROWS_MAX = 8 << 20  # of all outputs of a plan; what is left is the next plan's
+PLAN_GROUPS_MAX = 64
+PLAN_SEGMENTS_MAX = 4096  # inputs of a plan, each with a line in it
+PLANS_MAX = 64  # of a shard; more are refused
+RETIRED_MAX = 32_768  # replaced segments of a topic that still have files; with more no plan is made
+COMMITTED_KEPT = 64  # plans of a topic that are remembered as committed
+COMMITTED_RESULTS_KEPT = 4  # of them those whose result is remembered, too
+SNAPSHOTS_MAX = 16  # pins of a topic; more are refused
+SNAPSHOT_TTL_MS_MAX = 7 * 86_400_000
+PLAN_LEASE_MS_MIN = 1000
+PLAN_LEASE_MS_MAX = 3_600_000
+MERGE_REQUESTS_MAX = 64  # calls about merges and pins that wait at a shard; more are refused
+MERGE_WAIT_MS_MAX = 30_000
+MANIFESTS_KEPT = 2  # of a topic, the newest; pinned ones stay as well

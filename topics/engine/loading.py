@@ -16,6 +16,7 @@ from topics.engine.errors import ColdStoreFailed, Corrupt, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, header, read_range, xxh
 from topics.engine.index import Chunk
 from topics.engine.marks import read_deleted
+from topics.engine.merges import covered
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
@@ -359,7 +360,6 @@ class Loader:
         metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.doomed
         named = {(meta.first_seq, meta.generation) for meta in metas}
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
-        firsts = {meta.first_seq for meta in metas}
         end = max((meta.first_seq + meta.rows for meta in metas), default=0)
         for name in self._disk.list(directory):
             parsed = parse_segment_name(name)
@@ -376,7 +376,7 @@ class Loader:
                 continue
             explained = parsed is None and name.endswith(".tmp")
             if parsed is not None:
-                explained = parsed[0] in firsts or parsed[0] < log.first_seq or parsed[0] >= end
+                explained = covered(metas, parsed[0]) or parsed[0] < log.first_seq or parsed[0] >= end
             if explained:
                 self._disk.remove(f"{directory}/{name}")
             else:

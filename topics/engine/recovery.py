@@ -24,6 +24,7 @@ from topics.engine.flows import Inflow
 from topics.engine.frames import Columns
 from topics.engine.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.loading import Loader
+from topics.engine.merges import NO_MERGES
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
@@ -166,6 +167,7 @@ class Recovery:
         self._restore_consumers(log, row)
         log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
         log.epochs = row.epochs
+        log.merges = row.merges or NO_MERGES
         for ranges in row.erasing:
             self._replayer.resume_erase(log, ranges)
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)

@@ -488,7 +488,7 @@ def _copy_runs(
 
 def _data_pieces(read: ReadAt, runs: list[tuple[int, int]]) -> Iterator[bytes]:
     yield header(DATA_MAGIC)
-    for window in _windows(runs):
+    for window in windows_of(runs):
         # One read for all runs of the window, dead bytes between them included: a read per
         # record would cost more than the bytes.
         base = window[0][0]
@@ -496,7 +496,7 @@ def _data_pieces(read: ReadAt, runs: list[tuple[int, int]]) -> Iterator[bytes]:
         yield b"".join([data[start - base : end - base] for start, end in window])
 
 
-def _windows(runs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+def windows_of(runs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """Groups of runs that span at most a block; a longer run is cut."""
     window: list[tuple[int, int]] = []
     for start, end in runs:

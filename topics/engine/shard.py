@@ -6,9 +6,13 @@ to publish once that envelope is written, or synced) and `ready` (replies that n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import get_args
+
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import forward_commands as fwd
+from topics.engine import merge_commands as mrg
 from topics.engine.config import EngineConfig
 from topics.engine.delivery import Delivery
 from topics.engine.engine_clock import EngineClock
@@ -20,6 +24,8 @@ class Shard(Delivery):
 
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
+        # Whoever cares for the cold tier answers these.
+        self.merge: Callable[[object, mrg.MergeCommand], None] = lambda token, command: None
         self._handlers = {
             cmd.Append: self._append,
             cmd.Skip: self._skip,
@@ -50,7 +56,11 @@ class Shard(Delivery):
             fwd.OpenInflow: self._open_inflow,
             fwd.CloseInflow: self._close_inflow,
             fwd.TakeCopies: self._take_copies,
+            **dict.fromkeys(get_args(mrg.MergeCommand), self._merge),
         }
+
+    def _merge(self, token: object, command: mrg.MergeCommand) -> None:
+        self.merge(token, command)
 
     def check_invariants(self) -> None:
         for log in self.by_id.values():

@@ -418,6 +418,10 @@ class Staging:
         if log.config.ttl_ms or log.expiries:
             self._expire(log)
 
+    def refresh(self, log: TopicLog) -> None:
+        """Have a topic in memory as it stands now."""
+        self._touch(log)
+
     def _expire(self, log: TopicLog) -> None:
         """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete."""
         last = log.expired_last(self.now_ms)

@@ -29,6 +29,7 @@ from topics.engine.flows import Epochs, Inflow
 from topics.engine.frames import DEAD, DELETED, STAGED_DELETE
 from topics.engine.index import SMALL, Chunk
 from topics.engine.limits import LOSS_RANGES_MAX
+from topics.engine.merges import NO_MERGES
 from topics.engine.segments import SegmentMeta
 from topics.engine.strings import StringTable
 from topics.engine.tags import TagIndex
@@ -130,6 +131,7 @@ class TopicLog:
         "last_read_ts",
         "last_touch",
         "may_expire",
+        "merges",
         "name",
         "next_seq",
         "nodes",
@@ -203,6 +205,7 @@ class TopicLog:
         self.sum_chain = bytes(8)
         self.may_expire = False  # not loaded yet, and has records with a TTL of their own
         self.erasing: list[list[Range]] = []
+        self.merges = NO_MERGES
         self.ram_bytes = 0
 
     # -- rows ----------------------------------------------------------------------------------------------
@@ -652,6 +655,14 @@ class TopicLog:
     def remove_chunk(self, chunk: Chunk) -> None:
         self.chunks.remove(chunk)
         self._starts = [c.first_seq for c in self.chunks]
+
+    def replace_chunks(self, old: Sequence[Chunk], merged: Chunk) -> None:
+        """One chunk for several neighbours, with the same rows."""
+        at = self.chunks.index(old[0])
+        assert self.chunks[at : at + len(old)] == list(old), "neighbours, in order"
+        assert merged.count == sum(chunk.count for chunk in old)
+        self.chunks[at : at + len(old)] = [merged]
+        self._starts = [chunk.first_seq for chunk in self.chunks]
 
     def front_is_in_ram(self, last_seq: int) -> bool:
         """Whether everything live up to `last_seq` is in RAM blocks only."""
