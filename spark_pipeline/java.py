@@ -148,7 +148,13 @@ def make_base_archive(program: Path, version: int) -> Path | None:
     if archive.exists():
         return archive
     made = archive.with_name(f"{archive.name}.{os.getpid()}")
-    command = [str(program), "-Xshare:dump", f"-XX:SharedArchiveFile={made}", "-Xlog:disable", "-Xlog:all=off"]
+    command = [
+        str(program),
+        "-Xshare:dump",
+        f"-XX:SharedArchiveFile={made}",
+        "-Xlog:disable",
+        "-Xlog:all=off",
+    ]
     try:
         subprocess.run(command, capture_output=True, timeout=2 * ASK_S, check=True)
         made.replace(archive)

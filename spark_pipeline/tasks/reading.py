@@ -57,6 +57,9 @@ class Wanted:
     verify: Verify = "block"
     include_deleted: bool = False
     range: Range = Range()
+    tags: tuple[str, ...] | None = (
+        None  # leave out records of other tags where that is cheap; whoever asks filters again
+    )
 
     def schema(self) -> Any:
         return schema_of(self.columns, as_text=self.as_text)
@@ -154,8 +157,9 @@ def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) 
     reader = SegmentReader(part.folder, part.segment, part.topic_id, wanted.verify, damage)
     try:
         rows = reader.index()
-        names = reader.names() if {"tag", "node"} & set(wanted.columns) else ([], [], None)
-        picked, dead = _pick(part, rows, wanted)
+        needs_names = {"tag", "node"} & set(wanted.columns) or wanted.tags is not None
+        names = reader.names() if needs_names else ([], [], None)
+        picked, dead = _pick(part, rows, wanted, names[0])
         if not FROM_FRAMES & set(wanted.columns):
             # Nothing of .data is read, so nothing of it can be wrong.
             for first in range(0, len(picked), BATCH_ROWS):
@@ -174,7 +178,9 @@ def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) 
         damage.append(Damage(path, offset, first + part.first_row, first + part.stop_row - 1, str(error)))
 
 
-def _pick(part: Slice, rows: Rows, wanted: Wanted) -> tuple[npt.NDArray[np.int64], Mask | None]:
+def _pick(
+    part: Slice, rows: Rows, wanted: Wanted, tags: list[bytes]
+) -> tuple[npt.NDArray[np.int64], Mask | None]:
     """The rows to read, and which of all are dead when those are wanted, too."""
     here = np.zeros(len(rows), dtype=np.bool_)
     here[part.first_row : part.stop_row] = True
@@ -182,6 +188,9 @@ def _pick(part: Slice, rows: Rows, wanted: Wanted) -> tuple[npt.NDArray[np.int64
     span = wanted.range
     if span.start_ts > part.segment.ts_min or span.end_ts <= part.segment.ts_max:
         here &= (rows["ts"] >= span.start_ts) & (rows["ts"] < span.end_ts)
+    if wanted.tags is not None:
+        names = {tag.encode() for tag in wanted.tags}
+        here &= np.array([False, *(tag in names for tag in tags)])[rows["tag"]]
     dead: Mask | None = None
     if part.dead is not None:
         dead = np.zeros(len(rows), dtype=np.bool_)

@@ -12,7 +12,9 @@ import pytest
 HERE = Path(__file__).parent
 HAS_SPARK = all(importlib.util.find_spec(name) for name in ("pyspark", "pyarrow"))
 # test_java.py can do without, and tells that something is missing.
-collect_ignore = [] if HAS_SPARK else [path.name for path in HERE.glob("test_*.py") if path.name != "test_java.py"]
+collect_ignore = (
+    [] if HAS_SPARK else [path.name for path in HERE.glob("test_*.py") if path.name != "test_java.py"]
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,6 @@ from tests.support.cold_tier import TS, ColdTier, Record, some_records
 from topics.engine.errors import Corrupt
 from topics.engine.frames import DELETED, RAW
 
-
 ALL = Wanted()
 
 
@@ -33,9 +32,7 @@ def tier(tmp_path: Path) -> ColdTier:
     return found
 
 
-def rows_of(
-    tier: ColdTier, wanted: Wanted = ALL, damage: list[Damage] | None = None
-) -> list[dict[str, Any]]:
+def rows_of(tier: ColdTier, wanted: Wanted = ALL, damage: list[Damage] | None = None) -> list[dict[str, Any]]:
     [topic] = find_topics(str(tier.root), tier.topic)
     found: list[dict[str, Any]] = []
     for part in slices_of(topic, wanted.range):

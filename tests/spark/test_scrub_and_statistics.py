@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import pyarrow.parquet as pq
+import pytest
 
 from spark_pipeline.tasks.export import ExportTask, export_slices
 from spark_pipeline.tasks.manifest import find_topics
