@@ -78,6 +78,10 @@ class Outcome:
     message: str = ""
 
 
+class JobFailed(Exception):
+    """A task could not be done, and not because of the records."""
+
+
 class LeaseLost(Exception):
     """Somebody else has the plan now, or it is gone."""
 
@@ -87,6 +91,16 @@ def ask_for_plan(
 ) -> Plan:
     body = parameters.body() | {"lease_ms": lease_ms} | ({"lease": lease} if lease else {})
     return msgspec.convert(server.post(server.topic(topic, "/consolidation"), body), Plan, strict=False)
+
+
+def look_at_plan(server: Server, topic: str, parameters: Parameters) -> Plan:
+    """What would be done. A plan that is there only because of this question is given up again; one that somebody works on stays."""
+    path = server.topic(topic, "/consolidation")
+    had = server.get(path)["plan"]
+    plan = ask_for_plan(server, topic, parameters, lease_ms=1000)
+    if plan.plan_id is not None and (had is None or had["plan_id"] != plan.plan_id):
+        server.post(f"{path}/{plan.plan_id}/abandon", {"lease": plan.lease})
+    return plan
 
 
 class Consolidation:
@@ -194,10 +208,17 @@ class Consolidation:
                     self._renew(plan)
                     renewed_s = time.monotonic()
                 self._progress.bar(f"{self._topic}: merging", running.done(), len(tasks))
-        except BaseException:
+            return running.results()
+        except (LeaseLost, Refused, KeyboardInterrupt):
             running.cancel()
             raise
-        return running.results()
+        except Exception as error:
+            running.cancel()
+            # With the plan its staging goes, under whoever works there. Is it gone, or is this a fault of its own?
+            self._renew(plan)
+            raise JobFailed(
+                f"{self._topic}: a task failed: {_last_line(error)}; run it again, and it goes on from here"
+            ) from error
 
     def _renew(self, plan: Plan) -> None:
         try:
@@ -259,3 +280,10 @@ class Consolidation:
     def _call(self, plan: Plan, what: str, body: dict[str, Any]) -> Any:
         path = self._server.topic(self._topic, f"/consolidation/{plan.plan_id}/{what}")
         return self._server.post(path, body)
+
+
+def _last_line(error: Exception) -> str:
+    """Spark tells of errors with all that was called; what a user wants to know stands at the end of the first part."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error:" in line or "Error]" in line]
+    return (named or lines or [type(error).__name__])[0][:500]

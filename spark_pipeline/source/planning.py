@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from spark_pipeline.source.options import SourceOptions
 from spark_pipeline.tasks.http_reading import Gap, HttpSlice
-from spark_pipeline.tasks.manifest import ColdTopic, NoManifest, find_topics, pick_names, read_manifest
+from spark_pipeline.tasks.manifest import ColdTopic, NoManifest, find_topics, read_manifest
 from spark_pipeline.tasks.reading import Range, Slice, pack, slices_of
-from spark_pipeline.tasks.server import Refused, Server
+from spark_pipeline.tasks.server import Refused, Server, wanted_topics
 from topics.engine.limits import MIB
 
 SMALL_BYTES = 4 * MIB  # what a task costs by itself; parts are not made smaller without being asked to
@@ -48,16 +48,6 @@ def plan_batch(options: SourceOptions) -> Plan:
         return Plan(_pack(options, cold, span), http, _losses(cold, span))
     finally:
         server.close()
-
-
-def wanted_topics(server: Server, wanted: str) -> list[str]:
-    """The names of a list with commas and patterns. A plain name is not looked for: its own call tells whether it is there."""
-    if not any(sign in wanted for sign in "*?[,"):
-        return [wanted]
-    picked = pick_names(sorted(row["topic"] for row in server.topics()), wanted)
-    if isinstance(picked, str):
-        raise NoManifest(f"{server.url} has no topic {picked!r} that this key may see")
-    return picked
 
 
 def _pin(server: Server, options: SourceOptions, topic: str) -> tuple[ColdTopic | None, int, int]:

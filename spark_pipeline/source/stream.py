@@ -24,8 +24,8 @@ from pyspark.sql.streaming.datasource import (
 from spark_pipeline.source.batch import HttpPartition, read_partition
 from spark_pipeline.source.losses import DataLoss
 from spark_pipeline.source.options import BadOption, SourceOptions
-from spark_pipeline.source.planning import split_http, wanted_topics
-from spark_pipeline.tasks.server import Refused, Server
+from spark_pipeline.source.planning import split_http
+from spark_pipeline.tasks.server import Refused, Server, wanted_topics
 
 Offsets = dict[str, int]
 

@@ -15,6 +15,8 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from spark_pipeline.tasks.manifest import NoManifest, pick_names
+
 ANSWER_S = 60.0
 PATIENCE_S = 60.0  # with a server that is starting, or has too much to do
 PAUSE_S = (0.1, 5.0)  # between tries: the first, doubled each time, and the longest
@@ -69,8 +71,8 @@ class Server:
         self._root = parts.path.rstrip("/")
         token = os.environ.get(token_env, "")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._token_env = token_env
-        self._patience_s, self._answer_s = patience_s, answer_s
+        self.token_env = token_env
+        self.patience_s, self._answer_s = patience_s, answer_s
         self._connection: http.client.HTTPConnection | None = None
 
     def get(self, path: str) -> Any:
@@ -102,7 +104,7 @@ class Server:
             headers["Content-Type"] = "application/json"
         if accept:
             headers["Accept"] = accept
-        give_up = time.monotonic() + self._patience_s
+        give_up = time.monotonic() + self.patience_s
         pause_s = PAUSE_S[0]
         while True:
             wait_s = pause_s
@@ -151,7 +153,7 @@ class Server:
                 answer.status, "", f"{self.url} answers {answer.status}, and not like a topics server", {}
             )
         if answer.status == 401:
-            message += f"; the key is taken from the environment variable {self._token_env}"
+            message += f"; the key is taken from the environment variable {self.token_env}"
         return Refused(answer.status, code, message, detail)
 
 
@@ -163,3 +165,13 @@ def _retry_after_s(answer: Answer) -> float:
 def _reason(error: Exception) -> str:
     text = error.strerror if isinstance(error, OSError) else None
     return (text or str(error) or type(error).__name__).lower()
+
+
+def wanted_topics(server: Server, wanted: str) -> list[str]:
+    """The names of a list with commas and patterns. A plain name is not looked for: its own call tells whether it is there."""
+    if not any(sign in wanted for sign in "*?[,"):
+        return [wanted]
+    picked = pick_names(sorted(row["topic"] for row in server.topics()), wanted)
+    if isinstance(picked, str):
+        raise NoManifest(f"{server.url} has no topic {picked!r} that this key may see")
+    return picked
