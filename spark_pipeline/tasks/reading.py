@@ -33,6 +33,10 @@ BATCH_BYTES = 16 * MIB
 SEQ_MAX = 2**63 - 1
 
 
+class FilesGone(Exception):
+    """Files that a manifest names are not there any more. (A pin keeps them, but not from an erase.)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Half-open ranges of seqs and of times in ms."""
@@ -170,6 +174,10 @@ def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) 
             frames = Frames.at(reader.path("data"), piece.data, piece.starts, piece.ends)
             yield _batch(part, wanted, rows, piece.rows, dead, names[:2], frames)
     except (TopicsError, FileNotFoundError) as error:
+        if damage is None and isinstance(error, FileNotFoundError):
+            raise FilesGone(
+                f"{error.filename} is gone: it was merged or erased since this read was planned. Run the query again"
+            ) from error
         if damage is None:
             raise
         first = part.segment.first_seq

@@ -80,7 +80,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def record(n: int) -> dict[str, Any]:
-    return {"data": {"n": n, "text": "x" * n}, "tag": f"tag-{n % 4}", "node": f"node-{n % 2}", "meta": {"m": n}}
+    return {
+        "data": {"n": n, "text": "x" * n},
+        "tag": f"tag-{n % 4}",
+        "node": f"node-{n % 2}",
+        "meta": {"m": n},
+    }
 
 
 def segments_of(server: Server, topic: str) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from spark_pipeline.cli.__main__ import main
-from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters, ask_for_plan
+from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters
 from spark_pipeline.jobs.engines import Engine, LocalEngine, Running, SparkEngine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks import server as http
@@ -63,7 +63,9 @@ class Between:
     def close(self) -> None: ...
 
 
-def job(server: Server, topic: str, engine: Any, parameters: Parameters = SMALL, lease_ms: int = 60_000) -> Consolidation:
+def job(
+    server: Server, topic: str, engine: Any, parameters: Parameters = SMALL, lease_ms: int = 60_000
+) -> Consolidation:
     progress = Progress(io.StringIO(), as_json=True)
     return Consolidation(http.Server(url_of(server)), topic, engine, progress, parameters, lease_ms=lease_ms)
 
@@ -89,7 +91,9 @@ def test_spark_merges_in_several_tasks(spark: Any, server: Server, event_log: Pa
         and "merge_group" in event["Properties"].get("spark.job.description", "")
         for stage in event["Stage IDs"]
     }
-    tasks = [event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages]
+    tasks = [
+        event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages
+    ]
     assert len(tasks) >= 2
     assert all(event["Task End Reason"]["Reason"] == "Success" for event in tasks)
 
@@ -103,7 +107,10 @@ def test_deletes_during_the_job_stay_deleted(server: Server, local: LocalEngine)
     assert seqs_of(server, "m2") == [seq for seq in range(1, 101) if seq not in gone]
     [topic] = find_topics(str(server.folder / "cold"), "m2")
     marked = {
-        first + row for first, mask in topic.dead().items() for row, is_dead in enumerate(mask.tolist()) if is_dead
+        first + row
+        for first, mask in topic.dead().items()
+        for row, is_dead in enumerate(mask.tolist())
+        if is_dead
     }
     assert marked == {12, 13, 50}, "those that were dead before are gone from the files"
 
@@ -114,7 +121,9 @@ def test_a_killed_job_is_resumed(server: Server) -> None:
         sys.executable, "-m", "spark_pipeline.cli.__main__", "compact", "m3", "--url", url_of(server), "--engine", "local",
         "--workers", "1", "--target-bytes", "2k", "--lease-ms", "1000", "--json",
     ]  # fmt: skip
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as run:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as run:
         staging = server.folder / "cold" / "staging" / "plans"
         until(lambda: run.poll() is not None or list(staging.glob("*/group-*.json")), every_s=0.001)
         os.killpg(run.pid, signal.SIGKILL)
@@ -158,7 +167,9 @@ def test_one_that_has_slept_finds_that_another_was_done(server: Server, local: L
     assert seqs_of(server, "m5") == list(range(1, 101))
 
 
-def test_damage_is_told_and_the_rest_is_merged(server: Server, local: LocalEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_told_and_the_rest_is_merged(
+    server: Server, local: LocalEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
     [topic] = find_topics(str(server.folder / "cold"), "m6")
     path = Path(topic.folder) / f"{topic.manifest.segments[4].name}.data"
     content = bytearray(path.read_bytes())
@@ -171,13 +182,19 @@ def test_damage_is_told_and_the_rest_is_merged(server: Server, local: LocalEngin
     after = find_topics(str(server.folder / "cold"), "m6")[0].manifest
     assert topic.manifest.segments[4].name in {one.name for one in after.segments}
     # A scrub finds it, too, and names the record.
-    assert main(["scrub", "m6", "--url", url_of(server), "--engine", "local", "--workers", "1", "--json"]) == 1
+    assert (
+        main(["scrub", "m6", "--url", url_of(server), "--engine", "local", "--workers", "1", "--json"]) == 1
+    )
     told = json.loads(capsys.readouterr().out)
-    assert [(name, segment) for name, segment, _ in told["damage"]] == [("m6", topic.manifest.segments[4].name)]
+    assert [(name, segment) for name, segment, _ in told["damage"]] == [
+        ("m6", topic.manifest.segments[4].name)
+    ]
     assert server.get("/v0/topics/m6/consolidation").json["snapshots"] == 0
 
 
-def test_a_server_that_dies_before_the_commit_finds_the_plan_again(server: Server, local: LocalEngine) -> None:
+def test_a_server_that_dies_before_the_commit_finds_the_plan_again(
+    server: Server, local: LocalEngine
+) -> None:
     def die() -> None:
         server.kill()
         server.start()
@@ -187,15 +204,20 @@ def test_a_server_that_dies_before_the_commit_finds_the_plan_again(server: Serve
     assert seqs_of(server, "m7") == list(range(1, 101))
 
 
-def test_a_plan_that_is_given_up_ends_the_job(server: Server, local: LocalEngine) -> None:
-    plan = ask_for_plan(http.Server(url_of(server)), "m8", SMALL, lease_ms=1000)
-    assert server.post(f"/v0/topics/m8/consolidation/{plan.plan_id}/abandon", {"lease": plan.lease}).status == 200
+def test_staging_that_is_taken_away_ends_the_job(server: Server, local: LocalEngine) -> None:
+    """As an erase does while a job works there."""
 
-    def drop() -> None:
-        assert server.delete("/v0/topics/m8").status == 200
+    class Late:
+        name, workers = "late", 1
+
+        def start(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Running[Any]:
+            [plan] = (server.folder / "cold" / "staging" / "plans").iterdir()
+            assert server.delete("/v0/topics/m8").status == 200
+            until(lambda: not plan.exists())
+            return local.start(function, tasks)
 
     with pytest.raises(http.Refused) as caught:
-        job(server, "m8", Between(local, drop)).run()
+        job(server, "m8", Late()).run()
     assert caught.value.status == 404
 
 
@@ -211,10 +233,23 @@ def test_the_plan_command_changes_nothing(server: Server, capsys: pytest.Capture
     assert sum(len(group["inputs"]) for group in plan["groups"]) >= 4
 
 
-def test_a_purge_rewrites_only_what_has_dead_records(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_purge_rewrites_only_what_has_dead_records(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     dead(server, "m9", *range(21, 29), 35)
     before = segments_of(server, "m9")
-    arguments = ["purge", "m9", "--url", url_of(server), "--engine", "local", "--workers", "1", "--min-garbage", "0.05"]
+    arguments = [
+        "purge",
+        "m9",
+        "--url",
+        url_of(server),
+        "--engine",
+        "local",
+        "--workers",
+        "1",
+        "--min-garbage",
+        "0.05",
+    ]
     assert main([*arguments, "--json"]) == 0
     [outcome] = json.loads(capsys.readouterr().out)
     assert (outcome["state"], outcome["groups"]) == ("committed", 2)
@@ -225,7 +260,9 @@ def test_a_purge_rewrites_only_what_has_dead_records(server: Server, capsys: pyt
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_what_is_wrong_is_one_line(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line(
+    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     local = ["--engine", "local", "--workers", "1"]
     assert main(["compact", "nobody", "--url", url_of(server), *local]) == 3
     assert "topic 'nobody' does not exist" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spark_pipeline.tasks.manifest import NoManifest, find_topics, read_current
-from spark_pipeline.tasks.reading import Range, Slice, Wanted, pack, read_slice, slices_of
+from spark_pipeline.tasks.reading import FilesGone, Range, Slice, Wanted, pack, read_slice, slices_of
 from spark_pipeline.tasks.segments import Damage
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
 from topics.engine.errors import Corrupt
@@ -115,6 +115,12 @@ def test_segments_outside_of_the_range_are_not_touched(tier: ColdTier) -> None:
         path.unlink()
     [topic] = find_topics(str(tier.root), "orders")
     assert [part.segment.first_seq for part in slices_of(topic, Range(end_seq=40))] == [1]
+
+
+def test_files_that_are_gone_are_told(tier: ColdTier) -> None:
+    (tier.folder / f"{tier.segments[2].name}.data").unlink()
+    with pytest.raises(FilesGone, match="Run the query again"):
+        rows_of(tier)
 
 
 # ── Parts ─────────────────────────────────────────────────────────────────────────────
