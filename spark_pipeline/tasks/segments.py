@@ -17,10 +17,12 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_digest
 
 from topics.engine.errors import Corrupt
 from topics.engine.files import HEADER_BYTES, Hasher, check_header, read_range, xxh
-from topics.engine.frames import DIGEST_BYTES, is_record
+from topics.engine.frames import DIGEST_BYTES, HEADER_DTYPE, OVERHEAD_BYTES
+from topics.engine.frames import HEADER_BYTES as FRAME_HEADER_BYTES
 from topics.engine.manifest import Segment
 from topics.engine.sealing import Sum, read_sum
 from topics.engine.segments import (
@@ -208,14 +210,32 @@ class SegmentReader:
             for number in suspect:
                 looked_at |= (starts < (number + 1) * BLOCK_BYTES) & (ends > number * BLOCK_BYTES)
         good: Mask = np.ones(len(starts), dtype=np.bool_)
-        view, first_seq = bytes(piece.data), self.segment.first_seq
-        for i in np.flatnonzero(looked_at).tolist():
-            frame = view[int(piece.starts[i]) : int(piece.ends[i])]
-            good[i] = is_record(frame, self.topic_id, first_seq + int(piece.rows[i]))
+        good[looked_at] = self._intact(piece, looked_at)
         if good.all():
             return piece
         self._note(piece, base, np.flatnonzero(~good))
         return Piece(piece.data, piece.rows[good], piece.starts[good], piece.ends[good])
+
+    def _intact(self, piece: Piece, which: Mask) -> Mask:
+        """Whether these frames are what was written, and the records that belong there: a whole one of another place is damage, too."""
+        data, starts, ends = piece.data, piece.starts[which], piece.ends[which]
+        every = np.ndarray(
+            shape=(max(len(data) - FRAME_HEADER_BYTES + 1, 0),), dtype=HEADER_DTYPE, buffer=data, strides=(1,)
+        )
+        # A frame that is too short to be one is compared with what follows, and differs.
+        headers = every[np.minimum(starts, len(every) - 1)]
+        right: Mask = headers["length"] + 4 == ends - starts
+        right &= ends - starts >= OVERHEAD_BYTES
+        right &= headers["topic"] == self.topic_id
+        right &= headers["seq"] == piece.rows[which] + self.segment.first_seq
+        view, digest = memoryview(data), xxh3_64_digest
+        closes = (ends - DIGEST_BYTES).tolist()
+        digests = b"".join([digest(view[start:close]) for start, close in zip(starts.tolist(), closes)])
+        found = np.ndarray(shape=(len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))[
+            ends - DIGEST_BYTES
+        ]
+        right &= found == np.frombuffer(digests, dtype="<u8")
+        return right
 
     def _note(self, piece: Piece, base: int, bad: npt.NDArray[np.intp]) -> None:
         what = "records do not agree with their digests"

@@ -211,7 +211,8 @@ def test_staging_that_is_taken_away_ends_the_job(server: Server, local: LocalEng
         name, workers = "late", 1
 
         def start(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Running[Any]:
-            [plan] = (server.folder / "cold" / "staging" / "plans").iterdir()
+            plan = server.folder / "cold" / tasks[0].staging
+            assert plan.exists()
             assert server.delete("/v0/topics/m8").status == 200
             until(lambda: not plan.exists())
             return local.start(function, tasks)
