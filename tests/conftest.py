@@ -10,6 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from tests.support import length
 
 HERE = Path(__file__).parent
 SHORT = ("integration", "fuzz", "unit")  # most of their tests take moments
@@ -17,20 +20,17 @@ SHORT = ("integration", "fuzz", "unit")  # most of their tests take moments
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--every-call",
+        "--long",
         action="store_true",
-        help="stop long work at every disk call, not only at each fourth",
+        help="the long form of tests that take a sample: every disk call, every planted bug, more examples and seeds",
     )
 
 
-@pytest.fixture
-def some(request: pytest.FixtureRequest) -> int:
-    """Of how many disk calls one is looked at: each, when asked for."""
-    return 1 if request.config.getoption("--every-call") else 4
-
-
-def pytest_configure() -> None:
-    """A shell's background job ignores Ctrl-C, and whatever it starts inherits that: tests send it to what they start."""
+def pytest_configure(config: pytest.Config) -> None:
+    length.long = config.getoption("--long")
+    settings.register_profile("a run", max_examples=length.pick(short=40, long=400))
+    settings.load_profile("a run")
+    # A shell's background job ignores Ctrl-C, and whatever it starts inherits that: tests send it to what they start.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -18,6 +18,7 @@ from topics.engine.checkpoint import ShardRow, TopicRow
 from topics.engine.errors import Corrupt, TopicsError
 from topics.engine.files import HEADER_BYTES, TEMP_SUFFIX, check_digest_file
 from topics.engine.layout import COLD_ID_NAME, LAYOUT_NAME, Layout, decode_layout, generation_of
+from topics.engine.manifest import is_of_manifests
 from topics.engine.segments import parse_segment_name
 from topics.engine.snapshot import MAGIC, list_snapshots, rows_in_turn, snapshot_path
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, file_number
@@ -30,6 +31,7 @@ KINDS = (
     "snapshots",
     *(f"hot {what}" for what in _SUFFIXES.values()),
     *(f"cold {what}" for what in _SUFFIXES.values()),
+    "manifests",
     "lost+found",
     "quarantine",
     "staging",
@@ -208,6 +210,8 @@ class _Look:
         segment = parse_segment_name(name)
         if segment is not None:
             self._add(f"{tier} {_SUFFIXES[segment[2]]}", size)
+        elif tier == "cold" and is_of_manifests(name):
+            self._add("manifests", size)
         else:
             self._add("staging" if name.endswith(TEMP_SUFFIX) else "other", size)
 

@@ -2,7 +2,7 @@
 
     plan     the server chooses, pins the inputs and gives a lease; asked again it gives the same plan, so a rerun resumes
     merge    one task a group, in staging; a group that is done already is not done again
-    renew    three times a lease; when the server says that it is lost, the job ends
+    renew    three times a lease; when somebody else has it by now, the job ends
     commit   the server compares every byte with the inputs and publishes; until it has, nothing has changed
 
 Whatever dies or is repeated here, the server's answer to the commit is what counts.
@@ -221,12 +221,15 @@ class Consolidation:
             ) from error
 
     def _renew(self, plan: Plan) -> None:
+        """LeaseLost ends the job. But a server that has restarted knows no leases, and gives the same plan again."""
         try:
             self._call(plan, "renew", {"lease": plan.lease})
         except Refused as error:
-            if error.code in {"lease_lost", "plan_not_found"}:
+            if error.code == "plan_not_found":
                 raise LeaseLost(str(error)) from error
-            raise
+            if error.code != "lease_lost":
+                raise
+            self._lease_again(plan, error)
 
     def _tell(self, result: MergeResult) -> None:
         if result.failed:

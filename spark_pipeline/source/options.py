@@ -26,7 +26,7 @@ _BY_LOWER = {name.lower(): name for name in OPTIONS}
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SPAN = re.compile(r"([0-9]+)\s*(ms|s|m|h|d)?")
-_SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_300_000, "d": 86_400_000}
 
 
 class BadOption(ValueError):
@@ -49,7 +49,7 @@ class SourceOptions:
     fail_on_loss: bool | None = None  # None: a stream fails, a batch tells
     pushdown: str = "auto"
     token_env: str = TOKEN_ENV
-    pin_ms: int = 600_000
+    pin_ms: int = 300_000
     cold_files: str = "auto"
 
 
@@ -99,7 +99,7 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
         fail_on_loss=read.flag("failOnDataLoss", False) if "failOnDataLoss" in options else None,
         pushdown=read.choice("pushdown", ("auto", "off")),
         token_env=options.get("tokenEnv") or TOKEN_ENV,
-        pin_ms=read.duration("pinTtl", 600_000),
+        pin_ms=read.duration("pinTtl", 300_000),
         cold_files=read.choice("coldFiles", ("auto", "yes", "no")),
     )
 

@@ -7,6 +7,7 @@ have yet, or all of it when that directory cannot be seen from here, comes over 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -58,6 +59,8 @@ def _pin(server: Server, options: SourceOptions, topic: str) -> tuple[ColdTopic 
         except Refused as error:
             if options.cold_files == "yes" or error.code not in _NO_SNAPSHOT:
                 raise
+            if error.code == "throttled":
+                print(f"topics: {topic} is read over HTTP: {error}", file=sys.stderr, flush=True)
         else:
             root = options.path or answer["cold_dir"]
             path = os.path.join(root, answer["path"])

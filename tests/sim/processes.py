@@ -1,7 +1,7 @@
 """The processes of a simulated server: the shipped cores of shard and front, with simulated sockets, threads and disk.
 
-    client ──▶ SimFront (Gate, endpoints, FrontCore) ──links──▶ SimShard (ShardCore, Engine, Caps) ──▶ SimDisk
-                                                       ◀──────
+    client ──▶ SimFront (Gate, endpoints, FrontCore) ──links──▶ SimShard (ShardCore, Engine, Caps) ──▶ SimDisk, hot
+                                                       ◀──────                                     ──▶ SimDisk, cold
 
 What stands in for the shipped shells: `SimShard._step` for workers.shard_loop, `SimFront._flush` for
 router.shard_client, `SimServer` for the supervisor (it hears of a death only after it, starts a successor with a new
@@ -13,9 +13,10 @@ has heard of its death already: real sockets do less, but nothing of the sort ma
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -28,8 +29,9 @@ from tests.sim.world import MS, DiskLine, Links, MachineClock, S, World
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics import wire
 from topics.engine.config import EngineConfig
-from topics.engine.engine import Engine, Job
+from topics.engine.engine import COLD_KINDS, Engine, Job
 from topics.engine.errors import TopicsError
+from topics.engine.segment_store import DiskSegmentStore
 from topics.settings import Settings
 from workers.caps import Caps
 from workers.metrics import ShardMetrics
@@ -41,20 +43,68 @@ Message = tuple[bytes, list[wire.Buffer]]  # peer, parts
 
 
 class Machine:
-    """What survives its processes: the disks, one for each shard, and the clocks."""
+    """What survives its processes: the disks, one for each shard and perhaps a cold one beside it, and the clocks."""
 
-    def __init__(self, world: World, seed: int, shards: int) -> None:
+    def __init__(self, world: World, seed: int, shards: int, *, tiers: bool = False) -> None:
         self.world = world
         self.clock = MachineClock(world)
         self.disks = [SimDisk(seed * 1000 + shard) for shard in range(shards)]
+        self.colds = [SimDisk(seed * 1000 + 500 + shard) for shard in range(shards)] if tiers else []
+        self.away: set[int] = set()  # shards whose cold disk is not mounted
         self.job_us = [200] * shards  # how long a sync takes about
+        self.cold_us = [2 * MS] * shards  # and a job of the cold tier
 
     def calm(self) -> None:
         """No planned fault is left."""
-        for shard, disk in enumerate(self.disks):
+        for disk in (*self.disks, *self.colds):
             calm(disk)
             disk.full = False
-            self.job_us[shard] = 200
+        self.job_us = [200] * len(self.disks)
+        self.cold_us = [2 * MS] * len(self.disks)
+        self.away.clear()
+
+    def kill(self, shard: int) -> None:
+        """The process that used these disks is gone."""
+        self.disks[shard].kill()
+        if self.colds:
+            self.colds[shard].kill()
+
+
+class ColdLine(DiskSegmentStore):
+    """A process's line to its cold disk, which may be away, as a mounted one: every call first looks whether it is there."""
+
+    def __init__(self, machine: Machine, shard: int) -> None:
+        self.disk = DiskLine(machine.colds[shard])
+        super().__init__(self.disk, f"staging/shard-{shard:02}")  # type: ignore[arg-type]
+        self._away, self._shard = machine.away, shard
+
+    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+        self._look()
+        super().put(key, pieces)
+
+    def read_range(self, key: str, offset: int, length: int) -> bytes:
+        self._look()
+        return super().read_range(key, offset, length)
+
+    def delete(self, key: str) -> None:
+        self._look()
+        super().delete(key)
+
+    def list(self, prefix: str) -> list[str]:
+        self._look()
+        return super().list(prefix)
+
+    def exists(self, key: str) -> bool:
+        self._look()
+        return super().exists(key)
+
+    def length(self, key: str) -> int:
+        self._look()
+        return super().length(key)
+
+    def _look(self) -> None:
+        if self._shard in self._away:
+            raise OSError(errno.ENODEV, "the cold disk is not mounted")
 
 
 def calm(disk: SimDisk) -> None:
@@ -76,10 +126,11 @@ class SimShard:
         self.stopping = False
         self.stalled_until_us = 0
         self.disk = DiskLine(self.machine.disks[shard])
+        self.cold = ColdLine(self.machine, shard) if self.machine.colds else None
         self._inbox: deque[Callable[[], None]] = deque()
         self._finished: deque[tuple[Job, BaseException | None]] = deque()
-        self._threads: dict[str, deque[Job]] = {"sync": deque(), "work": deque()}
-        self._busy = {"sync": False, "work": False}
+        self._threads: dict[str, deque[Job]] = {name: deque() for name in ("sync", "work", *COLD_KINDS)}
+        self._busy = dict.fromkeys(self._threads, False)
         self._jobs_out = 0
         self._wake_at_ms: int | None = None
         self._step_at_us: int | None = None
@@ -107,7 +158,7 @@ class SimShard:
         config = msgspec.structs.replace(
             self.server.config, shard=self.shard, shard_dir=f"layout-1/shard-{self.shard:02}"
         )
-        engine = Engine(self.disk, self.machine.clock, config)  # type: ignore[arg-type]
+        engine = Engine(self.disk, self.machine.clock, config, self.cold)  # type: ignore[arg-type]
         now_us = self.machine.clock.monotonic_us
         caps = Caps(
             engine,
@@ -161,10 +212,14 @@ class SimShard:
         """Nothing of it happens any more, and nothing that its remains do reaches the disk."""
         self.alive = False
         self.disk.cut()
+        if self.cold is not None:
+            self.cold.disk.cut()
 
     def stop(self) -> None:
         """SIGTERM: finish the jobs that are out, have a last turn, answer."""
         self.stopping = True
+        if self.core is not None:
+            self.core.engine.stop_cold()
         self._plan_step()
 
     # -- the loop ------------------------------------------------------------------------------------------
@@ -220,13 +275,13 @@ class SimShard:
         assert self.core is not None
         while self._finished:
             job, error = self._finished.popleft()
-            self._jobs_out -= 1
+            self._jobs_out -= job.kind not in COLD_KINDS
             self._do(self.core.finish(job, error, 0.1))
 
     def _do(self, actions: Actions) -> None:
         for job in actions.jobs:
-            self._jobs_out += 1
-            thread = "sync" if job.kind == "sync" else "work"
+            self._jobs_out += job.kind not in COLD_KINDS
+            thread = job.kind if job.kind in ("sync", *COLD_KINDS) else "work"
             self._threads[thread].append(job)
             self._start_job(thread)
         self._wake_at_ms = actions.wake_at_ms
@@ -239,7 +294,7 @@ class SimShard:
             return
         self._busy[thread] = True
         job = self._threads[thread].popleft()
-        begin_us = self.machine.job_us[self.shard] * self.server.rng.choice((1, 1, 2, 8)) // 2
+        begin_us = self._job_us(thread) * self.server.rng.choice((1, 1, 2, 8)) // 2
         self.world.after(begin_us, lambda: self.alive and self._guarded(lambda: self._run_job(thread, job)))
 
     def _run_job(self, thread: str, job: Job) -> None:
@@ -251,8 +306,11 @@ class SimShard:
         except Exception as failure:
             error = failure
         self.world.after(
-            self.machine.job_us[self.shard] // 2, lambda: self.alive and self._job_ended(thread, job, error)
+            self._job_us(thread) // 2, lambda: self.alive and self._job_ended(thread, job, error)
         )
+
+    def _job_us(self, thread: str) -> int:
+        return (self.machine.cold_us if thread in COLD_KINDS else self.machine.job_us)[self.shard]
 
     def _job_ended(self, thread: str, job: Job, error: BaseException | None) -> None:
         self._busy[thread] = False
@@ -406,11 +464,14 @@ class SimServer:
 
     def kill_worker(self, worker: SimShard) -> None:
         self.counts["kills"] += 1
-        self.machine.disks[worker.shard].kill()
+        self.machine.kill(worker.shard)
         self.ended(worker)
 
     def ended(self, worker: SimShard) -> None:
         """Its process is gone. The supervisor notices a moment later, tells everybody, and starts a successor."""
+        if worker.alive and worker.core is not None:
+            self.counts["moves"] += worker.core.engine.counters.get("relocations", 0)
+            self.counts["cold fetches"] += worker.core.engine.cold.fetches
         worker.die()
 
         def noticed() -> None:
@@ -449,7 +510,7 @@ class SimServer:
     def cut_power(self) -> None:
         self.counts["power cuts"] += 1
         self.kill_all()
-        for disk in self.machine.disks:
+        for disk in (*self.machine.disks, *self.machine.colds):
             disk.crash()
         self.machine.clock.boot()
 
@@ -475,7 +536,7 @@ class SimServer:
             within_us=60 * S,
             what="the workers stop when they are told to",
         )
-        for disk in self.machine.disks:
+        for disk in (*self.machine.disks, *self.machine.colds):
             disk.kill()
         self.workers = [None] * self.shards
         self._listening = {}
@@ -503,7 +564,7 @@ class SimServer:
         if not self.may_fail(worker.shard):
             raise AssertionError(f"shard {worker.shard} fails on a sound disk: {error!r}") from error
         self.counts["failed starts"] += 1
-        self.machine.disks[worker.shard].kill()
+        self.machine.kill(worker.shard)
         self.ended(worker)
 
     def listening(self, worker: SimShard) -> None:

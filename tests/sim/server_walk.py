@@ -23,6 +23,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from tests.sim import router_clients as routers
 from tests.sim.clients import CHARACTERS, LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
 from tests.sim.processes import Machine, SimServer, SimShard, calm
@@ -38,6 +40,7 @@ from topics.engine.placement import shard_of
 from topics.settings import Settings
 
 STEPS = 250  # requests of clients
+FIRST_WITH_TIERS = 1000
 REPAIR_US = 300 * MS  # how long somebody takes to restart a shard that turned read-only
 
 
@@ -65,7 +68,7 @@ class Story:
         self.rng = rng = random.Random(seed * 7919 + 5)
         self.world = World(seed)
         shards = rng.choice((1, 2, 2, 3))
-        self.machine = Machine(self.world, seed, shards)
+        self.machine = Machine(self.world, seed, shards, tiers=has_tiers(seed))
         self.max_topics = rng.choice((0, 0, 0, 10, 14))
         self.server = SimServer(
             self.world,
@@ -102,7 +105,7 @@ class Story:
 
     def _engine_config(self) -> EngineConfig:
         rng = self.rng
-        return EngineConfig(
+        config = EngineConfig(
             wal_file_bytes=rng.choice((4096, 4096, 16_384, 65_536)),
             segment_max_events=rng.choice((4, 8, 64)),
             segment_max_age_ms=rng.choice((0, 1000, 3_600_000)),
@@ -113,6 +116,19 @@ class Story:
             rewrite_dead_share=rng.choice((0.5, 2.0)),
             max_topics=self.max_topics,
             verify=rng.random() < 0.1,
+        )
+        if not self.machine.colds:
+            return config
+        rng = random.Random(self.seed * 86_028_121 + 23)
+        return msgspec.structs.replace(
+            config,
+            segment_max_events=rng.choice((2, 4, 8)),
+            snapshot_wal_bytes=rng.choice((1024, 4096)),
+            snapshot_interval_ms=rng.choice((500, 2000)),
+            inline_bytes=rng.choice((0, 0, 256)),
+            hot_retain_segments=rng.choice((0, 0, 1, 2)),
+            hot_retain_bytes=rng.choice((0, 0, 1024)),
+            cold_cache_bytes=rng.choice((1024, 1 << 20)),
         )
 
     def _appetite(self) -> Appetite:
@@ -157,6 +173,14 @@ class Story:
             self.crash_at_call: 12, self.fail_call: 3, self.fill_disk: 2, self.slow_disk: 3, self.stall: 3,
             self.set_clock: 2, self.rot: 2, self.lull: 2, self.checkpoint: 4,
         }  # fmt: skip
+        if self.machine.colds:
+            every |= {
+                self.lose_cold: 4,
+                self.slow_cold: 3,
+                self.crash_at_cold_call: 8,
+                self.fail_cold_call: 4,
+            }
+            every |= {self.rot_cold: 2, self.checkpoint: 12}
         chosen = {fault: weight for fault, weight in every.items() if self.rng.random() < 0.6}
         return chosen or {self.kill_shard: 1}
 
@@ -252,7 +276,7 @@ class Story:
     def _check_erased(self, erases: list[Op]) -> None:
         """What an erase surely covered stands in no file any more."""
         for needle in erased(self.history, [op for op in erases if op.topic in OWN_TTL]):
-            for disk in self.machine.disks:
+            for disk in (*self.machine.disks, *self.machine.colds):
                 assert not holders(disk, needle), f"erased, and still in {holders(disk, needle)}: {needle!r}"
 
     def say(self, *words: object) -> None:
@@ -325,7 +349,9 @@ class Story:
     # -- disks ---------------------------------------------------------------------------------------------
 
     def _may_fail(self, shard: int) -> bool:
-        return shard in self._broken or self.machine.disks[shard].full
+        # With a rotten index and without the records, which are cold, nobody knows what a topic holds.
+        needs_cold = bool(self.machine.colds) and bool(self._rotten)
+        return shard in self._broken or self.machine.disks[shard].full or needs_cold
 
     def fail_call(self) -> None:
         for worker in self._pick():
@@ -407,6 +433,56 @@ class Story:
         stored = [path for path in paths if path not in self._rotten]
         return self.rng.choice(stored) if stored else ""
 
+    # -- the cold tier -------------------------------------------------------------------------------------
+
+    def lose_cold(self) -> None:
+        """A disk that is not mounted for a while. Nothing that it holds is lost, and nothing else suffers."""
+        shard = self.rng.randrange(self.server.shards)
+        self.machine.away.add(shard)
+        self.history.happened("error", note=f"cold {shard} away")
+        self.world.after(self.rng.choice((20, 300, 3000)) * MS, lambda: self.machine.away.discard(shard))
+
+    def slow_cold(self) -> None:
+        shard = self.rng.randrange(self.server.shards)
+        self.machine.cold_us[shard] = self.rng.choice((50, 2000)) * MS
+
+        def fast() -> None:
+            self.machine.cold_us[shard] = 2 * MS
+
+        self.world.after(self.rng.choice((300, 3000)) * MS, fast)
+
+    def crash_at_cold_call(self) -> None:
+        for worker in self._pick():
+            disk = self.machine.colds[worker.shard]
+            calm(disk)
+            disk.crash_at(self.rng.choice((1, 2, 3, 5, 8, 13, 21, 34)), midway=self.rng.random() < 0.5)
+
+    def fail_cold_call(self) -> None:
+        """Whatever a cold disk answers, the shard goes on: `_may_fail` does not know of it."""
+        for worker in self._pick():
+            disk = self.machine.colds[worker.shard]
+            calm(disk)
+            error = self.rng.choice((errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE))
+            disk.fail_at(self.rng.choice((1, 2, 3, 5, 13)), error)
+            self.history.happened("error", note=f"cold {worker.shard} {errno.errorcode[error]}")
+
+    def rot_cold(self) -> None:
+        """A bit flips in records of the cold tier that are nowhere else."""
+        for worker in self._pick():
+            disk, hot = self.machine.colds[worker.shard], self.machine.disks[worker.shard]
+            paths = [path for path in disk.paths() if path.startswith("topics/") and path.endswith(".data")]
+            alone = [path for path in paths if path not in self._rotten and not hot.exists(path)]
+            if not alone or worker.core is None:
+                continue
+            path = self.rng.choice(alone)
+            log = worker.core.engine.shard.by_id.get(int(path.split("/")[-2], 16))
+            if log is not None:
+                self.history.happened("rot", [log.name], path)
+                self._rotten.add(path)
+                disk.flip_bit(path, self.rng.randrange(len(disk._find(path).live)), self.rng.randrange(8))  # type: ignore[union-attr]
+                self._note("kill", worker)
+                self.server.kill_worker(worker)
+
     # -- time ----------------------------------------------------------------------------------------------
 
     def stall(self) -> None:
@@ -446,6 +522,11 @@ def has_queues(seed: int) -> bool:
 def has_routers(seed: int) -> bool:
     """Whether a story is about routers; of its own chance as well."""
     return random.Random(seed * 49_979_687 + 19).random() < 0.4
+
+
+def has_tiers(seed: int) -> bool:
+    """Whether old segments move to a cold disk. Planted bugs are pinned to stories of the first hundreds, which stay as they are."""
+    return seed >= FIRST_WITH_TIERS and random.Random(seed * 86_028_157 + 29).random() < 0.4
 
 
 def digest(story: Story) -> str:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.support import length
 from tests.support.engine_harness import append, numbered
 from tests.support.lease_harness import LeaseHarness, consumer, log
 from tests.support.rule_walk import Choices, walk
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.sim
 NODES = (b"a", b"b")
 TAGS = (b"x", b"y", None)
 LEASES_MS = (100, 1000, 5000)
-WALKS, WALKS_PER_TEST, STEPS = 16, 8, 150
+WALKS, WALKS_PER_TEST, STEPS = length.pick(short=8, long=80), 8, 150
 
 CHOICES: Choices = {
     "ack": ["explicit", "explicit", "all"],
@@ -401,7 +402,7 @@ class ConsumerMachine(RuleBasedStateMachine):
 
 TestConsumerMachine = ConsumerMachine.TestCase
 TestConsumerMachine.settings = settings(
-    max_examples=25,
+    max_examples=length.pick(short=15, long=150),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

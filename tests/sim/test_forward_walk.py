@@ -11,13 +11,14 @@ import random
 
 import pytest
 
+from tests.support import length
 from tests.support.engine_harness import Harness, numbered
 from tests.support.forward_harness import Pair, rule
 from topics.engine import commands as c
 from topics.engine import forward_commands as f
 from topics.engine.config import TopicConfig
 
-SEEDS = 60
+SEEDS = length.pick(short=20, long=200)
 STEPS = 60
 
 

@@ -235,3 +235,13 @@ def test_an_erase_may_change_the_end_of_a_log_file() -> None:
 def test_stories_that_the_judge_took_for_broken(seed: int) -> None:
     """They were legal: the server had done what it promises."""
     Story(seed, steps=250).run()
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        1104,  # a claim of cold jobs fetched their blocks again and again: test_cold_blocks
+    ],
+)
+def test_stories_of_the_cold_tier(seed: int) -> None:
+    Story(seed).run()

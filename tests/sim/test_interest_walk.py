@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.support import length
 from tests.support.engine_harness import append, numbered
 from tests.support.lease_harness import LeaseHarness, consumer, log
 from topics.engine import commands as c
@@ -18,7 +19,7 @@ from topics.engine import consumer_commands as k
 
 pytestmark = pytest.mark.sim
 
-SEEDS, STEPS = 8, 120
+SEEDS, STEPS = length.pick(short=4, long=40), 120
 NAMES = ("a", "b", "c")
 TAGS = (b"x", b"y")
 FILTERS = ((), (), (("Eq", "x"),))

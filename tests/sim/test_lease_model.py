@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.support import length
 from tests.support.engine_harness import SMALL, append, numbered
 from tests.support.lease_harness import LeaseHarness, queue
 from tests.support.lease_model import LeaseModel, Seen
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.sim
 NODES = (b"a", b"b")
 LEASES_MS = (100, 1000, 5000)
 TTL_MS = 8000
-WALKS, WALKS_PER_TEST, STEPS = 16, 8, 150
+WALKS, WALKS_PER_TEST, STEPS = length.pick(short=8, long=80), 8, 150
 
 CHOICES: Choices = {
     "durability": ["fsync", "disk"],
@@ -373,7 +374,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(
-    max_examples=25,
+    max_examples=length.pick(short=15, long=150),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.sim.walk import Walk
 from tests.support import driver as d
+from tests.support import length
 from tests.support.engine_harness import Line
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine.files import read_file
@@ -76,7 +77,7 @@ class ReshardingWalk(Walk):
         self.driver = ReshardingDriver(seed)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(length.pick(short=4, long=60)))
 def test_walks_over_changes_of_the_number_of_shards(seed: int) -> None:
     walk = ReshardingWalk(seed)
     walk.run()

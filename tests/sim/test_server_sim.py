@@ -15,30 +15,39 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests.sim.queue_workers import LETTERS
-from tests.sim.server_walk import Story, digest
+from tests.sim.server_walk import FIRST_WITH_TIERS, Story, digest, has_tiers
+from tests.support import length
 from tests.support.checker.copies import is_late
 from tests.support.history import Op
 
 pytestmark = pytest.mark.sim
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS_PER_TEST = 6
-FRESH_S = 8.0
+SEEDS, SEEDS_PER_TEST = length.pick(short=24, long=240), 6
+FRESH_S = length.pick(short=6, long=60)
 RARE = [
     "starts", "recoveries", "kills", "front kills", "power cuts", "stops", "crashes at a call", "failed starts",
     "read only", "rot", "fill_disk", "slow_disk", "stall", "set_clock", "lull", "checkpoint", "fail_call",
     "frame record", "frame tombstone", "frame caught-up", "frame topic-deleted", "frame error",
+    "lose_cold", "slow_cold", "crash_at_cold_call", "fail_cold_call", "rot_cold", "moves", "cold fetches",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("first", range(0, 48, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
 def test_fixed_seeds(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
+        Story(seed).run()
+
+
+def test_fixed_seeds_with_tiers() -> None:
+    seeds = (seed for seed in range(FIRST_WITH_TIERS, 2 * FIRST_WITH_TIERS) if has_tiers(seed))
+    for seed in islice(seeds, length.pick(short=6, long=120)):
         Story(seed).run()
 
 
@@ -169,7 +178,9 @@ def test_a_seed_is_the_whole_story() -> None:
 
 def test_the_simulation_runs_the_shipped_code() -> None:
     """In a process of its own: a tracer slows everything down, and definitions count only where nothing is imported yet."""
-    program = "from tests.sim import coverage_figure as c; f = c.measure(range(8)); print(len(f), c.share(f))"
+    program = (
+        "from tests.sim import coverage_figure as c; f = c.measure(c.TYPICAL); print(len(f), c.share(f))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import length
 from tests.support.lease_harness import LeaseHarness, check_claimed, consumer, log, queue
 from topics.engine import commands as c
 from topics.engine import consumer_commands as k
@@ -20,7 +21,7 @@ from topics.engine.errors import TopicsError
 
 pytestmark = pytest.mark.sim
 
-SEEDS, STEPS = 6, 200
+SEEDS, STEPS = length.pick(short=3, long=30), 200
 JITTER_MS = 50
 LATE_MS = 2  # by which a timer may come after its time
 NODES = (b"a", b"b", b"c")

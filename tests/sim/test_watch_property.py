@@ -21,6 +21,7 @@ from tests.sim.clients import Appetite, Auditor, Crowd
 from tests.sim.processes import Machine, SimServer
 from tests.sim.watchers import REST_US, SimSink, Watcher
 from tests.sim.world import MS, S, World
+from tests.support import length
 from tests.support.checker import assert_ok
 from tests.support.checker.streams import read_id
 from tests.support.history import Op
@@ -229,7 +230,9 @@ GROUP_WISHES: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=length.pick(short=30, long=300), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(seed=st.integers(0, 10_000), steps=STEPS)
 def test_each_living_record_comes_once_and_every_gap_is_announced(
     seed: int, steps: list[tuple[str, int]]
@@ -240,7 +243,9 @@ def test_each_living_record_comes_once_and_every_gap_is_announced(
     tale.end()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=length.pick(short=20, long=200), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(seed=st.integers(0, 10_000), steps=GROUP_STEPS)
 def test_a_group_gives_each_record_to_one_member(seed: int, steps: list[tuple[str, int]]) -> None:
     """To exactly one while all stay; what was on its way to one that leaves may be lost, and is never given twice."""

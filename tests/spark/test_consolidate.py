@@ -204,6 +204,23 @@ def test_a_server_that_dies_before_the_commit_finds_the_plan_again(
     assert seqs_of(server, "m7") == list(range(1, 101))
 
 
+def test_a_server_that_dies_while_the_job_works_gives_the_lease_again(server: Server, local: LocalEngine) -> None:
+    class Slow(Between):
+        """Its tasks seem to take until the server has come back and two renewals are due."""
+
+        def start(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Running[Any]:
+            running = local.start(function, tasks)
+            server.kill()
+            server.start()
+            ends_s, wait = time.monotonic() + 0.8, running.wait
+            running.wait = lambda timeout_s: wait(timeout_s) and time.monotonic() > ends_s  # type: ignore[method-assign]
+            return running
+
+    outcome = job(server, "m8", Slow(local, lambda: None), lease_ms=1000).run()
+    assert outcome.state == "committed"
+    assert seqs_of(server, "m8") == list(range(1, 101))
+
+
 def test_staging_that_is_taken_away_ends_the_job(server: Server, local: LocalEngine) -> None:
     """As an erase does while a job works there."""
 
@@ -213,12 +230,12 @@ def test_staging_that_is_taken_away_ends_the_job(server: Server, local: LocalEng
         def start(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Running[Any]:
             plan = server.folder / "cold" / tasks[0].staging
             assert plan.exists()
-            assert server.delete("/v0/topics/m8").status == 200
+            assert server.delete("/v0/topics/m11").status == 200
             until(lambda: not plan.exists())
             return local.start(function, tasks)
 
     with pytest.raises(http.Refused) as caught:
-        job(server, "m8", Late()).run()
+        job(server, "m11", Late()).run()
     assert caught.value.status == 404
 
 

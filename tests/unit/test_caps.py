@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import length
 from tests.support.faults import fault
 from tests.support.shard_rig import WORKER, Cluster, Rig, error_of
 from topics import wire
@@ -248,7 +249,7 @@ def _write_and_judge(
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(length.pick(short=6, long=30)))
 def test_one_at_a_time_every_answer_is_the_right_one(seed: int) -> None:
     walk(seed, with_deaths=seed % 2 == 1)
 

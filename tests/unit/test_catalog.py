@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support import length
 from topics.engine import limits
 from topics.engine.catalog import Catalog, Escrow, Grant, Message, Recall, Report
 
@@ -531,7 +532,7 @@ class Cluster:
         assert worker.answers == [fits], (topics, size, self.total(), self.max_topics, self.max_bytes)
 
 
-@pytest.mark.parametrize("first", range(0, 400, 50))
+@pytest.mark.parametrize("first", range(0, length.pick(short=100, long=400), 50))
 def test_clusters_under_chance(first: int) -> None:
     denials = 0
     for seed in range(first, first + 50):

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support import length
 from tests.support.checker import assert_ok, check
 from tests.support.engine_harness import SMALL
 from tests.support.history import History, Op
@@ -25,7 +26,7 @@ from topics import wire
 from topics.engine.limits import MIB
 
 SEEDS = (1, 2, 3)
-TRIES = 9
+TRIES = length.pick(short=6, long=30)
 TOPICS: dict[str, dict[str, Any]] = {
     "fsync": {"durability": "fsync"},
     "disk": {},

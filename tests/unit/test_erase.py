@@ -8,11 +8,13 @@ other byte of the disk resembles is searched in every file of a SimDisk, as read
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
+from tests.support import length
 from tests.support.damaged_shard import ended
 from tests.support.engine_harness import (
     DISK,
@@ -425,13 +427,12 @@ def test_earlier_plain_delete_can_not_be_erased_by_its_seq_any_more() -> None:
 
 
 def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
-    """Crash at call 1, 2, 3 … of an erase; returns how many calls it took."""
-    number = 0
-    while True:
-        number += 1
+    """Crash at call 1, 2, 3 … of an erase, or at each fourth; returns how many calls it took."""
+    for turn in itertools.count():
+        number = 1 + (how == "kill") * (length.some() // 2) + turn * length.some()  # other calls for each
         h = place()
         rest = others(h)
-        h.disk.crash_at(number, midway=bool(number % 2))
+        h.disk.crash_at(number, midway=bool(turn % 2))
         acked = False
         try:
             h.do(ERASE)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from tests.support import length
 from tests.support.engine_harness import FSYNC, SMALL, Harness, append, numbered
 from tests.support.faults import fault
 from topics.engine import commands as c
@@ -22,7 +23,7 @@ from topics.engine.errors import TopicsError
 HARD = (errno.EIO, errno.EACCES, errno.EROFS)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-TRIES = 4  # of the calls of one kind
+TRIES = length.pick(short=2, long=6)  # of the calls of one kind: the first, the last and some between
 CONFIG = msgspec.structs.replace(SMALL, rewrite_dead_share=0.5)
 
 READ_ONLY, GOES_ON, NO_START = "read-only", "goes on", "no start"

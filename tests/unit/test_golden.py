@@ -45,6 +45,7 @@ from topics.engine.forward_commands import Forward
 from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
 from topics.engine.intents import Patch, pending_intents, write_intent
 from topics.engine.marks import mark_deleted, read_deleted
+from topics.engine.merges import FailedGroup, Input, Merged, MergedGroup, Merges
 from topics.engine.sealing import meta_from_sum, read_sum, seal, verify
 from topics.engine.segments import (
     ROW,
@@ -258,8 +259,26 @@ ADOPTING_SNAPSHOT = "snap-0000000000000020"
 ADOPTING_SHARD_ROW = msgspec.structs.replace(
     FORWARD_SHARD_ROW, number=32, next_id=4098, first_id=4096, adopted=pack_ids([1024, 2049])
 )
+# A topic whose segments were merged, and the log entry of such a merge.
+MERGED = Merged(
+    "00b17d0922b690cb", 7, 3, 2, [MergedGroup(0, 1, 25, 4, 1479, 1285, 22)], [[Input(1, 3, 424), Input(5, 0, 424)]],
+    [FailedGroup(1, "seg-0000000000000019-0", "a block does not agree with its digest")],
+)  # fmt: skip
+MERGED_SNAPSHOT = "snap-0000000000000021"
+MERGED_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=33)
+MERGED_ROWS = [msgspec.structs.replace(FORWARD_ROWS[0], merges=Merges().with_plan(MERGED, TS))]
+MERGE_EVENTS: list[tuple[int, object]] = [(frames.SEGMENT_MERGE, MERGED)]
+MERGE_EVENTS_NUMBER = 11
+MERGE_EVENTS_NAME = file_name(MERGE_EVENTS_NUMBER)
 # Written by earlier versions, read by this one.
-READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT, FORWARD_SNAPSHOT}
+READ_ONLY = {
+    f"{SEGMENT}.del",
+    SNAPSHOT,
+    MARKED_SNAPSHOT,
+    CONSUMER_SNAPSHOT,
+    FORWARD_SNAPSHOT,
+    ADOPTING_SNAPSHOT,
+}
 
 PATCHES: list[Patch] = [
     ("topics/0000000000000001/seg-0000000000000001-0.data", 54, bytes(17)),
@@ -320,13 +339,13 @@ def build_segment() -> dict[str, bytes]:
 
 def build_snapshot() -> dict[str, bytes]:
     disk = SimDisk(1)
-    writer = SnapshotWriter(disk, "meta", 32)
-    writer.add(ADOPTING_SHARD_ROW)
-    for row in FORWARD_ROWS:
+    writer = SnapshotWriter(disk, "meta", 33)
+    writer.add(MERGED_SHARD_ROW)
+    for row in MERGED_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    return {ADOPTING_SNAPSHOT: read_file(disk, f"meta/{ADOPTING_SNAPSHOT}")}
+    return {MERGED_SNAPSHOT: read_file(disk, f"meta/{MERGED_SNAPSHOT}")}
 
 
 def build_events() -> dict[str, bytes]:
@@ -334,6 +353,7 @@ def build_events() -> dict[str, bytes]:
     for name, number, events in (
         (EVENTS_NAME, EVENTS_NUMBER, CONSUMER_EVENTS),
         (FORWARD_EVENTS_NAME, FORWARD_EVENTS_NUMBER, FORWARD_EVENTS),
+        (MERGE_EVENTS_NAME, MERGE_EVENTS_NUMBER, MERGE_EVENTS),
     ):
         data = file_header(shard=2, number=number, salt=SALT, capacity=WAL_BYTES)
         encoded_events = [encode_control(kind, TOPIC, TS, payload) for kind, payload in events]
@@ -531,6 +551,10 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     shard, topics = read_snapshot(disk, "meta", 32)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == ADOPTING_SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == FORWARD_ROWS
+    disk = on_disk("meta", MERGED_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 33)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == MERGED_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == MERGED_ROWS
 
 
 @pytest.mark.parametrize(
@@ -538,6 +562,7 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     [
         (EVENTS_NAME, EVENTS_NUMBER, CONSUMER_EVENTS),
         (FORWARD_EVENTS_NAME, FORWARD_EVENTS_NUMBER, FORWARD_EVENTS),
+        (MERGE_EVENTS_NAME, MERGE_EVENTS_NUMBER, MERGE_EVENTS),
     ],
 )
 def test_events_are_read_to_what_was_written(

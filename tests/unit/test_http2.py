@@ -42,6 +42,7 @@ from router.http2 import (
     Http2Connection,
 )
 from router.http2_session import ENCODER_TABLE_BYTES_MAX, SETTINGS, STREAMS_MAX
+from tests.support import length
 from tests.support.faults import fault
 
 BODY_BYTES_MAX = 300_000
@@ -1243,7 +1244,7 @@ def test_any_split_of_the_bytes_gives_the_same_answers(cuts: list[int], byte_by_
 
 
 @fault("request", "garbled HTTP/2 bytes", "an answer or the end of the connection; the front goes on")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=length.pick(short=60, long=300), deadline=None)
 @given(st.data())
 def test_garbled_bytes_never_raise(data: st.DataObject) -> None:
     bench = _scripted()

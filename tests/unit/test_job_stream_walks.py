@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from router.job_stream import JobStream
+from tests.support import length
 from tests.support.watch_rig import Answers, Client, Front, Town
 from topics import wire
 
@@ -223,7 +224,7 @@ class Walk:
                     assert (consumer.waiters, consumer.connections, consumer.streams) == ({}, {}, 0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(length.pick(short=10, long=60)))
 def test_walks(seed: int) -> None:
     walk = Walk(seed)
     walk.run()

@@ -6,9 +6,12 @@ changes nothing. Method: an engine is stopped, single bits or files of its SimDi
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from xxhash import xxh3_64_digest
 
+from tests.support import length
 from tests.support.engine_harness import (
     DISK,
     EPHEMERAL,
@@ -480,14 +483,13 @@ def test_recovery_that_crashes_anywhere_gives_the_same_in_the_end() -> None:
     first.sync()
     first.kill_and_open()
     wanted = picture(first)
-    number = 0
-    while True:
-        number += 1
+    for turn in itertools.count():
+        number = 1 + turn * length.pick(short=3, long=1)
         h = Harness()
         workload(h)
         h.sync()
         h.kill()
-        h.disk.crash_at(number, midway=bool(number % 2))
+        h.disk.crash_at(number, midway=bool(turn % 2))
         try:
             h.open()
         except SimulatedCrash:

@@ -463,11 +463,11 @@ def test_answered_long_polls_do_not_pile_up() -> None:
     """Each stayed in the heap of deadlines until its half minute was over, however long it had been answered."""
     h = Harness()
     h.put("t", FSYNC)
-    for i in range(1000):
+    for i in range(300):
         (poll,) = h.ask(c.Diff("t", i, wait_ms=30_000))
         h.append("t", b"%d" % i)
         assert rows_of(h.replies[poll]) == [(i + 1, b"%d" % i)]
-    (poll,) = h.ask(c.Diff("t", 1000, wait_ms=30_000))
+    (poll,) = h.ask(c.Diff("t", 300, wait_ms=30_000))
     assert len(h.engine.shard.waiter_heap) < 100
     h.pass_time(30_000)
     assert rows_of(h.replies[poll]) == []

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from tests.sim.processes import calm
+from tests.support import length
 from tests.support.engine_harness import FSYNC, file_bytes, lose, numbered, overwrite
 from tests.support.faults import fault
 from tests.support.reshard_rig import CONFIG, NODE, RIDING, Fleet, Picture, fill, same
@@ -336,8 +337,9 @@ def changes(config: EngineConfig, shards: int) -> list[int]:
 @pytest.mark.parametrize("how", ["power", "kill"])
 @pytest.mark.parametrize("shards", [1, 3], ids=["shrinking", "growing"])
 @pytest.mark.parametrize("share", range(SHARES))
-def test_crash_at_every_call(share: int, shards: int, how: str, some: int) -> None:
+def test_crash_at_every_call(share: int, shards: int, how: str) -> None:
     config = (CONFIG, RIDING)[shards == 3]
+    some = length.pick(short=8, long=1)
     for i, number in list(enumerate(changes(config, shards)))[share :: SHARES * some]:
         fleet, before = fleet_of(config)
         fleet.disk.crash_at(number, midway=bool(number % 2))
@@ -381,7 +383,8 @@ def test_a_crash_while_a_crash_is_cleared_up() -> None:
 )
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("share", range(SHARES))
-def test_failure_of_every_call(share: int, error: int, some: int) -> None:
+def test_failure_of_every_call(share: int, error: int) -> None:
+    some = length.pick(short=8, long=1)
     numbers = changes(CONFIG, 3) if error == errno.ENOSPC else range(1, len(calls_of(CONFIG, 3)) + 1)
     for number in list(numbers)[share :: SHARES * some]:
         fleet, before = fleet_of()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import length
 from tests.support.faults import fault
 from tests.support.rules_rig import (
     args_of,
@@ -214,7 +215,7 @@ SCENES: dict[str, Scene] = {
 )
 def test_a_death_at_any_step_leaves_all_of_a_rule_or_nothing(scene: str, who: str) -> None:
     before, later, outcomes = SCENES[scene]
-    for steps in range(200):
+    for steps in range(0, 200, length.pick(short=3, long=1)):
         made = cluster()
         before(made)
         later(made)

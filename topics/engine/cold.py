@@ -18,7 +18,13 @@ from typing import TypeAlias
 
 from topics.engine.errors import ColdStoreFailed, Throttled, TopicsError
 from topics.engine.files import xxh
-from topics.engine.limits import COLD_FETCH_BLOCKS, COLD_FETCHES_MAX, COLD_READERS_MAX, COLD_RETRY_MS
+from topics.engine.limits import (
+    COLD_FETCH_BLOCKS,
+    COLD_FETCHES_MAX,
+    COLD_HELD_BYTES_MAX,
+    COLD_READERS_MAX,
+    COLD_RETRY_MS,
+)
 from topics.engine.ports import SegmentStore
 from topics.engine.segments import BLOCK_BYTES
 
@@ -63,27 +69,59 @@ class BlockCache:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._blocks: OrderedDict[BlockKey, Block] = OrderedDict()
+        self._held: OrderedDict[BlockKey, None] = OrderedDict()  # fetched for somebody who has yet to look
+        self._held_bytes = 0
 
     def get(self, key: BlockKey) -> Block | None:
         block = self._blocks.get(key)
         if block is not None:
             self._blocks.move_to_end(key)
+            self._let_go(key)
         return block
+
+    def peek(self, key: BlockKey) -> Block | None:
+        """As `get`, but not by those for whom it is held."""
+        return self._blocks.get(key)
+
+    def hold(self, keys: list[BlockKey]) -> None:
+        """Whoever waited for these looks at them in a later turn: were they gone by then, it would wait for ever."""
+        for key in keys:
+            if key in self._blocks and key not in self._held:
+                self._held[key] = None
+                self._held_bytes += len(self._blocks[key][0])
+        while self._held_bytes > COLD_HELD_BYTES_MAX and len(self._held) > len(keys):
+            self._let_go(next(iter(self._held)))
+
+    def _let_go(self, key: BlockKey) -> None:
+        if key in self._held:
+            del self._held[key]
+            self._held_bytes -= len(self._blocks[key][0])
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._blocks
 
     def put(self, key: BlockKey, block: Block) -> None:
         old = self._blocks.pop(key, None)
-        self._bytes += len(block[0]) - (len(old[0]) if old is not None else 0)
+        grown = len(block[0]) - (len(old[0]) if old is not None else 0)
+        self._bytes += grown
+        self._held_bytes += grown if key in self._held else 0
         self._blocks[key] = block
 
     def trim(self) -> None:
-        while self._bytes > self._bytes_max:
-            self._bytes -= len(self._blocks.popitem(last=False)[1][0])
+        surplus = self._bytes - self._bytes_max
+        dropped: list[BlockKey] = []
+        for key, block in self._blocks.items():
+            if surplus <= 0:
+                break
+            if key not in self._held:
+                dropped.append(key)
+                surplus -= len(block[0])
+        for key in dropped:
+            self._bytes -= len(self._blocks.pop(key)[0])
 
     def forget_topic(self, topic_id: int) -> None:
         for key in [key for key in self._blocks if key[0] == topic_id]:
+            self._let_go(key)
             self._bytes -= len(self._blocks.pop(key)[0])
 
 
@@ -173,7 +211,7 @@ class ColdReads:
         fetch: _Fetch | None = None
         for block in want.blocks:
             key = (*want.segment, block)
-            known = self._cache.get(key)
+            known = self._cache.peek(key)
             if known is not None:
                 waiting.have[key] = known  # it may leave the cache before the others are there
                 continue
@@ -281,6 +319,8 @@ class ColdReads:
         self._leave(waiting)
         for key, block in waiting.have.items():
             self._cache.put(key, block)
+        if waiting.name is not None:
+            self._cache.hold(waiting.needs)  # those without a name look at once
         waiting.resume(error)
 
     def _leave(self, waiting: _Waiting) -> None:

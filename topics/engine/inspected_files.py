@@ -22,11 +22,14 @@ from topics.engine.files import (
     read_exact,
 )
 from topics.engine.inspected_log import inspect_log
+from topics.engine.inspected_manifest import inspect_manifest
 from topics.engine.inspected_segment import MAGICS, WHOLE_BYTES_MAX, inspect_segment
 from topics.engine.inspection import Digest, Ends, Inspection, PatchLine, TopicLine, text_of
 from topics.engine.intents import MAGIC as INTENT_MAGIC
 from topics.engine.intents import Patch
 from topics.engine.layout import COLD_ID_NAME, LAYOUT_NAME, decode_layout
+from topics.engine.manifest import CURRENT_NAME, DEAD_MAGIC, dead_name, manifest_number, pinned_id
+from topics.engine.plans import PLAN_NAME
 from topics.engine.ports import Disk
 from topics.engine.segments import COLD, parse_segment_name
 from topics.engine.snapshot import MAGIC as SNAPSHOT_MAGIC
@@ -45,12 +48,15 @@ _KIND_OF_NAME = {
     WATCH_NAME: "watch",
     "LOCK": "lock",  # whoever uses the directory holds a lock on it; the pid in it is for people
     "RUN": "run",  # where the sockets of a running server are
+    CURRENT_NAME: "current",
+    PLAN_NAME: "plan",
 }
 _KIND_OF_MAGIC = {
     LOG_MAGIC: "log",
     SNAPSHOT_MAGIC: "snapshot",
     INTENT_MAGIC: "intent",
     WATCH_MAGIC: "watch",
+    DEAD_MAGIC: "dead-rows",
     **dict.fromkeys(MAGICS.values(), "segment"),
 }
 # A file that was found without an owner is kept under its name, and that of its shard or topic before it.
@@ -91,6 +97,10 @@ def _kind(name: str, head: bytes) -> str:
         return "snapshot"
     if _INTENT.fullmatch(plain):
         return "intent"
+    if manifest_number(plain) is not None:
+        return "dead-rows" if plain == dead_name(manifest_number(plain) or 0) else "manifest"
+    if pinned_id(plain) is not None:
+        return "pin"
     return _KIND_OF_NAME.get(plain) or _KIND_OF_MAGIC.get(head[:8], "unknown")
 
 
@@ -130,6 +140,8 @@ def _describe(
             if not _COLD_ID.fullmatch(text):
                 raise Corrupt(found.path, 0, "does not hold the 32 hexadecimal digits of an id")
             found.facts["id"] = text.decode("ascii").strip()
+        case "manifest" | "dead-rows" | "current" | "pin" | "plan":
+            inspect_manifest(found, _whole(disk, found))
         case "lock" | "run":
             found.facts["text"] = text_of(_small(disk, found).strip())
         case _:
@@ -137,6 +149,12 @@ def _describe(
             found.trouble(
                 found.path, 0, "is no file of topics: neither its name nor its first bytes are known"
             )
+
+
+def _whole(disk: Disk, found: Inspection) -> bytes:
+    if found.bytes > WHOLE_BYTES_MAX:
+        raise Corrupt(found.path, WHOLE_BYTES_MAX, f"{found.bytes} bytes are more than is looked at")
+    return _range(disk, found.path, 0, found.bytes)
 
 
 def _small(disk: Disk, found: Inspection) -> bytes:

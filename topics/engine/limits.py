@@ -85,6 +85,9 @@ COLD_BLOCKS_PER_READ = 8  # a page that would need more ends early
 COLD_FETCH_BLOCKS = 4  # by one call; what follows the wanted ones is read ahead
 COLD_FETCHES_MAX = 4  # at once, each on a thread of its own
 COLD_READERS_MAX = 256  # reads that wait for fetches; more are refused
+COLD_HELD_BYTES_MAX = (
+    32 * MIB
+)  # blocks beyond the cache for claims and copies that look at them in a later turn
 COLD_RETRY_MS = 1000  # until something that nobody waits for is tried again
 COLD_PAUSE_MS_MIN = 1000  # until moving is tried again, doubled with each failure
 COLD_PAUSE_MS_MAX = 60_000

@@ -100,6 +100,8 @@ class Manifests:
         self._exported: dict[int, int] = {}  # what the newest one lists, as a hash
         self._digests: dict[tuple[int, int, int], str] = {}
         self._pins: dict[int, dict[str, _Held]] = {}
+        self._next_expiry_ms: int | None = None
+        self._is_stale = False  # the time before may be wrong
         self.due: dict[int, TopicLog] = {}
         self.on_written: Callable[[int], None] = lambda topic_id: None  # a topic has something in the store
 
@@ -127,14 +129,17 @@ class Manifests:
         return len(self._pins.get(topic_id, {}))
 
     def next_expiry_ms(self) -> int | None:
-        return min(
-            (held.expires_at_ms for pins in self._pins.values() for held in pins.values()), default=None
-        )
+        if self._is_stale:
+            self._is_stale = False
+            ends = (held.expires_at_ms for pins in self._pins.values() for held in pins.values())
+            self._next_expiry_ms = min(ends, default=None)
+        return self._next_expiry_ms
 
     def forget(self, topic_id: int) -> None:
         """The topic is gone, and all that it had in the store."""
         for table in (self._numbers, self._exported, self._pins, self.due):
             table.pop(topic_id, None)
+        self._is_stale = True
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -257,7 +262,7 @@ class Manifests:
         names = frozenset((one.first_seq, one.generation) for one in manifest.segments)
         held = _Held(manifest.number, self._shard.now_ms + ttl_ms, names)
         # Before it is in the store: what leaves the topic meanwhile must stay.
-        self._pins.setdefault(log.id, {})[snapshot_id] = held
+        self._keep(log.id, snapshot_id, held)
         try:
             yield from self._put_pin(log.id, snapshot_id, held)
         except OSError:
@@ -269,7 +274,7 @@ class Manifests:
         held = self._find(log.id, snapshot_id)
         renewed = _Held(held.manifest, self._shard.now_ms + ttl_ms, held.names)
         yield from self._put_pin(log.id, snapshot_id, renewed)
-        self._pins.setdefault(log.id, {})[snapshot_id] = renewed
+        self._keep(log.id, snapshot_id, renewed)
         return renewed.expires_at_ms
 
     def release(self, log: TopicLog, snapshot_id: str) -> Steps:
@@ -308,9 +313,14 @@ class Manifests:
         self._unpin(topic_id, snapshot_id)
         yield from self._drop_old(topic_id)
 
+    def _keep(self, topic_id: int, snapshot_id: str, held: _Held) -> None:
+        self._pins.setdefault(topic_id, {})[snapshot_id] = held
+        self._is_stale = True
+
     def _unpin(self, topic_id: int, snapshot_id: str) -> None:
         pins = self._pins.get(topic_id, {})
         pins.pop(snapshot_id, None)
+        self._is_stale = True
         if not pins:
             self._pins.pop(topic_id, None)
 
@@ -333,7 +343,7 @@ class Manifests:
             if held is None or held.expires_at_ms <= self._shard.now_ms:
                 stale.append(f"{directory}/{name}")
             else:
-                self._pins.setdefault(topic_id, {})[snapshot_id] = held
+                self._keep(topic_id, snapshot_id, held)
         known = set(manifests)
         stale += [f"{directory}/{name}" for name, n in numbers.items() if n is not None and n not in known]
         yield from delete_keys(store, stale)

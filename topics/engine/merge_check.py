@@ -21,7 +21,7 @@ import numpy.typing as npt
 from topics.engine.cold_files import read_whole
 from topics.engine.errors import Corrupt, TopicsError
 from topics.engine.files import HEADER_BYTES, Hasher, header, read_range, without_digest, write_whole, xxh
-from topics.engine.frames import DEAD
+from topics.engine.frames import DEAD, DELETED
 from topics.engine.marks import salvage_deleted
 from topics.engine.plans import FailedSidecar, PlanGroup, Sidecar, decode_sidecar, output_key, sidecar_key
 from topics.engine.ports import Disk, SegmentStore
@@ -87,10 +87,17 @@ class Watch:
 
 @dataclass(slots=True)
 class Source:
-    """An input: its segment, and which of its rows are dead for every reader."""
+    """An input: its segment, its rows in memory, and below which seq nothing is alive."""
 
     meta: SegmentMeta
-    dead: Mask
+    rows: Rows
+    first_seq: int
+
+    def dead(self) -> Mask:
+        """Rows that no reader sees. What is deleted and not yet published may still live after a crash."""
+        dead: Mask = (self.rows["length"] == 0) | ((self.rows["flags"] & DELETED) != 0)
+        dead[: max(0, self.first_seq - self.meta.first_seq)] = True
+        return dead
 
 
 @dataclass(slots=True)
@@ -288,7 +295,7 @@ class Acceptance:
             _demand(
                 not (here & planned).any(), f"a record of {_name(meta)} that the plan calls dead is there"
             )
-        missing = there & ~source.dead & ~here
+        missing = there & ~source.dead() & ~here
         if missing.any():
             seq = meta.first_seq + int(missing.argmax())
             outdated = planned is not None and not (missing & ~planned).any()

@@ -17,10 +17,10 @@ from topics.engine.cold_files import MOVE_KIND, delete_keys, delete_segment
 from topics.engine.errors import InputsChanged, OutputInvalid, TopicNotFound
 from topics.engine.index import Chunk
 from topics.engine.manifest_export import Manifests
-from topics.engine.merge_check import Acceptance, InputDamaged, Refused, Source, Stopped
+from topics.engine.merge_check import Acceptance, InputDamaged, Refused, Stopped
 from topics.engine.merge_plans import Plan, Planner
 from topics.engine.merges import Committed, FailedGroup, Input, Merged, MergedGroup, retired_meta
-from topics.engine.merging import chunks_of, join_rows, swap_in
+from topics.engine.merging import Joined, chunks_of, join_rows, swap_in
 from topics.engine.plans import PlanGroup, sidecar_key
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
@@ -34,7 +34,7 @@ from topics.engine.topic_log import TopicLog
 CHANGED = "inputs_changed"  # begins the reason of a group whose segments are not the topic's any more
 GONE = f"{CHANGED}: these segments are not the topic's any more"
 
-Prepared = dict[int, tuple[SegmentMeta, bytearray]]  # by group: the new segment, and its rows in memory
+Prepared = dict[int, tuple[SegmentMeta, Joined]]  # by group: the new segment, and its rows in memory
 
 
 class Committer:
@@ -102,11 +102,7 @@ class Committer:
             plan.fail(group, "", GONE)
             return
         chunks = chunks_of(log, group.first_seq, group.next_seq) or []
-        sources = []
-        for chunk in chunks:
-            assert chunk.meta is not None
-            sources.append(Source(chunk.meta, self._planner.dead_rows(log, chunk)))
-            yield None
+        sources = [self._planner.source(log, chunk) for chunk in chunks]
         directory = self._reader.topic_dir(log.id)
         assert self._store is not None
         work = Acceptance(self._disk, self._store, directory, plan.id, group, sources, plan.watch)
@@ -135,6 +131,7 @@ class Committer:
     def _publish(self, plan: Plan) -> Steps:
         log, shard = plan.log, self._shard
         prepared: Prepared = {}
+        changes = log.flag_changes
         for number, meta in sorted(plan.made.items()):
             group = plan.groups[number]
             chunks = chunks_of(log, group.first_seq, group.next_seq)
@@ -159,10 +156,10 @@ class Committer:
             raise OSError(ENOSPC, "no room in the log")
         shard.add_frame(frame)
         # At once: a checkpoint that is begun from here on must not take the old segments for the newest.
-        self._swap(plan, merged, prepared)
+        self._swap(plan, merged, prepared, is_fresh=log.flag_changes == changes)
         yield WaitSynced(0)
 
-    def _join(self, log: TopicLog, meta: SegmentMeta, chunks: list[Chunk]) -> bytearray:
+    def _join(self, log: TopicLog, meta: SegmentMeta, chunks: list[Chunk]) -> Joined:
         """On another thread: the rows as they will be in memory."""
         return join_rows(chunks, sealed_rows(self._disk, self._reader.topic_dir(log.id), meta))
 
@@ -193,12 +190,12 @@ class Committer:
         manifest = self._manifests.next_number(log.id)
         return Merged(plan.id, manifest, log.cap_lost, log.ttl_lost, groups, inputs, failed)
 
-    def _swap(self, plan: Plan, merged: Merged, prepared: Prepared) -> None:
+    def _swap(self, plan: Plan, merged: Merged, prepared: Prepared, *, is_fresh: bool) -> None:
         log, shard, checkpointer = plan.log, self._shard, self._checkpointer
         for group, inputs in zip(merged.groups, merged.inputs, strict=True):
             chunks = chunks_of(log, group.first_seq, group.next_seq)
             assert chunks is not None
-            swap_in(log, chunks, *prepared[group.group])
+            swap_in(log, chunks, *prepared[group.group], is_fresh=is_fresh)
             for one in inputs:
                 self._reader.close_segment(log.id, one.first_seq, one.generation)
                 checkpointer.doom(log.id, retired_meta(one))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,10 @@ from topics.engine import limits
 from topics.engine.cold_files import MOVE_KIND, read_whole
 from topics.engine.errors import Corrupt, InputsChanged, LeaseLost, Throttled
 from topics.engine.files import HEADER_BYTES
-from topics.engine.frames import DELETED
 from topics.engine.index import Chunk
 from topics.engine.manifest_export import Name, describe
 from topics.engine.marks import encode_marks
-from topics.engine.merge_check import Watch
+from topics.engine.merge_check import Source, Watch
 from topics.engine.merges import FailedGroup
 from topics.engine.plans import (
     PLAN_NAME,
@@ -109,9 +108,23 @@ class Plan:
 class _Chosen:
     """A group as it was found in memory."""
 
-    metas: list[SegmentMeta] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
-    dead: list[Mask] = field(default_factory=list)
+    metas: list[SegmentMeta]
+    rows: list[Rows]
+    dead: list[Mask]
+
+    @classmethod
+    def of(cls, sources: list[Source]) -> _Chosen:
+        return cls(
+            [one.meta for one in sources], [one.rows for one in sources], [one.dead() for one in sources]
+        )
+
+
+def _candidate(source: Source | None) -> Candidate | None:
+    if source is None:
+        return None
+    size = source.meta.data_bytes - HEADER_BYTES
+    kept = int(source.rows["length"][~source.dead()].sum(dtype="int64"))
+    return Candidate(source.meta.first_seq, source.meta.rows, size, size - kept)
 
 
 class Planner:
@@ -142,11 +155,9 @@ class Planner:
         )
 
     @staticmethod
-    def dead_rows(log: TopicLog, chunk: Chunk) -> Mask:
-        """Rows that no reader sees. What is deleted and not yet published may still live after a crash."""
-        dead = ~chunk.live(0, chunk.count, DELETED)
-        dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
-        return dead
+    def source(log: TopicLog, chunk: Chunk) -> Source:
+        assert chunk.meta is not None
+        return Source(chunk.meta, chunk.rows, log.view.first_seq)
 
     def make(self, log: TopicLog, parameters: Parameters) -> Generator[Step, Any, PlanFile | None]:
         """Choose, and write it down. None: there is nothing to do."""
@@ -163,39 +174,18 @@ class Planner:
         while log.is_away:
             self._shard.loader(log)
             yield WaitSynced(0)
-        chunks = list(log.chunks)
-        candidates: list[Candidate | None] = []
-        for chunk in chunks:
-            candidates.append(self._candidate(log, chunk))
-            yield None
-        groups: list[_Chosen] = []
-        for first, stop in choose(candidates, parameters):
-            chosen = _Chosen()
-            for chunk in chunks[first:stop]:
-                if chunk not in log.chunks or chunk.meta is None:
-                    raise InputsChanged("the topic has changed meanwhile; ask again")
-                chosen.metas.append(chunk.meta)
-                chosen.rows.append(chunk.rows)
-                chosen.dead.append(self.dead_rows(log, chunk))
-                yield None
-            groups.append(chosen)
-        if not groups:
-            return None
+        sources = [self.source(log, chunk) if self._is_wanted(log, chunk) else None for chunk in log.chunks]
         epoch, now_ms = self._shard.written_lsn, self._shard.now_ms
         made: PlanFile | None = yield Blocking(
-            MOVE_KIND, partial(self._write, log.id, log.name, epoch, now_ms, parameters, groups)
+            MOVE_KIND, partial(self._write, log.id, log.name, epoch, now_ms, parameters, sources)
         )
         return made
 
-    def _candidate(self, log: TopicLog, chunk: Chunk) -> Candidate | None:
+    def _is_wanted(self, log: TopicLog, chunk: Chunk) -> bool:
         meta = chunk.meta
         if meta is None or not self.may_merge(log, chunk):
-            return None
-        if (meta.first_seq, meta.generation) in self._refused.get(log.id, ()):
-            return None
-        size = meta.data_bytes - HEADER_BYTES
-        kept = int(chunk.rows["length"][~self.dead_rows(log, chunk)].sum(dtype="int64"))
-        return Candidate(meta.first_seq, meta.rows, size, size - kept)
+            return False
+        return (meta.first_seq, meta.generation) not in self._refused.get(log.id, ())
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -206,11 +196,15 @@ class Planner:
         epoch: int,
         now_ms: int,
         parameters: Parameters,
-        chosen: list[_Chosen],
+        sources: list[Source | None],
     ) -> PlanFile | None:
-        """On another thread."""
+        """On another thread: rows may be deleted meanwhile, and are dead or not in what comes of it."""
         store = self._store
         assert store is not None
+        chosen = [
+            _Chosen.of([source for source in sources[first:stop] if source is not None])
+            for first, stop in choose([_candidate(source) for source in sources], parameters)
+        ]
         described: list[tuple[PlanGroup, _Chosen]] = []
         for one in chosen:
             try:

@@ -89,6 +89,10 @@ class Relocator:
         self._gone: list[tuple[int, SegmentMeta]] = []
         self._dropped: list[int] = []
         self._swept = False
+        self._unsorted: dict[
+            int, list[tuple[str, str]]
+        ] = {}  # files of topics that replay had put off by then
+        self._stale: list[str] = []  # what was found in them
         self._there: set[int] = set()  # topics with something in the store, perhaps
         self._refused: set[tuple[int, int, int]] = set()  # segments that are damaged: they stay
         self._pause_ms = 0
@@ -115,7 +119,7 @@ class Relocator:
     def has_work(self) -> bool:
         if self._store is None or self._shard.read_only is not None or self.loader is None:
             return False
-        own = self._erases or self._gone or self._dropped or self._look_at or not self._swept
+        own = self._erases or self._gone or self._stale or self._dropped or self._look_at or not self._swept
         return bool(own) or self._consolidator.has_work
 
     @property
@@ -132,6 +136,8 @@ class Relocator:
             return self._consolidator.next_task() if self._swept else self._sweep()
         if self._gone:
             return self._remove_gone()
+        if self._stale:
+            return self._remove_stale()
         if self._dropped:
             return self._remove_topic(self._dropped.pop(0))
         if not self._swept:
@@ -166,6 +172,10 @@ class Relocator:
             if not log.dropped and self._surplus(self._metas_of(log)):
                 self._look_at[log.id] = log
             self._consolidator.manifests.look(log)
+            if log.id in self._unsorted and not log.deferred:
+                files = self._unsorted.pop(log.id)
+                self._learn_retired(log.id, files)
+                self._stale += self._leftovers(log.id, files)
 
     @staticmethod
     def _metas_of(log: TopicLog) -> list[SegmentMeta]:
@@ -305,6 +315,15 @@ class Relocator:
             self._worked()
             gone.pop()
 
+    def _remove_stale(self) -> Steps:
+        stale, self._stale = self._stale, []
+        try:
+            yield from self._delete_keys(stale)
+        except (OSError, GeneratorExit):
+            self._stale += stale
+            raise
+        self._worked()
+
     def _remove_topic(self, topic_id: int) -> Steps:
         prefix = f"{self._reader.topic_dir(topic_id)}/"
         self._consolidator.dropped(topic_id)
@@ -347,9 +366,16 @@ class Relocator:
         yield from self._consolidator.learn(by_topic)
         for topic_id, files in by_topic.items():
             self._there.add(topic_id)
+            log = self._shard.by_id.get(topic_id)
+            if log is not None and log.deferred:
+                self._unsorted[topic_id] = files  # its segments may have other generations once that is done
+                continue
             self._learn_retired(topic_id, files)
             yield from self._delete_keys(self._leftovers(topic_id, files))
             yield None
+        for log in self._shard.by_id.values():
+            if log.merges.retired and log.id not in by_topic and not log.deferred:
+                log.merges = log.merges.without(log.merges.retired_names)
         self._swept = self._consolidator.is_known = True
         self._worked()
         yield from self._sweep_hot(set(keys))
@@ -357,7 +383,7 @@ class Relocator:
     def _learn_retired(self, topic_id: int, files: list[tuple[str, str]]) -> None:
         """Which retired segments still have files, and whether this start's snapshots name them; and whether there is a manifest."""
         log = self._shard.by_id.get(topic_id)
-        if log is None or log.deferred:
+        if log is None:
             return
         assert self.loader is not None
         there = {parsed[:2] for _, name in files if (parsed := parse_segment_name(name)) is not None}
@@ -394,8 +420,6 @@ class Relocator:
         if log is None:
             # Of a topic that this shard never had, nobody can say anything.
             return [key for key, _ in files] if topic_id < self._shard.next_id else []
-        if log.deferred:
-            return []  # its segments may have other generations once that is done
         assert self.loader is not None
         metas = [*self._metas_of(log), *log.doomed]
         named = {(meta.first_seq, meta.generation) for meta in metas}

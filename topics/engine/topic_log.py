@@ -124,6 +124,7 @@ class TopicLog:
         "expiries",
         "expiring",
         "first_seq",
+        "flag_changes",
         "gate_lsn",
         "id",
         "inflows",
@@ -206,6 +207,7 @@ class TopicLog:
         self.may_expire = False  # not loaded yet, and has records with a TTL of their own
         self.erasing: list[list[Range]] = []
         self.merges = NO_MERGES
+        self.flag_changes = 0  # how often rows were staged as deleted, or published as that
         self.ram_bytes = 0
 
     # -- rows ----------------------------------------------------------------------------------------------
@@ -394,6 +396,7 @@ class TopicLog:
             op.bytes -= int(rows["size"][picked].sum(dtype=np.int64))
         op.tags_held += len(held_tags)
         op.nodes_held += len(held_nodes)
+        self.flag_changes += mark
         return highest
 
     def stage_delete(self, ranges: list[Range], op: Op) -> None:
@@ -563,6 +566,7 @@ class TopicLog:
 
     def _mark(self, ranges: Sequence[Range]) -> None:
         """Turn staged deletes into deletes."""
+        self.flag_changes += 1
         for first_seq, last_seq in ranges:
             for chunk, first, stop in self.spans(first_seq, last_seq + 1):
                 if stop - first < SMALL:

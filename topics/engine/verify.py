@@ -31,6 +31,8 @@ from topics.engine.files import (
 from topics.engine.intents import apply_patches, pending_intents
 from topics.engine.layout import generation_of
 from topics.engine.limits import MIB
+from topics.engine.manifest_check import check_manifests
+from topics.engine.merges import NO_MERGES, Merged
 from topics.engine.overlay import OverlayDisk
 from topics.engine.placement import shard_of
 from topics.engine.ports import Clock, Disk, SegmentStore
@@ -155,6 +157,8 @@ class _Checker:
             if row.segments:
                 yield f"topic {row.name}"
                 self._check_topic(row)
+            if self._cold is not None and any(meta.tier == COLD for meta in row.segments):
+                self._check_manifests(self._cold, row)
         yield "watch sessions"
         self._check_watch()
         yield "files that nothing names"
@@ -366,6 +370,14 @@ class _Checker:
                 self.found.add("extra", path, 0, what, topic=row.name)
         return True
 
+    def _check_manifests(self, cold: SegmentStore, row: TopicRow) -> None:
+        try:
+            problems = check_manifests(cold, self._topic_dir(row.id))
+        except OSError as error:
+            problems = [(self._topic_dir(row.id), str(error))]
+        for path, what in problems:
+            self.found.add("extra", path, 0, f"{what}; jobs go by it, a server does not", topic=row.name)
+
     def _place_of(self, directory: str, meta: SegmentMeta, seq: int) -> int:
         try:
             return int(read_rows(self._disk, directory, meta)["offset"][seq - meta.first_seq])
@@ -439,6 +451,9 @@ class _Checker:
             for topic, first, generation in self._named(rows):
                 named.add((topic, segment_name(first, generation)))
             ids |= {row.id for row in rows}
+            for row in rows:
+                names = (row.merges or NO_MERGES).retired_names
+                named |= {(row.id, segment_name(first, generation)) for first, generation in names}
         swapped, made = self._from_log()
         newest = self.found.newest
         own = own_ids(newest[0] if newest is not None else None, self._config)
@@ -479,6 +494,10 @@ class _Checker:
             for i in np.flatnonzero(kinds == frames.SEGMENT_SWAP).tolist():
                 swap = msgspec.msgpack.decode(columns.payload(i), type=Swapped)
                 swapped.add((int(columns.headers["topic"][i]), segment_name(swap.first_seq, swap.generation)))
+            for i in np.flatnonzero(kinds == frames.SEGMENT_MERGE).tolist():
+                merged = msgspec.msgpack.decode(columns.payload(i), type=Merged)
+                topic = int(columns.headers["topic"][i])
+                swapped |= {(topic, segment_name(one.first_seq, one.generation)) for one in merged.groups}
         return swapped, made
 
 
