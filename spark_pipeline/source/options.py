@@ -26,7 +26,7 @@ _BY_LOWER = {name.lower(): name for name in OPTIONS}
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SPAN = re.compile(r"([0-9]+)\s*(ms|s|m|h|d)?")
-_SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_300_000, "d": 86_400_000}
+_SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class BadOption(ValueError):

@@ -204,7 +204,9 @@ def test_a_server_that_dies_before_the_commit_finds_the_plan_again(
     assert seqs_of(server, "m7") == list(range(1, 101))
 
 
-def test_a_server_that_dies_while_the_job_works_gives_the_lease_again(server: Server, local: LocalEngine) -> None:
+def test_a_server_that_dies_while_the_job_works_gives_the_lease_again(
+    server: Server, local: LocalEngine
+) -> None:
     class Slow(Between):
         """Its tasks seem to take until the server has come back and two renewals are due."""
 
