@@ -41,8 +41,10 @@ def session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not any(module.name == "pyspark_topics" for module in iter_modules()):
         _add_to_python_path(REGISTRATION)
-    if find_spec("spark_pipeline.session") is not None and str(HERE.parent) in sys.path:
-        _add_to_python_path(HERE.parent)
+    if (HERE.parent / "pyproject.toml").exists():
+        _add_to_python_path(
+            HERE.parent
+        )  # a source tree, which the workers find only if they happen to run in it
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in {**_defaults(master, memory, java), **(options or {})}.items():
         builder = builder.config(name, value)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+import topics
 from spark_pipeline.cli.arguments import CANNOT, OK, add_output, add_server, parser_of, server_of
 from spark_pipeline.java import NoJava, find_java
 from spark_pipeline.session import MEMORY, NoSpark, session
@@ -152,7 +153,7 @@ class Doctor:
             raise Failed(f"a small job failed: {_first_line(error)}", advice) from error
         if count != 1000:
             raise Failed(f"1000 rows were written and {count} came back", "this is a bug, or a broken disk")
-        mine = importlib.metadata.version("topics")
+        mine = topics.__version__
         others = {version for _, version in workers} - {mine}
         if others:
             raise Failed(
@@ -206,7 +207,7 @@ class Doctor:
 def _who(_: int) -> tuple[str, str]:
     import spark_pipeline.tasks.merge as _needed  # noqa: F401
 
-    return sys.version.split()[0], importlib.metadata.version("topics")
+    return sys.version.split()[0], topics.__version__
 
 
 def _timed(name: str, check: Callable[[], str]) -> Check:

@@ -112,7 +112,12 @@ class _SparkRunning:
         self._results: list[Any] = []
         self._error: BaseException | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(function, list(tasks)), daemon=True)
+        # Of Spark's own kind: it ends the thread that stands for it in the JVM, too.
+        from pyspark import InheritableThread
+
+        self._thread = InheritableThread(
+            target=self._run, args=(function, list(tasks)), daemon=True, session=session
+        )
         self._thread.start()
 
     def _run(self, function: Callable[[Any], Any], tasks: list[Any]) -> None:
