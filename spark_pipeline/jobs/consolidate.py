@@ -97,9 +97,14 @@ def look_at_plan(server: Server, topic: str, parameters: Parameters) -> Plan:
     """What would be done. A plan that is there only because of this question is given up again; one that somebody works on stays."""
     path = server.topic(topic, "/consolidation")
     had = server.get(path)["plan"]
-    plan = ask_for_plan(server, topic, parameters, lease_ms=1000)
+    # A plan that is there already may be wanted by a job in a moment.
+    plan = ask_for_plan(server, topic, parameters, lease_ms=LEASE_MS if had is None else 1000)
     if plan.plan_id is not None and (had is None or had["plan_id"] != plan.plan_id):
-        server.post(f"{path}/{plan.plan_id}/abandon", {"lease": plan.lease})
+        try:
+            server.post(f"{path}/{plan.plan_id}/abandon", {"lease": plan.lease})
+        except Refused as error:
+            if error.code not in {"lease_lost", "plan_not_found"}:
+                raise  # else it is gone, or somebody else's
     return plan
 
 
