@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import length
 from tests.support.engine_harness import Harness, lose
 from tests.support.engine_harness import holders as hot_holders
 from tests.support.faults import fault
@@ -21,6 +22,7 @@ from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
 from topics.engine import commands as c
 from topics.engine import merge_commands as mrg
+from topics.engine.errors import ErasePutOff
 from topics.engine.segment_store import DiskSegmentStore
 
 
@@ -86,14 +88,14 @@ def test_without_a_crash() -> None:
     "readers see what they saw; the job asks again and ends it; nothing is left over",
 )
 @pytest.mark.parametrize("how", ["power", "kill"])
-def test_a_crash_at_every_call_to_the_store(how: str, some: int) -> None:
+def test_a_crash_at_every_call_to_the_store(how: str) -> None:
     store = ObjectStore()
     h, body = begin(store)
     calls = len(store.calls)
     life(h, body)
     count = len(store.calls) - calls
     assert count > 30
-    for number in range(1 if how == "kill" else 2, count + 1, some):
+    for number in range(1 if how == "kill" else 2, count + 1, length.pick(short=5, long=1)):
         store = ObjectStore()
         h, body = begin(store)
         before = seen(h)
@@ -112,13 +114,13 @@ def test_a_crash_at_every_call_to_the_store(how: str, some: int) -> None:
     "readers see what they saw; the job asks again and ends it; nothing is left over",
 )
 @pytest.mark.parametrize("how", ["power", "kill"])
-def test_a_crash_at_every_call_to_the_disk(how: str, some: int) -> None:
+def test_a_crash_at_every_call_to_the_disk(how: str) -> None:
     h, body = begin()
     calls = h.disk.calls
     life(h, body)
     count = h.disk.calls - calls
     assert count > 100
-    for number in range(1 if how == "kill" else 2, count + 1, 4 * some if some > 1 else 1):
+    for number in range(1 if how == "kill" else 2, count + 1, length.pick(short=23, long=1)):
         h, body = begin()
         before = seen(h)
         h.sync()
@@ -130,7 +132,7 @@ def test_a_crash_at_every_call_to_the_disk(how: str, some: int) -> None:
         check(h, before, number)
 
 
-def test_a_crash_of_both_tiers_at_once(some: int) -> None:
+def test_a_crash_of_both_tiers_at_once() -> None:
     def build() -> tuple[Harness, dict[str, Any], SimDisk]:
         far = SimDisk(5)
         h, body = begin(DiskSegmentStore(far))
@@ -139,7 +141,7 @@ def test_a_crash_of_both_tiers_at_once(some: int) -> None:
     h, body, far = build()
     calls = far.calls
     life(h, body)
-    for number in range(1, far.calls - calls + 1, 7 * some if some > 1 else 1):
+    for number in range(1, far.calls - calls + 1, length.pick(short=41, long=1)):
         h, body, far = build()
         before = seen(h)
         far.crash_at(number, midway=True)
@@ -156,12 +158,12 @@ def test_a_crash_of_both_tiers_at_once(some: int) -> None:
     "any call to the cold tier fails while a merge is committed",
     "503 and nothing is published, or it is published and the rest is done later; the next try comes to its end",
 )
-def test_a_failure_of_every_call_to_the_store(some: int) -> None:
+def test_a_failure_of_every_call_to_the_store() -> None:
     store = ObjectStore()
     h, body = begin(store)
     calls = len(store.calls)
     life(h, body)
-    for number in range(1, len(store.calls) - calls + 1, some):
+    for number in range(1, len(store.calls) - calls + 1, length.pick(short=5, long=1)):
         store = ObjectStore()
         h, body = begin(store)
         before = seen(h)
@@ -171,12 +173,12 @@ def test_a_failure_of_every_call_to_the_store(some: int) -> None:
         check(h, before, number)
 
 
-def test_a_failure_of_every_call_to_the_disk(some: int) -> None:
+def test_a_failure_of_every_call_to_the_disk() -> None:
     """A full disk and a bad one: the shard may refuse to go on, and a start gets over it."""
     h, body = begin()
     calls = h.disk.calls
     life(h, body)
-    for number in range(1, h.disk.calls - calls + 1, 9 * some if some > 1 else 1):
+    for number in range(1, h.disk.calls - calls + 1, length.pick(short=41, long=1)):
         h, body = begin()
         before = seen(h)
         h.sync()
@@ -188,17 +190,25 @@ def test_a_failure_of_every_call_to_the_disk(some: int) -> None:
         check(h, before, number)
 
 
-def test_a_start_from_the_older_snapshot() -> None:
-    """The newest snapshot is gone: the log has the merge, or the older one has it."""
+@pytest.mark.parametrize("moves", [1, 3])
+def test_a_start_from_the_older_snapshot(moves: int) -> None:
+    """The newest snapshot is gone: the log has the merge, or the older one has it. After one checkpoint the older one calls the
+    inputs hot, and has some of their rows in the log alone."""
     for checkpoints in range(4):
-        h, body = begin()
+        h = begun(moved=False)
+        for _ in range(moves):
+            h.checkpoint()
+        body = plan(h)
+        work(h, body)
+        h.do(c.Delete("t", seqs=[6]))
         assert isinstance(commit(h, body), mrg.MergeAnswer)
         for _ in range(checkpoints):
             h.append("t", b'"more"')
             h.checkpoint()
         before = seen(h)
         h.kill()
-        lose(h.disk, h.snapshots()[-1])
+        if len(h.snapshots()) > 1:
+            lose(h.disk, h.snapshots()[-1])
         h.open()
         assert seen(h) == before, checkpoints
         assert commit(h, body).body["state"] == "committed", checkpoints
@@ -206,6 +216,23 @@ def test_a_start_from_the_older_snapshot() -> None:
         check_tidy(h, checkpoints)
         h.kill_and_open()
         assert len(seen(h)[0]) == len(before[0]) + 4
+
+
+def test_an_erase_that_goes_on_after_a_start_knows_of_staging() -> None:
+    """The first look at the store fails, the erase is tried, and a copy lies in the staging of a plan."""
+    store = ObjectStore()
+    h = begun(store, secret=3)
+    work(h, plan(h))
+    h.kill_and_open()
+    store.is_down = True
+    answer = h.send(c.Delete("t", seqs=[3], erase=True))
+    assert isinstance(answer, ErasePutOff)
+    store.is_down = False
+    h.pass_time(70_000)
+    assert holders(h) == []
+    h.kill_and_open()
+    h.rest()
+    assert holders(h) == []
 
 
 def test_a_new_generation_that_has_rotted_leaves_the_old_one() -> None:
@@ -260,7 +287,7 @@ def holders(h: Harness) -> list[str]:
     "its bytes are in no file of either tier, staging included, and every other record is there",
 )
 @pytest.mark.parametrize("stage", range(len(STAGES)))
-def test_an_erase_reaches_staging_and_what_is_retired(stage: int, some: int) -> None:
+def test_an_erase_reaches_staging_and_what_is_retired(stage: int) -> None:
     store = ObjectStore()
     h = staged(store, stage)
     before = seen(h)[0]
@@ -269,7 +296,7 @@ def test_an_erase_reaches_staging_and_what_is_retired(stage: int, some: int) -> 
     count = len(store.calls) - calls
     assert holders(h) == []
     assert seen(h)[0] == [row for row in before if row[0] != 3]
-    for number in range(1, count + 1, some):
+    for number in range(1, count + 1, length.pick(short=5, long=1)):
         store = ObjectStore()
         h = staged(store, stage)
         before = seen(h)[0]

@@ -115,8 +115,13 @@ NO_MERGES = Merges()
 
 
 def covered(metas: Sequence[SegmentMeta], first_seq: int) -> bool:
-    """Whether the rows of a segment that began here are in one of these: it was merged into it, or has another generation."""
-    return any(meta.first_seq <= first_seq < meta.first_seq + max(meta.rows, 1) for meta in metas)
+    """Whether a segment that began here has another generation, or was merged into one of these: no merged one is a first generation,
+    and nothing else ever lies within a segment."""
+    return any(
+        meta.first_seq == first_seq
+        or (meta.generation > 0 and meta.first_seq < first_seq < meta.first_seq + meta.rows)
+        for meta in metas
+    )
 
 
 def retired_meta(segment: Input) -> SegmentMeta:

@@ -130,8 +130,10 @@ class Relocator:
 
     def next_task(self) -> Steps:
         """The most urgent first: somebody may wait for an erase."""
-        if self._erases:
+        if self._erases and self._swept:
             return self._erase(self._erases.pop(0))
+        if self._erases:
+            return self._sweep()  # copies may lie in the staging of plans, which is not known before
         if self._consolidator.is_urgent:
             return self._consolidator.next_task() if self._swept else self._sweep()
         if self._gone:
@@ -154,6 +156,8 @@ class Relocator:
         self._count("cold_failures")
         if not self._swept:
             self._consolidator.refuse(ColdStoreFailed(f"the cold tier cannot be looked at: {error}"))
+            for request in self._erases:
+                self._put_off(request, cold=True)
 
     def _worked(self) -> None:
         self._pause_ms = self._retry_ms = 0
