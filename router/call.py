@@ -56,7 +56,7 @@ class Call:
     topic: bytes  # percent-decoded; empty where the route names none
     key: ApiKey | None  # None: authentication is off
     services: Services
-    consumer: bytes = b""  # percent-decoded; empty where the route names none
+    consumer: bytes = b""  # or plan, snapshot, transaction; percent-decoded; empty where the route names none
 
     @property
     def total_ms(self) -> float:

@@ -17,7 +17,19 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from router.call import JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
-from router.endpoints import consumers, forwards, health, queues, records, sockets, topics, watch, work
+from router.endpoints import (
+    consolidation,
+    consumers,
+    forwards,
+    health,
+    queues,
+    records,
+    sockets,
+    topics,
+    transactions,
+    watch,
+    work,
+)
 from router.exchange import Body, Request, Respond, Response
 from router.query import parse_query
 from topics.api_keys import ApiKey, find_key
@@ -48,6 +60,7 @@ class Route:
     key_in_query: bool = False  # as there, but it is looked at here
 
 
+PARTS_BODY = 8 << 20  # a commit may name many parts
 SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would only keep others waiting
 
 READ, WRITE, DELETE, ADMIN = ("read",), ("write",), ("delete",), ("admin",)
@@ -91,6 +104,18 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"extend": {b"POST": _json(queues.extend, WRITE)},
     b"work": {b"GET": Route(work.work, READ_WRITE, key_in_query=True)},
     b"consumers": {b"GET": Route(consumers.list_all, READ, is_read=True)},
+    b"consolidation": {
+        b"POST": _json(consolidation.plan, ADMIN, empty_ok=True),
+        b"GET": Route(consolidation.state, ADMIN),
+    },
+    b"snapshots": {b"POST": _json(consolidation.pin, ADMIN, empty_ok=True)},
+    b"transactions": {b"POST": _json(transactions.begin, WRITE)},
+}
+# What comes after a transaction's id.
+_TRANSACTION: dict[bytes, dict[bytes, Route]] = {
+    b"stage": {b"POST": Route(transactions.stage, WRITE, (JSON_TYPE,))},
+    b"commit": {b"POST": Route(transactions.commit, WRITE, (JSON_TYPE,), body_max=PARTS_BODY)},
+    b"abort": {b"POST": Route(transactions.abort, WRITE)},
 }
 # What comes after a consumer's name.
 _CONSUMER: dict[bytes, dict[bytes, Route]] = {
@@ -109,6 +134,23 @@ _CONSUMER: dict[bytes, dict[bytes, Route]] = {
     b"reset": {b"POST": _json(consumers.reset, ADMIN)},
     b"stream": {b"GET": Route(work.stream, READ_WRITE, key_in_query=True)},
 }
+# What comes after a plan's id, and after a snapshot's.
+_PLAN: dict[bytes, dict[bytes, Route]] = {
+    b"renew": {b"POST": _json(consolidation.renew, ADMIN)},
+    b"commit": {b"POST": _json(consolidation.commit, ADMIN)},
+    b"abandon": {b"POST": _json(consolidation.abandon, ADMIN)},
+}
+_SNAPSHOT: dict[bytes, dict[bytes, Route]] = {
+    b"": {b"DELETE": Route(consolidation.release, ADMIN)},
+    b"renew": {b"POST": _json(consolidation.renew_pin, ADMIN, empty_ok=True)},
+}
+# What a topic has that has names of its own.
+_NESTED: dict[bytes, dict[bytes, dict[bytes, Route]]] = {
+    b"consumers": _CONSUMER,
+    b"consolidation": _PLAN,
+    b"snapshots": _SNAPSHOT,
+    b"transactions": _TRANSACTION,
+}
 _FORWARD: dict[bytes, Route] = {
     b"PUT": _json(forwards.put, ADMIN),
     b"GET": Route(forwards.get, READ),
@@ -116,10 +158,10 @@ _FORWARD: dict[bytes, Route] = {
 }
 _STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
 _TOPICS = b"/v0/topics/"
-_CONSUMERS = b"consumers/"
 _STREAMS = b"/v0/watch/"
 _FORWARDS = b"/v0/routers/"
-# What may be done at a path, the topic (or router, or session) and the consumer that it names, and what comes after the topic.
+# What may be done at a path, the topic (or router, or session) and the consumer (or plan, or snapshot) that it names, and what comes
+# after the topic.
 Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes, bytes | None]
 PLACES_MAX = 4096
 PLACE_BYTES_MAX = 512
@@ -220,9 +262,10 @@ class Gate:
             name, _, sub = path[len(_TOPICS) :].partition(b"/")
             topic = unquote_to_bytes(name)
             routes, action = _TOPIC, sub
-            if sub.startswith(_CONSUMERS):
-                routes = _CONSUMER
-                name, _, action = sub[len(_CONSUMERS) :].partition(b"/")
+            kind, slash, rest = sub.partition(b"/")
+            if slash and kind in _NESTED:
+                routes = _NESTED[kind]
+                name, _, action = rest.partition(b"/")
                 consumer = unquote_to_bytes(name)
             # A name is one segment, and `/v0/topics/x/` is no other spelling of `/v0/topics/x`.
             known = topic and name and (action or not path.endswith(b"/"))

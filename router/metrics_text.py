@@ -184,6 +184,14 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     yield "topics_cold_fetches_total", "counter", "Reads from the cold tier", wal("cold_fetches")
     yield "topics_cold_failures_total", "counter", "Calls to the cold tier that failed", wal("cold_failures")
     yield "topics_cold_readers", "gauge", "Reads that wait for the cold tier", wal("cold_readers")
+    yield "topics_merges_total", "counter", "Segments that took the place of several", wal("merges")
+    yield (
+        "topics_retired_segments",
+        "gauge",
+        "Replaced segments that still have files",
+        wal("retired_segments"),
+    )
+    yield "topics_retired_bytes", "gauge", "Bytes of replaced segments", wal("retired_bytes")
     yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
     yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
     yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")

@@ -115,6 +115,18 @@ _build_venv() {
     mv "$TOPICS_VENV/.topics-stamp.new" "$TOPICS_VENV/.topics-stamp"
 }
 
+# Spark and a Java for it, half a gigabyte: only for those who ask. A stamp of its own names what they were installed from.
+_need_spark() {
+    local stamp="$TOPICS_VENV/.topics-spark-stamp"
+    (
+        if command -v flock >/dev/null; then flock 9; fi
+        [[ -f "$stamp" && "$(<"$stamp")" == "$(_wanted_stamp "$TOPICS_VENV/bin/python")" ]] && exit 0
+        _say "installing Spark into .venv; later runs skip this"
+        _install_packages dev,spark,java || exit 1
+        _wanted_stamp "$TOPICS_VENV/bin/python" >"$stamp.new" && mv "$stamp.new" "$stamp"
+    ) 9>"$TOPICS_ROOT/.venv.lock"
+}
+
 if ! _venv_is_current; then
     # One builder at a time; whoever waited finds the work done.
     (

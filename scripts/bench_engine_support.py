@@ -97,7 +97,7 @@ class Shell:
     def checkpoint(self) -> None:
         self.engine.checkpoint()
         before = self.engine.counters["checkpoints"]
-        while self.engine.counters["checkpoints"] == before or self.engine._task is not None:
+        while self.engine.counters["checkpoints"] == before or self.engine._has_background_work():
             self._drain(self._timed(lambda: self.engine.turn([])))
             if self.engine.shard.read_only is not None:
                 raise RuntimeError(self.engine.shard.read_only)

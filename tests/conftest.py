@@ -1,4 +1,7 @@
-"""Of all tests: signals, and the order. Folders of long tests come first, so that no process is left with one when all others are done."""
+"""Of all tests: signals, and the order. Folders of long tests come first, so that no process is left with one when all others are done.
+
+Those of Spark lie at the very front: the process that gets the front of the list runs them all, and one JVM is enough.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from hypothesis import settings
 from tests.support import length
 
 HERE = Path(__file__).parent
-SHORT = ("integration", "fuzz", "unit")  # most of their tests take moments
+SHORT = ("client", "integration", "fuzz", "unit")  # most of their tests take moments
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,4 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def turn(item: pytest.Item) -> int:
     folder = item.path.relative_to(HERE).parts[0]
+    if folder == "spark":
+        return -1
     return SHORT.index(folder) + 1 if folder in SHORT else 0

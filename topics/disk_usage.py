@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,8 +18,10 @@ from topics.engine.checkpoint import ShardRow, TopicRow
 from topics.engine.errors import Corrupt, TopicsError
 from topics.engine.files import HEADER_BYTES, TEMP_SUFFIX, check_digest_file
 from topics.engine.layout import COLD_ID_NAME, LAYOUT_NAME, Layout, decode_layout, generation_of
+from topics.engine.manifest import is_of_manifests
 from topics.engine.segments import parse_segment_name
 from topics.engine.snapshot import MAGIC, list_snapshots, rows_in_turn, snapshot_path
+from topics.engine.transaction_files import parse_name
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, file_number
 from topics.read_only_disk import ReadOnlyDisk
 
@@ -30,11 +32,14 @@ KINDS = (
     "snapshots",
     *(f"hot {what}" for what in _SUFFIXES.values()),
     *(f"cold {what}" for what in _SUFFIXES.values()),
+    "manifests",
     "lost+found",
     "quarantine",
     "staging",
+    "transactions",
     "other",
 )
+FILES_PER_WORD = 256
 SNAPSHOT_TRIES = 3  # a live server replaces snapshots; nobody is that unlucky three times
 
 T = TypeVar("T")
@@ -91,14 +96,18 @@ class DiskUsage(msgspec.Struct):
     problems: list[str]  # what could not be looked at, so that the figures lack it
 
 
-def disk_usage(data_dir: str, cold_dir: str | None = None) -> DiskUsage:
-    return _Look(data_dir, cold_dir).run()
+def disk_usage(
+    data_dir: str, cold_dir: str | None = None, on_progress: Callable[[str], None] = lambda what: None
+) -> DiskUsage:
+    """`on_progress` hears every so often what has been looked at."""
+    return _Look(data_dir, cold_dir, on_progress).run()
 
 
 @dataclass
 class _Look:
     data_dir: str
     cold_dir: str | None
+    on_progress: Callable[[str], None]
     kinds: dict[str, KindUsage] = field(default_factory=lambda: {kind: KindUsage(kind) for kind in KINDS})
     topics: dict[int, TopicUsage] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -144,6 +153,7 @@ class _Look:
     def _files(self, root: str) -> Iterator[tuple[tuple[str, ...], str, int]]:
         """Every file below, by its parts, its path and its length. Links are not followed."""
         waiting: list[tuple[str, ...]] = [()]
+        count = 0
         while waiting:
             folder = waiting.pop()
             try:
@@ -157,6 +167,9 @@ class _Look:
                             found = entry.stat(follow_symlinks=False)
                         except FileNotFoundError:
                             continue
+                        if count % FILES_PER_WORD == 0:
+                            self.on_progress(f"{root}: {count} files")
+                        count += 1
                         yield parts, entry.path, found.st_size
             except FileNotFoundError:
                 continue  # gone since its parent was listed
@@ -206,8 +219,12 @@ class _Look:
             topic.cold_bytes += size
             topic.cold_files += 1
         segment = parse_segment_name(name)
-        if segment is not None:
+        if parse_name(name) is not None:
+            self._add("transactions", size)
+        elif segment is not None:
             self._add(f"{tier} {_SUFFIXES[segment[2]]}", size)
+        elif tier == "cold" and is_of_manifests(name):
+            self._add("manifests", size)
         else:
             self._add("staging" if name.endswith(TEMP_SUFFIX) else "other", size)
 
@@ -238,6 +255,7 @@ class _Look:
     def _name_topics(self, shard: int, shard_dir: str) -> None:
         """From the newest snapshot that can be read."""
         meta_dir = os.path.join(self.data_dir, shard_dir, "meta")
+        self.on_progress(f"{meta_dir}: names of topics")
         problem: Exception | None = None
         for _ in range(SNAPSHOT_TRIES):
             try:

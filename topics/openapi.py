@@ -10,6 +10,7 @@ import msgspec
 import topics
 from topics.engine import limits
 from topics.http_errors import STATUS
+from topics.openapi_consolidation import consolidation_paths
 from topics.openapi_consumers import consumer_paths
 from topics.openapi_forwards import forward_paths
 from topics.openapi_operations import (
@@ -32,6 +33,7 @@ from topics.openapi_operations import (
     topic_name,
 )
 from topics.openapi_schemas import REF, SUBJECT_PATTERN, Json, components
+from topics.openapi_transactions import transaction_paths
 from topics.watching import SESSION_TTL_MS
 
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
@@ -44,6 +46,11 @@ CODES = {
     "forbidden": "The key lacks the scope, or the name is outside of its prefixes.",
     "topic_not_found": "There is no such topic. `detail`: `topic`.",
     "router_not_found": "There is no such router. `detail`: `router`.",
+    "plan_not_found": "There is no such plan of merges: it never was, it was abandoned, or an erase has ended it. `detail`: `plan_id`.",
+    "snapshot_not_found": "There is no such snapshot, or it has ended. `detail`: `snapshot_id`.",
+    "txn_not_found": "There is no such transaction open: it was aborted, has expired, or never was. Begin it again. `detail`: `topic`, `txn`.",
+    "txn_incomplete": "A commit names what was not staged. `detail`: `topic`, `txn`, and `parts` with what is wrong with each.",
+    "txn_committed": "The transaction is committed, or is being so. `detail`: `topic`, `txn`.",
     "not_found": "There is no such route, or no such watch: it was never made, or nobody has streamed it for too long.",
     "method_not_allowed": "The route exists, but not with this method.",
     "not_acceptable": "`Accept` excludes `text/event-stream`.",
@@ -54,6 +61,11 @@ CODES = {
     "router_cycle": "Copies would come back to where they come from. `detail`: `cycle`, names of topics, first and last the same.",
     "topic_not_empty": "`if_empty` was given and records are left. `detail`: `topic`, `count`.",
     "not_a_queue": "The topic is a log. `detail`: `topic`.",
+    "no_cold_tier": "The server has no cold tier.",
+    "plan_leased": "Somebody else has the lease on the topic's plan. `detail`: `plan_id`, `retry_after_ms`.",
+    "inputs_changed": "The segments of the plan are not the topic's any more, or records are being erased; nothing was published.",
+    "lease_lost": "The lease on the plan has ended. `detail`: `plan_id`.",
+    "output_invalid": "What a job has made is not what the plan asked for; nothing was published. `detail`: `group`, `reason`.",
     "consumer_not_found": "There is no such consumer. `detail`: `topic`, `consumer`.",
     "wrong_last_seq": "A conditional write met another last seq. `detail`: `topic`, `expected`, `actual`.",
     "payload_too_large": "The body is above the size limit.",
@@ -97,6 +109,14 @@ def document(version: str) -> Json:
             {
                 "name": "routers",
                 "description": "Rules that copy what is written to a topic into another one.",
+            },
+            {
+                "name": "consolidation",
+                "description": "Merging old segments with jobs, and reading them as files.",
+            },
+            {
+                "name": "transactions",
+                "description": "Batches that appear once and whole, however often they are sent.",
             },
             {"name": "watch", "description": "Following topics, as server-sent events or over a WebSocket."},
             {"name": "server", "description": "The server itself."},
@@ -153,6 +173,8 @@ def _paths() -> Json:
         "/v0/topics/{topic}/last": {"get": _last()},
         **consumer_paths(),
         **forward_paths(),
+        **consolidation_paths(),
+        **transaction_paths(),
         "/v0/watch": {"post": _make_watch()},
         "/v0/watch/{wid}": {"get": _stream()},
         "/v0/ws": {"get": _websocket()},

@@ -11,7 +11,15 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import NODEFAULT
 
-from topics import consumer_responses, forward_responses, responses, schemas
+from topics import (
+    consolidation_responses,
+    consolidation_schemas,
+    consumer_responses,
+    forward_responses,
+    responses,
+    schemas,
+    transaction_responses,
+)
 from topics.engine import limits
 from topics.watching import STREAM_TOPICS_MAX, WATCH_TOPICS_MAX
 
@@ -190,6 +198,29 @@ FIELD_TEXT |= {
         "guarantee": "`exactly_once`: each copy says in its `meta` where it comes from, and is left out if the dest has it already.",
     },
 }
+FIELD_TEXT |= {
+    "BeginBody": {
+        "producer": "Who makes the batches, such as the id of a query: 1 to 256 bytes of UTF-8.",
+        "batch": "Number of the batch; a producer commits them in rising order.",
+        "ttl_ms": "After so long without a call the transaction is gone; clamped to 1000 to 604800000.",
+        "create": "What to do when the topic does not exist: create it, or answer 404. Default: create it.",
+    },
+    "StageBody": {
+        "part": "What a task of the producer made, such as the names of partition and attempt: 1 to 128 bytes of UTF-8.",
+        "chunk": "Number of the chunk within its part, from 0.",
+        "records": "1 to 10000, as in a write.",
+        "node": "For records without one; at most 128 bytes of UTF-8.",
+    },
+    "CommitPart": {
+        "part": "Name of the part.",
+        "chunks": "How many it has: 0 to one less of them are appended, in this order.",
+        "records": "How many records these have together.",
+    },
+    "CommitPartsBody": {
+        "parts": "In the order in which they appear; what is staged and not named here is thrown away.",
+        "wait_ms": "How long to wait for the end of it; at most 30000.",
+    },
+}
 CONSUMER_REQUESTS = (
     schemas.ClaimBody,
     schemas.FetchBody,
@@ -203,6 +234,7 @@ CONSUMER_REQUESTS = (
 )
 
 NODE_LENGTH: Json = {"minLength": 1, "maxLength": limits.NODE_BYTES_MAX}
+PART_LENGTH: Json = {"minLength": 1, "maxLength": limits.TXN_PART_BYTES_MAX}
 SETTLE_LIMITS: dict[str, Json] = {
     "node": NODE_LENGTH,
     "seqs": {"maxItems": SETTLE_SEQS_MAX},
@@ -238,6 +270,14 @@ _LIMITS: dict[str, dict[str, Json]] = {
         "backoff_ms": {"maxItems": BACKOFF_STEPS_MAX},
     },
     "ForwardBody": {"dest": {"pattern": TOPIC_PATTERN}},
+    "BeginBody": {"producer": {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX}},
+    "StageBody": {
+        "part": PART_LENGTH,
+        "records": {"minItems": 1, "maxItems": limits.BATCH_RECORDS_MAX},
+        "node": {"maxLength": limits.NODE_BYTES_MAX},
+    },
+    "CommitPart": {"part": PART_LENGTH},
+    "CommitPartsBody": {"parts": {"maxItems": limits.TXN_PARTS_MAX}},
     "WatchBody": {
         "topics": {"minProperties": 1, "maxProperties": WATCH_TOPICS_MAX},
         "group": {"minLength": 1, "maxLength": GROUP_BYTES_MAX},
@@ -249,6 +289,7 @@ def components() -> Json:
     """Every schema, by its name."""
     record = _without_raw_default(schemas.RecordBody)
     write = _copy(schemas.WriteBody, records=list[record])  # type: ignore[valid-type]
+    stage = _copy(schemas.StageBody, records=list[record])  # type: ignore[valid-type]
     types = [
         schemas.ConfigBody,
         record,
@@ -258,9 +299,15 @@ def components() -> Json:
         schemas.WatchBody,
         *CONSUMER_REQUESTS,
         schemas.ForwardBody,
+        *consolidation_schemas.REQUESTS,
+        schemas.BeginBody,
+        stage,
+        schemas.CommitPartsBody,
         *responses.BODIES,
         *consumer_responses.BODIES,
         *forward_responses.BODIES,
+        *consolidation_responses.BODIES,
+        *transaction_responses.BODIES,
     ]
     _, found = msgspec.json.schema_components(types, ref_template=REF)
     for name, texts in FIELD_TEXT.items():
@@ -305,10 +352,11 @@ def _narrow(found: Json) -> None:
             "properties": {"data_base64": text, "data": False, "meta": absent},
         },
     ]
-    write["properties"]["records"]["anyOf"] = [
-        {"items": {"properties": {"data_base64": absent}}},
-        {"items": {"required": ["data_base64"], "properties": {"data_base64": text}}},
-    ]
+    for body in (write, found["StageBody"]):
+        body["properties"]["records"]["anyOf"] = [
+            {"items": {"properties": {"data_base64": absent}}},
+            {"items": {"required": ["data_base64"], "properties": {"data_base64": text}}},
+        ]
     delete["anyOf"] = [
         {"required": [name], "properties": {name: {"not": absent}}}
         for name in ("before_seq", "match", "seqs", "keep")

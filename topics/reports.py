@@ -65,6 +65,9 @@ class ShardReport(msgspec.Struct, array_like=True):
     cold_fetches: int = 0
     cold_failures: int = 0  # of moves and fetches
     cold_readers: int = 0  # reads that wait for the cold tier
+    merges: int = 0  # outputs of jobs that took the place of segments
+    retired_segments: int = 0  # replaced ones that still have files
+    retired_bytes: int = 0
 
     @property
     def topic_count(self) -> int:

@@ -263,6 +263,40 @@ class ForwardBody(msgspec.Struct):
     guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once"
 
 
+# -- transactions ------------------------------------------------------------------------------------------
+
+
+class BeginBody(msgspec.Struct):
+    """Open the transaction of a batch, or learn what became of it."""
+
+    producer: str
+    batch: U64
+    ttl_ms: U64 = 3_600_000
+    create: bool | None = None
+
+
+class StageBody(msgspec.Struct):
+    """A chunk of a part: records that appear when the transaction is committed."""
+
+    part: str
+    chunk: U32
+    records: list[RecordBody]
+    node: str | None = None
+
+
+class CommitPart(msgspec.Struct):
+    part: str
+    chunks: U32
+    records: U64
+
+
+class CommitPartsBody(msgspec.Struct):
+    """What the batch is made of, in the order in which it appears."""
+
+    parts: list[CommitPart]
+    wait_ms: U32 = 10_000
+
+
 def within_u64(**numbers: int | None) -> str | None:
     """The name of the first number beyond 64 bits, if one is."""
     for name, number in numbers.items():

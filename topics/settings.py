@@ -58,7 +58,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hot_retain_segments: Annotated[int, _doc("newest sealed segments kept hot")] = 4
     hot_retain_bytes: Annotated[int, _doc("a further bound on them; 0: none")] = 0
     cold_cache_bytes: Annotated[int, _doc("cold records in memory, per shard")] = 32 * limits.MIB
+    retire_grace_ms: Annotated[int, _doc("merged segments stay on disk this long")] = 86_400_000
+    plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten")] = 604_800_000
     min_free_bytes: Annotated[int, _doc("less space than this: no appends; 0: off")] = 256 * limits.MIB
+    reclaim_bytes_per_s: Annotated[int, _doc("rewriting of dead segments, per shard; 0: no bound")] = (
+        32 * limits.MIB
+    )
     cache_bytes: Annotated[int, _doc("recent payloads in memory, per shard")] = 32 * limits.MIB
     wal_file_bytes: Annotated[int, _doc("size of one log file", ge=limits.MIB)] = 64 * limits.MIB
 
@@ -76,6 +81,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, _doc("records of ephemeral topics, per shard; no record fits into 0")
     ] = 256 * limits.MIB
     max_total_bytes: Annotated[int, _doc("live bytes of all topics")] = 0
+    txn_max_bytes: Annotated[int, _doc("staged in one transaction")] = 16 << 30
+    txn_shard_bytes: Annotated[int, _doc("staged in all transactions, per shard")] = 64 << 30
 
     # How the processes run.
     fronts: Annotated[int, _doc("front processes that share the port", ge=1, le=64)] = 1

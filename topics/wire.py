@@ -43,6 +43,8 @@ PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET
     22,
     23,
 )
+CONSOLIDATE = 27  # which call it is stands in the arguments
+TXN_BEGIN, TXN_STAGE, TXN_COMMIT, TXN_ABORT = 28, 29, 30, 31
 # About the shard itself, or about who follows what: no command of the engine.
 READY, METRICS, CATALOG, TAKEN = 32, 33, 34, 35
 FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION, STREAMS = 36, 37, 38, 39, 40, 41, 42
@@ -57,6 +59,7 @@ CHANGES = frozenset(
     (
         WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC, CLAIM, ACK, NACK, EXTEND, TERM,
         PUT_CONSUMER, DROP_CONSUMER, PAUSE_CONSUMER, RESET_CONSUMER, PUT_FORWARD, DROP_FORWARD,
+        TXN_BEGIN, TXN_STAGE, TXN_COMMIT, TXN_ABORT,
     )
 )  # fmt: skip
 
@@ -101,6 +104,9 @@ class Args(msgspec.Struct, array_like=True, omit_defaults=True):
     forward: str = ""  # name of a rule
     source: str | None = None
     dest: str | None = None
+    call: str = ""  # of CONSOLIDATE
+    named: str = ""  # the plan or snapshot that the path names
+    txn: str = ""
 
 
 encode_args = msgspec.msgpack.Encoder().encode

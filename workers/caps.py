@@ -158,7 +158,9 @@ class Caps:
 
     def _used(self) -> tuple[int, int]:
         shard = self._engine.shard
-        return len(shard.staged) + shard.topics_unknown, shard.bytes_live + shard.bytes_unknown
+        return len(
+            shard.staged
+        ) + shard.topics_unknown, shard.bytes_live + shard.bytes_promised + shard.bytes_unknown
 
     def _hand_over(self) -> None:
         shard = self._engine.shard

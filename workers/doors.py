@@ -11,10 +11,18 @@ from topics import wire
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import forward_commands as fwd
+from topics.engine import merge_commands as mrg
 from topics.engine.engine import Engine
 from topics.engine.errors import InvalidRequest
 from topics.schemas import DiffBody
-from workers import consumer_replies, consumer_requests, replies, requests
+from workers import (
+    consolidation_requests,
+    consumer_replies,
+    consumer_requests,
+    replies,
+    requests,
+    transaction_requests,
+)
 from workers.forward_messages import encode_step_done, read_copies, read_step
 from workers.outbox import read_letters
 
@@ -38,6 +46,8 @@ class Doors:
             wire.COUNT_BY_TAG: _read_counts,
             wire.WATCH_READ: self._read_watch,
             **consumer_requests.READERS,
+            wire.CONSOLIDATE: consolidation_requests.read,
+            **transaction_requests.READERS,
             wire.LETTERS: lambda t, r, a: (read_letters(t, r.body), None),
             wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
             wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
@@ -61,6 +71,8 @@ class Doors:
     ) -> replies.Rendered:
         if request.op in consumer_requests.READERS:
             return self._render_consumers(request, result, options, total_ms, sync_ms)
+        if request.op in transaction_requests.READERS:
+            return transaction_requests.render(request.op, result, total_ms)
         now_ms = self._engine.clock.now_ms
         match result:
             case cmd.Page() if request.op == wire.LAST_BY_TAG:
@@ -87,6 +99,8 @@ class Doors:
             case cmd.TagCounts():
                 last = result.counts[-1][0] if result.more else None
                 return replies.tag_counts(result, replies.cursor_text(last), total_ms)
+            case mrg.MergeAnswer():
+                return consolidation_requests.rendered(result, total_ms)
             case con.LettersTaken() | fwd.CopiesTaken():
                 return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)
             case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():

@@ -42,6 +42,7 @@ class ShardMetrics:
         ready = progress >= 1.0
         published = shard.published
         queues, in_flight = shard.queue_totals() if ready else (0, 0)
+        retired_segments, retired_bytes = self._engine.consolidator.retirement.totals()
         rows = [self._row(published[name]) for name in islice(shard.names, TOPIC_ROWS_MAX)] if ready else []
         return ShardReport(
             progress=progress,
@@ -76,6 +77,9 @@ class ShardMetrics:
             cold_fetches=self._engine.cold.fetches,
             cold_failures=counters.get("cold_failures", 0) + self._engine.cold.failures,
             cold_readers=self._engine.cold.waiting,
+            merges=counters.get("merges", 0),
+            retired_segments=retired_segments,
+            retired_bytes=retired_bytes,
         )
 
     def _row(self, log: TopicLog) -> TopicRow:

@@ -68,7 +68,7 @@ def read_write(
         config = topic_config(body.config)
         check_dead_letter(config, args)
     key = body.idempotency_key if body.idempotency_key is not None else args.idempotency_key
-    _check_count(len(body.records))
+    check_count(len(body.records))
     encoded = _checked_key(key) if key is not None else None
     command = cmd.Append(topic, _NO_RECORDS, encoded, body.create, config)
     # Asked above for the order of checks, and decided by the engine: the topic may be dropped in between.
@@ -89,7 +89,7 @@ def _read_bare(body: wire.Buffer) -> cmd.Records | None:
         rows = _bare.decode(text).records
     except (msgspec.DecodeError, RecursionError):
         return None
-    _check_count(len(rows))
+    check_count(len(rows))
     return _json_records([bytes(row.data) for row in rows], [], text)
 
 
@@ -97,14 +97,14 @@ def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append
     """One record a line. What a JSON body says beside its records comes in the query and in headers."""
     text = checked(request.body)
     if text.count(b"\n") > 2 * limits.BATCH_RECORDS_MAX:  # far too many, and not worth the decoding
-        _check_count(text.count(b"\n"))
+        check_count(text.count(b"\n"))
     rows: list[RecordBody] = decode(_lines.decode_lines, text)
-    _check_count(len(rows))
+    check_count(len(rows))
     key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
     return cmd.Append(topic, read_records(rows, request.body, args.node), key, args.create)
 
 
-def _check_count(count: int) -> None:
+def check_count(count: int) -> None:
     if not count:
         raise InvalidRequest("a write needs at least one record in records")
     if count > limits.BATCH_RECORDS_MAX:

@@ -61,6 +61,12 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         hot_retain_segments=settings.hot_retain_segments,
         hot_retain_bytes=settings.hot_retain_bytes,
         cold_cache_bytes=settings.cold_cache_bytes,
+        cold_dir=os.path.abspath(settings.cold_dir) if settings.cold_dir else "",
+        retire_grace_ms=settings.retire_grace_ms,
+        plan_ttl_ms=settings.plan_ttl_ms,
+        txn_bytes_max=settings.txn_max_bytes,
+        txn_shard_bytes_max=settings.txn_shard_bytes,
+        reclaim_bytes_per_s=settings.reclaim_bytes_per_s,
         verify=settings.verify,
     )
 

@@ -3,7 +3,7 @@
     front, other workers ──ROUTER──▶ ┐
     answers of workers   ──DEALER──▶ ├─ poll ─▶ ShardCore ─▶ replies, and requests to other workers
     supervisor           ──control─▶ │              │ jobs
-    finished jobs        ──eventfd─▶ ┘    syncs on one thread, the cold tier on threads of its own, all else on another
+    finished jobs        ──eventfd─▶ ┘    syncs on one thread, transactions and the cold tier on threads of their own, all else on another
 
 When nothing is due the poll waits without a timer.
 """
@@ -26,8 +26,10 @@ import zmq
 from topics import wire
 from topics.control_channel import Channel, Drain, Listening, Message, Owes, Peers, Ping, Pong, Ready, Settle
 from topics.engine.cold import READ_KIND
+from topics.engine.committing import STAGE_KIND
 from topics.engine.engine import COLD_KINDS, Job
 from topics.engine.limits import COLD_FETCHES_MAX
+from topics.engine.reclaim import REWRITE_KIND
 from topics.sockets import descriptor, has_input
 from workers.peer_sockets import PeerSockets
 from workers.shard_core import Actions, ShardCore
@@ -42,6 +44,9 @@ POLL_MS_MAX = 3_600_000  # a wait has 32 bits, and an idle consumer may be due i
 RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
 
 Finished = tuple[Job, BaseException | None, float]
+
+
+STAGE_THREADS = 2  # files of transactions: each has one job at a time, which may be a sync
 
 
 class JobThread:
@@ -84,7 +89,9 @@ class ShardLoop:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._syncs = JobThread("sync", self._job_done)
         self._others = JobThread("work", self._job_done)
+        self._rewrites: JobThread | None = None
         # A cold store may take seconds a call, and as long as it likes when the server stops: nobody joins these.
+        self._stages: JobThread | None = None
         self._moves: JobThread | None = None
         self._fetches: JobThread | None = None
         self._jobs_out = 0
@@ -210,6 +217,10 @@ class ShardLoop:
             self._send(core.close())
         self._syncs.stop()
         self._others.stop()
+        if self._stages is not None:
+            self._stages.stop()
+        if self._rewrites is not None:
+            self._rewrites.stop()
         self._socket.close()
         self._peers.close()
         self._context.term()
@@ -276,6 +287,14 @@ class ShardLoop:
     def _thread_for(self, kind: str) -> JobThread:
         if kind == "sync":
             return self._syncs
+        if kind == STAGE_KIND:
+            if self._stages is None:
+                self._stages = JobThread("stages", self._job_done, STAGE_THREADS)
+            return self._stages
+        if kind == REWRITE_KIND:  # not in the way of checkpoints
+            if self._rewrites is None:
+                self._rewrites = JobThread("rewrites", self._job_done)
+            return self._rewrites
         if kind not in COLD_KINDS:
             return self._others
         if self._moves is None or self._fetches is None:

@@ -45,6 +45,7 @@ from topics.engine.forward_commands import Forward
 from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
 from topics.engine.intents import Patch, pending_intents, write_intent
 from topics.engine.marks import mark_deleted, read_deleted
+from topics.engine.merges import FailedGroup, Input, Merged, MergedGroup, Merges
 from topics.engine.sealing import meta_from_sum, read_sum, seal, verify
 from topics.engine.segments import (
     ROW,
@@ -55,6 +56,25 @@ from topics.engine.segments import (
 )
 from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot
 from topics.engine.topic_ids import pack_ids
+from topics.engine.transaction_files import (
+    ChunkHead,
+    encode_chunk,
+    encode_decision,
+    parse_name,
+    read_chunks,
+    read_decision,
+    read_staged,
+    write_entries,
+)
+from topics.engine.transaction_state import (
+    Advanced,
+    Decided,
+    Decision,
+    Opened,
+    OpenRow,
+    Producer,
+    TransactionsRow,
+)
 from topics.engine.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -258,8 +278,52 @@ ADOPTING_SNAPSHOT = "snap-0000000000000020"
 ADOPTING_SHARD_ROW = msgspec.structs.replace(
     FORWARD_SHARD_ROW, number=32, next_id=4098, first_id=4096, adopted=pack_ids([1024, 2049])
 )
+# A topic whose segments were merged, and the log entry of such a merge.
+MERGED = Merged(
+    "00b17d0922b690cb", 7, 3, 2, [MergedGroup(0, 1, 25, 4, 1479, 1285, 22)], [[Input(1, 3, 424), Input(5, 0, 424)]],
+    [FailedGroup(1, "seg-0000000000000019-0", "a block does not agree with its digest")],
+)  # fmt: skip
+MERGED_SNAPSHOT = "snap-0000000000000021"
+MERGED_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=33)
+MERGED_ROWS = [msgspec.structs.replace(FORWARD_ROWS[0], merges=Merges().with_plan(MERGED, TS))]
+MERGE_EVENTS: list[tuple[int, object]] = [(frames.SEGMENT_MERGE, MERGED)]
+MERGE_EVENTS_NUMBER = 11
+MERGE_EVENTS_NAME = file_name(MERGE_EVENTS_NUMBER)
+# A topic with sink transactions: what it remembers of producers, one that is open, one that is decided and half done.
+TXN_SNAPSHOT = "snap-0000000000000030"
+TXN_SHARD_ROW = msgspec.structs.replace(SHARD_ROW, number=48)
+OPENED = Opened(0x1122334455667788, 3, "query-1", 12, 3_600_000)
+TXN_ROWS = [
+    msgspec.structs.replace(
+        TOPIC_ROWS[1],
+        transactions=TransactionsRow(
+            4,
+            [Producer("query-1", 11, 5, 9, 5, TS), Producer("query-2", 0, 0, 0, 0, TS)],
+            [
+                OpenRow(OPENED, None),
+                OpenRow(Opened(7, 4, "query-2", 1, 60_000), Decision(310, 3, 30, 900, 1, 10, 19, 10, 300)),
+            ],
+        ),
+    )
+]
+TXN_EVENTS: list[tuple[int, object]] = [
+    (frames.TXN_OPENED, OPENED),
+    (frames.TXN_DECIDED, Decided(7, Decision(310, 3, 30, 900))),
+    (frames.TXN_ADVANCED, Advanced(7, True, 3, 10, 39, 30, 900, TS, ["query-0"])),
+    (frames.TXN_ENDED, 0x1122334455667788),
+]
+TXN_EVENTS_NUMBER = 48
+TXN_EVENTS_NAME = file_name(TXN_EVENTS_NUMBER)
+TXN_FILE = "txn-1122334455667788-3"
+TXN_HEAD = ChunkHead("0-17", 0, 2, 116, 99)
+# With a topic that has more records of some tags than its cap allows, since the cap came later.
+TRIMMING_SNAPSHOT = "snap-0000000000000022"
+TRIMMING_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=34)
+TRIMMING_ROWS = [msgspec.structs.replace(FORWARD_ROWS[0], is_trimmed=False), *FORWARD_ROWS[1:]]
 # Written by earlier versions, read by this one.
-READ_ONLY = {f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT, FORWARD_SNAPSHOT}
+READ_ONLY = {
+    f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT, FORWARD_SNAPSHOT, ADOPTING_SNAPSHOT,
+}  # fmt: skip
 
 PATCHES: list[Patch] = [
     ("topics/0000000000000001/seg-0000000000000001-0.data", 54, bytes(17)),
@@ -320,13 +384,34 @@ def build_segment() -> dict[str, bytes]:
 
 def build_snapshot() -> dict[str, bytes]:
     disk = SimDisk(1)
-    writer = SnapshotWriter(disk, "meta", 32)
-    writer.add(ADOPTING_SHARD_ROW)
-    for row in FORWARD_ROWS:
+    writer = SnapshotWriter(disk, "meta", 33)
+    writer.add(MERGED_SHARD_ROW)
+    for row in MERGED_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    return {ADOPTING_SNAPSHOT: read_file(disk, f"meta/{ADOPTING_SNAPSHOT}")}
+    writer = SnapshotWriter(disk, "meta", 48)
+    writer.add(TXN_SHARD_ROW)
+    for row in TXN_ROWS:
+        writer.add(row)
+    writer.finish()
+    writer.publish()
+    writer = SnapshotWriter(disk, "meta", 34)
+    writer.add(TRIMMING_SHARD_ROW)
+    for row in TRIMMING_ROWS:
+        writer.add(row)
+    writer.finish()
+    writer.publish()
+    names = (MERGED_SNAPSHOT, TXN_SNAPSHOT, TRIMMING_SNAPSHOT)
+    return {name: read_file(disk, f"meta/{name}") for name in names}
+
+
+def build_staged() -> dict[str, bytes]:
+    disk = SimDisk(1)
+    chunk = encode_chunk(TXN_HEAD, FULL)
+    order = [(16, len(chunk), 2, 116)]
+    write_entries(disk, f"t/{TXN_FILE}", 16, [chunk, encode_decision(order)], sync=True)
+    return {TXN_FILE: read_file(disk, f"t/{TXN_FILE}")}
 
 
 def build_events() -> dict[str, bytes]:
@@ -334,6 +419,8 @@ def build_events() -> dict[str, bytes]:
     for name, number, events in (
         (EVENTS_NAME, EVENTS_NUMBER, CONSUMER_EVENTS),
         (FORWARD_EVENTS_NAME, FORWARD_EVENTS_NUMBER, FORWARD_EVENTS),
+        (MERGE_EVENTS_NAME, MERGE_EVENTS_NUMBER, MERGE_EVENTS),
+        (TXN_EVENTS_NAME, TXN_EVENTS_NUMBER, TXN_EVENTS),
     ):
         data = file_header(shard=2, number=number, salt=SALT, capacity=WAL_BYTES)
         encoded_events = [encode_control(kind, TOPIC, TS, payload) for kind, payload in events]
@@ -354,6 +441,7 @@ BUILDERS: list[Callable[[], dict[str, bytes]]] = [
     build_segment,
     build_marks,
     build_snapshot,
+    build_staged,
     build_events,
     build_intent,
 ]
@@ -531,6 +619,28 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     shard, topics = read_snapshot(disk, "meta", 32)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == ADOPTING_SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == FORWARD_ROWS
+    disk = on_disk("meta", MERGED_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 33)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == MERGED_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == MERGED_ROWS
+    disk = on_disk("meta", TXN_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 48)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == TXN_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == TXN_ROWS
+    disk = on_disk("meta", TRIMMING_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 34)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == TRIMMING_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == TRIMMING_ROWS
+
+
+def test_staged_chunks_are_read_to_what_was_written() -> None:
+    disk = on_disk("t", TXN_FILE)
+    chunk, decision = read_staged(disk, f"t/{TXN_FILE}")
+    assert (chunk.offset, chunk.chunk, decision.chunk) == (16, TXN_HEAD, None)
+    order = read_decision(disk, f"t/{TXN_FILE}", decision.offset)
+    assert order == [(16, chunk.bytes, 2, 116)]
+    assert read_chunks(disk, f"t/{TXN_FILE}", order) == [FULL]
+    assert parse_name(TXN_FILE) == (0x1122334455667788, 3)
 
 
 @pytest.mark.parametrize(
@@ -538,6 +648,8 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     [
         (EVENTS_NAME, EVENTS_NUMBER, CONSUMER_EVENTS),
         (FORWARD_EVENTS_NAME, FORWARD_EVENTS_NUMBER, FORWARD_EVENTS),
+        (MERGE_EVENTS_NAME, MERGE_EVENTS_NUMBER, MERGE_EVENTS),
+        (TXN_EVENTS_NAME, TXN_EVENTS_NUMBER, TXN_EVENTS),
     ],
 )
 def test_events_are_read_to_what_was_written(

@@ -69,7 +69,7 @@ def test_every_stored_format_is_told(path: Path, capsys: pytest.CaptureFixture[s
     assert path.name.split(".")[0] in capsys.readouterr().out
     assert main(["inspect", str(path), "--json"]) == (1 if lonely else 0)
     told = json.loads(capsys.readouterr().out)
-    assert told["kind"] == {"i": "intent", "s": "segment", "w": "log"}.get(
+    assert told["kind"] == {"i": "intent", "s": "segment", "w": "log", "t": "transaction"}.get(
         path.name[0] if not path.name.startswith("snap") else "", "snapshot"
     )
     assert told["version"] in (1, 2)

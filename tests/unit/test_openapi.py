@@ -20,18 +20,30 @@ import pytest
 import schemathesis
 
 from router import metrics_text
-from topics import consumer_responses, forward_responses, openapi, responses, schemas, wire
+from topics import (
+    consolidation_responses,
+    consolidation_schemas,
+    consumer_responses,
+    forward_responses,
+    openapi,
+    responses,
+    schemas,
+    transaction_responses,
+    wire,
+)
 from topics.engine.commands import Records, Tombstone
 from topics.engine.config import ConsumerConfig, TopicConfig
 from topics.engine.errors import InvalidRequest, TopicsError
 from topics.engine.frames import encode_appends
 from topics.engine.limits import BATCH_RECORDS_MAX
+from topics.engine.manifest import Manifest, RetiredSegment, Segment
 from topics.http_errors import STATUS, error_body
 from topics.settings import describe
-from workers import consumer_requests, forward_requests, requests
+from workers import consumer_requests, forward_requests, requests, transaction_requests
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "http.md").read_text()
+CONSOLIDATION_PAGE = (ROOT / "docs" / "consolidation.md").read_text()
 CONSUMERS_PAGE = (ROOT / "docs" / "consumers.md").read_text()
 DOCUMENT = openapi.document("1.2.3")
 SCHEMAS = DOCUMENT["components"]["schemas"]
@@ -49,6 +61,9 @@ REQUESTS = (
     schemas.NackBody,
     schemas.ExtendBody,
     schemas.ForwardBody,
+    schemas.BeginBody,
+    schemas.StageBody,
+    schemas.CommitPartsBody,
 )
 CONSUMER_REQUESTS = (
     schemas.FetchBody,
@@ -59,7 +74,14 @@ CONSUMER_REQUESTS = (
     schemas.ResetBody,
     schemas.ResetTo,
 )
-ANSWERS = (*responses.BODIES, *consumer_responses.BODIES, *forward_responses.BODIES)
+CONSOLIDATION_REQUESTS = consolidation_schemas.REQUESTS
+ANSWERS = (
+    *responses.BODIES,
+    *consumer_responses.BODIES,
+    *forward_responses.BODIES,
+    *consolidation_responses.BODIES,
+    *transaction_responses.BODIES,
+)
 
 
 def every(node: Any, key: str) -> Iterator[Any]:
@@ -135,20 +157,24 @@ def test_the_module_prints_it() -> None:
     assert printed == {name: value for name, value in DOCUMENT.items() if name != "info"}
 
 
-@pytest.mark.parametrize("body", [*REQUESTS, *CONSUMER_REQUESTS, *ANSWERS], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body", [*REQUESTS, *CONSUMER_REQUESTS, *CONSOLIDATION_REQUESTS, *ANSWERS], ids=lambda body: body.__name__
+)
 def test_every_field_appears(body: type[msgspec.Struct]) -> None:
     names = {field.encode_name for field in msgspec.structs.fields(body)}
     assert set(SCHEMAS[body.__name__]["properties"]) == names
 
 
-@pytest.mark.parametrize("body", [*REQUESTS, *CONSUMER_REQUESTS], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body", [*REQUESTS, *CONSUMER_REQUESTS, *CONSOLIDATION_REQUESTS], ids=lambda body: body.__name__
+)
 def test_every_field_of_a_request_is_described(body: type[msgspec.Struct]) -> None:
     for name, schema in SCHEMAS[body.__name__]["properties"].items():
         assert schema.get("description"), name
 
 
 def test_defaults_are_those_of_the_types() -> None:
-    for body in (*REQUESTS, *CONSUMER_REQUESTS):
+    for body in (*REQUESTS, *CONSUMER_REQUESTS, *CONSOLIDATION_REQUESTS):
         for field in msgspec.structs.fields(body):
             schema = SCHEMAS[body.__name__]["properties"][field.encode_name]
             if field.default_factory is not msgspec.NODEFAULT:
@@ -175,6 +201,10 @@ def test_the_routes() -> None:
         ("POST", "/v0/topics/{topic}/delete"),
         ("GET", "/v0/topics/{topic}/tags"),
         ("GET", "/v0/topics/{topic}/last"),
+        ("POST", "/v0/topics/{topic}/transactions"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/stage"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/commit"),
+        ("POST", "/v0/topics/{topic}/transactions/{txn}/abort"),
         ("POST", "/v0/topics/{topic}/claim"),
         ("POST", "/v0/topics/{topic}/ack"),
         ("POST", "/v0/topics/{topic}/nack"),
@@ -197,6 +227,14 @@ def test_the_routes() -> None:
         ("PUT", "/v0/routers/{router}"),
         ("GET", "/v0/routers/{router}"),
         ("DELETE", "/v0/routers/{router}"),
+        ("POST", "/v0/topics/{topic}/consolidation"),
+        ("GET", "/v0/topics/{topic}/consolidation"),
+        ("POST", "/v0/topics/{topic}/consolidation/{plan_id}/renew"),
+        ("POST", "/v0/topics/{topic}/consolidation/{plan_id}/commit"),
+        ("POST", "/v0/topics/{topic}/consolidation/{plan_id}/abandon"),
+        ("POST", "/v0/topics/{topic}/snapshots"),
+        ("POST", "/v0/topics/{topic}/snapshots/{snapshot_id}/renew"),
+        ("DELETE", "/v0/topics/{topic}/snapshots/{snapshot_id}"),
         ("POST", "/v0/watch"),
         ("GET", "/v0/watch/{wid}"),
         ("GET", "/v0/ws"),
@@ -222,7 +260,7 @@ def test_every_operation_says_how_it_fails(method: str, path: str, operation: di
     # What is not a success is an error of ours; a WebSocket begins with 101.
     assert statuses & {200, 201} or (path, 101 in statuses) == ("/v0/ws", True)
     assert {400, 401, 408, 431, 500} <= statuses
-    assert statuses - {101, 200, 201} <= set(STATUS.values())
+    assert statuses - {101, 200, 201, 202} <= set(STATUS.values())
     if "{topic}" in path:
         assert {403, 429, 503} <= statuses
     assert ({413, 415} <= statuses) == ("requestBody" in operation)
@@ -449,6 +487,26 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": ["eu.*", ">", ["tag", "Eq", "x"]]}),
     (schemas.ForwardBody, True, {"source": "a", "dest": "b", "filter": [["tag", "Eq", "x"]]}),
     (schemas.ForwardBody, False, {}),
+    (schemas.BeginBody, True, {"producer": "q", "batch": 0}),
+    (schemas.BeginBody, True, {"producer": "x" * 256, "batch": U64, "ttl_ms": 0, "create": None}),
+    (schemas.BeginBody, False, {"producer": "", "batch": 0}),
+    (schemas.BeginBody, False, {"producer": "q", "batch": -1}),
+    (schemas.BeginBody, False, {"producer": "q", "batch": U64 + 1}),
+    (schemas.StageBody, True, {"part": "p", "chunk": 0, "records": [{"data": None}]}),
+    (
+        schemas.StageBody,
+        True,
+        {"part": "p", "chunk": 2**32 - 1, "records": [{"data_base64": "AA=="}], "node": "n"},
+    ),
+    (schemas.StageBody, False, {"part": "", "chunk": 0, "records": [{"data": 1}]}),
+    (schemas.StageBody, False, {"part": "p", "chunk": 0, "records": []}),
+    (schemas.StageBody, False, {"part": "p", "chunk": 0, "records": [{"data": 1}, {"data_base64": "AA=="}]}),
+    (schemas.StageBody, False, {"part": "p", "chunk": -1, "records": [{"data": 1}]}),
+    (schemas.CommitBody, True, {"parts": []}),
+    (schemas.CommitBody, True, {"parts": [{"part": "p", "chunks": 0, "records": 0}], "wait_ms": 0}),
+    (schemas.CommitBody, False, {"parts": [{"part": "p", "chunks": 1}]}),
+    (schemas.CommitBody, False, {"parts": [{"part": "", "chunks": 1, "records": 1}]}),
+    (schemas.CommitBody, False, {}),
     (schemas.ForwardBody, False, {"source": "a"}),
     (schemas.ForwardBody, False, {"source": "a", "dest": None}),
     (schemas.ForwardBody, False, {"source": ".a", "dest": "b"}),
@@ -522,6 +580,9 @@ def read(body: type[msgspec.Struct], sample: Any) -> None:
                 raise InvalidRequest("the engine refuses it")
         case "ForwardBody":
             forward_requests.read_wish(request, wire.Args(forward="r"))
+        case "BeginBody" | "StageBody" | "CommitBody" as name:
+            ops = {"BeginBody": wire.TXN_BEGIN, "StageBody": wire.TXN_STAGE, "CommitBody": wire.TXN_COMMIT}
+            transaction_requests.READERS[ops[name]]("t", request, wire.Args(txn="0" * 16))
         case name:
             op, named = CONSUMER_OPS[name]
             args = wire.Args(consumer="c") if named else wire.NO_ARGS
@@ -655,7 +716,7 @@ def test_the_page_names_what_there_is() -> None:
     for body in (*REQUESTS, *responses.BODIES, *forward_responses.BODIES):
         wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
     for _, path, operation in operations():
-        if "/{consumer}" in path:
+        if "/{consumer}" in path or operation["tags"] == ["consolidation"]:
             continue  # these have a page of their own
         wanted.add(re.sub(r"\{(\w+)\}", r":\1", path))
         wanted |= {f"`{p['name']}`" for p in operation.get("parameters", []) if p["name"] != "topic"}
@@ -671,6 +732,17 @@ def test_the_page_of_consumers_names_what_there_is() -> None:
     assert sorted(name for name in wanted if name not in CONSUMERS_PAGE) == []
     actions = {path.rpartition("/")[2] for _, path, _ in operations() if "/{consumer}/" in path}
     assert sorted(action for action in actions if f"{action}`" not in CONSUMERS_PAGE) == []
+
+
+def test_the_page_of_consolidation_names_what_there_is() -> None:
+    wanted = {"`state`", "`first_seq`", "`next_seq`", "`generation`", "`chain`", "`origin`", "`inputs`"}
+    for body in (*CONSOLIDATION_REQUESTS, *consolidation_responses.BODIES, Manifest, Segment, RetiredSegment):
+        wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
+    wanted -= {"`performance`", "`path`", "`snapshot_id`"}
+    for _, path, operation in operations():
+        if operation["tags"] == ["consolidation"]:
+            wanted.add(re.sub(r"\{(\w+)\}", r":\1", path))
+    assert sorted(name for name in wanted if name not in CONSOLIDATION_PAGE) == []
 
 
 def test_the_page_names_every_metric_and_the_json_form_fits() -> None:

@@ -21,6 +21,7 @@ from tests.support.engine_harness import (
     holders,
     lose,
     numbered,
+    overwrite,
     rows_of,
 )
 from tests.support.faults import fault
@@ -31,6 +32,8 @@ from topics.engine import consumer_commands as con
 from topics.engine import limits
 from topics.engine.config import TopicConfig
 from topics.engine.errors import ColdStoreFailed, ErasePutOff, Throttled
+from topics.engine.loading import is_explained
+from topics.engine.manifest import is_of_manifests
 from topics.engine.segment_store import DiskSegmentStore
 from topics.engine.subjects import TagMatch
 
@@ -62,13 +65,23 @@ def relocated(store: ObjectStore | None = None, **options: int) -> Harness:
     return h
 
 
+def moved(store: ObjectStore) -> Harness:
+    """Four segments in the cold tier alone."""
+    h = filled(store, count=22)
+    for _ in range(3):
+        h.checkpoint()
+    assert tiers(h)[:4] == ["cold"] * 4
+    return h
+
+
 def data_files(h: Harness) -> list[str]:
     return [name for name in h.segment_files("t") if name.endswith(".data")]
 
 
 def cold_files(h: Harness) -> list[str]:
     assert isinstance(h.cold, ObjectStore)
-    return [key.rpartition("/")[2] for key in sorted(h.cold.objects)]
+    names = [key.rpartition("/")[2] for key in sorted(h.cold.objects)]
+    return [name for name in names if not is_of_manifests(name)]
 
 
 def tiers(h: Harness, topic: str = "t") -> list[str]:
@@ -209,6 +222,45 @@ def test_a_partly_dead_cold_segment_is_left_alone_and_a_dead_one_goes() -> None:
     assert h.seqs("t")[:3] == [4, 9, 10]
 
 
+@pytest.mark.parametrize("how", ["kill", "close"])
+def test_a_dead_segment_in_the_middle_leaves_the_store_after_a_stop(how: str) -> None:
+    """No snapshot names it any more, and the store had no time to let it go."""
+    store = ObjectStore()
+    h = moved(store)
+    h.config = msgspec.structs.replace(TIERED, rewrite_dead_share=0.5)
+    h.restart()
+    h.rest()
+    h.do(c.Delete("t", seqs=[5, 6, 7, 8]))
+    store.is_down = True
+    for _ in range(4):
+        h.append("t", b"more")
+        h.checkpoint()
+    assert any("seg-0000000000000005" in key for key in store.objects)
+    if how == "close":
+        h.close()
+    else:
+        h.kill()
+    store.is_down = False
+    h.open()
+    h.rest()
+    h.pass_time(limits.COLD_PAUSE_MS_MAX)
+    assert not [key for key in store.objects if "seg-0000000000000005" in key]
+    assert [key for key in store.objects if "seg-0000000000000001" in key]
+    assert h.seqs("t")[:6] == [1, 2, 3, 4, 9, 10]
+
+
+def test_what_explains_a_leftover() -> None:
+    h = moved(ObjectStore())
+    log = h.engine.shard.published["t"]
+    metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None and chunk.first_seq != 5]
+    assert is_explained(log, 1, metas), "another generation"
+    assert not is_explained(log, 2, metas), "no segment of this topic can begin there"
+    assert is_explained(log, 5, metas), "a hole that a dead segment left"
+    assert is_explained(log, 900, metas), "a checkpoint that was not finished"
+    log.view.losses = [(5, 8, "corrupt")]
+    assert not is_explained(log, 5, metas), "what is lost may be wanted yet"
+
+
 def test_a_dropped_topic_leaves_nothing() -> None:
     h = relocated()
     h.do(c.DropTopic("t"))
@@ -236,6 +288,23 @@ def test_objects_that_nothing_explains_are_left() -> None:
 
 
 # ---- crashes and failures
+
+
+def test_no_snapshot_is_read_while_it_serves() -> None:
+    """Which segments the kept snapshots name is known since the start, whatever is left over."""
+    store = ObjectStore()
+    h = moved(store)
+    h.do(c.Delete("t", seqs=[1, 2]))
+    h.kill()
+    overwrite(h.disk, "topics/0000000000000400/seg-0000000000000001-7.data", b"left")
+    store.objects["topics/0000000000000400/seg-0000000000000001-7.data"] = b"left"
+    h.open()
+    h.line.calls.clear()
+    h.rest()
+    h.rows("t")
+    h.pass_time(5000)
+    assert not [path for name, path in h.line.calls if name == "read" and "/snap-" in path]
+    assert "topics/0000000000000400/seg-0000000000000001-7.data" not in {*h.disk.paths(), *store.objects}
 
 
 def life(h: Harness) -> None:
@@ -660,6 +729,47 @@ def test_an_erase_without_the_store_is_put_off(restart: bool) -> None:
     h.pass_time(limits.COLD_PAUSE_MS_MAX)
     assert anywhere(h) == []
     assert h.rows("t") == records(1, 2, *range(4, 15))
+
+
+@fault(
+    "disk",
+    "a start without the cold directory while a copy of a move that was not finished lies there",
+    "an erase is 429 with limit cold_tier, and done by a start with it",
+)
+def test_an_erase_without_the_cold_directory_waits_for_copies_that_may_be_there() -> None:
+    """The move was stopped between copy and flip: everything that is known here says that the segment is hot."""
+    store = ObjectStore()
+    h = filled(store, secret=3)
+    overwrite(h.disk, "cold-id", b"the same in both\n")
+    h.engine.checkpoint()
+    while not any(NEEDLE in data for data in store.objects.values()):
+        h.run_job() if h.jobs else h.ask()
+    h.kill()
+    h.cold = None
+    h.open()
+    assert tiers(h)[0] == "hot"
+    put_off = h.refused(c.Delete("t", seqs=[3], erase=True), ErasePutOff)
+    assert put_off.detail["limit"] == "cold_tier"
+    h.restart()
+    h.rest()
+    assert h.engine.shard.published["t"].erasing, "it is not done"
+    h.close()
+    h.cold = store
+    h.open()
+    h.rest()
+    h.pass_time(limits.COLD_PAUSE_MS_MAX)
+    assert anywhere(h) == []
+    assert h.rows("t") == records(1, 2, *range(4, 15))
+
+
+def test_an_erase_in_a_directory_that_never_had_a_cold_tier_is_done_at_once() -> None:
+    h = filled(secret=3)
+    h.close()
+    h.cold = None
+    h.open()
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[3], erase=True))
+    assert holders(h.disk, NEEDLE) == []
 
 
 def test_an_erase_is_answered_at_once_while_the_store_is_given_time() -> None:

@@ -16,6 +16,7 @@ commands:
   verify      check a data directory that no server uses, and with --repair make it whole again
   du          tell what takes the space of a data directory, while a server uses it or not
   inspect     tell what a file of a data directory says, and whether it is what was written
+  health      tell whether a server serves, by the exit code; `topics health --help`
   tail        follow topics in the terminal: topics tail 'orders.>'; `topics tail --help`
 
 options:
@@ -35,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from topics.cli import tail
 
             return tail.main(rest)
+        case ["health", *rest]:
+            from topics.cli import health
+
+            return health.main(rest)
         case ["du", *rest]:
             from topics.cli import du
 

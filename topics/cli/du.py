@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,8 @@ from topics.settings import Settings
 
 OK, INCOMPLETE, CANNOT = 0, 1, 3
 TOP = 20
+PROGRESS_S = 0.1
+LINE_MAX = 78
 
 EPILOG = """\
 Nothing is changed and no lock is taken: a server may run. Names, records and live bytes are those of each shard's
@@ -56,11 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if not arguments.data_dir:
         parser.error("the data directory's path is empty")
+    progress = _Progress()
     try:
-        usage = disk_usage(arguments.data_dir, arguments.cold_dir)
+        usage = disk_usage(arguments.data_dir, arguments.cold_dir, progress.tell)
     except NotOurs as error:
+        progress.end()
         print(f"topics du: {error}", file=sys.stderr)
         return CANNOT
+    progress.end()
     top = arguments.top if arguments.top is not None or arguments.json else TOP
     usage.topics = usage.topics[:top]
     try:
@@ -76,6 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in usage.problems:
         print(f"topics du: {safe(problem)}", file=sys.stderr)
     return INCOMPLETE if usage.problems else OK
+
+
+class _Progress:
+    """One line that is written over, where somebody looks at it."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+        self._next = 0.0
+
+    def tell(self, what: str) -> None:
+        if self._is_shown and time.monotonic() >= self._next:
+            self._next = time.monotonic() + PROGRESS_S
+            print(f"\r\x1b[K{safe(what)[-LINE_MAX:]}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _count(text: str) -> int:

@@ -26,26 +26,25 @@ from topics.engine.forward_commands import Forward
 from topics.engine.handing_out import is_durable
 from topics.engine.index import Chunk, Rows
 from topics.engine.marks import mark_deleted
+from topics.engine.merges import NO_MERGES, Merges
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
-from topics.engine.sealing import drain, read_sum, rewrite_steps, rotten_blocks, seal_steps, verify_steps
+from topics.engine.sealing import drain, rotten_blocks, seal_steps
 from topics.engine.segments import (
     COLD,
-    HOT,
     IndexFiles,
     IndexHash,
     Mask,
     SegmentMeta,
     SegmentWriter,
-    read_rows,
     remove_files,
     remove_segment,
 )
 from topics.engine.shard import Shard
 from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot, remove_snapshot
-from topics.engine.staging import CONTROL_BYTES
 from topics.engine.tasks import Blocking, Steps, WaitSynced
 from topics.engine.topic_log import Loss, Range, Run, TopicLog
+from topics.engine.transaction_state import TransactionsRow
 from topics.engine.usage import TierUsage
 from topics.engine.wal import Wal, WalFile
 
@@ -97,6 +96,9 @@ class TopicRow(msgspec.Struct, array_like=True):
     letters: LettersRow | None = None
     inflows: list[InflowRow] = []
     epochs: Epochs = []
+    merges: Merges | None = None
+    transactions: TransactionsRow | None = None
+    is_trimmed: bool = True  # False: of some tags there are more records than the cap that was set later
 
 
 @dataclass(slots=True)
@@ -122,6 +124,7 @@ class _Part:
     hashed: IndexHash = field(default_factory=IndexHash)
     marked: Mask | None = None
     mended: IndexFiles | None = None
+    live_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -169,11 +172,15 @@ class Checkpointer:
         self._relieved: list[tuple[int, int, SegmentMeta]] = []
         self.usage = TierUsage()
         self.capturing = False  # from the first capture until memory points at what was captured
-        self.rewriting: Chunk | None = None  # its files are being read
+        # What is being written again: a chunk whose files are read, a topic that must stay in memory.
+        self.rewriting: Chunk | None = None
+        self.rewriting_of: TopicLog | None = None
         self.erasing = False  # the files of a topic are being looked through and patched
         # What is at work in the cold tier: a chunk whose files must stay as they are, a topic that must stay in memory.
         self.moving: Chunk | None = None
         self.moving_of: TopicLog | None = None
+        # Who gives space back hears of topics whose dead were counted.
+        self.on_captured: Callable[[list[TopicLog]], None] = lambda logs: None
         # Who cares for the cold tier hears of topics that have changed, of segments and of topics that are gone.
         self.on_checkpointed: Callable[[list[TopicLog]], None] = lambda logs: None
         self.on_segment_gone: Callable[[int, SegmentMeta], None] = lambda topic_id, meta: None
@@ -228,8 +235,11 @@ class Checkpointer:
         self.last_ms = shard.clock.mono_ms
         self.last_wal_bytes = wal.bytes_written
         shard.counters["checkpoints"] += 1
-        yield from self._rewrite_sparse(list(touched.values()))
-        self.on_checkpointed(list(touched.values()))
+        logs = list(touched.values())
+        for first in range(0, len(logs), limits.SLICE_TOPICS):
+            self.on_captured(logs[first : first + limits.SLICE_TOPICS])
+            self.on_checkpointed(logs[first : first + limits.SLICE_TOPICS])
+            yield None
         yield from self._put_away_idle()
 
     def _load_touched(self) -> Steps:
@@ -293,6 +303,8 @@ class Checkpointer:
                 parts.append(part)
                 segments.append(part.meta)
             elif chunk.meta is not None:
+                if chunk.first_seq < log.first_seq:  # a floor may have passed over some of it
+                    _count_dead(chunk.meta, _live_bytes(log, chunk))
                 segments.append(chunk.meta)
         view = log.view
         window_ms = log.config.idempotency_window_ms
@@ -303,6 +315,9 @@ class Checkpointer:
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
             *consumer_rows(log), [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()], list(log.epochs),
+            log.merges if log.merges is not NO_MERGES else None,
+            log.transactions.row() if log.transactions is not None else None,
+            log.trim_from is None,
         )  # fmt: skip
         stored_head = row.head if stores_ram else 0
         if not parts:
@@ -356,6 +371,7 @@ class Checkpointer:
         rows = chunk.rows[chunk.stored : stop].copy()
         part = _Part(chunk, meta, chunk.stored, stop, rows, runs=list(log.runs), seal=seal)
         part.marked, part.mended = chunk.marked, chunk.mended
+        part.live_bytes = _live_bytes(log, chunk)
         if chunk.hashed is not None:
             part.hashed = chunk.hashed.copy()
         low = chunk.first_seq + chunk.stored
@@ -423,6 +439,7 @@ class Checkpointer:
             yield Blocking("segments", self._writing(batch, sync=not many))
             yield Blocking("segments", lambda: self._mark_parts(parts, sync=not many))
         for capture, part in parts:
+            _count_dead(part.meta, part.live_bytes)
             if part.seal:
                 yield Blocking("seal", self._sealing(capture, part))
                 self._shard.counters["seals"] += 1
@@ -649,95 +666,32 @@ class Checkpointer:
         for log in sorted(logs, key=lambda log: (log.last_touch, log.id)):
             if resident <= self._config.index_rows_max:
                 return
-            is_busy = log is self.moving_of
+            is_busy = log is self.moving_of or log is self.rewriting_of
             if log.chunks and log.id not in self._shard.touched and log.can_unload() and not is_busy:
                 resident -= sum(chunk.count for chunk in log.chunks)
                 log.unload()
 
-    # -- rewriting -----------------------------------------------------------------------------------------
-
-    def _rewrite_sparse(self, logs: list[TopicLog]) -> Steps:
-        """Give space back: a sealed segment that is mostly dead gets a new generation without its dead."""
-        for log in logs:
-            for chunk in list(log.chunks):
-                meta = chunk.meta
-                if meta is None or not meta.sealed or chunk.stored != chunk.count or log.view.dropped:
-                    continue
-                if chunk not in log.chunks:
-                    continue  # reclaimed while another one was being rewritten
-                rows = chunk.rows
-                dead = ~chunk.live(0, chunk.count, frames.DELETED)
-                dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
-                lost = int(rows["length"][dead].sum(dtype=np.int64))
-                kept = int(rows["length"][~dead].sum(dtype=np.int64))
-                meta.dead_bytes = meta.data_bytes - HEADER_BYTES - kept
-                if not lost or lost < self._config.rewrite_dead_share * (meta.data_bytes - HEADER_BYTES):
-                    continue
-                if not kept:
-                    self._forget_dead_chunk(log, chunk)
-                    continue
-                if meta.tier == HOT and chunk is not self.moving:
-                    yield from self._rewrite(log, chunk, dead)
-            if not log.view.dropped and not log.is_away:
-                self.usage.set(log.id, [chunk.meta for chunk in log.chunks if chunk.meta is not None])
-
-    def _forget_dead_chunk(self, log: TopicLog, chunk: Chunk) -> None:
-        """Nothing lives in it: the next snapshot does not name it."""
-        if chunk is log.chunks[-1] or log.pending:
-            return
-        assert chunk.meta is not None
-        log.remove_chunk(chunk)
-        log.doomed.append(chunk.meta)
-        self._shard.touched[log.id] = log
-
-    def _rewrite(
-        self, log: TopicLog, chunk: Chunk, dead: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    ) -> Steps:
-        meta = chunk.meta
-        assert meta is not None
-        directory = self.topic_dir(log.id)
-        rows = chunk.rows.copy()
-        generation = meta.generation + 1
-
-        def rewrite() -> tuple[SegmentMeta, Rows] | None:
-            if drain(verify_steps(self._disk, directory, meta, None)):
-                return None  # rotten: a reader will find out which records; copying would bless them
-            # The file's own ids, which memory replaced by the topic's.
-            stored = read_rows(self._disk, directory, meta)
-            rows["tag"], rows["node"] = stored["tag"], stored["node"]
-            chain = read_sum(self._disk, directory, meta.first_seq, meta.generation)[0].chain
-            return drain(rewrite_steps(self._disk, directory, meta, rows, dead, generation, chain))
-
-        self.rewriting = chunk
-        try:
-            made = yield Blocking("rewrite", rewrite)
-        finally:
-            self.rewriting = None
-        if made is None or log.view.dropped or chunk.meta is not meta or chunk not in log.chunks:
-            return
-        new_meta, new_rows = made
-        shard = self._shard
-        # Time may have ended some of the dead without a frame of its own: the floors go along.
-        swap = [meta.first_seq, generation, log.cap_lost, log.ttl_lost]
-        if not shard.has_room(CONTROL_BYTES):
-            return  # a full disk; the next checkpoint tries again
-        shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swap))
-        yield WaitSynced(0)
-        if log.view.dropped or chunk not in log.chunks:
-            return
-        self.swap(log, chunk, new_meta, new_rows)
-        self.doom(log.id, meta)
-        self._shard.touched[log.id] = log
-        shard.counters["swaps"] += 1
-
     def swap(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, rows: Rows) -> None:
+        """A segment has a new generation, and its rows lie elsewhere."""
         self._reader.close_segment(log.id, meta.first_seq, meta.generation - 1)
         chunk.rows["offset"] = rows["offset"]
         chunk.rows["length"] = rows["length"]
         chunk.meta, chunk.marked = meta, None
         # Deletes since the copy was made are flags in memory; the new generation's .del gets them next time.
         late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
+        meta.dead_bytes = int(rows["length"][late].sum(dtype=np.int64))
         chunk.unmarked = [(int(i), int(i) + 1) for i in late]
+
+
+def _live_bytes(log: TopicLog, chunk: Chunk) -> int:
+    """What of a chunk's frames is live in the staged state."""
+    alive = chunk.live(0, chunk.count, frames.DEAD)
+    alive[: max(0, log.first_seq - chunk.first_seq)] = False
+    return int(chunk.rows["length"][alive].sum(dtype=np.int64))
+
+
+def _count_dead(meta: SegmentMeta, live_bytes: int) -> None:
+    meta.dead_bytes = meta.data_bytes - HEADER_BYTES - live_bytes
 
 
 def _finish(writer: SnapshotWriter) -> None:

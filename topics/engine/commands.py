@@ -9,32 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from topics.engine import consumer_commands, forward_commands
+from topics.engine import consumer_commands, forward_commands, merge_commands, transaction_commands
 from topics.engine.config import TopicConfig
 from topics.engine.errors import TopicsError
 from topics.engine.page import FramePage as FramePage
 from topics.engine.page import Page as Page
 from topics.engine.page import Tombstone as Tombstone
+from topics.engine.records import Records as Records
 from topics.engine.subjects import TagFilter, TagMatch
-
-
-@dataclass(slots=True)
-class Records:
-    """The columns of one write. An optional column is None when no record has the thing.
-
-    `payloads` hold the JSON text of `data` followed by that of `meta` (its length in `meta_lens`), or, when
-    `raw`, a header block (its length in `header_lens`) followed by bytes.
-    """
-
-    payloads: list[bytes]
-    tags: list[bytes | None] | None = None
-    nodes: list[bytes | None] | None = None
-    meta_lens: list[int] | None = None
-    header_lens: list[int] | None = None
-    ttls_ms: list[int] | None = None  # 0: none
-    sizes: list[int] | None = None  # accounted bytes, where they differ from the payload's length
-    raw: bool = False
-    hops: list[int] | None = None  # of copies
 
 
 @dataclass(slots=True)
@@ -229,9 +211,18 @@ Change: TypeAlias = (
     | DropTopic
     | consumer_commands.ConsumerChange
     | forward_commands.ForwardChange
+    | transaction_commands.TransactionChange
 )
 Command: TypeAlias = (
-    Change | Diff | State | ListTopics | LastByTag | NextByTag | CountByTag | consumer_commands.ConsumerQuery
+    Change
+    | Diff
+    | State
+    | ListTopics
+    | LastByTag
+    | NextByTag
+    | CountByTag
+    | consumer_commands.ConsumerQuery
+    | merge_commands.MergeCommand
 )
 Result: TypeAlias = (
     Appended
@@ -245,6 +236,8 @@ Result: TypeAlias = (
     | TagCounts
     | consumer_commands.ConsumerResult
     | forward_commands.ForwardResult
+    | merge_commands.MergeAnswer
+    | transaction_commands.TransactionResult
     | TopicsError
 )
 Token: TypeAlias = object

@@ -17,11 +17,11 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from topics.engine.committing import Committing
 from topics.engine.config import EngineConfig
 from topics.engine.consumer import Consumer
 from topics.engine.engine_clock import EngineClock
 from topics.engine.errors import TopicsError
-from topics.engine.forwards import Forwards
 from topics.engine.limits import KIB
 from topics.engine.pressure import Measures
 from topics.engine.priority import effective_priority
@@ -65,7 +65,7 @@ class Due:
     again: int = 0  # kinds that have come since it was picked
 
 
-class Delivery(Forwards):
+class Delivery(Committing):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
         self.copier: Copier | None = None  # None: nobody sends copies, they wait

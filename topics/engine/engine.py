@@ -6,33 +6,39 @@
 
 A reply that promises durability stays inside until the job that backs it is reported done: the shell cannot ack
 early. The clock is read once a turn, so a batch agrees on "now". Background work runs in slices between turns: one task at
-a time for checkpoints and erases, and one for the cold tier, so that neither ever waits for the other's disk.
+a time for checkpoints and erases, one for the cold tier, and one for segments that are written again without their dead, so that
+none ever waits for the other's disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from topics.engine import limits
 from topics.engine.checkpoint import Checkpointer
 from topics.engine.cold import READ_KIND, ColdReads
+from topics.engine.cold_files import MOVE_KIND
 from topics.engine.commands import Change, Command
 from topics.engine.config import EngineConfig
+from topics.engine.consolidation import Consolidator
 from topics.engine.engine_clock import EngineClock
 from topics.engine.erase import erase_steps
 from topics.engine.errors import Conflict, ShardReadOnly, TopicsError
 from topics.engine.files import is_full, is_out_of_resources
 from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.reader import Reader
+from topics.engine.reclaim import Reclaimer
 from topics.engine.recovery import Recovery
 from topics.engine.recovery_report import RecoveryReport
-from topics.engine.relocation import MOVE_KIND, Relocator
+from topics.engine.relocation import Relocator
 from topics.engine.shard import Shard
 from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
-from topics.engine.topic_log import Op
+from topics.engine.topic_log import Op, TopicLog
+from topics.engine.transactions import Transaction
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
 
 START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
@@ -106,11 +112,17 @@ class Engine:
         self.reader = Reader(disk, config.topics_dir, config.cache_bytes, config.cold_cache_bytes)
         self.shard = Shard(config, self.clock, self.reader, disk.boot_id())
         self.shard.make_room = self._make_room
+        self.shard.disk = disk
         self.counters = self.shard.counters
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
-        self.relocator = Relocator(disk, cold, self.shard, self.reader, self.checkpointer, config)
+        self.consolidator = Consolidator(disk, cold, self.shard, self.reader, self.checkpointer, config)
+        self.shard.merge = self.consolidator.handle
+        self.relocator = Relocator(
+            disk, cold, self.shard, self.reader, self.checkpointer, config, self.consolidator
+        )
+        self.reclaimer = Reclaimer(disk, self.shard, self.reader, self.checkpointer, config)
         self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
         self.report = RecoveryReport()
         self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
@@ -123,6 +135,9 @@ class Engine:
         self._full_retry_ms: int | None = None
         self._main = _Lane()
         self._aside = _Lane()  # for the cold tier
+        self._sinks: dict[Transaction, _Lane] = {}  # transactions that are worked on
+        self._sinks_stopped = False
+        self._rewrites = _Lane()  # for the reclaimer
         self._cold_stopped = False
         self._space_look_ms = 0
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
@@ -151,6 +166,8 @@ class Engine:
         self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
         self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
         self.relocator.start(recovery.loader)
+        self.shard.start_transactions()
+        self.reclaimer.start()
         if self.shard.read_only is None:
             self._ask_for_spare()
 
@@ -204,6 +221,10 @@ class Engine:
             self._run_background()
         if self._cold_store is not None:
             self._tend_cold()
+        if shard.transactions:
+            self._tend_transactions()
+        if self.reclaimer.has_work or self._rewrites.task is not None:
+            self._tend_reclaim()
         if shard.is_due(self.clock.mono_ms):
             shard.deliver()
         if shard.ops or shard.frames:
@@ -244,8 +265,11 @@ class Engine:
             times.append(self.clock.mono_ms)
         if self.shard.touched or self.checkpointer.holds_back:
             times.append(self._look_at_ms)
+        if self.shard.transactions and not self._sinks_stopped:
+            times += self._transaction_times()
         if self._cold_store is not None and not self._cold_stopped:
             times += self._cold_times()
+        times += self._reclaim_times()
         return min(times, default=None)
 
     def _cold_times(self) -> list[int]:
@@ -255,7 +279,35 @@ class Engine:
                 times.append(max(self.relocator.retry_ms, self.clock.mono_ms))
         elif self._aside.is_runnable:
             times.append(self.clock.mono_ms)
+        times += self._merge_times()
         return times
+
+    def _merge_times(self) -> list[int]:
+        """When a commit's client must hear that it goes on, and when time ends what is kept for jobs and readers."""
+        consolidator, clock = self.consolidator, self.clock
+        times = [consolidator.wait_until_ms] if consolidator.wait_until_ms is not None else []
+        due_ms = consolidator.next_due_ms()
+        if due_ms is not None and self._aside.task is None and due_ms > clock.now_ms:
+            times.append(clock.mono_ms + due_ms - clock.now_ms)
+        return times
+
+    def _transaction_times(self) -> list[int]:
+        due_ms = self.shard.transactions_due_ms
+        times = [due_ms] if due_ms is not None else []
+        if (
+            any(lane.is_runnable for lane in self._sinks.values())
+            or self.shard.busy.keys() - self._sinks.keys()
+        ):
+            times.append(self.clock.mono_ms)
+        return times
+
+    def _reclaim_times(self) -> list[int]:
+        lane, now_ms = self._rewrites, self.clock.mono_ms
+        if lane.task is None:
+            return [max(self.reclaimer.retry_ms, now_ms)] if self.reclaimer.has_work else []
+        if lane.is_runnable:
+            return [now_ms]
+        return [max(self.reclaimer.paid_ms, now_ms + 1)] if lane.until is not None else []
 
     # -- commit --------------------------------------------------------------------------------------------
 
@@ -282,10 +334,11 @@ class Engine:
                 return False
             self._latch(f"a log file could not be made: {error}")
             raise ShardReadOnly(str(error)) from error
-        if self.wal.spare is not None:
-            self.checkpointer.discard_file(self.wal.spare)
-        self.wal.spare = file
+        unused, self.wal.spare = self.wal.spare, file
         self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
+        if unused is not None:
+            with suppress(OSError):  # nothing is in it; the next start removes it
+                self.checkpointer.discard_file(unused)
         return True
 
     def _commit(self) -> None:
@@ -403,7 +456,7 @@ class Engine:
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
-        due = due or max(self._main.wait_lsn, self._aside.wait_lsn) > self.wal.synced_lsn
+        due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
         held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
         if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
             return
@@ -440,7 +493,7 @@ class Engine:
                 self.shard.publish(op)
         if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:
             self._unsynced_since_ms = self.clock.mono_ms
-        for lane in (self._main, self._aside):
+        for lane in self._lanes:
             if lane.wait_lsn <= lsn:
                 lane.wait_lsn = 0
 
@@ -467,11 +520,13 @@ class Engine:
             if request.token is not None:
                 shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         shard.erase_requests = []
-        for lane in (self._main, self._aside):
+        shard.fail_transactions(reason)
+        for lane in self._lanes:
             if not lane.blocked:
                 self._close_task(
                     lane
                 )  # else when its job has come back: another thread is in the middle of it
+        self.consolidator.refuse(ShardReadOnly(reason, unknown=True))
         topics, size = len(shard.staged), shard.bytes_live
         shard.discard_staged()
         shard.topics_unknown = max(0, topics - len(shard.staged))
@@ -504,9 +559,10 @@ class Engine:
         shard = self.shard
         if shard.read_only is not None:
             return None
-        if shard.gone:
+        gone = self._removable()
+        if gone:
             self._task_kind = "removal"
-            gone, shard.gone = shard.gone, []
+            shard.gone = [log for log in shard.gone if log not in gone]
             return self.checkpointer.remove_topics(gone)
         ready = self._ready_erases()
         # A checkpoint waits for one erase at most, or clients that erase all the time would let the log grow for ever.
@@ -532,13 +588,19 @@ class Engine:
         self._task_kind = ""
         return None
 
+    def _removable(self) -> list[TopicLog]:
+        """Dropped topics, but for those that somebody is writing a file for."""
+        at_work = {txn.log.id for txn, lane in self._sinks.items() if lane.blocked}
+        return [log for log in self.shard.gone if log.id not in at_work]
+
     def _ready_erases(self) -> list[EraseRequest]:
         """One that somebody waits for is tried at once, to be answered; one that was put off waits for space."""
         full = self._full_retry_ms is not None
         return [
             request
             for request in self.shard.erase_requests
-            if (request.token is not None or not full) and request.log is not self.relocator.erasing
+            if (request.token is not None or not full)
+            and request.log not in (self.relocator.erasing, self.reclaimer.working_on)
         ]
 
     def _run_background(self) -> None:
@@ -561,6 +623,7 @@ class Engine:
     def _tend_cold(self) -> None:
         """The same for the cold tier, whose work is in the store: a few steps a turn."""
         self.cold.pass_time(self.clock.mono_ms)
+        self.consolidator.pass_time()
         lane = self._aside
         for _ in range(SLICES_PER_TURN):
             if lane.task is None:
@@ -571,6 +634,45 @@ class Engine:
             if not lane.is_runnable:
                 return
             self._step(lane, None, None)
+
+    @property
+    def _lanes(self) -> list[_Lane]:
+        return [self._main, self._aside, self._rewrites, *self._sinks.values()]
+
+    def _tend_transactions(self) -> None:
+        """One step a turn for each transaction with work to do: requests come in between."""
+        shard = self.shard
+        if self._sinks_stopped or shard.read_only is not None:
+            return
+        for txn in list(shard.busy):
+            if txn not in self._sinks:
+                del shard.busy[txn]
+                self._sinks[txn] = _Lane(shard.transaction_steps(txn))
+        for txn, lane in list(self._sinks.items()):
+            if lane.is_runnable:
+                self._step(lane, None, None)
+                if shard.frame_bytes > limits.GROUP_BYTES_MAX:
+                    self._commit()
+            if lane.task is None and not lane.blocked:
+                del self._sinks[txn]
+        shard.pass_time_to_transactions()  # last: what is known at once is answered, also to those who do not wait
+
+    def _tend_reclaim(self) -> None:
+        """The same for segments that are written again."""
+        lane, reclaimer, began_ms = self._rewrites, self.reclaimer, self.clock.mono_ms
+        for _ in range(SLICES_PER_TURN):
+            if lane.task is None:
+                if not reclaimer.has_work or self.clock.mono_ms < reclaimer.retry_ms:
+                    return
+                lane.task = reclaimer.next_task()
+            if not lane.is_runnable:
+                return
+            self._step(lane, None, None)
+            if self.shard.frames:
+                self._commit()
+            self.clock.read()
+            if self.clock.mono_ms - began_ms >= SLICE_MS:
+                return
 
     def _submit(
         self, kind: str, work: Callable[[], object], done: Callable[[object, BaseException | None], None]
@@ -602,14 +704,17 @@ class Engine:
             lane.until = wanted.holds
 
     def _failed(self, lane: _Lane, failure: OSError | TopicsError) -> None:
+        what = "a segment" if lane is self._rewrites else "a checkpoint"
         if lane is self._aside:
             self.relocator.failed(failure, self.clock.mono_ms)
+        elif lane is not self._main and lane is not self._rewrites:
+            self._latch(f"a transaction met an error that it does not know: {failure}")
         elif isinstance(failure, TopicsError):
-            self._latch(f"a checkpoint met damage: {failure}")
+            self._latch(f"{what} met damage: {failure}")
         elif is_out_of_resources(failure):
             self._note_full(failure)
         else:
-            self._latch(f"a checkpoint could not be written: {failure}")
+            self._latch(f"{what} could not be written: {failure}")
 
     def _unblocked(self, lane: _Lane, value: object, error: BaseException | None) -> None:
         lane.blocked = False
@@ -638,8 +743,10 @@ class Engine:
             raise RuntimeError(
                 f"{self._outstanding} jobs are still out; finish them before closing the engine"
             )
+        self.stop_transactions()
         total = Outcome()
         self._drain(self.turn([]), total)
+        self._close_task(self._rewrites)
         self.checkpointer.closing = True
         self.checkpoint()
         self._drain(self.turn([]), total)
@@ -650,12 +757,21 @@ class Engine:
         return total
 
     def stop_cold(self) -> None:
-        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at."""
+        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at.
+        What is being written again is given up as well, with the next piece of it."""
         if self._cold_stopped:
             return
-        self._cold_stopped = True
+        self._cold_stopped = self.reclaimer.stopped = True
         self.cold.stop()
+        self.consolidator.stop()
         self._close_task(self._aside)
+
+    def stop_transactions(self) -> None:
+        """What is decided goes on after the next start."""
+        self._sinks_stopped = True
+        for lane in self._sinks.values():
+            self._close_task(lane)
+        self._sinks = {}
 
     def _drain(self, outcome: Outcome, total: Outcome) -> None:
         """Run jobs and turns until nothing is left to do."""
@@ -676,7 +792,10 @@ class Engine:
     def _has_background_work(self) -> bool:
         shard = self.shard
         return bool(
-            self._main.task is not None or self._checkpoint_wanted or shard.gone or self._ready_erases()
+            self._main.task is not None
+            or self._checkpoint_wanted
+            or (shard.gone and self._removable())
+            or self._ready_erases()
         )
 
     def check_invariants(self) -> None:

@@ -107,7 +107,10 @@ def _erase(
             # The intent stands and some of it may be done: only a start, which does all of it, may go on from here.
             raise OSError(EIO, f"an erase stopped half-way: {error}") from error
 
+    clear_staged = shard.clearing_of(log)
+
     def settle_removals() -> None:
+        clear_staged()
         # A file that was unlinked and comes back after a power cut would bring the payload along.
         disk.sync_dir(wal.directory)
         disk.sync_dir(meta_dir)

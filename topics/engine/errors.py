@@ -3,10 +3,11 @@
 TopicsError
 ├── CallerError           what the request asked for cannot be; nothing changed
 │   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
-│   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound · NotAQueue · ConsumerNotFound
+│   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound · NotAQueue · ConsumerNotFound · TransactionNotFound
+│   ├── PlanNotFound · PlanLeased · LeaseLost · InputsChanged · OutputInvalid · SnapshotNotFound · NoColdTier
 │   ├── Unauthorized · Forbidden
 │   ├── Conflict          the topic is not in the state that the request needs
-│   │   └── TopicNotEmpty · TopicFull · WrongLastSeq
+│   │   └── TopicNotEmpty · TopicFull · WrongLastSeq · TransactionIncomplete · TransactionCommitted
 │   └── Throttled         a bound is reached; try again later
 │       └── OverGrant     this shard's share of a cap over all shards is used up
 ├── ErasePutOff           deleted, but not yet erased: the disk is full, or the cold tier out of reach
@@ -136,6 +137,36 @@ class WrongLastSeq(Conflict):
         super().__init__(f"the last seq of {whose} is {actual}, not {expected}", **detail)
 
 
+class TransactionNotFound(CallerError):
+    """There never was such a transaction, or it has expired, or was aborted, or a later batch has taken its place."""
+
+    code = "txn_not_found"
+
+    def __init__(self, topic: str, txn: int | str) -> None:
+        name = txn if isinstance(txn, str) else f"{txn:016x}"
+        super().__init__(
+            f"topic {topic!r} has no open transaction {name}; begin it again and stage everything again",
+            topic=topic,
+            txn=name,
+        )
+
+
+class TransactionIncomplete(Conflict):
+    """A commit names what was not staged; nothing was appended."""
+
+    code = "txn_incomplete"
+
+
+class TransactionCommitted(Conflict):
+    """It is decided: nothing can be added to it any more, and nothing can undo it."""
+
+    code = "txn_committed"
+
+    def __init__(self, topic: str, txn: int) -> None:
+        name = f"{txn:016x}"
+        super().__init__(f"transaction {name} of topic {topic!r} is committed", topic=topic, txn=name)
+
+
 class SessionNotFound(CallerError):
     """There never was such a watch session, or nobody has read it for too long."""
 
@@ -143,6 +174,69 @@ class SessionNotFound(CallerError):
 
     def __init__(self, wid: str) -> None:
         super().__init__("there is no such watch session; make one with POST /v0/watch", wid=wid)
+
+
+class NoColdTier(CallerError):
+    code = "no_cold_tier"
+
+    def __init__(self) -> None:
+        super().__init__("there is no cold tier to merge or to read segments in; set TOPICS_COLD_DIR")
+
+
+class PlanNotFound(CallerError):
+    """There never was such a plan, or it was abandoned, or an erase has ended it."""
+
+    code = "plan_not_found"
+
+    def __init__(self, plan_id: str) -> None:
+        super().__init__(f"there is no plan {plan_id[:64]!r}; ask for one again", plan_id=plan_id[:64])
+
+
+class PlanLeased(CallerError):
+    code = "plan_leased"
+
+    def __init__(self, plan_id: str, retry_after_ms: int) -> None:
+        super().__init__(
+            "somebody else is at work on this topic's plan; come back when the lease has ended",
+            plan_id=plan_id,
+            retry_after_ms=retry_after_ms,
+        )
+
+
+class LeaseLost(CallerError):
+    code = "lease_lost"
+
+    def __init__(self, plan_id: str) -> None:
+        super().__init__(
+            "the lease on this plan has ended; ask for the plan again to go on with it", plan_id=plan_id
+        )
+
+
+class InputsChanged(CallerError):
+    """The segments of a plan are not the topic's any more. Nothing was published."""
+
+    code = "inputs_changed"
+
+
+class OutputInvalid(CallerError):
+    """What a job has made of a group is not what the plan asked for. Nothing was published."""
+
+    code = "output_invalid"
+
+    def __init__(self, group: int, reason: str) -> None:
+        super().__init__(
+            f"the output of group {group} cannot be taken over: {reason}", group=group, reason=reason
+        )
+
+
+class SnapshotNotFound(CallerError):
+    code = "snapshot_not_found"
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(
+            f"there is no snapshot {snapshot_id[:64]!r}, or it has ended; make another one",
+            snapshot_id=snapshot_id[:64],
+        )
 
 
 class Unauthorized(CallerError):

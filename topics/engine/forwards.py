@@ -310,6 +310,8 @@ class Forwards(Letters):
         log = self.staged.get(name)
         if log is None or log.next_seq > 1 or log.inflows or log.outflows or log.config != TopicConfig():
             return
+        if log.transactions is not None:
+            return
         if log.consumers is not None and log.consumers.named:
             return
         self.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.now_ms, None))
@@ -412,8 +414,9 @@ class Forwards(Letters):
     def _fit(log: TopicLog, copies: fwd.Copies, runs: list[Run], result: fwd.CopiesTaken) -> int:
         """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""
         config = log.config
-        records = config.cap_records - log.count if config.cap_records else None
-        size = config.cap_bytes - log.bytes if config.cap_bytes else None
+        taken = log.transactions.promised if log.transactions is not None else (0, 0)
+        records = config.cap_records - log.count - taken[0] if config.cap_records else None
+        size = config.cap_bytes - log.bytes - taken[1] if config.cap_bytes else None
         for i, run in enumerate(runs):
             fits = _fitting(run, records, size)
             if fits < len(run.seqs):
@@ -457,9 +460,9 @@ class Forwards(Letters):
             self.stage_append(log, config, records, sizes, op, created=False)
         return op
 
-    def _stage_hole(self, log: TopicLog, count: int, op: Op) -> None:
+    def _stage_hole(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
         """One seq for each record that cannot be copied any more, and a word about them."""
-        loss = (log.next_seq, log.next_seq + count - 1, "source_trim")
+        loss = (log.next_seq, log.next_seq + count - 1, reason)
         self.add_frame(frames.encode_control(frames.LOSS, log.id, self.now_ms, list(loss)))
         log.stage_loss(loss, op)
         if log.config.durability == "disk":

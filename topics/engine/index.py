@@ -70,10 +70,16 @@ class Chunk:
     @classmethod
     def loaded(cls, meta: SegmentMeta, rows: Rows, rows_max: int, opened_ms: int) -> Chunk:
         """A chunk over rows that were read from an .idx file."""
-        chunk = cls(meta.first_seq, max(rows_max, len(rows)), opened_ms)
-        chunk._buffer = bytearray(rows.view(np.uint8))
-        chunk._rows = np.frombuffer(chunk._buffer, dtype=ROW)
-        chunk.capacity = chunk.count = chunk.stored = len(rows)
+        return cls.over(meta, bytearray(rows.view(np.uint8)), opened_ms, rows_max)
+
+    @classmethod
+    def over(cls, meta: SegmentMeta, buffer: bytearray, opened_ms: int, rows_max: int = 0) -> Chunk:
+        """A chunk over a buffer of rows, which is its own from here on."""
+        count = len(buffer) // ROW_BYTES
+        chunk = cls(meta.first_seq, max(rows_max, count), opened_ms)
+        chunk._buffer = buffer
+        chunk._rows = np.frombuffer(buffer, dtype=ROW)
+        chunk.capacity = chunk.count = chunk.stored = count
         chunk.frame_bytes = meta.data_bytes
         chunk.meta = meta
         chunk.closed = meta.sealed

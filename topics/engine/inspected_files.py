@@ -22,15 +22,20 @@ from topics.engine.files import (
     read_exact,
 )
 from topics.engine.inspected_log import inspect_log
+from topics.engine.inspected_manifest import inspect_manifest
 from topics.engine.inspected_segment import MAGICS, WHOLE_BYTES_MAX, inspect_segment
 from topics.engine.inspection import Digest, Ends, Inspection, PatchLine, TopicLine, text_of
 from topics.engine.intents import MAGIC as INTENT_MAGIC
 from topics.engine.intents import Patch
 from topics.engine.layout import COLD_ID_NAME, LAYOUT_NAME, decode_layout
+from topics.engine.manifest import CURRENT_NAME, DEAD_MAGIC, dead_name, manifest_number, pinned_id
+from topics.engine.plans import PLAN_NAME
 from topics.engine.ports import Disk
 from topics.engine.segments import COLD, parse_segment_name
 from topics.engine.snapshot import MAGIC as SNAPSHOT_MAGIC
 from topics.engine.snapshot import rows_in_turn
+from topics.engine.transaction_files import MAGIC as TXN_MAGIC
+from topics.engine.transaction_files import entries, parse_name
 from topics.engine.wal import MAGIC as LOG_MAGIC
 from topics.engine.wal import file_number
 
@@ -45,16 +50,20 @@ _KIND_OF_NAME = {
     WATCH_NAME: "watch",
     "LOCK": "lock",  # whoever uses the directory holds a lock on it; the pid in it is for people
     "RUN": "run",  # where the sockets of a running server are
+    CURRENT_NAME: "current",
+    PLAN_NAME: "plan",
 }
 _KIND_OF_MAGIC = {
     LOG_MAGIC: "log",
     SNAPSHOT_MAGIC: "snapshot",
     INTENT_MAGIC: "intent",
     WATCH_MAGIC: "watch",
+    DEAD_MAGIC: "dead-rows",
+    TXN_MAGIC: "transaction",
     **dict.fromkeys(MAGICS.values(), "segment"),
 }
 # A file that was found without an owner is kept under its name, and that of its shard or topic before it.
-_OWNER = re.compile(r"(?:shard-[0-9]+|[0-9a-f]{16})-(?=wal-|snap-|intent-)")
+_OWNER = re.compile(r"(?:shard-[0-9]+|[0-9a-f]{16})-(?=wal-|snap-|intent-|txn-)")
 
 
 def inspect(
@@ -91,6 +100,12 @@ def _kind(name: str, head: bytes) -> str:
         return "snapshot"
     if _INTENT.fullmatch(plain):
         return "intent"
+    if manifest_number(plain) is not None:
+        return "dead-rows" if plain == dead_name(manifest_number(plain) or 0) else "manifest"
+    if pinned_id(plain) is not None:
+        return "pin"
+    if parse_name(plain) is not None:
+        return "transaction"
     return _KIND_OF_NAME.get(plain) or _KIND_OF_MAGIC.get(head[:8], "unknown")
 
 
@@ -115,6 +130,8 @@ def _describe(
             _intent(disk, found, count)
         case "watch":
             _watch(disk, found)
+        case "transaction":
+            _transaction(disk, found)
         case "layout":
             layout = decode_layout(found.path, _small(disk, found))
             found.version = layout.format
@@ -130,6 +147,8 @@ def _describe(
             if not _COLD_ID.fullmatch(text):
                 raise Corrupt(found.path, 0, "does not hold the 32 hexadecimal digits of an id")
             found.facts["id"] = text.decode("ascii").strip()
+        case "manifest" | "dead-rows" | "current" | "pin" | "plan":
+            inspect_manifest(found, _whole(disk, found))
         case "lock" | "run":
             found.facts["text"] = text_of(_small(disk, found).strip())
         case _:
@@ -137,6 +156,12 @@ def _describe(
             found.trouble(
                 found.path, 0, "is no file of topics: neither its name nor its first bytes are known"
             )
+
+
+def _whole(disk: Disk, found: Inspection) -> bytes:
+    if found.bytes > WHOLE_BYTES_MAX:
+        raise Corrupt(found.path, WHOLE_BYTES_MAX, f"{found.bytes} bytes are more than is looked at")
+    return _range(disk, found.path, 0, found.bytes)
 
 
 def _small(disk: Disk, found: Inspection) -> bytes:
@@ -269,3 +294,33 @@ def _watch(disk: Disk, found: Inspection) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(found.path, HEADER_BYTES, f"the rows cannot be read: {error}") from error
     found.facts |= {"sessions": len(sessions), "groups": len(groups)}
+
+
+def _transaction(disk: Disk, found: Inspection) -> None:
+    """Who staged it and for which batch is in the log and in snapshots; here it is what was staged."""
+    chunks = records = size = decisions = 0
+    end = HEADER_BYTES
+    parts: dict[str, None] = {}
+    for entry in entries(disk, found.path):
+        end = entry.offset + entry.bytes
+        if entry.chunk is None:
+            decisions += 1
+            continue
+        parts[entry.chunk.part] = None
+        chunks += 1
+        records += entry.chunk.records
+        size += entry.chunk.size
+    found.digests.append(Digest(f"{chunks + decisions} entries", True))  # it goes on as far as they hold
+    named = parse_name(found.path.rpartition("/")[2])
+    found.facts |= {
+        "transaction": f"{named[0]:016x}" if named is not None else None,
+        "parts": len(parts),
+        "chunks": chunks,
+        "records": records,
+        "record_bytes": size,
+        "is_decided": bool(decisions),
+    }
+    if end < found.bytes:
+        found.notes.append(
+            f"behind byte {end} there is no whole entry: a chunk was being written, or a commit has been erased from here on"
+        )

@@ -20,6 +20,8 @@ TYPES = {
         *("CHECKPOINT_MARK", "CONFIG", "LEASE", "HEAD", "SEQ_CEILING", "TIME_CEILING", "SEGMENT_SWAP"),
         *("SKIP", "LOSS", "WAL_START", "ERASE_DONE", "CONSUMER_PUT", "CONSUMER_DELETE", "LETTERS_TAKEN"),
         *("OUTFLOW_OPEN", "OUTFLOW_CLOSE", "INFLOW_OPEN", "INFLOW_CLOSE", "COPIED", "EPOCH"),
+        "SEGMENT_MERGE",
+        *("TXN_OPENED", "TXN_DECIDED", "TXN_ADVANCED", "TXN_ENDED"),
     )
     if isinstance(number := getattr(frames, name), int)
 }

@@ -55,6 +55,23 @@ UNMOVED_MS = 5_000  # until a letter that was refused is tried again
 
 META_KEYS_MAX = 64
 
+# Sink transactions. What is staged lies in files, whose bytes are bounded by the configuration.
+TXN_OPEN_PER_TOPIC_MAX = 64  # more are refused with 429
+TXN_OPEN_MAX = 256  # of a shard
+TXN_CHUNKS_MAX = 200_000  # staged at a shard, at about 300 bytes of memory each
+TXN_PARTS_MAX = 100_000  # that one commit names
+TXN_PART_BYTES_MAX = 128
+TXN_COMMITS_WAITING_MAX = 64  # of one transaction
+TXN_PRODUCERS_MAX = 1000  # of a topic, whose last batches are kept; then 429 to a new one
+TXN_PRODUCER_IDLE_MS = 7 * 86_400_000  # after which one may be forgotten for another
+TXN_PRODUCERS_FORGOTTEN_MAX = 16  # at a time
+TXN_TTL_MS_MIN, TXN_TTL_MS_MAX = 1000, 7 * 86_400_000
+TXN_WHOLE_BYTES = GROUP_BYTES_MAX  # a transaction within these is one entry of the log
+TXN_WHOLE_RECORDS = BATCH_RECORDS_MAX
+TXN_SLICE_BYTES = 1 * MIB  # of a larger one appended at a time, but at least a chunk
+TXN_SLICE_RECORDS = 4096
+TXN_RETRY_MS = 1000  # until a commit that could not go on tries again
+
 # Loss ranges per topic. Past it neighbouring ranges are joined: a too wide announcement is
 # safe, a lost one is not.
 LOSS_RANGES_MAX = 1024
@@ -80,12 +97,38 @@ SLICE_NAMES = 512
 READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read
 RAM_BLOCK_BYTES = 64 * KIB  # records that are never logged are kept in blocks of this size
 
+# Giving space back. What was not used of the pace for so long may be used at once; more is not saved up.
+RECLAIM_BURST_MS = 250
+TRIM_RECORDS = 128  # that a new cap per tag takes in one slice: about 2 ms, each in another place of the log
+TRIM_TAGS = 65_536  # that are looked at for it
+REFUSED_MAX = 4096  # damaged segments that are known not to be rewritten; the oldest is tried again
+
 # The cold tier. A block is a MiB, so a read that waits holds 8 MiB at most.
 COLD_BLOCKS_PER_READ = 8  # a page that would need more ends early
 COLD_FETCH_BLOCKS = 4  # by one call; what follows the wanted ones is read ahead
 COLD_FETCHES_MAX = 4  # at once, each on a thread of its own
 COLD_READERS_MAX = 256  # reads that wait for fetches; more are refused
-COLD_HELD_BYTES_MAX = 32 * MIB  # blocks beyond the cache that claims and copies look at in a later turn
+COLD_HELD_BYTES_MAX = (
+    32 * MIB
+)  # blocks beyond the cache for claims and copies that look at them in a later turn
 COLD_RETRY_MS = 1000  # until something that nobody waits for is tried again
 COLD_PAUSE_MS_MIN = 1000  # until moving is tried again, doubled with each failure
 COLD_PAUSE_MS_MAX = 60_000
+
+# Merges of cold segments. While one is swapped in, the rows of all its groups are in memory twice, 32 bytes each.
+MERGE_BYTES_MAX = 2 << 30  # of an output's records: offsets in rows are u32, and half of them is room enough
+MERGE_ROWS_MAX = 4 << 20  # of an output
+PLAN_ROWS_MAX = 8 << 20  # of all outputs of a plan; what is left is the next plan's
+PLAN_GROUPS_MAX = 64
+PLAN_SEGMENTS_MAX = 4096  # inputs of a plan, each with a line in it
+PLANS_MAX = 64  # of a shard; more are refused
+RETIRED_MAX = 32_768  # replaced segments of a topic that still have files; with more no plan is made
+COMMITTED_KEPT = 64  # plans of a topic that are remembered as committed
+COMMITTED_RESULTS_KEPT = 4  # of them those whose result is remembered, too
+SNAPSHOTS_MAX = 16  # pins of a topic; more are refused
+SNAPSHOT_TTL_MS_MAX = 7 * 86_400_000
+PLAN_LEASE_MS_MIN = 1000
+PLAN_LEASE_MS_MAX = 3_600_000
+MERGE_REQUESTS_MAX = 64  # calls about merges and pins that wait at a shard; more are refused
+MERGE_WAIT_MS_MAX = 30_000
+MANIFESTS_KEPT = 2  # of a topic, the newest; pinned ones stay as well

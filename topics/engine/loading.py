@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import heapq
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from topics.engine import frames
-from topics.engine.checkpoint import Checkpointer, TopicRow
+from topics.engine.checkpoint import Checkpointer
 from topics.engine.config import EngineConfig
 from topics.engine.errors import ColdStoreFailed, Corrupt, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, header, read_range, xxh
 from topics.engine.index import Chunk
 from topics.engine.marks import read_deleted
+from topics.engine.merges import covered
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
@@ -37,11 +38,11 @@ from topics.engine.segments import (
     segment_path,
 )
 from topics.engine.shard import Shard
-from topics.engine.snapshot import read_snapshot
 from topics.engine.staging import as_ranges
 from topics.engine.strings import StringTable
 from topics.engine.tags import LoadPart
 from topics.engine.topic_log import Op, TopicLog
+from topics.engine.transaction_files import parse_name
 
 
 @dataclass(slots=True)
@@ -79,7 +80,8 @@ class Loader:
         self._report = report
         self._loaded: dict[int, TopicLog] = {}  # touched before recovery was over
         self._sorted: dict[int, None] = {}  # topics whose leftover files were looked at
-        self._named: dict[tuple[int, int, int], tuple[int, int]] | None = None
+        self._named: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._recovered_from = 0  # the newest snapshot that there was
         self._announcements: list[tuple[int, int, int, str]] = []
         self._recovered = False
 
@@ -347,6 +349,7 @@ class Loader:
     def recovered(self) -> None:
         """Replay is over: which generations count is known, and losses found from now on are logged at once."""
         self._recovered = True
+        self._recovered_from = max((number for number, _ in self._checkpointer.snapshots), default=0)
         for log in self._loaded.values():
             self._sorted[log.id] = None
             if not log.dropped:
@@ -359,9 +362,10 @@ class Loader:
         metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.doomed
         named = {(meta.first_seq, meta.generation) for meta in metas}
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
-        firsts = {meta.first_seq for meta in metas}
-        end = max((meta.first_seq + meta.rows for meta in metas), default=0)
+        staged = set() if log.transactions is None else {txn.name for txn in log.transactions.open.values()}
         for name in self._disk.list(directory):
+            if name in staged:
+                continue
             parsed = parse_segment_name(name)
             if parsed is not None and (parsed[0], parsed[1]) in named:
                 if self._cold is not None and parsed[2] == "data" and (parsed[0], parsed[1]) in cold:
@@ -374,28 +378,47 @@ class Loader:
             if snapshot and parsed is not None:
                 self._checkpointer.doom(log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=snapshot)
                 continue
-            explained = parsed is None and name.endswith(".tmp")
+            explained = parsed is None and (name.endswith(".tmp") or parse_name(name) is not None)
             if parsed is not None:
-                explained = parsed[0] in firsts or parsed[0] < log.first_seq or parsed[0] >= end
+                explained = is_explained(log, parsed[0], metas)
             if explained:
                 self._disk.remove(f"{directory}/{name}")
             else:
                 self._disk.make_dir("lost+found")
                 self._disk.rename(f"{directory}/{name}", f"lost+found/{log.id:016x}-{name}")
 
+    def note_named(self, number: int, topic_id: int, metas: Sequence[SegmentMeta]) -> None:
+        """A kept snapshot names these segments. The older one first."""
+        for meta in metas:
+            key = (topic_id, meta.first_seq, meta.generation)
+            hot = self._named.get(key, (0, 0))[1] if meta.tier == COLD else number
+            self._named[key] = number, hot
+
     def last_naming(self, topic_id: int, first_seq: int, generation: int) -> tuple[int, int]:
-        """The newest kept snapshot that names this segment, and the newest that calls it hot: the next recovery may
-        start from it. 0: none does."""
-        if self._named is None:
-            self._named = {}
-            for number, _ in self._checkpointer.snapshots:
-                for raw in read_snapshot(self._disk, self._checkpointer.meta_dir, number)[1]:
-                    row = msgspec.msgpack.decode(raw, type=TopicRow)
-                    for meta in row.segments:
-                        key = (row.id, meta.first_seq, meta.generation)
-                        hot = self._named.get(key, (0, 0))[1] if meta.tier == COLD else number
-                        self._named[key] = number, hot
+        """The newest snapshot of before this start that names this segment, and the newest that calls it hot: the next
+        recovery may start from it. 0: none does."""
+        snapshots = self._checkpointer.snapshots
+        if snapshots and snapshots[0][0] > self._recovered_from:
+            self._named = {}  # those are gone
         return self._named.get((topic_id, first_seq, generation), (0, 0))
+
+
+def is_explained(log: TopicLog, first_seq: int, metas: list[SegmentMeta]) -> bool:
+    """Whether it is known why a file that begins at this seq is left, though no snapshot names it: of another generation, merged
+    into another one, dead at the front, beyond the end, or dead in the middle, where it left a hole. What was lost there may be
+    wanted yet.
+    """
+    covering = max((meta for meta in metas if meta.first_seq <= first_seq), key=_first_of, default=None)
+    end = max((meta.first_seq + meta.rows for meta in metas), default=0)
+    if first_seq < log.first_seq or first_seq >= end:
+        return True
+    if covering is not None and first_seq < covering.first_seq + covering.rows:
+        return covered([covering], first_seq)
+    return not any(first <= first_seq <= last for first, last, _ in log.view.losses)
+
+
+def _first_of(meta: SegmentMeta) -> int:
+    return meta.first_seq
 
 
 def _grew_in_order(rows: Rows, meta: SegmentMeta) -> bool:

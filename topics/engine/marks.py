@@ -97,6 +97,11 @@ def mark_deleted(
     return path
 
 
+def encode_marks(mask: Mask) -> bytes:
+    """A whole .del with one block, of these rows."""
+    return header(DEL_MAGIC, DEL_VERSION) + _encode_block(bytes(DIGEST_BYTES), np.flatnonzero(mask))[0]
+
+
 def _append_block(disk: Disk, path: str, meta: SegmentMeta, rows: npt.NDArray[np.int64]) -> bool:
     """Write one more block where the snapshot says that the file ends; False when it ends before."""
     if not disk.exists(path):

@@ -15,7 +15,7 @@ import numpy as np
 
 from topics.engine import frames, limits
 from topics.engine.checkpoint import LATCH_MARK, Checkpointer, ShardRow, TopicRow, remove_tree
-from topics.engine.config import EngineConfig
+from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.consumer import TopicConsumers
 from topics.engine.control import ConsumerStored, TimeCeiling
 from topics.engine.errors import Corrupt, LogGap
@@ -24,14 +24,17 @@ from topics.engine.flows import Inflow
 from topics.engine.frames import Columns
 from topics.engine.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.loading import Loader
+from topics.engine.merges import NO_MERGES
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.replay import Lsns, Replay, decode
+from topics.engine.segments import SegmentMeta
 from topics.engine.shard import Shard
 from topics.engine.snapshot import list_snapshots, read_snapshot, remove_unfinished
 from topics.engine.topic_ids import OwnIds
 from topics.engine.topic_log import TopicLog
+from topics.engine.transaction_state import TopicTransactions
 from topics.engine.wal import (
     ENVELOPE_BYTES,
     FILE_HEADER_BYTES,
@@ -49,6 +52,28 @@ from topics.engine.wal import (
 )
 
 SMALL_FILE_ROOM = 64 * limits.KIB  # of a log file on a full disk: hundreds of deletes
+
+
+Skipped = msgspec.Raw
+
+
+class _Named(msgspec.Struct, array_like=True):
+    """The beginning of a TopicRow, up to its segments: what stands between is passed over."""
+
+    id: int
+    name: Skipped
+    config: Skipped
+    applied_lsn: Skipped
+    head: Skipped
+    first_seq: Skipped
+    count: Skipped
+    live_bytes: Skipped
+    cap_lost: Skipped
+    ttl_lost: Skipped
+    losses: Skipped
+    ceiling: Skipped
+    dedupe: Skipped
+    segments: list[SegmentMeta]
 
 
 class Recovery:
@@ -74,6 +99,7 @@ class Recovery:
         self._applied_lsn = 0  # the highest entry that any snapshot row contains
         self._clean_lsn = 0
         self._known_synced = 0
+        self._configs: dict[TopicConfig, TopicConfig] = {}
         self._ephemeral: list[tuple[TopicLog, TopicRow]] = []
         self._unused: list[tuple[str, bool]] = []  # log files without entries, and whether they are ours
         self._lost_start: str | None = None  # where a file's first entry should be and is not
@@ -111,6 +137,7 @@ class Recovery:
         decode_topic = msgspec.msgpack.Decoder(TopicRow).decode
         found: list[tuple[int, int]] = []
         chosen: tuple[ShardRow, list[bytes]] | None = None
+        older: tuple[int, list[bytes]] | None = None
         for number in reversed(list_snapshots(self._disk, self._meta_dir)):
             try:
                 head, rows = read_snapshot(self._disk, self._meta_dir, number)
@@ -121,6 +148,8 @@ class Recovery:
             found.insert(0, (number, shard_row.base_lsn))
             if chosen is None:
                 chosen = shard_row, rows
+            elif older is None:
+                older = number, rows
         self._checkpointer.snapshots = found[-2:]
         if chosen is None:
             return
@@ -140,13 +169,26 @@ class Recovery:
         self._shard.forward_uid = max(self._shard.forward_uid, shard_row.forward_uid)
         for outflow in shard_row.outflows:
             self._shard.store_outflow(outflow)
+        if older is not None:
+            self._note_older(*older)
         for raw in rows:
             row = decode_topic(raw)
             self._checkpointer.rows[row.id] = bytes(raw)
+            self._loader.note_named(shard_row.number, row.id, row.segments)
             self._restore_topic(row)
 
+    def _note_older(self, number: int, rows: list[bytes]) -> None:
+        """The next start may go on from the older snapshot, so what it names stays. Nobody looks at the rest of it."""
+        decode = msgspec.msgpack.Decoder(_Named).decode
+        for raw in rows:
+            row = decode(raw)
+            if row.segments:
+                self._loader.note_named(number, row.id, row.segments)
+
     def _restore_topic(self, row: TopicRow) -> None:
-        log = self._shard.new_log(row.id, row.name, row.config)
+        # Most topics have one of a few configs, and one object for each is enough.
+        config = self._configs.setdefault(row.config, row.config)
+        log = self._shard.new_log(row.id, row.name, config)
         view = log.view
         view.head, view.first_seq, view.count, view.bytes = row.head, row.first_seq, row.count, row.live_bytes
         view.cap_lost, view.ttl_lost, view.losses = row.cap_lost, row.ttl_lost, row.losses
@@ -166,8 +208,14 @@ class Recovery:
         self._restore_consumers(log, row)
         log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
         log.epochs = row.epochs
+        log.merges = row.merges or NO_MERGES
+        if row.transactions is not None:
+            log.transactions = TopicTransactions.restored(log, row.transactions)
         for ranges in row.erasing:
             self._replayer.resume_erase(log, ranges)
+        if not row.is_trimmed:
+            log.trim_from = 0
+            self._shard.trimming[log.id] = log
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
         self._replayer.enlist(log)
         log.inline = row.inline

@@ -27,12 +27,15 @@ import numpy as np
 
 from topics.engine import frames, limits
 from topics.engine.checkpoint import Checkpointer
+from topics.engine.cold_files import MOVE_KIND, SUFFIXES, delete_keys, delete_segment
 from topics.engine.config import EngineConfig
+from topics.engine.consolidation import Consolidator
 from topics.engine.erase import finish_erase
-from topics.engine.errors import Corrupt, ErasePutOff, ShardReadOnly, TopicsError
+from topics.engine.errors import ColdStoreFailed, Corrupt, ErasePutOff, ShardReadOnly, TopicsError
 from topics.engine.files import is_out_of_resources, read_exact, read_file, xxh
 from topics.engine.index import Chunk, Rows
-from topics.engine.loading import Loader
+from topics.engine.layout import COLD_ID_NAME
+from topics.engine.loading import Loader, is_explained
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.sealing import drain, read_sum, rewrite_steps
@@ -52,8 +55,6 @@ from topics.engine.staging import CONTROL_BYTES, EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.topic_log import Range, TopicLog
 
-MOVE_KIND = "cold_move"
-SUFFIXES = ("data", "idx", "dict", "sum")  # in the order of copying
 ERASE_ROUNDS = 8
 
 
@@ -73,7 +74,9 @@ class Relocator:
         reader: Reader,
         checkpointer: Checkpointer,
         config: EngineConfig,
+        consolidator: Consolidator,
     ) -> None:
+        self._consolidator = consolidator
         self._disk = disk
         self._store = store
         self._shard = shard
@@ -86,6 +89,10 @@ class Relocator:
         self._gone: list[tuple[int, SegmentMeta]] = []
         self._dropped: list[int] = []
         self._swept = False
+        self._unsorted: dict[
+            int, list[tuple[str, str]]
+        ] = {}  # files of topics that replay had put off by then
+        self._stale: list[str] = []  # what was found in them
         self._there: set[int] = set()  # topics with something in the store, perhaps
         self._refused: set[tuple[int, int, int]] = set()  # segments that are damaged: they stay
         self._pause_ms = 0
@@ -94,8 +101,10 @@ class Relocator:
         self.problem = ""  # why the last try failed
         if store is not None:
             checkpointer.on_checkpointed = self._checkpointed
-            checkpointer.on_segment_gone = lambda topic_id, meta: self._gone.append((topic_id, meta))
+            checkpointer.on_segment_gone = consolidator.retirement.gone
             checkpointer.on_topic_gone = self._dropped.append
+            consolidator.retirement.on_free = lambda topic_id, meta: self._gone.append((topic_id, meta))
+            consolidator.manifests.on_written = self._there.add
 
     def start(self, loader: Loader) -> None:
         """Recovery is over. What moves by now is known from the snapshot alone."""
@@ -110,24 +119,34 @@ class Relocator:
     def has_work(self) -> bool:
         if self._store is None or self._shard.read_only is not None or self.loader is None:
             return False
-        return bool(self._erases or self._gone or self._dropped or self._look_at or not self._swept)
+        own = self._erases or self._gone or self._stale or self._dropped or self._look_at or not self._swept
+        return bool(own) or self._consolidator.has_work
 
     @property
     def retry_ms(self) -> int:
-        """Nothing is tried before, unless somebody waits for an erase: it is tried at once, to be answered."""
-        return 0 if self._erases and self._erases[0].token is not None else self._retry_ms
+        """Nothing is tried before, unless somebody waits: then it is tried at once, to be answered."""
+        is_awaited = self._erases and self._erases[0].token is not None
+        return 0 if is_awaited or self._consolidator.is_awaited else self._retry_ms
 
     def next_task(self) -> Steps:
         """The most urgent first: somebody may wait for an erase."""
-        if self._erases:
+        if self._erases and self._swept:
             return self._erase(self._erases.pop(0))
+        if self._erases:
+            return self._sweep()  # copies may lie in the staging of plans, which is not known before
+        if self._consolidator.is_urgent:
+            return self._consolidator.next_task() if self._swept else self._sweep()
         if self._gone:
             return self._remove_gone()
+        if self._stale:
+            return self._remove_stale()
         if self._dropped:
             return self._remove_topic(self._dropped.pop(0))
         if not self._swept:
             return self._sweep()
-        return self._relocate(self._look_at.pop(next(iter(self._look_at))))
+        if self._look_at:
+            return self._relocate(self._look_at.pop(next(iter(self._look_at))))
+        return self._consolidator.next_task()
 
     def failed(self, error: BaseException, now_ms: int) -> None:
         """The store or the disk did not do what it was asked. Nothing is lost; it is tried again after a pause."""
@@ -135,6 +154,10 @@ class Relocator:
         self._retry_ms = now_ms + self._pause_ms
         self.problem = str(error)
         self._count("cold_failures")
+        if not self._swept:
+            self._consolidator.refuse(ColdStoreFailed(f"the cold tier cannot be looked at: {error}"))
+            for request in self._erases:
+                self._put_off(request, cold=True)
 
     def _worked(self) -> None:
         self._pause_ms = self._retry_ms = 0
@@ -152,6 +175,11 @@ class Relocator:
         for log in logs:
             if not log.dropped and self._surplus(self._metas_of(log)):
                 self._look_at[log.id] = log
+            self._consolidator.manifests.look(log)
+            if log.id in self._unsorted and not log.deferred:
+                files = self._unsorted.pop(log.id)
+                self._learn_retired(log.id, files)
+                self._stale += self._leftovers(log.id, files)
 
     @staticmethod
     def _metas_of(log: TopicLog) -> list[SegmentMeta]:
@@ -185,6 +213,7 @@ class Relocator:
                     yield WaitSynced(0)
                 chunk = self._next_chunk(log)
                 if chunk is None:
+                    self._consolidator.manifests.look(log)
                     return
                 checkpointer.moving, checkpointer.moving_of = chunk, log
                 try:
@@ -274,10 +303,8 @@ class Relocator:
     # -- removing ------------------------------------------------------------------------------------------
 
     def _delete_segment(self, directory: str, meta: SegmentMeta) -> None:
-        """.sum first, as everywhere: no .sum is left that promises the rest."""
         assert self._store is not None
-        for suffix in reversed(SUFFIXES):
-            self._store.delete(segment_path(directory, meta, suffix))
+        delete_segment(self._store, directory, meta)
 
     def _remove_gone(self) -> Steps:
         gone, self._gone = self._gone, []
@@ -292,8 +319,18 @@ class Relocator:
             self._worked()
             gone.pop()
 
+    def _remove_stale(self) -> Steps:
+        stale, self._stale = self._stale, []
+        try:
+            yield from self._delete_keys(stale)
+        except (OSError, GeneratorExit):
+            self._stale += stale
+            raise
+        self._worked()
+
     def _remove_topic(self, topic_id: int) -> Steps:
         prefix = f"{self._reader.topic_dir(topic_id)}/"
+        self._consolidator.dropped(topic_id)
         if self._swept and topic_id not in self._there:
             return
         try:
@@ -310,17 +347,8 @@ class Relocator:
         return self._store.list(prefix)
 
     def _delete_keys(self, keys: list[str]) -> Steps:
-        store = self._store
-        assert store is not None
-
-        def delete(some: list[str]) -> None:
-            for key in some:
-                store.delete(key)
-
-        keys = sorted(keys, key=lambda key: (not key.endswith(".sum"), key))
-        for first in range(0, len(keys), limits.SLICE_TOPICS):
-            some = keys[first : first + limits.SLICE_TOPICS]
-            yield self._run(partial(delete, some))
+        assert self._store is not None
+        yield from delete_keys(self._store, keys)
 
     # -- what a crash has left -----------------------------------------------------------------------------
 
@@ -339,13 +367,35 @@ class Relocator:
                 continue
             if topic_id in self._shard.own_ids and len(directory) == 16:
                 by_topic.setdefault(topic_id, []).append((key, name))
+        yield from self._consolidator.learn(by_topic)
         for topic_id, files in by_topic.items():
             self._there.add(topic_id)
+            log = self._shard.by_id.get(topic_id)
+            if log is not None and log.deferred:
+                self._unsorted[topic_id] = files  # its segments may have other generations once that is done
+                continue
+            self._learn_retired(topic_id, files)
             yield from self._delete_keys(self._leftovers(topic_id, files))
             yield None
-        self._swept = True
+        for log in self._shard.by_id.values():
+            if log.merges.retired and log.id not in by_topic and not log.deferred:
+                log.merges = log.merges.without(log.merges.retired_names)
+        self._swept = self._consolidator.is_known = True
         self._worked()
         yield from self._sweep_hot(set(keys))
+
+    def _learn_retired(self, topic_id: int, files: list[tuple[str, str]]) -> None:
+        """Which retired segments still have files, and whether this start's snapshots name them; and whether there is a manifest."""
+        log = self._shard.by_id.get(topic_id)
+        if log is None:
+            return
+        assert self.loader is not None
+        there = {parsed[:2] for _, name in files if (parsed := parse_segment_name(name)) is not None}
+        last_naming = self.loader.last_naming
+        retirement, manifests = self._consolidator.retirement, self._consolidator.manifests
+        retirement.learn(log, there, lambda name: last_naming(log.id, *name)[0] > 0)
+        if there and (manifests.newest(log.id) is None or log.merges.committed):
+            manifests.due[log.id] = log
 
     def _sweep_hot(self, keys: set[str]) -> Steps:
         """Find .data of cold segments that a stop left on the hot tier. Of topics in use whoever loaded them has seen to it, and of
@@ -374,13 +424,9 @@ class Relocator:
         if log is None:
             # Of a topic that this shard never had, nobody can say anything.
             return [key for key, _ in files] if topic_id < self._shard.next_id else []
-        if log.deferred:
-            return []  # its segments may have other generations once that is done
         assert self.loader is not None
         metas = [*self._metas_of(log), *log.doomed]
         named = {(meta.first_seq, meta.generation) for meta in metas}
-        firsts = {meta.first_seq for meta in metas}
-        end = max((meta.first_seq + meta.rows for meta in metas), default=0)
         found: list[str] = []
         for key, name in files:
             parsed = parse_segment_name(name)
@@ -390,7 +436,9 @@ class Relocator:
             if last:
                 meta = SegmentMeta(parsed[0], parsed[1], tier=COLD)
                 self._checkpointer.doom(topic_id, meta, last_snapshot=last)
-            elif parsed[0] in firsts or parsed[0] < log.first_seq or parsed[0] >= end:
+            elif self._consolidator.retirement.keeps(topic_id, (parsed[0], parsed[1])):
+                continue
+            elif is_explained(log, parsed[0], metas):
                 found.append(key)
         return found
 
@@ -400,12 +448,15 @@ class Relocator:
         """Whether an erase is not done yet, though no copy is left on the hot tier."""
         log = request.log
         if self._store is None:
-            if any(meta.tier == COLD for meta in self._metas_of(log)):
+            # A copy may lie there of whatever was ever sealed: of a move that was not finished, or of what was cold once.
+            may_be_cold = self._disk.exists(COLD_ID_NAME) and any(log.sum_chain)
+            if may_be_cold or any(meta.tier == COLD for meta in self._metas_of(log)):
                 self._put_off(request, cold=True)  # it goes on after a start with the cold tier
                 return True
             return False
         if self._swept and log.id not in self._there:
             return False
+        self._consolidator.stop_plan(log)
         awaited = sum(other.token is not None for other in self._erases)
         self._erases.insert(awaited if request.token is not None else len(self._erases), request)
         return True
@@ -443,6 +494,7 @@ class Relocator:
 
     def _erase_all(self, log: TopicLog, ranges: list[Range]) -> Steps:
         """Until nothing in the store holds what is to be erased: what is current is written again, the rest goes."""
+        yield from self._consolidator.erase_steps(log)
         prefix = f"{self._reader.topic_dir(log.id)}/"
         for _ in range(ERASE_ROUNDS):
             if log.is_away and not log.dropped:
@@ -466,7 +518,9 @@ class Relocator:
                 elif parsed[2] == "data" and _holds(chunk, ranges):
                     holding.append(chunk)
             yield from self._delete_keys(stale)
+            self._consolidator.retirement.erased(log, ranges[-1][1])
             if not holding:
+                self._consolidator.manifests.look(log)
                 return
             for chunk in holding:
                 yield from self._write_again(log, chunk)

@@ -122,6 +122,7 @@ def _settle(
 ) -> Generator[str, None, None]:
     """Start on what was put together, read it all, and checkpoint: the damage is then behind the newest snapshot."""
     engine = Engine.open(overlay, clock, quiet(config))
+    engine.stop_transactions()
     if engine.shard.read_only is not None:
         raise CannotRepair(
             f"the shard would still be read-only: {engine.shard.read_only}; nothing was changed"

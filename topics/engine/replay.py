@@ -32,10 +32,13 @@ from topics.engine.forward_commands import Forward
 from topics.engine.frames import Columns
 from topics.engine.index import SMALL
 from topics.engine.loading import Loader
+from topics.engine.merges import Input, Merged, MergedGroup, retired_meta
+from topics.engine.merging import chunks_of, join_rows, swap_in
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.sealing import meta_from_sum, sealed_rows
+from topics.engine.segments import COLD
 from topics.engine.shard import Shard
 from topics.engine.staging import EraseRequest, as_ranges
 from topics.engine.topic_ids import ID_STEP
@@ -48,6 +51,7 @@ Lsns = npt.NDArray[np.uint64]
 
 # Of no topic: the catalog's rules, and what this shard copies.
 FORWARD_KINDS = (frames.FORWARD_PUT, frames.FORWARD_DELETE, frames.OUTFLOW_OPEN, frames.OUTFLOW_CLOSE)
+TXN_KINDS = (frames.TXN_OPENED, frames.TXN_DECIDED, frames.TXN_ADVANCED, frames.TXN_ENDED)
 FLOW_KINDS = (frames.INFLOW_OPEN, frames.INFLOW_CLOSE, frames.COPIED, frames.EPOCH)
 
 
@@ -225,7 +229,7 @@ class Replay:
 
     def _replay_control(self, columns: Columns, i: int, lsn: int) -> None:
         kind, topic_id = int(columns.headers["type"][i]), int(columns.headers["topic"][i])
-        payload = columns.payload(i)
+        payload, ts = columns.payload(i), int(columns.headers["ts"][i])
         if kind == frames.TIME_CEILING:
             self.time = msgspec.msgpack.decode(payload, type=TimeCeiling)
             return
@@ -244,14 +248,17 @@ class Replay:
         ):  # never put off: a rule that a topic does not know of is taken for one that ended
             self._replay_flow(log, kind, payload)
             return
+        if kind in TXN_KINDS:  # has nothing to do with rows
+            self._shard.replay_transaction(log, kind, payload)
+            return
         if log.deferred and kind == frames.CONFIG:
             self._loader.load(
                 log
             )  # the class may change to one with promises, which must be judged right here
         if log.deferred:
-            log.deferred.append(lambda: self._apply_control(log, kind, payload))
+            log.deferred.append(lambda: self._apply_control(log, kind, payload, ts))
         else:
-            self._apply_control(log, kind, payload)
+            self._apply_control(log, kind, payload, ts)
 
     def _replay_forward(self, kind: int, payload: bytes) -> None:
         shard, decode = self._shard, msgspec.msgpack.decode
@@ -305,6 +312,7 @@ class Replay:
         shard = self._shard
         shard.by_id.pop(log.id)
         shard.touched.pop(log.id, None)
+        shard.trimming.pop(log.id, None)
         if shard.published.get(log.name) is log:
             del shard.published[log.name], shard.staged[log.name]
             shard.names.discard(log.name)
@@ -316,7 +324,7 @@ class Replay:
         self._checkpointer.rows.pop(log.id, None)
         shard.gone.append(log)
 
-    def _apply_control(self, log: TopicLog, kind: int, payload: bytes) -> None:
+    def _apply_control(self, log: TopicLog, kind: int, payload: bytes, ts: int) -> None:
         if log.stored is not None:
             self._loader.load(log)
         decode = msgspec.msgpack.decode
@@ -346,6 +354,11 @@ class Replay:
             was_ram, is_ram = (c.durability == "ephemeral" for c in (log.config, changed.config))
             if was_ram != is_ram and log.chunks and log.chunks[-1].count:
                 log.chunks[-1].closed = True
+            if (
+                changed.config.cap_per_tag != log.config.cap_per_tag
+            ):  # how far it came is in the deletes that follow
+                log.trim_from = 0
+                self._shard.trimming[log.id] = log
             log.config = op.config = changed.config
             self._shard.classes_changed()
             log.ceiling = changed.ceiling
@@ -355,6 +368,10 @@ class Replay:
             swapped = decode(payload, type=Swapped)
             log.stage_floors(swapped.cap_lost, swapped.ttl_lost, op)
             self._apply_swap(log, swapped, op)
+        elif kind == frames.SEGMENT_MERGE:
+            merged = decode(payload, type=Merged)
+            log.stage_floors(merged.cap_lost, merged.ttl_lost, op)
+            self._apply_merge(log, merged, op, ts)
         elif kind == frames.LEASE:
             event = decode(payload, type=Event)
             if not event.consumer:
@@ -419,6 +436,35 @@ class Replay:
             chunk.tag_ids, chunk.node_ids, chunk.hashed, chunk.mended = {}, {}, None, None
             late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
             chunk.unmarked = [(int(i), int(i) + 1) for i in late]
+
+    def _apply_merge(self, log: TopicLog, merged: Merged, op: Op, ts: int) -> None:
+        """Each run of segments is one of a new generation. One that cannot be read, or a run that a start from the older snapshot
+        has cut into other segments, leaves what there is: nothing of it is gone yet."""
+        directory = self._reader.topic_dir(log.id)
+        done: list[tuple[MergedGroup, list[Input]]] = []
+        for group, inputs in zip(merged.groups, merged.inputs, strict=True):
+            chunks = chunks_of(log, group.first_seq, group.next_seq)
+            if chunks is None:
+                continue
+            try:
+                meta = meta_from_sum(self._disk, directory, group.first_seq, group.generation, tier=COLD)
+                rows = sealed_rows(self._disk, directory, meta)
+            except (Corrupt, FileNotFoundError) as error:
+                self._report.rotten.append(str(error))
+                continue
+            if len(rows) != group.rows:
+                continue
+            alive = np.concatenate([chunk.live(0, chunk.count, frames.DEAD) for chunk in chunks])
+            ended = np.flatnonzero(alive & (rows["length"] == 0)) + group.first_seq
+            log.stage_delete(as_ranges(ended.tolist()), op)  # by a TTL of their own
+            swap_in(log, chunks, meta, join_rows(chunks, rows))
+            for one in inputs:
+                self._checkpointer.doom(log.id, retired_meta(one))
+            done.append((group, inputs))
+        groups, inputs_done = [group for group, _ in done], [inputs for _, inputs in done]
+        log.merges = log.merges.with_plan(
+            msgspec.structs.replace(merged, groups=groups, inputs=inputs_done), ts
+        )
 
 
 def decode(data: bytes, envelopes: list[Envelope]) -> tuple[Columns, Lsns]:

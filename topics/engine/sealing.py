@@ -57,6 +57,7 @@ from topics.engine.segments import (
 
 T = TypeVar("T")
 ReadAt = Callable[[int, int], bytes]  # offset, length → exactly these bytes
+SYNC_BYTES = 8 * BLOCK_BYTES  # of a file that is written at length
 
 
 class Sum(msgspec.Struct, frozen=True):
@@ -488,7 +489,7 @@ def _copy_runs(
 
 def _data_pieces(read: ReadAt, runs: list[tuple[int, int]]) -> Iterator[bytes]:
     yield header(DATA_MAGIC)
-    for window in _windows(runs):
+    for window in windows_of(runs):
         # One read for all runs of the window, dead bytes between them included: a read per
         # record would cost more than the bytes.
         base = window[0][0]
@@ -496,7 +497,7 @@ def _data_pieces(read: ReadAt, runs: list[tuple[int, int]]) -> Iterator[bytes]:
         yield b"".join([data[start - base : end - base] for start, end in window])
 
 
-def _windows(runs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+def windows_of(runs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """Groups of runs that span at most a block; a longer run is cut."""
     window: list[tuple[int, int]] = []
     for start, end in runs:
@@ -523,10 +524,13 @@ def _write_file(disk: Disk, path: str, pieces: Iterator[bytes]) -> Generator[Non
     handle = disk.open(path, create=True)
     try:
         disk.truncate(handle, 0)
-        offset = 0
+        offset = synced = 0
         for piece in pieces:
             disk.write(handle, offset, piece)
             offset += len(piece)
+            if offset - synced >= SYNC_BYTES:  # the log's own syncs would stand behind one of all of it
+                disk.sync(handle)
+                synced = offset
             yield
         disk.sync(handle)
     finally:

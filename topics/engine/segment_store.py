@@ -2,6 +2,7 @@
 
     <root>/topics/<id>/seg-…          as on the hot tier
     <root>/staging/<who>/incoming     the file that is being put; whoever was killed there left it behind
+    <root>/staging/plans/<plan id>/   what jobs make for a plan of merges; listed only when asked for
 
 One process may put and delete at a time under one staging name, and any number may read.
 """
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 
 from topics.engine.files import ensure_dir, parent
 from topics.engine.ports import Disk
+
+PLANS_PREFIX = "staging/plans/"
 
 
 class DiskSegmentStore:
@@ -62,7 +65,9 @@ class DiskSegmentStore:
     def list(self, prefix: str) -> builtins.list[str]:
         found: builtins.list[str] = []
         self._walk(parent(prefix), found)
-        return sorted(key for key in found if key.startswith(prefix) and not key.startswith("staging/"))
+        # What is unfinished is nobody's business, but what jobs make for a plan is.
+        hidden = "staging/" if not prefix.startswith(PLANS_PREFIX) else "\0"
+        return sorted(key for key in found if key.startswith(prefix) and not key.startswith(hidden))
 
     def exists(self, key: str) -> bool:
         return self._disk.exists(key)

@@ -89,7 +89,7 @@ class SegmentMeta(msgspec.Struct, array_like=True):
     dict_digest: bytes = b""
     del_bytes: int = 0  # 0: no .del, or one of version 1
     del_digest: bytes = b""
-    dead_bytes: int = 0  # of .data, as of the checkpoint before
+    dead_bytes: int = 0  # of .data, as of the last checkpoint that touched it
 
     @property
     def idx_bytes(self) -> int:

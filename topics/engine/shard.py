@@ -6,9 +6,14 @@ to publish once that envelope is written, or synced) and `ready` (replies that n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import get_args
+
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import forward_commands as fwd
+from topics.engine import merge_commands as mrg
+from topics.engine import transaction_commands as txc
 from topics.engine.config import EngineConfig
 from topics.engine.delivery import Delivery
 from topics.engine.engine_clock import EngineClock
@@ -20,6 +25,8 @@ class Shard(Delivery):
 
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
+        # Whoever cares for the cold tier answers these.
+        self.merge: Callable[[object, mrg.MergeCommand], None] = lambda token, command: None
         self._handlers = {
             cmd.Append: self._append,
             cmd.Skip: self._skip,
@@ -50,13 +57,22 @@ class Shard(Delivery):
             fwd.OpenInflow: self._open_inflow,
             fwd.CloseInflow: self._close_inflow,
             fwd.TakeCopies: self._take_copies,
+            **dict.fromkeys(get_args(mrg.MergeCommand), self._merge),
+            txc.BeginTransaction: self._begin_transaction,
+            txc.StageChunk: self._stage_chunk,
+            txc.CommitTransaction: self._commit_transaction,
+            txc.AbortTransaction: self._abort_transaction,
         }
+
+    def _merge(self, token: object, command: mrg.MergeCommand) -> None:
+        self.merge(token, command)
 
     def check_invariants(self) -> None:
         for log in self.by_id.values():
             log.check()
         self.check_consumers()
         self.check_forwards()
+        self.check_transactions()
         total = sum(log.bytes for log in self.staged.values())
         assert total == self.bytes_live, (total, self.bytes_live)
         records = sum(log.count for log in self.staged.values())

@@ -78,6 +78,7 @@ class Staging:
         self.own_ids = OwnIds(config.shard)
         self.bytes_live = 0  # staged, over all topics
         self.records_live = 0
+        self.bytes_promised = 0  # of transactions that are decided and not all in the log yet
         # This shard's shares of the caps over all shards; None: the configured caps are its own.
         self.topics_granted: int | None = None
         self.bytes_granted: int | None = None
@@ -123,6 +124,7 @@ class Staging:
         # Whether the answer to this token can be sent.
         self.may_wake: Callable[[object], bool] = lambda token: True
         self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
+        self.trimming: dict[int, TopicLog] = {}  # with more records of a tag than a new cap allows
         self.waiter_heap: list[tuple[int, int, Waiter]] = []
         self._waiter_count = 0
         self._waiting = 0  # long polls that are not answered yet
@@ -348,6 +350,7 @@ class Staging:
                 self.names.discard(log.name)
             self.by_id.pop(log.id, None)
             self.touched.pop(log.id, None)
+            self.trimming.pop(log.id, None)
             self.ram_bytes -= log.ram_bytes
             self.gone.append(log)
         elif self.published.get(log.name) is not log:
@@ -417,6 +420,10 @@ class Staging:
         log.last_touch = self.now_ms
         if log.config.ttl_ms or log.expiries:
             self._expire(log)
+
+    def refresh(self, log: TopicLog) -> None:
+        """Have a topic in memory as it stands now."""
+        self._touch(log)
 
     def _expire(self, log: TopicLog) -> None:
         """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete."""

@@ -31,7 +31,9 @@ class StringTable:
     def __init__(self, *, hold: bool = False) -> None:
         """With `hold`, a released id keeps its string until `let_go`: readers may lag behind the release."""
         self.hold = hold
-        self.held: deque[int] = deque()
+        self.held: (
+            deque[int] | tuple[()]
+        ) = ()  # an empty deque takes 760 bytes, which a topic at rest can do without
         self.ids: dict[bytes, int] = {}
         self.names: list[bytes | None] = [None]
         self.counts: array[int] = array("I", [0])
@@ -161,6 +163,8 @@ class StringTable:
         assert name is not None, f"string id {string_id} is not in use"
         del self.ids[name]
         if self.hold:
+            if isinstance(self.held, tuple):
+                self.held = deque()
             self.held.append(string_id)
         else:
             self.names[string_id] = None
@@ -170,9 +174,12 @@ class StringTable:
     def let_go(self, count: int) -> None:
         """The `count` ids held longest may be reused: no reader can meet them any more."""
         for _ in range(count):
+            assert isinstance(self.held, deque), "nothing is on hold"
             string_id = self.held.popleft()
             self.names[string_id] = None
             self._free.append(string_id)
+        if not self.held:
+            self.held = ()
 
     def every_id_of(self, name: bytes) -> list[int]:
         """The ids under which a reader may meet this string, those on hold included."""

@@ -254,10 +254,20 @@ class TagIndex:
         above = bisect_right(seqs, seq, self._heads.get(tag_id, 0))
         return self._search_down(tag_id, seqs, above - 1, is_live)
 
-    def trim(self, tag: bytes, keep: int, is_live: IsLive) -> Seqs:
-        """The live seqs of this tag beyond its newest `keep`, ascending. Nothing is removed by this."""
+    def over(self, keep: int, first_id: int, limit: int) -> tuple[list[bytes], int | None]:
+        """Tags with more than `keep` live records, of up to `limit` ids from `first_id` on; and where to go on, if anywhere."""
+        counts = np.array(self.strings.counts[first_id : first_id + limit], dtype=np.uint32)
+        names = [self.strings.name(first_id + i) for i in np.flatnonzero(counts > keep).tolist()]
+        next_id = first_id + limit
+        found = [name for name in names if name is not None]
+        return found, next_id if next_id < len(self.strings.counts) else None
+
+    def trim(self, tag: bytes, keep: int, is_live: IsLive, limit: int | None = None) -> Seqs:
+        """The live seqs of this tag beyond its newest `keep`, ascending, the oldest `limit` of them. Nothing is removed by this."""
         tag_id = self.strings.id_of(tag)
         excess = self.strings.count(tag_id) - max(keep, 0)
+        if limit is not None:
+            excess = min(excess, limit)
         if excess <= 0:
             return np.zeros(0, np.uint64)
         seqs = self._listed(tag_id, is_live)
@@ -494,7 +504,8 @@ class TagIndex:
     def _oldest(self, tag_id: int, seqs: array[int], wanted: int, is_live: IsLive) -> Seqs:
         """The first `wanted` live seqs of a list."""
         at = head = self._heads.get(tag_id, 0)
-        size = max(_CHUNK, wanted)
+        # Few at first: where a cap per tag takes the oldest with each write, one dead seq stands before it.
+        size = 2 * wanted + 2
         found: list[Seqs] = []
         while wanted > 0 and at < len(seqs):
             chunk = _copy(seqs, at, min(at + size, len(seqs)))

@@ -29,4 +29,5 @@ class WaitUntil:
     holds: Callable[[], bool]
 
 
-Steps: TypeAlias = Generator[Blocking | WaitSynced | WaitUntil | None, Any, None]
+Step: TypeAlias = Blocking | WaitSynced | WaitUntil | None
+Steps: TypeAlias = Generator[Step, Any, None]

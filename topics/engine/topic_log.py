@@ -29,9 +29,11 @@ from topics.engine.flows import Epochs, Inflow
 from topics.engine.frames import DEAD, DELETED, STAGED_DELETE
 from topics.engine.index import SMALL, Chunk
 from topics.engine.limits import LOSS_RANGES_MAX
+from topics.engine.merges import NO_MERGES
 from topics.engine.segments import SegmentMeta
 from topics.engine.strings import StringTable
 from topics.engine.tags import TagIndex
+from topics.engine.transaction_state import TopicTransactions
 
 Range = tuple[int, int]  # first and last seq, both inside
 Loss = tuple[int, int, str]
@@ -123,6 +125,7 @@ class TopicLog:
         "expiries",
         "expiring",
         "first_seq",
+        "flag_changes",
         "gate_lsn",
         "id",
         "inflows",
@@ -130,6 +133,7 @@ class TopicLog:
         "last_read_ts",
         "last_touch",
         "may_expire",
+        "merges",
         "name",
         "next_seq",
         "nodes",
@@ -141,6 +145,8 @@ class TopicLog:
         "stored",
         "sum_chain",
         "tags",
+        "transactions",
+        "trim_from",
         "ttl_lost",
         "unsafe_heads",
         "view",
@@ -197,12 +203,17 @@ class TopicLog:
         self.outflows: tuple[int, ...] = ()  # uids of the rules that copy it
         self.epochs: Epochs = []
         self.inflows: dict[int, Inflow] | None = None  # by uid of the rules that bring it copies
+        self.transactions: TopicTransactions[TopicLog] | None = None
         self.doomed: list[
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them
         self.sum_chain = bytes(8)
+        # The tag id from which on `cap_per_tag` has to be looked at for what was there before it; None: nowhere.
+        self.trim_from: int | None = None
         self.may_expire = False  # not loaded yet, and has records with a TTL of their own
         self.erasing: list[list[Range]] = []
+        self.merges = NO_MERGES
+        self.flag_changes = 0  # how often rows were staged as deleted, or published as that
         self.ram_bytes = 0
 
     # -- rows ----------------------------------------------------------------------------------------------
@@ -276,18 +287,20 @@ class TopicLog:
             for k in range(len(seqs)):
                 alive[k] = self.is_live(int(seqs[k]))
             return alive
-        edges = np.searchsorted(seqs, np.array(self._starts, dtype=np.uint64))
-        for i, chunk in enumerate(self.chunks):
-            lo, hi = int(edges[i]), int(edges[i + 1]) if i + 1 < len(edges) else len(seqs)
-            if lo == hi:
-                continue
-            rows = (seqs[lo:hi] - np.uint64(chunk.first_seq)).astype(np.intp)
-            inside = rows < chunk.count
-            picked = chunk.rows[rows[inside]]
-            good = ((picked["flags"] & DEAD) == 0) & (picked["length"] != 0)
-            part = np.zeros(hi - lo, dtype=np.bool_)
-            part[inside] = good
-            alive[lo:hi] = part
+        lo, starts = 0, self._starts
+        while lo < len(seqs):  # over the chunks that have some of them: a topic may have thousands
+            i = bisect_right(starts, int(seqs[lo])) - 1
+            hi = int(seqs.searchsorted(np.uint64(starts[i + 1]))) if i + 1 < len(starts) else len(seqs)
+            if i >= 0:
+                chunk = self.chunks[i]
+                rows = (seqs[lo:hi] - np.uint64(chunk.first_seq)).astype(np.intp)
+                inside = rows < chunk.count
+                picked = chunk.rows[rows[inside]]
+                good = ((picked["flags"] & DEAD) == 0) & (picked["length"] != 0)
+                part = np.zeros(hi - lo, dtype=np.bool_)
+                part[inside] = good
+                alive[lo:hi] = part
+            lo = hi
         return alive & (seqs >= np.uint64(self.first_seq))
 
     def is_live(self, seq: int) -> bool:
@@ -356,9 +369,9 @@ class TopicLog:
         highest = 0
         if self.consumers is not None:
             self.consumers.forget(self, first_seq, last_seq)
-        held_tags, held_nodes = self.tags.strings.held, self.nodes.held
-        op.tags_held -= len(held_tags)
-        op.nodes_held -= len(held_nodes)
+        tags, nodes = self.tags.strings, self.nodes
+        op.tags_held -= len(tags.held)
+        op.nodes_held -= len(nodes.held)
         for chunk, first, stop in self.spans(max(first_seq, self.first_seq), last_seq + 1):
             if mark and first < chunk.stored:
                 chunk.unmarked.append((first, min(stop, chunk.stored)))  # for the next checkpoint's .del
@@ -389,8 +402,9 @@ class TopicLog:
             self.nodes.release_many(rows["node"][picked])
             op.count -= len(picked)
             op.bytes -= int(rows["size"][picked].sum(dtype=np.int64))
-        op.tags_held += len(held_tags)
-        op.nodes_held += len(held_nodes)
+        op.tags_held += len(tags.held)
+        op.nodes_held += len(nodes.held)
+        self.flag_changes += mark
         return highest
 
     def stage_delete(self, ranges: list[Range], op: Op) -> None:
@@ -560,6 +574,7 @@ class TopicLog:
 
     def _mark(self, ranges: Sequence[Range]) -> None:
         """Turn staged deletes into deletes."""
+        self.flag_changes += 1
         for first_seq, last_seq in ranges:
             for chunk, first, stop in self.spans(first_seq, last_seq + 1):
                 if stop - first < SMALL:
@@ -630,6 +645,7 @@ class TopicLog:
         return (
             not self.pending
             and not self.erasing
+            and self.trim_from is None
             and not self.runs
             and all(c.meta is not None and c.stored == c.count and not c.unmarked for c in self.chunks)
         )
@@ -652,6 +668,14 @@ class TopicLog:
     def remove_chunk(self, chunk: Chunk) -> None:
         self.chunks.remove(chunk)
         self._starts = [c.first_seq for c in self.chunks]
+
+    def replace_chunks(self, old: Sequence[Chunk], merged: Chunk) -> None:
+        """One chunk for several neighbours, with the same rows."""
+        at = self.chunks.index(old[0])
+        assert self.chunks[at : at + len(old)] == list(old), "neighbours, in order"
+        assert merged.count == sum(chunk.count for chunk in old)
+        self.chunks[at : at + len(old)] = [merged]
+        self._starts = [chunk.first_seq for chunk in self.chunks]
 
     def front_is_in_ram(self, last_seq: int) -> bool:
         """Whether everything live up to `last_seq` is in RAM blocks only."""

@@ -31,6 +31,8 @@ from topics.engine.files import (
 from topics.engine.intents import apply_patches, pending_intents
 from topics.engine.layout import generation_of
 from topics.engine.limits import MIB
+from topics.engine.manifest_check import check_manifests
+from topics.engine.merges import NO_MERGES, Merged
 from topics.engine.overlay import OverlayDisk
 from topics.engine.placement import shard_of
 from topics.engine.ports import Clock, Disk, SegmentStore
@@ -53,6 +55,9 @@ from topics.engine.segments import (
 from topics.engine.snapshot import list_snapshots, read_snapshot, snapshot_path
 from topics.engine.topic_ids import OwnIds
 from topics.engine.topic_log import TopicLog
+from topics.engine.transaction_files import file_name
+from topics.engine.transaction_state import Advanced, Opened
+from topics.engine.verified_transactions import decided_faults, staged_names
 from topics.engine.wal import Envelope
 
 REASONS = {"cap", "ttl", "crash", "corrupt", "mixed", "recreated"}
@@ -140,6 +145,9 @@ class _Checker:
         self._meta_dir = f"{config.shard_dir}/meta"
         self._wal_dir = f"{config.shard_dir}/wal"
         self.found = Found()
+        # Of transactions: files and the topics that these are of; how far commits are, by topic and id, as the log says.
+        self._staged_names: set[tuple[int, str]] = set()
+        self._advanced: dict[tuple[int, int], int] = {}
 
     def steps(self) -> Generator[str, None, None]:
         yield "erase intents"
@@ -155,6 +163,8 @@ class _Checker:
             if row.segments:
                 yield f"topic {row.name}"
                 self._check_topic(row)
+            if self._cold is not None and any(meta.tier == COLD for meta in row.segments):
+                self._check_manifests(self._cold, row)
         yield "watch sessions"
         self._check_watch()
         yield "files that nothing names"
@@ -366,6 +376,14 @@ class _Checker:
                 self.found.add("extra", path, 0, what, topic=row.name)
         return True
 
+    def _check_manifests(self, cold: SegmentStore, row: TopicRow) -> None:
+        try:
+            problems = check_manifests(cold, self._topic_dir(row.id))
+        except OSError as error:
+            problems = [(self._topic_dir(row.id), str(error))]
+        for path, what in problems:
+            self.found.add("extra", path, 0, f"{what}; jobs go by it, a server does not", topic=row.name)
+
     def _place_of(self, directory: str, meta: SegmentMeta, seq: int) -> int:
         try:
             return int(read_rows(self._disk, directory, meta)["offset"][seq - meta.first_seq])
@@ -439,8 +457,18 @@ class _Checker:
             for topic, first, generation in self._named(rows):
                 named.add((topic, segment_name(first, generation)))
             ids |= {row.id for row in rows}
+            for row in rows:
+                names = (row.merges or NO_MERGES).retired_names
+                named |= {(row.id, segment_name(first, generation)) for first, generation in names}
         swapped, made = self._from_log()
+        for _, rows in self.found.snapshots.values():
+            self._staged_names |= staged_names(rows)
         newest = self.found.newest
+        for row in newest[1] if newest is not None else ():
+            for path, offset, what, records in decided_faults(
+                self._disk, self._config.topics_dir, row, self._advanced
+            ):
+                self.found.add("damage", path, offset, what, topic=row.name, records=records)
         own = own_ids(newest[0] if newest is not None else None, self._config)
         for name in self._disk.list(self._config.topics_dir):
             try:
@@ -465,6 +493,8 @@ class _Checker:
             return
         for file in self._disk.list(directory):
             parsed = parse_segment_name(file)
+            if (topic, file) in self._staged_names:
+                continue
             if parsed is None or (topic, segment_name(parsed[0], parsed[1])) not in named:
                 self.found.add("extra", f"{directory}/{file}", 0, "no snapshot names this file")
 
@@ -479,6 +509,17 @@ class _Checker:
             for i in np.flatnonzero(kinds == frames.SEGMENT_SWAP).tolist():
                 swap = msgspec.msgpack.decode(columns.payload(i), type=Swapped)
                 swapped.add((int(columns.headers["topic"][i]), segment_name(swap.first_seq, swap.generation)))
+            for i in np.flatnonzero(kinds == frames.SEGMENT_MERGE).tolist():
+                merged = msgspec.msgpack.decode(columns.payload(i), type=Merged)
+                topic = int(columns.headers["topic"][i])
+                swapped |= {(topic, segment_name(one.first_seq, one.generation)) for one in merged.groups}
+            for i in np.flatnonzero(kinds == frames.TXN_OPENED).tolist():
+                opened = msgspec.msgpack.decode(columns.payload(i), type=Opened)
+                name = file_name(opened.txn, opened.number)
+                self._staged_names.add((int(columns.headers["topic"][i]), name))
+            for i in np.flatnonzero(kinds == frames.TXN_ADVANCED).tolist():
+                mark = msgspec.msgpack.decode(columns.payload(i), type=Advanced)
+                self._advanced[int(columns.headers["topic"][i]), mark.txn] = mark.done
         return swapped, made
 
 
@@ -513,6 +554,7 @@ def _dry_run(
     try:
         for _ in engine.recover_steps():
             pass
+        engine.stop_transactions()  # what is decided is carried out by a server
         if engine.shard.read_only is not None:
             found.opens = f"read-only: {engine.shard.read_only}"
         yield from read_everything(engine, found)

@@ -120,7 +120,9 @@ class Writes(Staging):
         if created:
             op.config = config
         if config.cap_per_tag and records.tags is not None:
-            surplus = self._surplus(log, config.cap_per_tag, records.tags)
+            # One for each record, which is what the log has room for: more there is only after a change of the cap, which the
+            # reclaimer takes care of.
+            surplus = self._surplus(log, config.cap_per_tag, records.tags, len(records.tags))
             if surplus:
                 self._log_delete(log, surplus, op, erase=False)
         if (config.cap_records and log.count > config.cap_records) or (
@@ -235,7 +237,7 @@ class Writes(Staging):
     def _check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
         """What is left of the bounds over all topics, of memory and of the disk."""
         bound = self.bytes_granted if self.bytes_granted is not None else self.config.max_total_bytes or None
-        if bound is not None and self.bytes_live + size > bound:
+        if bound is not None and self.bytes_live + self.bytes_promised + size > bound:
             cap = self.config.max_total_bytes
             message = f"the server holds its {cap} bytes; delete something or raise TOPICS_MAX_TOTAL_BYTES"
             if self.bytes_granted is None:
@@ -263,7 +265,7 @@ class Writes(Staging):
         if self.topics_granted is not None:
             need_topics = max(0, len(self.staged) + topics - self.topics_granted)
         if self.bytes_granted is not None:
-            need_bytes = max(0, self.bytes_live + size - self.bytes_granted)
+            need_bytes = max(0, self.bytes_live + self.bytes_promised + size - self.bytes_granted)
         return OverGrant(
             message, topics=topics, size=size, need_topics=need_topics, need_bytes=need_bytes, **detail
         )
@@ -276,6 +278,9 @@ class Writes(Staging):
         if (cap_records and count > cap_records) or (cap_bytes and size > cap_bytes):
             raise RecordTooLarge(f"the write is larger than the whole cap of {name!r} and can never fit")
         live, live_bytes = (log.count, log.bytes) if log is not None else (0, 0)
+        if log is not None and log.transactions is not None:
+            promised = log.transactions.promised
+            live, live_bytes = live + promised[0], live_bytes + promised[1]
         if (cap_records and live + count > cap_records) or (cap_bytes and live_bytes + size > cap_bytes):
             assert log is not None
             raise TopicFull(
@@ -346,13 +351,43 @@ class Writes(Staging):
         return offset
 
     @staticmethod
-    def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None]) -> list[Range]:
-        """What `cap_per_tag` takes: all but the newest records of each tag."""
+    def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None], most: int) -> list[Range]:
+        """What `cap_per_tag` takes: all but the newest records of each tag, `most` of them."""
         doomed: list[int] = []
         for tag in dict.fromkeys(tags):
             if tag is not None and log.tags.count(tag) > keep:
-                doomed += log.tags.trim(tag, keep, log.are_live).tolist()
+                doomed += log.tags.trim(tag, keep, log.are_live, most - len(doomed)).tolist()
+                if len(doomed) >= most:
+                    break
         return as_ranges(sorted(doomed))
+
+    def trim_slice(self, log: TopicLog) -> bool:
+        """A slice of what a new `cap_per_tag` takes of what was there before it, silently; False: there is no room for it."""
+        if not self.has_room(limits.TRIM_RECORDS * RANGE_BYTES + CONTROL_BYTES):
+            return False
+        ranges = self._next_surplus(log, log.config.cap_per_tag)
+        self.touched[log.id] = log
+        if ranges:
+            op = Op(log, sync=log.config.durability == "fsync")
+            self._log_delete(log, ranges, op, erase=False)
+            self.count_live(op)
+            self.add_op(op)
+        return True
+
+    def _next_surplus(self, log: TopicLog, keep: int) -> list[Range]:
+        """From `log.trim_from` on, which is moved: a bounded number of tags is looked at, and of records taken."""
+        first = log.trim_from
+        if first is None or not keep:
+            log.trim_from = None
+            self.trimming.pop(log.id, None)
+            return []
+        tags, next_id = log.tags.over(keep, first, limits.TRIM_TAGS)
+        ranges = self._surplus(log, keep, tags, limits.TRIM_RECORDS)
+        if sum(last - first + 1 for first, last in ranges) < limits.TRIM_RECORDS:
+            log.trim_from = next_id
+            if next_id is None:
+                self.trimming.pop(log.id, None)
+        return ranges
 
     def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool) -> None:
         for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
@@ -488,10 +523,12 @@ class Writes(Staging):
         self._change_config(log, config, Op(log, token, result, config=config, sync=True))
 
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
-        surplus = (
-            self._surplus(log, config.cap_per_tag, list(log.tags.strings.ids)) if config.cap_per_tag else []
-        )
-        self.reserve(len(surplus) * RANGE_BYTES + 4 * CONTROL_BYTES)
+        self.reserve(limits.TRIM_RECORDS * RANGE_BYTES + 4 * CONTROL_BYTES)
+        surplus: list[Range] = []
+        if config.cap_per_tag != log.config.cap_per_tag:
+            log.trim_from = 0
+            self.trimming[log.id] = log
+            surplus = self._next_surplus(log, config.cap_per_tag)
         if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
             # Records in RAM and records in the log never share a segment.
             log.chunks[-1].closed = log.chunks[-1].count > 0

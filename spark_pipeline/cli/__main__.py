@@ -1,0 +1,56 @@
+"""The `topics-spark` command: merges, purges and checks what the server has put away, and tells whether Spark works here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import topics
+
+USAGE = """\
+usage: topics-spark <command> [arguments]
+
+commands:
+  doctor      check Java, Spark and the way to the data, and run a small job
+  plan        show what a merge of topics would do, and change nothing
+  compact     merge small and partly dead cold segments into large ones
+  purge       rewrite cold segments without their dead records
+  scrub       compare every cold record with its digest
+
+options:
+  --version   print the version
+  --help      print this text
+
+Each command has a --help of its own.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    match list(sys.argv[1:] if argv is None else argv):
+        case ["doctor", *rest]:
+            from spark_pipeline.cli import doctor
+
+            return doctor.main(rest)
+        case ["plan" | "compact" | "purge" as command, *rest]:
+            from spark_pipeline.cli import merging
+
+            return merging.main(command, rest)
+        case ["scrub", *rest]:
+            from spark_pipeline.cli import scrub
+
+            return scrub.main(rest)
+        case ["--version"]:
+            print(f"topics-spark {topics.__version__}")
+        case ["--help" | "-h" | "help"]:
+            print(USAGE, end="")
+        case []:
+            print(USAGE, end="", file=sys.stderr)
+            return 2
+        case [unknown, *_]:
+            print(f"topics-spark: unknown command {unknown!r}\n\n{USAGE}", end="", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

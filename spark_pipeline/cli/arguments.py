@@ -1,0 +1,126 @@
+"""What the commands have in common: arguments, exit codes, and how an error is told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from spark_pipeline.java import NoJava
+from spark_pipeline.jobs.consolidate import JobFailed
+from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine
+from spark_pipeline.session import MEMORY, NoSpark, session
+from spark_pipeline.tasks.manifest import NoManifest
+from spark_pipeline.tasks.server import TOKEN_ENV, Refused, Server, Unreachable
+from topics.cli.tables import safe
+from topics.engine.errors import TopicsError
+
+OK, DAMAGED, USAGE, CANNOT, LATER, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DEFAULT_URL = "http://127.0.0.1:4000"
+
+EXIT_CODES = """\
+exit codes: 0 done, or there was nothing to do; 1 something is damaged, or could not be merged; 2 wrong arguments;
+3 no Java, Spark, server or data; 4 somebody else is at it or the data has changed, so run it again later
+"""
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def parser_of(command: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"topics-spark {command}",
+        description=description,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_server(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    found = os.environ.get("TOPICS_URL") or default
+    parser.add_argument(
+        "--url", default=found, help=f"the server [$TOPICS_URL{f', or {default}' if default else ''}]"
+    )
+    parser.add_argument(
+        "--token-env",
+        metavar="name",
+        default=TOKEN_ENV,
+        help=f"the variable that holds the key [{TOKEN_ENV}]",
+    )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine", choices=("spark", "local"), default="spark", help="who does the work [spark]"
+    )
+    parser.add_argument("--master", default="local[*]", help="where Spark runs [local[*]]")
+    parser.add_argument("--memory", default=MEMORY, help=f"of Spark's driver [{MEMORY}]")
+    parser.add_argument(
+        "--workers", metavar="n", type=int, default=0, help="processes of --engine local [cores]"
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the result, and each step, as JSON")
+
+
+def size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; one looks like 512MiB or 1g")
+    return int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
+
+
+def share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; one lies between 0 and 1")
+    return found
+
+
+@contextmanager
+def engine_of(arguments: argparse.Namespace) -> Iterator[Engine]:
+    """The engine that was asked for. A session of Spark's is ended with it."""
+    engine: Engine
+    if arguments.engine == "local":
+        engine = LocalEngine(arguments.workers)
+    else:
+        engine = SparkEngine(session(arguments.master, memory=arguments.memory), stop_session=True)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def server_of(arguments: argparse.Namespace) -> Server:
+    return Server(arguments.url, arguments.token_env)
+
+
+def told(command: str, work: Callable[[], int]) -> int:
+    """Run a command; what keeps it from its work is one line on stderr, and an exit code."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read has seen enough; Python must not complain of it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (NoJava, NoSpark, NoManifest, Unreachable, JobFailed, ValueError) as error:
+        said = str(error)
+    except Refused as error:
+        said = f"the server says: {error}" + (f" ({error.code})" if error.code else "")
+    except TopicsError as error:
+        said = str(error)
+        print(f"topics-spark {command}: {safe(said)}", file=sys.stderr)
+        return DAMAGED
+    except OSError as error:
+        said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    print(f"topics-spark {command}: {safe(said)}", file=sys.stderr)
+    return CANNOT

@@ -1,0 +1,164 @@
+"""`topics-spark plan`, `compact` and `purge`: merges of cold segments, as the server plans them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from spark_pipeline.cli.arguments import (
+    DAMAGED,
+    DEFAULT_URL,
+    LATER,
+    OK,
+    add_engine,
+    add_output,
+    add_server,
+    engine_of,
+    parser_of,
+    server_of,
+    share,
+    size,
+    told,
+)
+from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters, Plan, look_at_plan
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.tasks.server import wanted_topics
+from topics.cli.tables import as_bytes, safe, table
+
+DESCRIPTIONS = {
+    "plan": "Shows what a merge of cold segments would do. Nothing is changed.",
+    "compact": "Merges small and partly dead cold segments into large ones. Readers notice nothing.",
+    "purge": "Rewrites cold segments without their dead records, each by itself.",
+}
+NEVER = 2**31  # neighbours: of a purge, which is about dead records alone
+
+
+def main(command: str, argv: Sequence[str]) -> int:
+    arguments = _parser(command).parse_args(argv)
+    return told(command, lambda: _plan(arguments) if command == "plan" else _merge(command, arguments))
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = parser_of(command, DESCRIPTIONS[command])
+    parser.add_argument("topics", metavar="topic", nargs="+", help="a name, or a pattern like 'orders.*'")
+    add_server(parser, default=DEFAULT_URL)
+    if command != "purge":
+        parser.add_argument(
+            "--target-bytes", metavar="size", type=size, help="how large segments become [1GiB]"
+        )
+        parser.add_argument(
+            "--min-segments", metavar="n", type=int, help="neighbours that are worth a merge [2]"
+        )
+    parser.add_argument(
+        "--min-garbage", metavar="share", type=share, help="dead bytes that are worth a rewrite [0.1]"
+    )
+    parser.add_argument("--max-groups", metavar="n", type=int, help="outputs of one plan [64]")
+    if command != "plan":
+        parser.add_argument(
+            "--cold-dir",
+            metavar="path",
+            default="",
+            help="where the cold tier is mounted here [as on the server]",
+        )
+        parser.add_argument("--lease-ms", metavar="ms", type=int, default=60_000, help="[60000]")
+        add_engine(parser)
+    add_output(parser)
+    return parser
+
+
+def _parameters(arguments: argparse.Namespace, command: str) -> Parameters:
+    if command == "purge":
+        # A target that no two segments fit keeps each by itself.
+        return Parameters(1, arguments.min_garbage, NEVER, arguments.max_groups)
+    return Parameters(
+        arguments.target_bytes, arguments.min_garbage, arguments.min_segments, arguments.max_groups
+    )
+
+
+# ── Showing ───────────────────────────────────────────────────────────────────────────
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    server = server_of(arguments)
+    parameters = _parameters(arguments, "plan")
+    plans = {
+        name: look_at_plan(server, name, parameters)
+        for name in wanted_topics(server, ",".join(arguments.topics))
+    }
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(plans)).decode())
+    else:
+        print("\n".join(_plan_lines(plans)))
+    return OK
+
+
+def _plan_lines(plans: dict[str, Plan]) -> list[str]:
+    rows = []
+    for name, plan in plans.items():
+        for group in plan.groups:
+            dead = sum(one.dead_bytes for one in group.inputs)
+            rows.append(
+                [
+                    safe(name),
+                    f"{group.first_seq}–{group.next_seq - 1}",
+                    str(len(group.inputs)),
+                    as_bytes(group.data_bytes),
+                    as_bytes(dead),
+                ]
+            )
+    if not rows:
+        return ["nothing to do"]
+    return table(["topic", "records", "segments", "bytes", "dead"], rows, left=2)
+
+
+# ── Doing ─────────────────────────────────────────────────────────────────────────────
+
+
+def _merge(command: str, arguments: argparse.Namespace) -> int:
+    server = server_of(arguments)
+    progress = Progress(sys.stderr, as_json=True if arguments.json else None)
+    names = wanted_topics(server, ",".join(arguments.topics))
+    outcomes = []
+    with engine_of(arguments) as engine:
+        for name in names:
+            job = Consolidation(
+                server,
+                name,
+                engine,
+                progress,
+                _parameters(arguments, command),
+                cold_dir=arguments.cold_dir,
+                lease_ms=arguments.lease_ms,
+            )
+            outcomes.append(job.run())
+    if arguments.json:
+        print(msgspec.json.encode(outcomes).decode())
+    else:
+        print("\n".join(_outcome_lines(outcomes)))
+    return exit_code(outcomes)
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    states = {outcome.state for outcome in outcomes}
+    if "failed" in states:
+        return DAMAGED
+    return LATER if states & {"leased", "lost", "changed"} else OK
+
+
+def _outcome_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    rows: list[list[Any]] = [
+        [
+            safe(one.topic),
+            one.state.replace("_", " "),
+            str(one.groups),
+            as_bytes(one.bytes_in),
+            as_bytes(one.bytes_out),
+            str(len(one.failed)),
+        ]
+        for one in outcomes
+    ]
+    return table(["topic", "outcome", "segments", "bytes before", "after", "failed"], rows, left=2)

@@ -1,0 +1,71 @@
+"""`topics-spark scrub`: every cold record against its digest."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from spark_pipeline.cli.arguments import (
+    DAMAGED,
+    OK,
+    add_engine,
+    add_output,
+    add_server,
+    engine_of,
+    parser_of,
+    server_of,
+    told,
+)
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.jobs.scrubbing import Scrubbed, scrub
+from spark_pipeline.jobs.snapshots import pinned
+from spark_pipeline.tasks.manifest import find_topics
+from topics.cli.tables import as_bytes
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = parser_of("scrub", "Compares every record of the cold tier with its digest. Nothing is changed.")
+    parser.add_argument(
+        "topics", metavar="topic", nargs="*", help="a name, or a pattern like 'orders.*' [all]"
+    )
+    parser.add_argument(
+        "--cold-dir",
+        metavar="path",
+        default=os.environ.get("TOPICS_COLD_DIR") or "",
+        help="the cold directory; without --url as its manifests have it [$TOPICS_COLD_DIR]",
+    )
+    add_server(parser)
+    add_engine(parser)
+    add_output(parser)
+    arguments = parser.parse_args(argv)
+    if not arguments.url and not arguments.cold_dir:
+        parser.error("say where to look: --url of a server, or --cold-dir")
+    return told("scrub", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    progress = Progress(sys.stderr, as_json=True if arguments.json else None)
+    wanted = ",".join(arguments.topics) or "*"
+    if arguments.url:
+        with (
+            pinned(server_of(arguments), wanted, arguments.cold_dir) as topics,
+            engine_of(arguments) as engine,
+        ):
+            found = scrub(topics, engine, progress)
+    else:
+        topics = find_topics(arguments.cold_dir, wanted)
+        with engine_of(arguments) as engine:
+            found = scrub(topics, engine, progress)
+    print(msgspec.json.encode(found).decode() if arguments.json else _line(found))
+    return DAMAGED if found.damage else OK
+
+
+def _line(found: Scrubbed) -> str:
+    what = f"{found.records} records in {found.segments} segments of {found.topics} topics, {as_bytes(found.bytes)}"
+    if not found.damage:
+        return f"{what}: all of it is what was written"
+    return f"{what}: {len(found.damage)} damaged ranges. `topics verify --repair` tells readers of them; a backup of the files undoes them"

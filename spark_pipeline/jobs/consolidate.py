@@ -1,0 +1,297 @@
+"""Merging the cold segments of a topic: ask the server for a plan, do its groups, keep the lease, let the server publish.
+
+    plan     the server chooses, pins the inputs and gives a lease; asked again it gives the same plan, so a rerun resumes
+    merge    one task a group, in staging; a group that is done already is not done again
+    renew    three times a lease; when somebody else has it by now, the job ends
+    commit   the server compares every byte with the inputs and publishes; until it has, nothing has changed
+
+Whatever dies or is repeated here, the server's answer to the commit is what counts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from spark_pipeline.jobs.engines import Engine
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.tasks.merge import MergeResult, MergeTask, merge_group
+from spark_pipeline.tasks.server import Refused, Server
+from topics.cli.tables import as_bytes
+from topics.engine.plans import PlanGroup
+
+POLL_S = 0.2
+LEASE_MS = 60_000
+COMMIT_WAIT_MS = 10_000
+PLANS_MAX = 1000  # of one run over a topic: each takes segments away, so this is never reached
+LEASE_TRIES = 3
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """What is worth merging; the server's defaults where None."""
+
+    target_bytes: int | None = None
+    min_garbage: float | None = None
+    min_segments: int | None = None
+    max_groups: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+class Plan(msgspec.Struct):
+    """The answer to a plan call, as far as a job needs it."""
+
+    plan_id: str | None
+    groups: list[PlanGroup]
+    topic: str = ""
+    topic_id: str = ""
+    lease: str = ""
+    lease_ms: int = LEASE_MS
+    cold_dir: str = ""
+    staging: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return sum(group.data_bytes for group in self.groups)
+
+    @property
+    def segments(self) -> int:
+        return sum(len(group.inputs) for group in self.groups)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one topic."""
+
+    topic: str
+    state: str = "nothing_to_do"  # committed · nothing_to_do · leased · lost · changed · failed
+    plans: int = 0
+    groups: int = 0
+    resumed: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    message: str = ""
+
+
+class JobFailed(Exception):
+    """A task could not be done, and not because of the records."""
+
+
+class LeaseLost(Exception):
+    """Somebody else has the plan now, or it is gone."""
+
+
+def ask_for_plan(
+    server: Server, topic: str, parameters: Parameters, lease: str = "", lease_ms: int = LEASE_MS
+) -> Plan:
+    body = parameters.body() | {"lease_ms": lease_ms} | ({"lease": lease} if lease else {})
+    return msgspec.convert(server.post(server.topic(topic, "/consolidation"), body), Plan, strict=False)
+
+
+def look_at_plan(server: Server, topic: str, parameters: Parameters) -> Plan:
+    """What would be done. A plan that is there only because of this question is given up again; one that somebody works on stays."""
+    path = server.topic(topic, "/consolidation")
+    had = server.get(path)["plan"]
+    # A plan that is there already may be wanted by a job in a moment.
+    plan = ask_for_plan(server, topic, parameters, lease_ms=LEASE_MS if had is None else 1000)
+    if plan.plan_id is not None and (had is None or had["plan_id"] != plan.plan_id):
+        try:
+            server.post(f"{path}/{plan.plan_id}/abandon", {"lease": plan.lease})
+        except Refused as error:
+            if error.code not in {"lease_lost", "plan_not_found"}:
+                raise  # else it is gone, or somebody else's
+    return plan
+
+
+class Consolidation:
+    """One topic. `cold_dir` is where the cold tier is mounted here, when that is elsewhere than on the server."""
+
+    def __init__(
+        self,
+        server: Server,
+        topic: str,
+        engine: Engine,
+        progress: Progress,
+        parameters: Parameters,
+        *,
+        cold_dir: str = "",
+        lease_ms: int = LEASE_MS,
+    ) -> None:
+        self._server = server
+        self._topic = topic
+        self._engine = engine
+        self._progress = progress
+        self._parameters = parameters
+        self._cold_dir = cold_dir
+        self._lease_ms = lease_ms
+        self._outcome = Outcome(topic)
+
+    def run(self) -> Outcome:
+        """Plan after plan, until there is nothing left to do, or one has changed nothing."""
+        for _ in range(PLANS_MAX):
+            try:
+                plan = ask_for_plan(self._server, self._topic, self._parameters, lease_ms=self._lease_ms)
+            except Refused as error:
+                if error.code != "plan_leased":
+                    raise
+                return self._end("leased", str(error))
+            if plan.plan_id is None:
+                break
+            try:
+                if not self._do(plan):
+                    break
+            except LeaseLost as error:
+                return self._end("lost", str(error))
+            except Refused as error:
+                state = {"inputs_changed": "changed", "output_invalid": "failed"}.get(error.code)
+                if state is None:
+                    raise
+                return self._end(state, str(error))
+        return self._outcome
+
+    def _end(self, state: str, message: str) -> Outcome:
+        self._outcome.state, self._outcome.message = state, message
+        self._progress.step(state, f"{self._topic}: {message}", topic=self._topic, message=message)
+        return self._outcome
+
+    def _do(self, plan: Plan) -> bool:
+        """Whether something was published."""
+        self._progress.step(
+            "plan",
+            f"{self._topic}: plan {plan.plan_id}, {plan.segments} segments ({as_bytes(plan.bytes)}) become {len(plan.groups)}",
+            topic=self._topic,
+            plan_id=plan.plan_id,
+            groups=len(plan.groups),
+            segments=plan.segments,
+            bytes=plan.bytes,
+        )
+        results = self._merge(plan)
+        for result in results:
+            self._tell(result)
+        answer = self._commit(plan)
+        outcome = self._outcome
+        outcome.plans += 1
+        outcome.resumed += sum(result.resumed for result in results)
+        outcome.groups += len(answer["groups"])
+        outcome.bytes_in += sum(group["bytes_in"] for group in answer["groups"])
+        outcome.bytes_out += sum(group["bytes_out"] for group in answer["groups"])
+        outcome.failed += answer["failed"]
+        outcome.state = "failed" if outcome.failed else "committed"
+        self._progress.step(
+            "commit",
+            f"{self._topic}: published {len(answer['groups'])} segments in manifest {answer['manifest']}",
+            topic=self._topic,
+            plan_id=plan.plan_id,
+            manifest=answer["manifest"],
+            groups=len(answer["groups"]),
+            failed=answer["failed"],
+        )
+        for failed in answer["failed"]:
+            self._progress.step(
+                "failed",
+                f"{self._topic}: group {failed['group']} stays as it is: {failed['segment']} {failed['reason']}",
+                topic=self._topic,
+                **failed,
+            )
+        return bool(answer["groups"])
+
+    # -- merging -------------------------------------------------------------------------------------------
+
+    def _merge(self, plan: Plan) -> list[MergeResult]:
+        cold_dir = self._cold_dir or plan.cold_dir
+        tasks = [MergeTask(cold_dir, plan.staging, plan.topic_id, group) for group in plan.groups]
+        running = self._engine.start(merge_group, tasks)
+        renewed_s = time.monotonic()
+        try:
+            while not running.wait(POLL_S):
+                if time.monotonic() - renewed_s >= plan.lease_ms / 3000:
+                    self._renew(plan)
+                    renewed_s = time.monotonic()
+                self._progress.bar(f"{self._topic}: merging", running.done(), len(tasks))
+            return running.results()
+        except (LeaseLost, Refused, KeyboardInterrupt):
+            running.cancel()
+            raise
+        except Exception as error:
+            running.cancel()
+            # With the plan its staging goes, under whoever works there. Is it gone, or is this a fault of its own?
+            self._renew(plan)
+            raise JobFailed(
+                f"{self._topic}: a task failed: {_last_line(error)}; run it again, and it goes on from here"
+            ) from error
+
+    def _renew(self, plan: Plan) -> None:
+        """LeaseLost ends the job. But a server that has restarted knows no leases, and gives the same plan again."""
+        try:
+            self._call(plan, "renew", {"lease": plan.lease})
+        except Refused as error:
+            if error.code == "plan_not_found":
+                raise LeaseLost(str(error)) from error
+            if error.code != "lease_lost":
+                raise
+            self._lease_again(plan, error)
+
+    def _tell(self, result: MergeResult) -> None:
+        if result.failed:
+            said = f"cannot be merged: {result.failed}"
+        else:
+            said = f"{as_bytes(result.bytes_in)} → {as_bytes(result.bytes_out)}, {result.live} of {result.rows} records"
+            said += ", done before" if result.resumed else ""
+        self._progress.step(
+            "group",
+            f"{self._topic}: group {result.group} {said}",
+            topic=self._topic,
+            group=result.group,
+            rows=result.rows,
+            live=result.live,
+            bytes_in=result.bytes_in,
+            bytes_out=result.bytes_out,
+            resumed=result.resumed,
+            failed=result.failed,
+            segment=result.segment,
+            **result.at,
+        )
+
+    # -- committing ----------------------------------------------------------------------------------------
+
+    def _commit(self, plan: Plan) -> dict[str, Any]:
+        """Ask until it is done. A server that has restarted knows no lease: the same plan is asked for again."""
+        tries = LEASE_TRIES
+        while True:
+            try:
+                answer = self._call(plan, "commit", {"lease": plan.lease, "wait_ms": COMMIT_WAIT_MS})
+            except Refused as error:
+                if error.code != "lease_lost" or not tries:
+                    raise
+                tries -= 1
+                self._lease_again(plan, error)
+                continue
+            if answer["state"] == "committed":
+                return dict(answer)
+            share = round(100 * float(answer.get("progress", 0)))
+            self._progress.bar(f"{self._topic}: the server compares and publishes", share, 100)
+
+    def _lease_again(self, plan: Plan, lost: Refused) -> None:
+        try:
+            again = ask_for_plan(self._server, self._topic, self._parameters, lease_ms=self._lease_ms)
+        except Refused as error:
+            raise LeaseLost(str(lost)) from error
+        if again.plan_id != plan.plan_id:
+            raise LeaseLost(f"{lost}; the server has another plan by now, run this again") from lost
+        plan.lease, plan.lease_ms = again.lease, again.lease_ms
+
+    def _call(self, plan: Plan, what: str, body: dict[str, Any]) -> Any:
+        path = self._server.topic(self._topic, f"/consolidation/{plan.plan_id}/{what}")
+        return self._server.post(path, body)
+
+
+def _last_line(error: Exception) -> str:
+    """Spark tells of errors with all that was called; what a user wants to know stands at the end of the first part."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error:" in line or "Error]" in line]
+    return (named or lines or [type(error).__name__])[0][:500]

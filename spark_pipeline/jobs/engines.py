@@ -1,0 +1,159 @@
+"""Who does the tasks of a job: Spark, or a pool of processes on this machine. Tasks and results are small; records stay where they are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Running(Protocol[R]):
+    """Tasks that are being done."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all of it has ended, well or not."""
+
+    def done(self) -> int:
+        """How many tasks have ended."""
+
+    def results(self) -> list[R]:
+        """In the order of the tasks. Raises what a task has raised."""
+
+    def cancel(self) -> None:
+        """Nobody wants the results any more."""
+
+
+class Engine(Protocol):
+    name: str
+    workers: int
+
+    def start(self, function: Callable[[T], R], tasks: Sequence[T]) -> Running[R]:
+        """Do these tasks, each by itself. The function is one of a module, so that others can find it."""
+
+    def close(self) -> None: ...
+
+
+# ── Processes ─────────────────────────────────────────────────────────────────────────
+
+
+class LocalEngine:
+    name = "local"
+
+    def __init__(self, workers: int = 0) -> None:
+        self.workers = workers or os.cpu_count() or 1
+        # Not forked: this process may have threads and open connections.
+        self._pool = ProcessPoolExecutor(self.workers, mp_context=multiprocessing.get_context("spawn"))
+
+    def start(self, function: Callable[[T], R], tasks: Sequence[T]) -> Running[R]:
+        return _LocalRunning([self._pool.submit(function, task) for task in tasks])
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _LocalRunning:
+    def __init__(self, futures: list[Future[Any]]) -> None:
+        self._futures = futures
+
+    def wait(self, timeout_s: float) -> bool:
+        ended, left = wait(self._futures, timeout_s, FIRST_EXCEPTION)
+        return not left or any(not future.cancelled() and future.exception() for future in ended)
+
+    def done(self) -> int:
+        return sum(future.done() for future in self._futures)
+
+    def results(self) -> list[Any]:
+        try:
+            return [future.result() for future in self._futures]
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        for future in self._futures:
+            future.cancel()
+
+
+# ── Spark ─────────────────────────────────────────────────────────────────────────────
+
+
+class SparkEngine:
+    """Each task is a task of Spark's: it may run anywhere that sees the cold tier, and be tried again."""
+
+    name = "spark"
+
+    def __init__(self, session: SparkSession, *, stop_session: bool = False) -> None:
+        self._session = session
+        self._stop_session = stop_session
+        self.workers = int(session.sparkContext.defaultParallelism)
+
+    def start(self, function: Callable[[T], R], tasks: Sequence[T]) -> Running[R]:
+        return _SparkRunning(self._session, function, tasks)
+
+    def close(self) -> None:
+        if self._stop_session:
+            self._session.stop()
+
+
+class _SparkRunning:
+    def __init__(self, session: SparkSession, function: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
+        self._context = session.sparkContext
+        self._group = f"topics-{uuid.uuid4().hex[:12]}"
+        self._count = len(tasks)
+        self._results: list[Any] = []
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        # Of Spark's own kind: it ends the thread that stands for it in the JVM, too.
+        from pyspark import InheritableThread
+
+        self._thread = InheritableThread(
+            target=self._run, args=(function, list(tasks)), daemon=True, session=session
+        )
+        self._thread.start()
+
+    def _run(self, function: Callable[[Any], Any], tasks: list[Any]) -> None:
+        try:
+            # Of this thread, and so of this job alone.
+            self._context.setJobGroup(
+                self._group, f"topics-spark {function.__name__}", interruptOnCancel=False
+            )
+            if tasks:
+                self._results = self._context.parallelize(tasks, len(tasks)).map(function).collect()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._ended.wait(timeout_s)
+
+    def done(self) -> int:
+        if self._ended.is_set():
+            return self._count
+        tracker = self._context.statusTracker()
+        done = 0
+        for job in tracker.getJobIdsForGroup(self._group):
+            info = tracker.getJobInfo(job)
+            for stage in info.stageIds if info else ():
+                found = tracker.getStageInfo(stage)
+                done += found.numCompletedTasks if found else 0
+        return done
+
+    def results(self) -> list[Any]:
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+    def cancel(self) -> None:
+        if not self._ended.is_set():
+            self._context.cancelJobGroup(self._group)

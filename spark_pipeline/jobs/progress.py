@@ -1,0 +1,49 @@
+"""How far a job is: a bar on a terminal, a line of JSON a step elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+import msgspec
+
+from topics.cli.tables import safe
+
+BAR = 30
+STEP_S = 5.0  # between two lines that only tell how far it is
+
+
+class Progress:
+    def __init__(self, out: TextIO | None = None, *, as_json: bool | None = None) -> None:
+        self._out = out or sys.stderr
+        self.is_bar = self._out.isatty() if as_json is None else not as_json
+        self._shown = 0
+        self._last_s = 0.0
+
+    def step(self, step: str, text: str, **fields: Any) -> None:
+        """Something has happened: `text` for people, `fields` for machines."""
+        if self.is_bar:
+            self._clear()
+            print(safe(text), file=self._out, flush=True)
+        else:
+            line = {"time_ms": time.time_ns() // 1_000_000, "step": step, **fields}
+            print(msgspec.json.encode(line).decode(), file=self._out, flush=True)
+
+    def bar(self, what: str, done: int, total: int) -> None:
+        """How far it is; seldom, where every call would be a line."""
+        now = time.monotonic()
+        if self.is_bar:
+            filled = BAR * done // max(total, 1)
+            text = f"{safe(what)} [{'#' * filled}{'.' * (BAR - filled)}] {done}/{total}"
+            self._clear()
+            print(text, end="", file=self._out, flush=True)
+            self._shown = len(text)
+        elif now - self._last_s >= STEP_S:
+            self._last_s = now
+            self.step("progress", "", what=what, done=done, total=total)
+
+    def _clear(self) -> None:
+        if self._shown:
+            print(f"\r{' ' * self._shown}\r", end="", file=self._out)
+            self._shown = 0

@@ -1,0 +1,62 @@
+"""Scrubbing the cold segments of topics: every record is compared with its own digest. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from spark_pipeline.jobs.engines import Engine
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.tasks.manifest import ColdTopic
+from spark_pipeline.tasks.scrub import ScrubResult, ScrubTask, scrub_segment
+from spark_pipeline.tasks.segments import Damage
+
+POLL_S = 0.2
+
+
+@dataclass(slots=True)
+class Scrubbed:
+    topics: int = 0
+    segments: int = 0
+    records: int = 0
+    bytes: int = 0
+    damage: list[tuple[str, str, Damage]] = field(default_factory=list)  # topic, segment, what
+
+
+def scrub(topics: Sequence[ColdTopic], engine: Engine, progress: Progress) -> Scrubbed:
+    tasks = [
+        ScrubTask(topic.name, topic.manifest.topic_id, topic.folder, segment)
+        for topic in topics
+        for segment in topic.manifest.segments
+    ]
+    running = engine.start(scrub_segment, tasks)
+    try:
+        while not running.wait(POLL_S):
+            progress.bar("scrubbing", running.done(), len(tasks))
+    except BaseException:
+        running.cancel()
+        raise
+    found = Scrubbed(topics=len(topics))
+    for result in running.results():
+        _add(found, result, progress)
+    return found
+
+
+def _add(found: Scrubbed, result: ScrubResult, progress: Progress) -> None:
+    found.segments += 1
+    found.records += result.records
+    found.bytes += result.bytes
+    for one in result.damage:
+        found.damage.append((result.topic, result.segment, one))
+        seqs = f"records {one.first_seq} to {one.last_seq}: " if one.last_seq else ""
+        progress.step(
+            "damage",
+            f"{result.topic}: {seqs}{one.path} at byte {one.offset}: {one.what}",
+            topic=result.topic,
+            segment=result.segment,
+            path=one.path,
+            offset=one.offset,
+            first_seq=one.first_seq,
+            last_seq=one.last_seq,
+            what=one.what,
+        )

@@ -1,0 +1,62 @@
+"""Snapshots of topics: manifests whose files stay while a job reads them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from spark_pipeline.tasks.manifest import ColdTopic, NoManifest, read_manifest
+from spark_pipeline.tasks.server import Refused, Server, Unreachable, wanted_topics
+
+TTL_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Pin:
+    topic: str
+    snapshot_id: str
+
+
+@contextmanager
+def pinned(server: Server, wanted: str, cold_dir: str = "") -> Iterator[list[ColdTopic]]:
+    """The topics of a list or pattern, by manifests whose files stay until this ends. Pins are renewed on a thread meanwhile."""
+    pins: list[_Pin] = []
+    stopped = threading.Event()
+    try:
+        topics = [_pin(server, name, cold_dir, pins) for name in wanted_topics(server, wanted)]
+        keeper = threading.Thread(
+            target=_keep, args=(Server(server.url, server.token_env), pins, stopped), daemon=True
+        )
+        keeper.start()
+        yield topics
+    finally:
+        stopped.set()
+        for pin in pins:
+            # It ends by itself: no reason to fail a job that is done.
+            with suppress(Refused, Unreachable):
+                server.request("DELETE", server.topic(pin.topic, f"/snapshots/{pin.snapshot_id}"))
+
+
+def _pin(server: Server, name: str, cold_dir: str, pins: list[_Pin]) -> ColdTopic:
+    answer: dict[str, Any] = server.post(server.topic(name, "/snapshots"), {"ttl_ms": TTL_MS})
+    pins.append(_Pin(name, answer["snapshot_id"]))
+    root = cold_dir or answer["cold_dir"]
+    path = os.path.join(root, answer["path"])
+    if not os.path.exists(path):
+        raise NoManifest(
+            f"{path} cannot be seen from here; --cold-dir says where the server's cold directory is mounted"
+        )
+    return ColdTopic(os.path.dirname(path), read_manifest(path))
+
+
+def _keep(server: Server, pins: list[_Pin], stopped: threading.Event) -> None:
+    while not stopped.wait(TTL_MS / 3000):
+        for pin in pins:
+            with suppress(Refused, Unreachable):
+                server.post(
+                    server.topic(pin.topic, f"/snapshots/{pin.snapshot_id}/renew"), {"ttl_ms": TTL_MS}
+                )

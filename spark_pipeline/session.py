@@ -1,0 +1,76 @@
+"""A Spark session as the jobs want it: quiet, on a Java that was looked for, and knowing `format("topics")`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
+
+from spark_pipeline.java import Java, use_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+REGISTRATION = HERE / "registration"  # holds nothing but pyspark_topics
+MEMORY = "1g"
+
+
+class NoSpark(Exception):
+    """There is no Spark to use; the text says what to do."""
+
+
+def session(
+    master: str = "local[*]",
+    *,
+    app: str = "topics-spark",
+    memory: str = MEMORY,
+    options: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start a session, or return the one that this process has."""
+    if find_spec("pyspark") is None:
+        raise NoSpark("PySpark is not installed: pip install 'topics[spark]'")
+    from pyspark.sql import SparkSession
+
+    java = use_java()
+    # Its Python workers are to be this Python with these modules, not whatever `python3` is.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not any(module.name == "pyspark_topics" for module in iter_modules()):
+        _add_to_python_path(REGISTRATION)
+    if (HERE.parent / "pyproject.toml").exists():
+        _add_to_python_path(
+            HERE.parent
+        )  # a source tree, which the workers find only if they happen to run in it
+    builder = SparkSession.builder.master(master).appName(app)
+    for name, value in {**_defaults(master, memory, java), **(options or {})}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _defaults(master: str, memory: str, java: Java) -> dict[str, str]:
+    options = [f"-Dlog4j2.configurationFile={(HERE / 'log4j2.properties').as_uri()}", *java.options()]
+    found = {
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": " ".join(options),
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "16",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    if master.startswith("local"):
+        # A machine whose own name does not resolve, or whose firewall stands between it and itself, is no obstacle.
+        found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return found
+
+
+def _add_to_python_path(folder: Path) -> None:
+    """For the workers, which get the environment and not sys.path."""
+    have = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if str(folder) not in have:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*have, str(folder)])

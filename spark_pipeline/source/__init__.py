@@ -1,0 +1,1 @@
+"""Topics as data frames: `spark.read.format("topics")`."""

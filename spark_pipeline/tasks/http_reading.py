@@ -1,0 +1,118 @@
+"""Records over HTTP as Arrow batches: pages of stored frames, which are checked one by one only when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from spark_pipeline.tasks.columns import Frames, constant, flags_column, schema_of, ts_column
+from spark_pipeline.tasks.reading import Wanted
+from spark_pipeline.tasks.server import FRAMES, Server
+from topics.engine.errors import Corrupt
+from topics.engine.frames import frame_is_valid, frame_starts
+from topics.engine.limits import MIB
+
+PAGE_BYTES = 8 * MIB
+PAGE_RECORDS = 10_000
+_PAD = bytes(16)
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Records that are lost, both ends included, and why."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"records {self.first_seq} to {self.last_seq} of {self.topic} are lost ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSlice:
+    """Half-open seqs of a topic that are read from its server."""
+
+    url: str
+    token_env: str
+    topic: str
+    start_seq: int
+    end_seq: int
+
+
+def read_http(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Any]:
+    """Record batches; what was lost without anybody asking for it is noted in `gaps` when it lies in the range."""
+    server = Server(part.url, part.token_env)
+    try:
+        at = part.start_seq - 1
+        while at < part.end_seq - 1:
+            body = {
+                "from_seq": at,
+                "limit": min(PAGE_RECORDS, part.end_seq - 1 - at),
+                "max_batch_bytes": PAGE_BYTES,
+            }
+            if wanted.range.start_ts:
+                body["from_ts"] = wanted.range.start_ts
+            answer = server.request("POST", server.topic(part.topic, "/diff"), body, accept=FRAMES)
+            _note_gap(part, answer.headers.get("topics-tombstone"), gaps)
+            batch = _batch(part, wanted, answer.body)
+            if batch.num_rows:
+                yield batch
+            reached = int(answer.headers["topics-next-from-seq"])
+            if reached <= at or answer.headers.get("topics-caught-up") == "true":
+                break  # the end, whatever was asked for
+            at = reached
+    finally:
+        server.close()
+
+
+def _note_gap(part: HttpSlice, tombstone: str | None, gaps: list[Gap]) -> None:
+    if tombstone is None:
+        return
+    told = msgspec.json.decode(tombstone)
+    first, last = max(int(told["gap_from"]), part.start_seq), min(int(told["gap_to"]), part.end_seq - 1)
+    if told["reason"] == "recreated":
+        # The seqs begin anew: nothing of the old topic can be read any more.
+        first, last = part.start_seq, part.end_seq - 1
+    if first <= last:
+        gaps.append(Gap(part.topic, first, last, told["reason"]))
+
+
+def _batch(part: HttpSlice, wanted: Wanted, body: bytes) -> Any:
+    path = f"{part.url}/v0/topics/{part.topic}"
+    found: list[int] = []
+    try:
+        frame_starts(body, 0, len(body), found)
+    except (ValueError, IndexError) as error:
+        raise Corrupt(path, 0, f"a page of frames does not add up: {error}") from error
+    starts = np.array(found, dtype=np.int64)
+    ends = np.append(starts[1:], len(body)) if len(starts) else starts
+    if wanted.verify == "record":
+        for start, end in zip(starts.tolist(), ends.tolist()):
+            if not frame_is_valid(body[start:end]):
+                raise Corrupt(path, start, "a record does not agree with its digest")
+    frames = Frames.at(path, body + _PAD, starts, ends)
+    headers, span = frames.headers, wanted.range
+    seqs, times = headers["seq"].astype(np.int64), headers["ts"].astype(np.int64)
+    kept = (seqs >= part.start_seq) & (seqs < part.end_seq) & (times >= span.start_ts) & (times < span.end_ts)
+    if not kept.all():
+        frames = Frames(path, frames.buffer, starts[kept], headers[kept])
+        headers, seqs, times = frames.headers, seqs[kept], times[kept]
+    columns: dict[str, Any] = {}
+    if {"data", "meta"} & set(wanted.columns):
+        columns["data"], columns["meta"] = frames.data_and_meta(as_text=wanted.as_text)
+    makers: dict[str, Callable[[], Any]] = {
+        "topic": lambda: constant(part.topic, len(seqs)),
+        "seq": lambda: pa.array(seqs),
+        "ts": lambda: ts_column(times),
+        "node": frames.node,
+        "tag": frames.tag,
+        "flags": lambda: flags_column(headers["flags"]),
+    }
+    arrays = [columns[name] if name in columns else makers[name]() for name in wanted.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(wanted.columns, as_text=wanted.as_text))

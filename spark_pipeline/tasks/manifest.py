@@ -1,0 +1,122 @@
+"""Finding topics and their manifests in a cold directory. What is in them: topics/engine/manifest.py."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from topics.engine.manifest import (
+    CURRENT_NAME,
+    Manifest,
+    Segment,
+    dead_name,
+    decode_current,
+    decode_dead,
+    decode_manifest,
+    manifest_name,
+)
+from topics.engine.segments import Mask, SegmentMeta
+
+_TRIES = 4
+
+
+class NoManifest(Exception):
+    """There is nothing to read; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdTopic:
+    """A topic as one manifest describes it, and where its files are."""
+
+    folder: str
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.topic
+
+    def dead(self) -> dict[int, Mask]:
+        """Rows that must not be read, by the first seq of their segment."""
+        path = f"{self.folder}/{dead_name(self.manifest.number)}"
+        try:
+            content = Path(path).read_bytes()
+        except FileNotFoundError:
+            return {}
+        return decode_dead(path, content, self.manifest.segments)
+
+
+def topics_in(cold_dir: str) -> Iterator[ColdTopic]:
+    """Every topic that has something in the cold tier, by its newest manifest."""
+    root = Path(cold_dir) / "topics"
+    try:
+        names = sorted(os.listdir(root))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoManifest(
+            f"{cold_dir} has no folder topics/ in it: say where the server's TOPICS_COLD_DIR is, or give its url"
+        ) from None
+    for name in names:
+        if (root / name / CURRENT_NAME).is_file():
+            yield ColdTopic(str(root / name), read_current(str(root / name)))
+
+
+def find_topics(cold_dir: str, wanted: str) -> list[ColdTopic]:
+    """The topics of a list with commas, in which * and ? stand for anything; NoManifest when one of them is not there."""
+    found = {topic.name: topic for topic in topics_in(cold_dir)}
+    picked = pick_names(sorted(found), wanted)
+    if isinstance(picked, str):
+        have = f"it has {', '.join(sorted(found)[:8])}" if found else "it has no manifests yet"
+        raise NoManifest(
+            f"no topic {picked!r} in the cold tier at {cold_dir} ({have}); what has not moved there is read with a url"
+        )
+    return [found[name] for name in picked]
+
+
+def pick_names(names: list[str], wanted: str) -> list[str] | str:
+    """The names that a list asks for, each once; or the part of the list that asks for none of them."""
+    picked: dict[str, None] = {}
+    for part in filter(None, (part.strip() for part in wanted.split(","))):
+        matching = [part] if part in names else fnmatch.filter(names, part)
+        if not matching:
+            return part
+        picked |= dict.fromkeys(matching)
+    return list(picked) or wanted
+
+
+def read_current(folder: str) -> Manifest:
+    """The newest manifest. A server may write another meanwhile, and remove this one: ask again."""
+    path = f"{folder}/{CURRENT_NAME}"
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            number = decode_current(path, Path(path).read_bytes())
+        except FileNotFoundError:
+            raise NoManifest(f"{folder} has no manifest: nothing of this topic is in the cold tier") from None
+        try:
+            return read_manifest(f"{folder}/{manifest_name(number)}")
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+    raise AssertionError("not reached")
+
+
+def read_manifest(path: str) -> Manifest:
+    return decode_manifest(path, Path(path).read_bytes())
+
+
+def meta_of(segment: Segment) -> SegmentMeta:
+    """What the engine's readers want to know of a segment."""
+    return SegmentMeta(
+        first_seq=segment.first_seq,
+        generation=segment.generation,
+        rows=segment.rows,
+        data_bytes=segment.data_bytes,
+        dict_bytes=segment.dict_bytes,
+        tag_names=segment.tag_names,
+        node_names=segment.node_names,
+        sealed=True,
+        live=segment.live,
+        ts_min=segment.ts_min,
+        ts_max=segment.ts_max,
+    )

@@ -1,0 +1,83 @@
+"""Looking at every byte of a segment: .sum against the manifest, .idx and .dict against .sum, each record by its own digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from spark_pipeline.tasks.segments import Damage, SegmentReader
+from topics.engine.errors import Corrupt, TopicsError
+from topics.engine.limits import MIB
+from topics.engine.manifest import Segment
+from topics.engine.sealing import verify_blocks
+from topics.engine.segments import BLOCK_BYTES
+from topics.read_only_disk import ReadOnlyDisk
+
+READ_ROWS = 100_000
+READ_BYTES = 16 * MIB
+DAMAGES_MAX = 1000  # of a segment; where there are more, the rest is one range
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubTask:
+    topic: str
+    topic_id: str
+    folder: str
+    segment: Segment
+
+
+@dataclass(slots=True)
+class ScrubResult:
+    topic: str
+    segment: str
+    records: int = 0
+    bytes: int = 0
+    damage: list[Damage] = field(default_factory=list)
+
+
+def scrub_segment(task: ScrubTask) -> ScrubResult:
+    """What is wrong with a segment. An OSError other than a missing file is no damage, and is raised."""
+    segment = task.segment
+    damage: list[Damage] = []
+    reader = SegmentReader(task.folder, segment, int(task.topic_id, 16), "record", damage)
+    result = ScrubResult(task.topic, segment.name, damage=damage)
+    try:
+        rows = reader.index()
+        reader.names()
+        present = np.flatnonzero(rows["length"])
+        for piece in reader.pieces(rows, present, rows_max=READ_ROWS, bytes_max=READ_BYTES):
+            result.records += len(piece.rows)
+        result.bytes = segment.data_bytes + segment.idx_bytes + segment.dict_bytes
+        if not damage:
+            # Bytes that belong to no record any more, and those that records do not cover.
+            _scrub_blocks(reader, damage)
+    except (TopicsError, FileNotFoundError) as error:
+        place = (error.path, error.offset) if isinstance(error, Corrupt) else (reader.path("data"), 0)
+        damage.append(Damage(*place, segment.first_seq, segment.next_seq - 1, _say(error)))
+    if len(damage) > DAMAGES_MAX:
+        rest = damage[DAMAGES_MAX - 1 :]
+        what = f"{rest[0].what}, and {len(rest) - 1} further ranges"
+        damage[DAMAGES_MAX - 1 :] = [
+            Damage(rest[0].path, rest[0].offset, rest[0].first_seq, rest[-1].last_seq, what)
+        ]
+    return result
+
+
+def _scrub_blocks(reader: SegmentReader, damage: list[Damage]) -> None:
+    segment, path = reader.segment, reader.path("data")
+    steps = verify_blocks(ReadOnlyDisk(), path, segment.data_bytes, reader.sum.blocks)
+    problems = None
+    while problems is None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            problems = end.value
+    for problem in problems:
+        if any(reader.sum.blocks[problem.offset // BLOCK_BYTES]):
+            # No record: the seqs are those that the block would have.
+            damage.append(Damage(path, problem.offset, 0, 0, f"between records: {problem.what}"))
+
+
+def _say(error: Exception) -> str:
+    return error.problem if isinstance(error, Corrupt) else str(error)

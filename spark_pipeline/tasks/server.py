@@ -1,0 +1,177 @@
+"""The server as jobs and readers see it: over HTTP, with a key from the environment, and with patience.
+
+What is refused for a while (429, 503) and what breaks is tried again, as long as it may be repeated: every call here may.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from spark_pipeline.tasks.manifest import NoManifest, pick_names
+
+ANSWER_S = 60.0
+PATIENCE_S = 60.0  # with a server that is starting, or has too much to do
+PAUSE_S = (0.1, 5.0)  # between tries: the first, doubled each time, and the longest
+TOKEN_ENV = "TOPICS_TOKEN"
+FRAMES = "application/vnd.topics.frames"
+
+_BUSY = frozenset({429, 503})
+# A 429 of these does not go away by itself soon.
+_FINAL_LIMITS = frozenset({"snapshots", "disk_full"})
+
+
+class Unreachable(Exception):
+    """No answer, however often it was asked."""
+
+
+class Refused(Exception):
+    """An answer that is not a success."""
+
+    def __init__(self, status: int, code: str, message: str, detail: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.status, self.code, self.detail = status, code, detail
+
+
+class Answer(msgspec.Struct):
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class Server:
+    """One connection, which is opened again when it breaks. Not for several threads."""
+
+    def __init__(
+        self,
+        url: str,
+        token_env: str = TOKEN_ENV,
+        *,
+        patience_s: float = PATIENCE_S,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        """ValueError says what is wrong with the address. The key's variable may be absent: then no key is sent."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{url!r} is no address of a server; one looks like http://127.0.0.1:4000")
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+        self._https = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._root = parts.path.rstrip("/")
+        token = os.environ.get(token_env, "")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.token_env = token_env
+        self.patience_s, self._answer_s = patience_s, answer_s
+        self._connection: http.client.HTTPConnection | None = None
+
+    def get(self, path: str) -> Any:
+        return self.request("GET", path).json
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.request("POST", path, body).json
+
+    def topic(self, name: str, path: str = "") -> str:
+        """The path of a topic, and of what is below it."""
+        return f"/v0/topics/{quote(name, safe='')}{path}"
+
+    def topics(self) -> list[dict[str, Any]]:
+        """All topics that this key may see."""
+        found: list[dict[str, Any]] = []
+        cursor = ""
+        while True:
+            page = self.get(f"/v0/topics?page_size=1000{cursor}")
+            found += page["topics"]
+            if not page.get("next_cursor"):
+                return found
+            cursor = f"&cursor={quote(page['next_cursor'], safe='')}"
+
+    def request(self, method: str, path: str, body: Any = None, *, accept: str = "") -> Answer:
+        """The answer, if it is a success. Refused and Unreachable say why there is none."""
+        content = None if body is None else msgspec.json.encode(body)
+        headers = dict(self._headers)
+        if content is not None:
+            headers["Content-Type"] = "application/json"
+        if accept:
+            headers["Accept"] = accept
+        give_up = time.monotonic() + self.patience_s
+        pause_s = PAUSE_S[0]
+        while True:
+            wait_s = pause_s
+            try:
+                answer = self._once(method, self._root + path, content, headers)
+            except ssl.SSLCertVerificationError as error:
+                raise Unreachable(
+                    f"{self.url}: its certificate is not trusted ({error.verify_message})"
+                ) from error
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if time.monotonic() + wait_s > give_up:
+                    raise Unreachable(f"{self.url} does not answer: {_reason(error)}") from error
+            else:
+                if 200 <= answer.status < 300:
+                    return answer
+                refused = self._refused(answer)
+                limit = str(refused.detail.get("limit", ""))
+                wait_s = max(wait_s, _retry_after_s(answer))
+                passes = answer.status in _BUSY and limit not in _FINAL_LIMITS
+                if not passes or time.monotonic() + wait_s > give_up:
+                    raise refused
+            time.sleep(wait_s)
+            pause_s = min(2 * pause_s, PAUSE_S[1])
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _once(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> Answer:
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+            self._connection = kind(self._host, self._port, timeout=self._answer_s)
+        self._connection.request(method, path, content, headers)
+        response = self._connection.getresponse()
+        received = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, received, response.read())
+
+    def _refused(self, answer: Answer) -> Refused:
+        try:
+            error = answer.json["error"]
+            code, message, detail = error["code"], error["message"], error.get("detail", {})
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return Refused(
+                answer.status, "", f"{self.url} answers {answer.status}, and not like a topics server", {}
+            )
+        if answer.status == 401:
+            message += f"; the key is taken from the environment variable {self.token_env}"
+        return Refused(answer.status, code, message, detail)
+
+
+def _retry_after_s(answer: Answer) -> float:
+    text = answer.headers.get("retry-after", "")
+    return min(float(text), PAUSE_S[1]) if text.isdigit() else 0.0
+
+
+def _reason(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error) or type(error).__name__).lower()
+
+
+def wanted_topics(server: Server, wanted: str) -> list[str]:
+    """The names of a list with commas and patterns. A plain name is not looked for: its own call tells whether it is there."""
+    if not any(sign in wanted for sign in "*?[,"):
+        return [wanted]
+    picked = pick_names(sorted(row["topic"] for row in server.topics()), wanted)
+    if isinstance(picked, str):
+        raise NoManifest(f"{server.url} has no topic {picked!r} that this key may see")
+    return picked

@@ -1,0 +1,139 @@
+"""What a report says of one segment, in a form that adds up: two of them make one of both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from spark_pipeline.tasks.reading import Slice
+from spark_pipeline.tasks.segments import SegmentReader
+from topics.engine.segments import Mask, Rows
+
+HOUR_MS = 3_600_000
+TAGS_MAX = 10_000  # counted tags of a segment or a sum of them: the most frequent
+SKETCH = 1024  # least hashes of tags that are kept: the number of all is known to 3 %
+SIZE_STEPS = 8  # classes of record sizes to a doubling
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Of live records, but where it says dead."""
+
+    segments: int = 0
+    rows: int = 0
+    live: int = 0
+    dead: int = 0  # rows with bytes that nobody may read any more
+    data_bytes: int = 0
+    live_bytes: int = 0  # of frames
+    dead_bytes: int = 0
+    payload_bytes: int = 0
+    hours: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # hour since the epoch → records, payload bytes
+    sizes: dict[int, int] = field(default_factory=dict)  # class of payload size → records
+    tags: Counter[str] = field(default_factory=Counter)
+    tag_hashes: list[int] = field(default_factory=list)  # the least ones, ascending
+    untagged: int = 0
+    out_of_order: int = 0  # records that are older than the one before
+    gaps: int = 0  # runs of rows that are purged or dead
+    ts_min: int = 0
+    ts_max: int = 0
+
+    def add(self, other: Statistics) -> None:
+        for name in (
+            "segments", "rows", "live", "dead", "data_bytes", "live_bytes", "dead_bytes", "payload_bytes",
+            "untagged", "out_of_order", "gaps",
+        ):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for hour, (records, size) in other.hours.items():
+            had = self.hours.get(hour, (0, 0))
+            self.hours[hour] = had[0] + records, had[1] + size
+        for kind, records in other.sizes.items():
+            self.sizes[kind] = self.sizes.get(kind, 0) + records
+        self.tags = Counter(dict((self.tags + other.tags).most_common(TAGS_MAX)))
+        self.tag_hashes = sorted({*self.tag_hashes, *other.tag_hashes})[:SKETCH]
+        times = [ts for ts in (self.ts_min, other.ts_min) if ts]
+        self.ts_min, self.ts_max = min(times, default=0), max(self.ts_max, other.ts_max)
+
+    def tag_count(self) -> int:
+        """How many tags there are: exact up to SKETCH of them, then an estimate."""
+        if len(self.tag_hashes) < SKETCH:
+            return len(self.tag_hashes)
+        return round((SKETCH - 1) / (self.tag_hashes[-1] / 2**64))
+
+    def size_percentile(self, share: float) -> int:
+        """A payload size, to about 9 %, that this share of the records does not exceed."""
+        wanted = share * sum(self.sizes.values())
+        reached = 0
+        for kind in sorted(self.sizes):
+            reached += self.sizes[kind]
+            if reached >= wanted:
+                return size_of_class(kind)
+        return 0
+
+
+def size_of_class(kind: int) -> int:
+    """The largest size of a class."""
+    return int(2 ** (kind / SIZE_STEPS)) if kind else 0
+
+
+def statistics_of(part: Slice) -> Statistics:
+    """Index and names of a segment say all of this: its records are not read. `part` is a whole segment."""
+    reader = SegmentReader(part.folder, part.segment, part.topic_id)
+    rows, tags = reader.index(), reader.names()[0]
+    present: Mask = rows["length"] > 0
+    live = present.copy()
+    if part.dead is not None:
+        bits = np.frombuffer(part.dead, dtype=np.uint8)
+        live &= ~np.unpackbits(bits, count=part.rows, bitorder="little").astype(np.bool_)
+    kept = rows[live]
+    found = Statistics(
+        segments=1,
+        rows=len(rows),
+        live=len(kept),
+        dead=int(np.count_nonzero(present & ~live)),
+        data_bytes=part.segment.data_bytes,
+        live_bytes=int(kept["length"].sum(dtype=np.int64)),
+        dead_bytes=int(rows["length"][present & ~live].sum(dtype=np.int64)),
+        payload_bytes=int(kept["size"].sum(dtype=np.int64)),
+        gaps=int(np.count_nonzero(live[:-1] & ~live[1:])) + int(len(live) > 0 and not live[0]),
+    )
+    if len(kept):
+        _count_times(found, kept)
+        _count_sizes(found, kept["size"])
+        _count_tags(found, kept["tag"], tags)
+    return found
+
+
+def _count_times(found: Statistics, kept: Rows) -> None:
+    ts = kept["ts"].astype(np.int64)
+    found.ts_min, found.ts_max = int(ts.min()), int(ts.max())
+    found.out_of_order = int(np.count_nonzero(np.diff(ts) < 0))
+    hours, where = np.unique(ts // HOUR_MS, return_inverse=True)
+    records = np.bincount(where)
+    sizes = np.bincount(where, weights=kept["size"]).astype(np.int64)
+    found.hours = dict(zip(hours.tolist(), zip(records.tolist(), sizes.tolist())))
+
+
+def _count_sizes(found: Statistics, sizes: npt.NDArray[np.uint32]) -> None:
+    # The class is the least one whose largest size is no less.
+    kinds = np.where(sizes > 0, np.ceil(SIZE_STEPS * np.log2(np.maximum(sizes, 1)) - 1e-9), 0).astype(
+        np.int64
+    )
+    # A size of one byte would share the class of empty ones.
+    kinds[sizes == 1] = 1
+    used, counts = np.unique(kinds, return_counts=True)
+    found.sizes = dict(zip(used.tolist(), counts.tolist()))
+
+
+def _count_tags(found: Statistics, ids: npt.NDArray[np.uint32], names: list[bytes]) -> None:
+    counts = np.bincount(ids, minlength=len(names) + 1)
+    found.untagged = int(counts[0])
+    used = (np.flatnonzero(counts[1:]) + 1).tolist()
+    found.tag_hashes = sorted(xxhash.xxh3_64_intdigest(names[i - 1]) for i in used)[:SKETCH]
+    most = sorted(used, key=lambda i: -counts[i])[:TAGS_MAX]
+    found.tags = Counter({names[i - 1].decode("utf-8", "replace"): int(counts[i]) for i in most})

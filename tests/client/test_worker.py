@@ -1,0 +1,256 @@
+"""Workers of both kinds: jobs done, failed, given up; leases kept while a handler runs; what a stop does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.server import ROOT
+from topics.client import GiveUp, Retries, RetryLater, errors
+from topics.testing import TestServer
+
+Connect = Callable[..., Any]
+SOON = Retries(first_s=0.01, most_s=0.02)
+
+
+@contextmanager
+def working(client: Any, topic: str, handler: Callable[[Any], Any], **options: Any) -> Iterator[Any]:
+    """A worker that runs in a thread, and is stopped."""
+    options = {"poll_ms": 200, "backoff": SOON, **options}
+    worker = client.worker(topic, handler, **options)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def wait(condition: Callable[[], Any]) -> None:
+    give_up = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def jobs(client: Any, topic: str) -> str:
+    client.create_topic(topic, type="queue", dead_letter=f"{topic}.dead")
+    return topic
+
+
+def test_jobs_are_done_failed_and_given_up(client: Any, jobs: str) -> None:
+    client.write_many(jobs, ["good", "bad", "hopeless", "later"])
+    seen: list[tuple[Any, int]] = []
+
+    def handler(job: Any) -> None:
+        seen.append((job.data, job.deliveries))
+        if job.data == "bad" and job.deliveries < 3:
+            raise OSError("not yet")
+        if job.data == "hopeless":
+            raise GiveUp("no use")
+        if job.data == "later" and job.deliveries == 1:
+            raise RetryLater(0.01)
+
+    with working(client, jobs, handler, concurrency=2) as worker:
+        wait(lambda: not client.get_topic(jobs).count)
+        wait(lambda: worker.stats.done == 3)
+    stats = worker.stats
+    assert (stats.done, stats.failed, stats.given_up, stats.lost) == (3, 3, 1, 0)
+    assert sorted(seen) == [
+        ("bad", 1),
+        ("bad", 2),
+        ("bad", 3),
+        ("good", 1),
+        ("hopeless", 1),
+        ("later", 1),
+        ("later", 2),
+    ]
+    with client.tail(f"{jobs}.*", start="earliest") as letters:
+        assert next(letters).meta["$dead_letter_reason"] == "no use"
+
+
+def test_many_at_a_time_but_no_more_than_was_said(client: Any, jobs: str) -> None:
+    client.write_many(jobs, range(12))
+    together, most = 0, 0
+    lock = threading.Lock()
+    meet = threading.Barrier(3)
+
+    def handler(job: Any) -> None:
+        nonlocal together, most
+        with lock:
+            together += 1
+            most = max(most, together)
+        meet.wait(60)  # three of them have to be here at once
+        with lock:
+            together -= 1
+
+    with working(client, jobs, handler, concurrency=3) as worker:
+        wait(lambda: worker.stats.done == 12)
+    assert most == 3
+
+
+def test_leases_are_kept_while_a_handler_runs(client: Any, jobs: str) -> None:
+    client.write(jobs, "long")
+    seen = []
+
+    def handler(job: Any) -> None:
+        seen.append(job.deliveries)
+        # Three leases long: without extensions somebody else would have it by now.
+        wait(lambda: time.time() * 1000 > job.deadline + 600)
+
+    with working(client, jobs, handler, lease_ms=300, concurrency=2) as worker:
+        wait(lambda: worker.stats.done)
+    assert (seen, worker.stats.lost) == ([1], 0)
+
+
+def test_a_lease_that_was_lost_is_not_settled(client: Any, jobs: str) -> None:
+    client.write(jobs, "x")
+    seen: list[int] = []
+    release = threading.Event()
+
+    def handler(job: Any) -> None:
+        seen.append(job.deliveries)
+        if job.deliveries == 1:
+            client.nack(job)  # behind its back
+            assert release.wait(60)
+
+    with working(client, jobs, handler, lease_ms=150, concurrency=2) as worker:
+        wait(lambda: worker.stats.done == 1)  # by the second delivery
+        wait(lambda: worker.stats.lost == 1)
+        release.set()
+    assert (seen, worker.stats.done, worker.stats.lost) == ([1, 2], 1, 1)
+
+
+def test_workers_of_a_consumer(client: Any, topic: str) -> None:
+    client.write_many(topic, [1, 2, 3])
+    client.create_consumer(topic, "c", dead_letter=f"{topic}.dead")
+
+    def handler(job: Any) -> None:
+        if job.data == 2:
+            raise GiveUp("two")
+
+    with working(client, topic, handler, consumer="c") as worker:
+        wait(lambda: client.get_consumer(topic, "c").ack_floor == 3)
+        wait(lambda: worker.stats.done == 2)
+    assert worker.stats.given_up == 1
+
+
+def test_a_queue_without_dead_letters_keeps_what_is_given_up(client: Any, topic: str) -> None:
+    client.create_topic(topic, type="queue")
+    client.write(topic, 1)
+
+    def handler(_job: Any) -> None:
+        raise GiveUp
+
+    with working(client, topic, handler, backoff=Retries(first_s=60, most_s=60)) as worker:
+        wait(lambda: worker.stats.given_up)
+    assert client.get_topic(topic).count == 1
+
+
+def test_broken_connections_lose_no_lease(
+    proxy: CuttingProxy, connect: Connect, client: Any, jobs: str
+) -> None:
+    client.write_many(jobs, range(3))
+    begun = threading.Semaphore(0)
+    go_on = threading.Event()
+    seen: list[int] = []
+
+    def handler(job: Any) -> None:
+        seen.append(job.data)
+        begun.release()
+        assert go_on.wait(60)
+
+    with working(connect(proxy.url), jobs, handler, concurrency=3) as worker:
+        for _ in range(3):
+            assert begun.acquire(timeout=60)
+        proxy.cut()
+        go_on.set()
+        wait(lambda: worker.stats.done == 3)
+    assert (sorted(seen), worker.stats.lost) == ([0, 1, 2], 0)
+
+
+def test_what_no_waiting_changes_ends_it(client: Any, topic: str) -> None:
+    client.create_topic(topic)
+    with pytest.raises(errors.NotAQueue):
+        client.worker(topic, lambda job: None).run()
+
+
+def test_a_stop_returns_what_takes_too_long(client: Any, jobs: str) -> None:
+    client.write(jobs, "stuck")
+    begun, end = threading.Event(), threading.Event()
+
+    def handler(_job: Any) -> None:
+        begun.set()
+        end.wait(60)
+
+    with working(client, jobs, handler, grace_s=0.05) as worker:
+        assert begun.wait(60)
+        threading.Timer(0.3, end.set).start()  # the loop of the asynchronous one ends when its threads do
+    assert (worker.stats.released, worker.stats.done) == (1, 0)
+    (job,) = client.claim(jobs)
+    assert job.deliveries == 1  # as if it had never been handed out
+    end.set()
+
+
+PROGRAM = """
+import asyncio, os, sys, time
+from topics import AsyncClient, Client
+
+kind, queue = sys.argv[1:]
+
+def done(job):
+    os.write(1, f"done {job.data}\\n".encode())
+
+def begin(job):
+    os.write(1, f"begun {job.data}\\n".encode())
+
+if kind == "threads":
+    def handler(job):
+        begin(job)
+        time.sleep(0.5)
+        done(job)
+    with Client() as client:
+        stats = client.worker(queue, handler, concurrency=2, poll_ms=100).run()
+else:
+    async def handler(job):
+        begin(job)
+        await asyncio.sleep(0.5)
+        done(job)
+    async def main():
+        async with AsyncClient() as client:
+            return await client.worker(queue, handler, concurrency=2, poll_ms=100).run()
+    stats = asyncio.run(main())
+print("stopped", stats.done, stats.lost, flush=True)
+"""
+
+
+def test_sigterm_finishes_what_is_in_hand(server: TestServer, client: Any, jobs: str, kind: str) -> None:
+    client.write_many(jobs, range(5))
+    environment = {**os.environ, "TOPICS_URL": server.url, "TOPICS_TOKEN": "root", "PYTHONPATH": str(ROOT)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, kind, jobs],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    assert {program.stdout.readline() for _ in range(2)} == {"begun 0\n", "begun 1\n"}
+    program.send_signal(signal.SIGTERM)
+    rest = program.stdout.read().splitlines()
+    assert program.wait(60) == 0
+    assert sorted(rest) == ["done 0", "done 1", "stopped 2 0"]
+    state = client.get_topic(jobs)
+    assert (state.count, state.queue.ready, state.queue.in_flight) == (3, 3, 0)

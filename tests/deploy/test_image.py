@@ -1,0 +1,151 @@
+"""Goal: the image that deploy/Dockerfile describes can be built from its declared inputs, starts, is healthy and stops cleanly.
+
+Method: no engine is needed. The steps are replayed in a clean directory (replay.py) that gets only what the ignore file lets
+in; then entry point, health check and stop signal are used as an engine would, as another user when this one is root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.replay import Replay, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+IS_ROOT = os.geteuid() == 0
+
+
+def inputs(target: Path) -> Path:
+    """A tree of what .dockerignore lets in, of files that the project has."""
+    kept = [
+        line[1:]
+        for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *kept],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in listed.stdout.split():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target / name)
+    return target
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Replay:
+    folder = tmp_path_factory.mktemp("image")
+    folder.chmod(0o755)
+    for parent in list(folder.parents)[:3]:
+        if parent.stat().st_uid == os.geteuid():
+            parent.chmod(0o755)  # the image's user must be able to come here
+    replay = Replay(DEPLOY / "Dockerfile", inputs(folder / "context"), folder / "root")
+    if not IS_ROOT:
+        print("tests/deploy: not root here, so the server of the image runs as this user", file=sys.stderr)
+        replay.stages["runtime"].steps = [step for step in replay.stages["runtime"].steps if step[0] != "RUN"]
+    replay.build("server")
+    return replay
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def as_user(image: Replay) -> dict[str, int]:
+    uid, _, gid = image.user.partition(":")
+    assert int(uid) > 0
+    # The interpreter here may lie where only its owner can go, unlike the image's.
+    can_go = all(path.stat().st_mode & 0o001 for path in Path(sys.executable).resolve().parents)
+    return {"user": int(uid), "group": int(gid)} if IS_ROOT and can_go else {}
+
+
+@pytest.fixture(scope="module")
+def running(image: Replay) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
+    wanted = COMPOSE["services"]["topics"]["environment"]
+    given = {name: value.partition(":-")[2].rstrip("}") for name, value in wanted.items()}
+    env = image.environment(**given, TOPICS_PORT=str(free_port()))
+    log = (image.root / "server.log").open("wb")
+    command = [*image.entry, *image.arguments]
+    with subprocess.Popen(
+        command, env=env, cwd=image.root / "data", stderr=log, stdout=log, **as_user(image)
+    ) as process:  # type: ignore[call-overload]
+        yield process, env
+        process.kill()
+
+
+def test_the_server_of_the_image_becomes_healthy(
+    image: Replay, running: tuple[subprocess.Popen[bytes], dict[str, str]]
+) -> None:
+    process, env = running
+    end = time.monotonic() + 60
+    while True:
+        checked = subprocess.run(
+            image.health, env=env, capture_output=True, text=True, check=False, **as_user(image)
+        )  # type: ignore[call-overload]
+        if checked.returncode == 0 or time.monotonic() > end or process.poll() is not None:
+            break
+    assert checked.returncode == 0, checked.stdout + checked.stderr + (image.root / "server.log").read_text()
+    assert (image.root / "data" / "hot" / "layout.json").exists()
+
+
+def test_it_writes_nowhere_but_to_its_volume(
+    image: Replay, running: tuple[subprocess.Popen[bytes], dict[str, str]]
+) -> None:
+    """The root of the image is read-only under compose."""
+    since = (image.root / "etc" / "passwd").stat().st_mtime
+    new = [
+        path
+        for part in ("opt", "src", "etc")
+        for path in (image.root / part).rglob("*")
+        if path.is_file()
+        and path.stat().st_mtime > since
+        and "opt/topics" in str(path)
+        and path.suffix == ".pyc"
+    ]
+    assert not [path for path in new if path.stat().st_uid != os.geteuid()]
+
+
+def test_it_stops_when_told_to(
+    image: Replay, running: tuple[subprocess.Popen[bytes], dict[str, str]]
+) -> None:
+    process, env = running
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0, (image.root / "server.log").read_text()
+    checked = subprocess.run(image.health, env=env, capture_output=True, text=True, check=False)
+    assert checked.returncode == 3
+    assert "is the server running" in checked.stdout
+
+
+def test_the_image_has_only_what_runs(image: Replay) -> None:
+    listed = subprocess.run(
+        [f"{image.root}/opt/topics/bin/python", "-m", "pip", "list", "--format=freeze"],
+        env=image.environment(), capture_output=True, text=True, check=True,
+    ).stdout.lower()  # fmt: skip
+    names = {line.partition("==")[0] for line in listed.splitlines()}
+    assert {"topics", "aiohttp", "pyzmq"} <= names
+    assert not names & {"pytest", "mypy", "ruff", "hypothesis", "pyspark"}
+    pinned = {line for line in (DEPLOY / "constraints.txt").read_text().lower().splitlines() if "==" in line}
+    assert {
+        line for line in listed.splitlines() if not line.startswith(("topics", "pip", "setuptools"))
+    } <= pinned
+
+
+def test_every_base_is_pinned() -> None:
+    stages = parse((DEPLOY / "Dockerfile").read_text())
+    names = {stage.name for stage in stages}
+    assert all(stage.base in names or stage.base.count(".") >= 2 for stage in stages)
+    assert stages[-1].name == "server"

@@ -1,0 +1,118 @@
+"""One Spark session for all of these tests: they are sorted to the front, so one process of pytest runs them all."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.server import Server, until
+
+HERE = Path(__file__).parent
+HAS_SPARK = all(importlib.util.find_spec(name) for name in ("pyspark", "pyarrow"))
+# test_java.py can do without, and tells that something is missing.
+collect_ignore = (
+    [] if HAS_SPARK else [path.name for path in HERE.glob("test_*.py") if path.name != "test_java.py"]
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark writes down what it did."""
+    return tmp_path_factory.mktemp("spark-events")
+
+
+@pytest.fixture(scope="session")
+def spark(event_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from spark_pipeline.session import session
+
+    options = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": event_log.as_uri(),
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.compress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
+    }
+    found = session("local[2]", app="tests", options=options)
+    yield found
+    found.stop()
+
+
+TOPICS = tuple(f"m{i}" for i in range(1, 12))  # one for each test that changes its topic
+COUNT = 100
+SEGMENT = 10
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose topics have 100 records each: 90 in nine cold segments, the newest ten not yet."""
+    folder = tmp_path_factory.mktemp("server")
+    environment = {
+        "TOPICS_COLD_DIR": str(folder / "cold"),
+        "TOPICS_HOT_RETAIN_SEGMENTS": "1",
+        "TOPICS_SEGMENT_MAX_EVENTS": str(SEGMENT),
+        "TOPICS_SEGMENT_MAX_AGE_MS": "0",
+    }
+    found = Server(folder, environment=environment, shards=1).start()
+    found.environment = {**environment, "TOPICS_PORT": str(found.port)}  # the same after a restart
+    try:
+        for topic in TOPICS:
+            for first in range(1, COUNT + 1, 5):
+                records = [record(n) for n in range(first, first + 5)]
+                assert found.post(f"/v0/topics/{topic}", {"records": records}).status in {200, 201}
+        assert found.stop() == 0  # the last snapshot has all of it in segments
+        found.start()
+        until(lambda: all(segments_of(found, topic) >= 9 for topic in TOPICS))
+        assert (
+            found.stop() == 0
+        )  # and now it says that they are cold: after a kill they would have to move once more
+        found.start()
+        yield found
+    finally:
+        found.close()
+
+
+def record(n: int) -> dict[str, Any]:
+    return {
+        "data": {"n": n, "text": "x" * n},
+        "tag": f"tag-{n % 4}",
+        "node": f"node-{n % 2}",
+        "meta": {"m": n},
+    }
+
+
+def segments_of(server: Server, topic: str) -> int:
+    from spark_pipeline.tasks.manifest import NoManifest, find_topics
+
+    try:
+        [found] = find_topics(str(server.folder / "cold"), topic)
+    except NoManifest:
+        return 0
+    return len(found.manifest.segments)
+
+
+def url_of(server: Server) -> str:
+    return f"http://{server.host}:{server.port}"
+
+
+def seqs_of(server: Server, topic: str) -> list[int]:
+    """What a client reads."""
+    found: list[int] = []
+    cursor = 0
+    while True:
+        page = server.diff(topic, from_seq=cursor, limit=1000).json
+        found += [one["$seq"] for one in page["records"]]
+        cursor = page["next_from_seq"]
+        if page["caught_up"]:
+            return found

@@ -1,0 +1,293 @@
+"""Merges of a real server's cold segments, by the `topics-spark` command and its parts.
+
+Goal: what clients read never changes but for what they delete; jobs that are killed go on where they were, two at once do no harm, and damage is told
+and left alone. Method: a real server, tasks in real processes and in Spark, kill -9, and a hook between the merging and the commit.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_pipeline.cli.__main__ import main
+from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters
+from spark_pipeline.jobs.engines import Engine, LocalEngine, Running, SparkEngine
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.tasks import server as http
+from spark_pipeline.tasks.manifest import find_topics
+from tests.spark.conftest import segments_of, seqs_of, url_of
+from tests.support.server import ROOT, Server, until
+
+SMALL = Parameters(target_bytes=4000, min_segments=2)  # some segments become one, so there are several groups
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalEngine]:
+    engine = LocalEngine(2)
+    yield engine
+    engine.close()
+
+
+class Between:
+    """An engine that lets something happen when all tasks are done, and before anybody is told."""
+
+    name = "between"
+    workers = 2
+
+    def __init__(self, engine: Engine, then: Callable[[], None]) -> None:
+        self._engine, self._then = engine, then
+
+    def start(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Running[Any]:
+        running = self._engine.start(function, tasks)
+        results = running.results
+        then = self._then
+
+        def finished() -> list[Any]:
+            found = results()
+            then()
+            return found
+
+        running.results = finished  # type: ignore[method-assign]
+        return running
+
+    def close(self) -> None: ...
+
+
+def job(
+    server: Server, topic: str, engine: Any, parameters: Parameters = SMALL, lease_ms: int = 60_000
+) -> Consolidation:
+    progress = Progress(io.StringIO(), as_json=True)
+    return Consolidation(http.Server(url_of(server)), topic, engine, progress, parameters, lease_ms=lease_ms)
+
+
+def dead(server: Server, topic: str, *seqs: int) -> None:
+    reply = server.post(f"/v0/topics/{topic}/delete", {"seqs": list(seqs)})
+    assert reply.json["deleted"] == len(seqs)
+
+
+def test_spark_merges_in_several_tasks(spark: Any, server: Server, event_log: Path) -> None:
+    before, count = seqs_of(server, "m1"), segments_of(server, "m1")
+    outcome = job(server, "m1", SparkEngine(spark)).run()
+    assert outcome.state == "committed"
+    assert outcome.groups >= 2
+    assert seqs_of(server, "m1") == before
+    assert segments_of(server, "m1") < count
+    # The event log names each task that Spark ran for the job.
+    events = [json.loads(line) for path in event_log.iterdir() for line in path.read_text().splitlines()]
+    stages = {
+        stage
+        for event in events
+        if event["Event"] == "SparkListenerJobStart"
+        and "merge_group" in event["Properties"].get("spark.job.description", "")
+        for stage in event["Stage IDs"]
+    }
+    tasks = [
+        event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages
+    ]
+    assert len(tasks) >= 2
+    assert all(event["Task End Reason"]["Reason"] == "Success" for event in tasks)
+
+
+def test_deletes_during_the_job_stay_deleted(server: Server, local: LocalEngine) -> None:
+    dead(server, "m2", 5, 6, 7)
+    engine = Between(local, lambda: dead(server, "m2", 12, 13, 50))
+    outcome = job(server, "m2", engine).run()
+    assert outcome.state == "committed"
+    gone = {5, 6, 7, 12, 13, 50}
+    assert seqs_of(server, "m2") == [seq for seq in range(1, 101) if seq not in gone]
+    [topic] = find_topics(str(server.folder / "cold"), "m2")
+    marked = {
+        first + row
+        for first, mask in topic.dead().items()
+        for row, is_dead in enumerate(mask.tolist())
+        if is_dead
+    }
+    assert marked == {12, 13, 50}, "those that were dead before are gone from the files"
+
+
+def test_a_killed_job_is_resumed(server: Server) -> None:
+    before = seqs_of(server, "m3")
+    command = [
+        sys.executable, "-m", "spark_pipeline.cli.__main__", "compact", "m3", "--url", url_of(server), "--engine", "local",
+        "--workers", "1", "--target-bytes", "2k", "--lease-ms", "1000", "--json",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as run:
+        staging = server.folder / "cold" / "staging" / "plans"
+        until(lambda: run.poll() is not None or list(staging.glob("*/group-*.json")), every_s=0.001)
+        os.killpg(run.pid, signal.SIGKILL)
+        _, said = run.communicate()
+    assert b'"step":"commit"' not in said
+    assert seqs_of(server, "m3") == before
+
+    def again() -> list[dict[str, Any]] | None:
+        # While the lease of the dead job holds, this says so and ends.
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+        assert run.returncode in {0, 4}, run.stderr.decode()
+        return json.loads(run.stdout) if run.returncode == 0 else None
+
+    [outcome] = until(again)
+    assert outcome["state"] == "committed"
+    assert outcome["resumed"] >= 1
+    assert seqs_of(server, "m3") == before
+
+
+def test_a_second_job_is_told_to_come_later(server: Server, local: LocalEngine) -> None:
+    outcomes: list[Outcome] = []
+    engine = Between(local, lambda: outcomes.append(job(server, "m4", local).run()))
+    first = job(server, "m4", engine).run()
+    assert (first.state, outcomes[0].state) == ("committed", "leased")
+    assert seqs_of(server, "m4") == list(range(1, 101))
+
+
+def test_one_that_has_slept_finds_that_another_was_done(server: Server, local: LocalEngine) -> None:
+    """Its lease has ended, and another job has taken over and published: the same plan, so it is told the same."""
+    outcomes: list[Outcome] = []
+
+    def overtake() -> None:
+        time.sleep(1.1)  # the shortest lease there is
+        outcomes.append(job(server, "m5", local).run())
+
+    late = job(server, "m5", Between(local, overtake), lease_ms=1000).run()
+    assert [one.state for one in outcomes] == ["committed"]
+    assert outcomes[0].resumed == outcomes[0].groups
+    assert late.state == "committed"
+    assert late.groups == outcomes[0].groups
+    assert seqs_of(server, "m5") == list(range(1, 101))
+
+
+def test_damage_is_told_and_the_rest_is_merged(
+    server: Server, local: LocalEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [topic] = find_topics(str(server.folder / "cold"), "m6")
+    path = Path(topic.folder) / f"{topic.manifest.segments[4].name}.data"
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    outcome = job(server, "m6", local).run()
+    assert outcome.state == "failed"
+    assert [one["segment"] for one in outcome.failed] == [topic.manifest.segments[4].name]
+    assert outcome.groups >= 1
+    after = find_topics(str(server.folder / "cold"), "m6")[0].manifest
+    assert topic.manifest.segments[4].name in {one.name for one in after.segments}
+    # A scrub finds it, too, and names the record.
+    assert (
+        main(["scrub", "m6", "--url", url_of(server), "--engine", "local", "--workers", "1", "--json"]) == 1
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert [(name, segment) for name, segment, _ in told["damage"]] == [
+        ("m6", topic.manifest.segments[4].name)
+    ]
+    assert server.get("/v0/topics/m6/consolidation").json["snapshots"] == 0
+
+
+def test_a_server_that_dies_before_the_commit_finds_the_plan_again(
+    server: Server, local: LocalEngine
+) -> None:
+    def die() -> None:
+        server.kill()
+        server.start()
+
+    outcome = job(server, "m7", Between(local, die)).run()
+    assert outcome.state == "committed"
+    assert seqs_of(server, "m7") == list(range(1, 101))
+
+
+def test_a_server_that_dies_while_the_job_works_gives_the_lease_again(
+    server: Server, local: LocalEngine
+) -> None:
+    class Slow(Between):
+        """Its tasks seem to take until the server has come back and two renewals are due."""
+
+        def start(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Running[Any]:
+            running = local.start(function, tasks)
+            server.kill()
+            server.start()
+            ends_s, wait = time.monotonic() + 0.8, running.wait
+            running.wait = lambda timeout_s: wait(timeout_s) and time.monotonic() > ends_s  # type: ignore[method-assign]
+            return running
+
+    outcome = job(server, "m8", Slow(local, lambda: None), lease_ms=1000).run()
+    assert outcome.state == "committed"
+    assert seqs_of(server, "m8") == list(range(1, 101))
+
+
+def test_staging_that_is_taken_away_ends_the_job(server: Server, local: LocalEngine) -> None:
+    """As an erase does while a job works there."""
+
+    class Late:
+        name, workers = "late", 1
+
+        def start(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Running[Any]:
+            plan = server.folder / "cold" / tasks[0].staging
+            assert plan.exists()
+            assert server.delete("/v0/topics/m11").status == 200
+            until(lambda: not plan.exists())
+            return local.start(function, tasks)
+
+    with pytest.raises(http.Refused) as caught:
+        job(server, "m11", Late()).run()
+    assert caught.value.status == 404
+
+
+def test_the_plan_command_changes_nothing(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "m9", "--url", url_of(server), "--target-bytes", "4000"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "m9" in shown
+    assert "segments" in shown
+    assert server.get("/v0/topics/m9/consolidation").json["plan"] is None
+    assert main([*arguments, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["m9"]
+    assert sum(len(group["inputs"]) for group in plan["groups"]) >= 4
+
+
+def test_a_purge_rewrites_only_what_has_dead_records(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead(server, "m9", *range(21, 29), 35)
+    before = segments_of(server, "m9")
+    arguments = [
+        "purge",
+        "m9",
+        "--url",
+        url_of(server),
+        "--engine",
+        "local",
+        "--workers",
+        "1",
+        "--min-garbage",
+        "0.05",
+    ]
+    assert main([*arguments, "--json"]) == 0
+    [outcome] = json.loads(capsys.readouterr().out)
+    assert (outcome["state"], outcome["groups"]) == ("committed", 2)
+    assert outcome["bytes_out"] < outcome["bytes_in"]
+    assert segments_of(server, "m9") == before
+    assert seqs_of(server, "m9") == [seq for seq in range(1, 101) if seq not in {*range(21, 29), 35}]
+    assert main(arguments) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_one_line(
+    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    local = ["--engine", "local", "--workers", "1"]
+    assert main(["compact", "nobody", "--url", url_of(server), *local]) == 3
+    assert "topic 'nobody' does not exist" in capsys.readouterr().err
+    assert main(["scrub", "--cold-dir", str(tmp_path), *local]) == 3
+    assert "TOPICS_COLD_DIR" in capsys.readouterr().err
+    assert main(["bogus"]) == 2
+    with pytest.raises(SystemExit):
+        main(["compact", "m1", "--min-garbage", "2"])

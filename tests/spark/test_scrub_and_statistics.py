@@ -1,0 +1,135 @@
+"""Scrubbing, statistics and export of segments: what each says of files whose content is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from spark_pipeline.tasks.export import ExportTask, export_slices
+from spark_pipeline.tasks.manifest import find_topics
+from spark_pipeline.tasks.reading import Range, Slice, Wanted, slices_of
+from spark_pipeline.tasks.scrub import ScrubTask, scrub_segment
+from spark_pipeline.tasks.statistics import SKETCH, Statistics, size_of_class, statistics_of
+from tests.support.cold_tier import TS, ColdTier, Record, some_records
+from topics.engine.errors import Corrupt
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> ColdTier:
+    found = ColdTier(tmp_path / "cold")
+    for count in (50, 300):
+        found.add(some_records(count, found.next_seq))
+    found.dead = {3, 51, 52, 200}
+    found.publish()
+    return found
+
+
+def slices(tier: ColdTier) -> list[Slice]:
+    [topic] = find_topics(str(tier.root), tier.topic)
+    return slices_of(topic, Range())
+
+
+def task_of(tier: ColdTier, number: int) -> ScrubTask:
+    return ScrubTask("orders", f"{tier.topic_id:016x}", str(tier.folder), tier.segments[number])
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_sound_segment(tier: ColdTier) -> None:
+    result = scrub_segment(task_of(tier, 1))
+    assert (result.records, result.damage) == (300, [])
+    assert result.bytes > tier.segments[1].data_bytes
+
+
+def test_every_byte_of_every_file_counts(tmp_path: Path) -> None:
+    tier = ColdTier(tmp_path / "cold")
+    tier.add([Record(b'"a"', tag="t", node="n"), Record(b'"b"', ttl_ms=5)])
+    for path in sorted(tier.folder.iterdir()):
+        whole = path.read_bytes()
+        for offset in range(len(whole)):
+            flip(path, offset)
+            result = scrub_segment(task_of(tier, 0))
+            assert result.damage, f"{path.name} byte {offset}"
+            path.write_bytes(whole)
+    assert scrub_segment(task_of(tier, 0)).damage == []
+
+
+def test_each_damaged_record_is_named(tier: ColdTier) -> None:
+    path = tier.folder / f"{tier.segments[1].name}.data"
+    for offset in (2000, 20_000):
+        flip(path, offset)
+    result = scrub_segment(task_of(tier, 1))
+    assert len(result.damage) == 2
+    assert result.records == 298
+    assert all(one.first_seq == one.last_seq for one in result.damage)
+
+
+def test_statistics_add_up(tier: ColdTier) -> None:
+    total = Statistics()
+    for part in slices(tier):
+        total.add(statistics_of(part))
+    live = tier.live
+    assert (total.segments, total.rows, total.live, total.dead) == (2, 350, len(live), 4)
+    assert total.tags == Counter(record.tag for record in live.values() if record.tag is not None)
+    assert total.untagged == sum(record.tag is None for record in live.values())
+    assert total.tag_count() == len(total.tags)
+    assert sum(records for records, _ in total.hours.values()) == len(live)
+    assert total.payload_bytes == sum(size for _, size in total.hours.values())
+    assert (total.ts_min, total.ts_max) == (TS + 1, TS + 350)
+    assert total.out_of_order == 0
+    assert total.live_bytes + total.dead_bytes + 32 == total.data_bytes
+
+
+def test_sizes_are_known_to_a_tenth(tmp_path: Path) -> None:
+    tier = ColdTier(tmp_path / "cold")
+    sizes = [0, 1, 2, 3, 100, 1000, 1024, 5000]
+    tier.add([Record(b"x" * size, raw=True) for size in sizes])
+    tier.publish()
+    [part] = slices(tier)
+    found = statistics_of(part)
+    for rank, size in enumerate(sizes):
+        told = found.size_percentile((rank + 1) / len(sizes))
+        assert size <= told <= size * 1.1 + 1
+    assert size_of_class(0) == 0
+
+
+def test_many_tags_are_estimated(tmp_path: Path) -> None:
+    tier = ColdTier(tmp_path / "cold")
+    count = 3 * SKETCH
+    tier.add([Record(b"1", tag=f"tag-{i}") for i in range(count)])
+    tier.publish()
+    [part] = slices(tier)
+    found = statistics_of(part)
+    found.add(statistics_of(part))
+    assert abs(found.tag_count() - count) < 0.1 * count
+
+
+def test_an_export_is_the_same_when_it_is_done_again(tier: ColdTier, tmp_path: Path) -> None:
+    task = ExportTask(str(tmp_path / "lake"), slices(tier), Wanted())
+    first = export_slices(task)
+    assert first.name == "part-0000000000000001-000000000000015f.parquet"
+    assert (first.rows, first.seq_min, first.seq_max) == (346, 1, 350)
+    table = pq.read_table(tmp_path / "lake" / first.name)
+    assert table.column("seq").to_pylist() == sorted(tier.live)
+    assert table.column("data").to_pylist() == [tier.live[seq].data for seq in sorted(tier.live)]
+    content = (tmp_path / "lake" / first.name).read_bytes()
+    export_slices(task)
+    assert [path.name for path in (tmp_path / "lake").iterdir()] == [first.name]
+    assert (tmp_path / "lake" / first.name).read_bytes() == content
+
+
+def test_an_export_of_damaged_records_leaves_no_file(tier: ColdTier, tmp_path: Path) -> None:
+    flip(tier.folder / f"{tier.segments[1].name}.data", 2000)
+    task = ExportTask(str(tmp_path / "lake"), slices(tier), Wanted())
+    with pytest.raises(Corrupt):
+        export_slices(task)
+    assert list((tmp_path / "lake").iterdir()) == []
+    result = export_slices(task, on_corrupt="skip")
+    assert (result.rows, len(result.damage)) == (345, 1)

@@ -1,0 +1,185 @@
+"""`format("topics")` with a server: batches of a snapshot, records that are not in the cold tier yet, and streams.
+
+Goal: a batch has every record exactly once, wherever it lies; a stream has each once over restarts, takes no more than the limit at a time, and
+says what is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_pipeline.tasks.http_reading import HttpSlice, read_http
+from spark_pipeline.tasks.reading import Wanted
+from tests.spark.conftest import COUNT, record, url_of
+from tests.support.server import Server
+
+ALL = list(range(1, COUNT + 1))
+
+
+def batch(spark: Any, server: Server, **options: Any) -> Any:
+    given = {
+        "url": url_of(server),
+        "topic": "m10",
+        "columns": "seq,tag,node,data,meta",
+        "dataAs": "json",
+        **options,
+    }
+    return spark.read.format("topics").options(**given).load()
+
+
+def check(rows: list[Any], seqs: list[int]) -> None:
+    assert sorted(row.seq for row in rows) == seqs
+    for row in rows:
+        wanted = record(row.seq)
+        assert json.loads(row.data) == wanted["data"]
+        assert json.loads(row.meta) == wanted["meta"]
+        assert (row.tag, row.node) == (wanted["tag"], wanted["node"])
+
+
+def test_a_batch_has_cold_files_and_the_rest(spark: Any, server: Server) -> None:
+    frame = batch(spark, server)
+    check(frame.collect(), ALL)
+    state = server.get("/v0/topics/m10/consolidation").json
+    assert state["snapshots"] >= 1, "the files are pinned"
+    check(batch(spark, server, startSeq="85", endSeq="96").collect(), list(range(85, 96)))
+
+
+def test_without_files_all_of_it_comes_over_http(spark: Any, server: Server) -> None:
+    frame = batch(spark, server, coldFiles="no", minPartitions="3")
+    assert frame.rdd.getNumPartitions() == 3
+    check(frame.collect(), ALL)
+
+
+def test_a_cold_directory_that_is_elsewhere_is_told(spark: Any, server: Server, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"is .* the server's cold directory"):
+        batch(spark, server, path=str(tmp_path)).collect()
+
+
+def test_pages_of_frames_hold_what_is_asked_for(server: Server) -> None:
+    gaps: list[Any] = []
+    part = HttpSlice(url_of(server), "TOPICS_TOKEN", "m10", 10, 20)
+    rows = [row for one in read_http(part, Wanted(verify="record"), gaps) for row in one.to_pylist()]
+    assert [row["seq"] for row in rows] == list(range(10, 20))
+    assert [json.loads(row["data"])["n"] for row in rows] == list(range(10, 20))
+    assert gaps == []
+
+
+# ── Streams ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def topic(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A topic of the test's own, of 60 records."""
+    name = f"s.{request.node.name.split('[')[0][5:40]}"
+    server.post(f"/v0/topics/{name}", {"records": [record(n) for n in range(1, 61)]})
+    yield name
+    server.delete(f"/v0/topics/{name}")
+
+
+def drain(spark: Any, server: Server, topic: str, folder: Path, **options: Any) -> list[list[int]]:
+    """Run a stream until it has all there is, and return the seqs of each micro-batch."""
+    batches: list[list[int]] = []
+
+    def keep(frame: Any, _: int) -> None:
+        batches.append(sorted(row.seq for row in frame.collect()))
+
+    given = {"url": url_of(server), "topic": topic, "columns": "seq", **options}
+    stream = spark.readStream.format("topics").options(**given).load()
+    query = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint"))
+    for tries_left in (2, 1, 0):
+        running = query.trigger(availableNow=True).start()
+        try:
+            running.awaitTermination(240)
+            assert not running.isActive
+            break
+        except Exception as error:
+            # Spark gives a Python worker ten seconds to start, which a busy machine may not have. The checkpoint goes on.
+            if not tries_left or "failed to connect back" not in str(error):
+                raise
+        finally:
+            running.stop()
+    return [one for one in batches if one]
+
+
+def test_a_stream_takes_so_many_at_a_time_and_goes_on_after_a_restart(
+    spark: Any, server: Server, topic: str, tmp_path: Path
+) -> None:
+    first = drain(spark, server, topic, tmp_path, maxRecordsPerTrigger="25")
+    assert [len(one) for one in first] == [25, 25, 10]
+    assert [seq for one in first for seq in one] == list(range(1, 61))
+    server.write(topic, "more", "and more")
+    again = drain(spark, server, topic, tmp_path, maxRecordsPerTrigger="25")
+    assert [seq for one in again for seq in one] == [61, 62]
+
+
+def test_a_stream_may_begin_at_a_place(spark: Any, server: Server, topic: str, tmp_path: Path) -> None:
+    found = drain(spark, server, topic, tmp_path, startingOffsets="50")
+    assert [seq for one in found for seq in one] == list(range(50, 61))
+
+
+def test_lost_records_end_a_stream_or_are_told(
+    spark: Any, server: Server, topic: str, tmp_path: Path
+) -> None:
+    drain(spark, server, topic, tmp_path)
+    server.put(f"/v0/topics/{topic}", {"cap_records": 10})
+    for n in range(61, 101):
+        server.write(topic, n)
+    with pytest.raises(Exception, match=r"records 61 to \d+ of .* are lost \(cap\).*failOnDataLoss=false"):
+        drain(spark, server, topic, tmp_path)
+    found = drain(spark, server, topic, tmp_path, failOnDataLoss="false", report=str(tmp_path / "report"))
+    kept = [seq for one in found for seq in one]
+    assert kept == list(range(101 - len(kept), 101))
+    told = [
+        json.loads(line) for file in (tmp_path / "report").iterdir() for line in file.read_text().splitlines()
+    ]
+    assert told[0]["kind"] == "gap"
+    assert (told[0]["first_seq"], told[0]["last_seq"]) == (61, 100 - len(kept))
+
+
+def test_a_topic_that_was_made_anew_ends_a_stream(
+    spark: Any, server: Server, topic: str, tmp_path: Path
+) -> None:
+    drain(spark, server, topic, tmp_path)
+    server.delete(f"/v0/topics/{topic}")
+    server.write(topic, "anew")
+    with pytest.raises(Exception, match="made anew"):
+        drain(spark, server, topic, tmp_path)
+    found = drain(spark, server, topic, tmp_path, failOnDataLoss="false")
+    assert found == [[1]]
+
+
+def test_offsets(server: Server, topic: str) -> None:
+    """Without Spark: what the reader says when it is asked."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+    from spark_pipeline.source.options import parse
+    from spark_pipeline.source.stream import TopicsStreamReader
+
+    def reader(**options: str) -> TopicsStreamReader:
+        return TopicsStreamReader(parse({"url": url_of(server), **options}), ["seq"])
+
+    two = reader(topic=f"{topic},m10")
+    assert list(two.initialOffset().items()) == sorted({topic: 1, "m10": 1}.items())
+    assert two.latestOffset(two.initialOffset(), ReadAllAvailable()) == {topic: 61, "m10": 101}
+    limited = two.latestOffset(two.initialOffset(), ReadMaxRows(16))
+    assert limited == {topic: 7, "m10": 11}
+    # However small the limit is, each gets on.
+    assert two.latestOffset({topic: 60, "m10": 1}, ReadMaxBytes(1)) == {topic: 61, "m10": 2}
+    assert two.latestOffset({topic: 61, "m10": 101}, ReadMaxRows(5)) == {topic: 61, "m10": 101}
+    # What `latest` means does not change when it is asked for once more.
+    latest = reader(topic=topic, startingOffsets="latest")
+    assert latest.initialOffset() == {topic: 61}
+    server.write(topic, "more")
+    assert latest.initialOffset() == {topic: 61}
+    # What is there when a query of all that is there begins is its end.
+    now = reader(topic=topic)
+    now.prepareForTriggerAvailableNow()
+    server.write(topic, "too late")
+    assert now.latestOffset({topic: 1}, ReadAllAvailable()) == {topic: 62}
+    at = server.diff(topic, from_seq=60, limit=1).json["records"][0]["$ts"]
+    assert reader(topic=topic, startingOffsets=f"{at}").initialOffset() == {topic: at}, "a number is a seq"

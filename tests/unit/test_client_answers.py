@@ -1,0 +1,108 @@
+"""The client's types say what the server's do: fields, which of them may be missing, codes of errors, options of calls."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from topics import consumer_responses, forward_responses, responses, schemas
+from topics.client import answers, calls, errors, queue_calls, router_calls, watching
+from topics.http_errors import STATUS
+
+PAIRS = [
+    (responses.Config, answers.TopicConfig),
+    (responses.TopicPut, answers.TopicPut),
+    (responses.TopicState, answers.Topic),
+    (responses.QueueState, answers.QueueState),
+    (responses.TopicRow, answers.TopicRow),
+    (responses.TopicList, answers.TopicList),
+    (responses.TopicDeleted, answers.TopicDeleted),
+    (responses.Written, answers.Written),
+    (responses.Record, answers.Record),
+    (responses.Tombstone, answers.Tombstone),
+    (responses.DiffPage, answers.Page),
+    (responses.Deleted, answers.Deleted),
+    (responses.TagCount, answers.TagCount),
+    (responses.TagList, answers.TagList),
+    (responses.LastRecords, answers.LastRecords),
+    (responses.WatchedTopic, answers.WatchedTopic),
+    (responses.WatchMade, answers.WatchMade),
+    (responses.Health, answers.Health),
+    (responses.Readiness, answers.Readiness),
+    (consumer_responses.Job, answers.Job),
+    (consumer_responses.Claimed, answers.Claimed),
+    (consumer_responses.Fetched, answers.Claimed),
+    (consumer_responses.Acked, answers.SettledPart),
+    (consumer_responses.Nacked, answers.SettledPart),
+    (consumer_responses.Extended, answers.SettledPart),
+    (consumer_responses.Termed, answers.SettledPart),
+    (consumer_responses.ConsumerConfig, answers.ConsumerConfig),
+    (consumer_responses.ConsumerRow, answers.Consumer),
+    (forward_responses.ForwardPut, answers.Router),
+    (forward_responses.Forward, answers.Router),
+    (forward_responses.ForwardRow, answers.RouterRow),
+    (forward_responses.ForwardList, answers.RouterList),
+    (forward_responses.ForwardDeleted, answers.RouterDeleted),
+]
+
+
+def fields(kind: Any) -> dict[str, bool]:
+    """By its name in JSON: whether it is always there."""
+    return {field.encode_name: field.required for field in msgspec.structs.fields(kind)}
+
+
+@pytest.mark.parametrize(("said", "understood"), PAIRS, ids=lambda kind: kind.__name__)
+def test_every_field_is_understood_and_none_is_missed(said: Any, understood: Any) -> None:
+    there, known = fields(said), fields(understood)
+    assert set(there) <= set(known)
+    assert {name for name, required in known.items() if required} <= {
+        name for name, required in there.items() if required
+    }
+
+
+def test_what_can_be_asked_for_can_be_said() -> None:
+    def names(kind: Any) -> set[str]:
+        return set(fields(kind))
+
+    def parameters(call: Any) -> set[str]:
+        return set(inspect.signature(call).parameters)
+
+    assert set(answers.TopicOptions.__annotations__) == names(schemas.ConfigBody)
+    assert set(answers.ConsumerOptions.__annotations__) == names(schemas.ConsumerBody)
+    assert names(schemas.ForwardBody) <= parameters(router_calls.create_router)
+    assert names(schemas.WriteBody) - {"records"} <= parameters(calls.write_many)
+    assert names(schemas.RecordBody) - {"data_base64"} <= parameters(calls.write)
+    assert names(schemas.DeleteBody) <= parameters(calls.delete)
+    # `node` of a read says whose records are left out, and is called so.
+    assert names(schemas.DiffBody) - {"node", "from_ts"} <= parameters(calls.read)
+    for call in (watching.watch, watching.tail):
+        assert names(schemas.WatchBody) - {"node", "topics"} <= parameters(call)
+    assert names(schemas.ClaimBody) <= parameters(queue_calls.claim)
+    assert names(schemas.FetchBody) <= parameters(queue_calls.fetch)
+
+
+def test_every_code_has_its_exception() -> None:
+    # Codes of requests that this client does not make.
+    others = {
+        "method_not_allowed",
+        "not_acceptable",
+        "request_timeout",
+        "unsupported_media_type",
+        "header_fields_too_large",
+    }
+    assert set(errors._BY_CODE) == set(STATUS) - others
+
+
+def test_the_package_is_imported_without_the_client() -> None:
+    program = (
+        "import sys, topics; before = set(sys.modules); topics.Client; after = set(sys.modules); topics.AsyncClient;"
+        "print(*('msgspec' in before, 'topics.client' in before, 'topics.client' in after, 'aiohttp' in after,"
+        " 'numpy' in after, 'aiohttp' in sys.modules, hasattr(topics, 'nothing')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False True False False True False\n"

@@ -1,0 +1,237 @@
+"""The client for asyncio: the twin of `blocking`, call by call."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from topics.client import calls, job_streams, queue_calls, router_calls, watching
+from topics.client.aiohttp_session import AiohttpSession
+from topics.client.batching import Batching
+from topics.client.errors import ClientError
+from topics.client.flows import Close, Core, Effect, Flow, Open, Read, Retries, Send, Sleep
+from topics.client.producer import AsyncProducer
+from topics.client.settings import Timeouts, settle
+from topics.client.sources import Source
+from topics.client.twins import present
+from topics.client.worker import AsyncHandler, AsyncWorker
+from topics.client.worker_core import BACKOFF, WorkerOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncItems(Generic[T]):
+    """What a call brings one after the other. It can be asked again after an exception."""
+
+    def __init__(self, client: AsyncClient, source: Source[T]) -> None:
+        self._client, self._source = client, source
+        self._has_more = True
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while True:
+            item = self._source.take()
+            if item is not None:
+                return item
+            if not self._has_more:
+                raise StopAsyncIteration
+            self._has_more = await self._client.run(self._source.more())
+
+    @property
+    def cursors(self) -> dict[str, int]:
+        """By topic, the seq behind which to go on later: `tail(…, cursors=…)`. Past what was handed out, not further."""
+        return self._source.cursors
+
+    async def close(self) -> None:
+        """Ends a stream."""
+        self._has_more = False
+        await self._client.run(self._source.close())
+
+    async def __aenter__(self) -> Self:
+        await self._client.run(self._source.begin())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _call(
+    build: Callable[Concatenate[Core, P], Flow[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(build(self._core, *args, **kwargs))
+
+    present(method, build, "{}")
+    return method
+
+
+def _items(
+    build: Callable[Concatenate[Core, P], Source[T]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncItems[T]]:
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncItems[T]:
+        return AsyncItems(self, build(self._core, *args, **kwargs))
+
+    present(method, build, "AsyncItems[{}]")
+    return method
+
+
+class AsyncClient:
+    """A topics server, for the tasks of one loop. Without an address it is TOPICS_URL, or http://127.0.0.1:4000.
+
+    `now`, `sleep` and `chance` stand in for clock and randomness in tests.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        node: str | None = None,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        now: Callable[[], float] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: random.Random | None = None,
+    ) -> None:
+        settings = settle(url, token, node, timeouts, retries, ssl_context, now, chance)
+        self._core = settings.core
+        self._session = AiohttpSession(settings)
+        self._sleep = sleep
+
+    @property
+    def url(self) -> str:
+        return self._core.url
+
+    @property
+    def node(self) -> str:
+        """Who this client is: the holder of its leases."""
+        return self._core.node
+
+    async def close(self) -> None:
+        """Close all connections. Whoever reads from a stream gets a RuntimeError."""
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Do what a flow wants until it has its result."""
+        try:
+            effect = next(flow)
+            while True:
+                try:
+                    result = await self._perform(effect)
+                except ClientError as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    async def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Send(request):
+                return await self._session.send(request)
+            case Read(stream):
+                return await stream.read()
+            case Sleep(seconds):
+                return await self._sleep(seconds)
+            case Open(request, idle_s):
+                return await self._session.open(request, idle_s)
+            case Close(stream):
+                return stream.close()
+
+    create_topic = _call(calls.create_topic)
+    update_topic = _call(calls.update_topic)
+    get_topic = _call(calls.get_topic)
+    topics = _items(calls.topics)
+    delete_topic = _call(calls.delete_topic)
+
+    write = _call(calls.write)
+    write_many = _call(calls.write_many)
+
+    read = _call(calls.read)
+    records = _items(calls.records)
+    last = _call(calls.last)
+    last_by_tag = _items(calls.last_by_tag)
+    tags = _items(calls.tags)
+
+    delete = _call(calls.delete)
+    purge = _call(calls.purge)
+
+    tail = _items(watching.tail)
+    watch = _items(watching.watch)
+
+    claim = _call(queue_calls.claim)
+    fetch = _call(queue_calls.fetch)
+    ack = _call(queue_calls.ack)
+    nack = _call(queue_calls.nack)
+    extend = _call(queue_calls.extend)
+    term = _call(queue_calls.term)
+    work = _items(job_streams.work)
+    consume = _items(job_streams.consume)
+
+    create_consumer = _call(queue_calls.create_consumer)
+    get_consumer = _call(queue_calls.get_consumer)
+    consumers = _items(queue_calls.consumers)
+    delete_consumer = _call(queue_calls.delete_consumer)
+    pause_consumer = _call(queue_calls.pause_consumer)
+    resume_consumer = _call(queue_calls.resume_consumer)
+    reset_consumer = _call(queue_calls.reset_consumer)
+
+    create_router = _call(router_calls.create_router)
+    get_router = _call(router_calls.get_router)
+    routers = _items(router_calls.routers)
+    delete_router = _call(router_calls.delete_router)
+
+    health = _call(calls.health)
+    ready = _call(calls.ready)
+    wait_ready = _call(calls.wait_ready)
+    metrics = _call(calls.metrics)
+    metrics_text = _call(calls.metrics_text)
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger_ms: float = 5.0,
+        max_batch_bytes: int = 1 << 20,
+        max_buffer_bytes: int = 32 << 20,
+        deliver_for_s: float = 60.0,
+        send_timeout_s: float = 120.0,
+    ) -> AsyncProducer:
+        """Gather records of a topic and write them in batches, in order and without duplicates. Close it, or use `with`."""
+        options = Batching(linger_ms, max_batch_bytes, max_buffer_bytes, deliver_for_s, send_timeout_s)
+        return AsyncProducer(self, topic, options)
+
+    def worker(
+        self,
+        topic: str,
+        handler: AsyncHandler,
+        *,
+        consumer: str | None = None,
+        concurrency: int = 1,
+        lease_ms: int = 30_000,
+        poll_ms: int = 2_000,
+        backoff: Retries | None = None,
+        grace_s: float = 25.0,
+    ) -> AsyncWorker:
+        """A worker of a queue, or of a consumer: `run` it. A handler that returns has done its job; one that raises gets it again later."""
+        options = WorkerOptions(concurrency, lease_ms, poll_ms, backoff or BACKOFF, grace_s)
+        return AsyncWorker(self, topic, handler, consumer, options)

@@ -1,0 +1,176 @@
+"""How a producer gathers records, and how a batch is written once and in its place.
+
+    send ──► open batch ── full, or as old as `linger`, or flushed ──► waiting ──► on its way, one at a time ──► settled
+
+One batch of a producer is on its way at a time, so the order of `send` is the order in the topic, whatever is
+repeated. The batch's key stays the same over attempts. What is on its way takes time, and meanwhile the next batch
+grows: the slower the server, the larger the batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from topics.client.answers import Written
+from topics.client.calls import topic_path
+from topics.client.errors import (
+    BatchTooLarge,
+    ClientError,
+    InvalidRequest,
+    PayloadTooLarge,
+    ProducerFailed,
+    RecordTooLarge,
+)
+from topics.client.flows import JSON, Core, Flow, Repeat, Request
+from topics.client.writing import NewRecord, body_of, encode, is_bytes
+
+BATCH_RECORDS_MAX = 10_000  # of one write
+FAILURES_KEPT = 10
+_MAY_BE_ONE_RECORD = (InvalidRequest, RecordTooLarge, BatchTooLarge, PayloadTooLarge)
+
+S = TypeVar("S")  # what a shell waits on
+Result = int | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How a producer gathers, and for how long it tries from `send` on. `deliver_for_s` must be below the topic's `idempotency_window_ms`: a repeat after that would be written again."""
+
+    linger_ms: float = 5.0
+    max_batch_bytes: int = 1 << 20
+    max_buffer_bytes: int = 32 << 20
+    deliver_for_s: float = 60.0
+    send_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.max_batch_bytes < 1 or self.max_buffer_bytes < self.max_batch_bytes:
+            raise ValueError("max_batch_bytes is at least 1, and at most max_buffer_bytes")
+
+
+@dataclass(slots=True, eq=False)
+class Batch(Generic[S]):
+    """Records that are written together. `settled` is what those wait on who want to know."""
+
+    settled: S
+    is_bytes: bool
+    born_at: float
+    due_at: float
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+    results: list[Result] | None = None
+
+    def seq_of(self, index: int) -> int:
+        assert self.results is not None
+        result = self.results[index]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+class Batcher(Generic[S]):
+    """What waits to be written. Not thread-safe, and it waits for nothing: a shell does."""
+
+    def __init__(self, topic: str, options: Batching) -> None:
+        self.topic, self.options = topic, options
+        self._batches: deque[Batch[S]] = deque()
+        self._buffered = 0  # bytes, those on their way included
+        self.added = 0
+        self.settled = 0  # in the order in which they were added
+        self._failed = 0
+        self._failures: list[Exception] = []
+
+    def has_room(self, size: int) -> bool:
+        """A record that is larger than the whole buffer goes when there is nothing else."""
+        return not self._buffered or self._buffered + size <= self.options.max_buffer_bytes
+
+    def needs_batch(self, part: bytes, *, is_bytes: bool) -> bool:
+        """Whether the next record cannot join the last batch."""
+        if not self._batches:
+            return True
+        last = self._batches[-1]
+        return (
+            last.is_bytes != is_bytes
+            or last.size + len(part) > self.options.max_batch_bytes
+            or len(last.parts) >= BATCH_RECORDS_MAX
+        )
+
+    def begin(self, settled: S, now: float, *, is_bytes: bool) -> None:
+        if self._batches:
+            self._batches[-1].due_at = now  # nothing can join it any more
+        self._batches.append(Batch(settled, is_bytes, now, now + self.options.linger_ms / 1000))
+
+    def add(self, part: bytes) -> tuple[Batch[S], int]:
+        """To the last batch; it and the place in it."""
+        batch = self._batches[-1]
+        batch.parts.append(part)
+        batch.size += len(part)
+        self._buffered += len(part)
+        self.added += 1
+        if batch.size >= self.options.max_batch_bytes or len(batch.parts) >= BATCH_RECORDS_MAX:
+            batch.due_at = 0.0
+        return batch, len(batch.parts) - 1
+
+    def hurry(self) -> None:
+        """What waits is due now."""
+        for batch in self._batches:
+            batch.due_at = 0.0
+
+    def due_at(self) -> float | None:
+        """When the next batch is to be written. None: there is none."""
+        return self._batches[0].due_at if self._batches else None
+
+    def take(self) -> Batch[S]:
+        return self._batches.popleft()
+
+    def settle(self, batch: Batch[S], results: list[Result]) -> None:
+        batch.results = results
+        self.settled += len(results)
+        self._buffered -= batch.size
+        for result in results:
+            if isinstance(result, Exception):
+                self._failed += 1
+                if len(self._failures) < FAILURES_KEPT:
+                    self._failures.append(result)
+        batch.parts = []
+
+    def failure(self) -> ProducerFailed | None:
+        """What failed since this was last asked."""
+        if not self._failed:
+            return None
+        error = ProducerFailed(self.topic, self._failed, self._failures)
+        self._failed, self._failures = 0, []
+        return error
+
+
+def part_of(data: Any, tag: str | None, node: str | None, meta: Any, ttl_ms: int) -> tuple[bytes, bool]:
+    """A record as it will be sent. Now, and not when its turn comes: what is wrong with it is told to whoever sends it."""
+    record = NewRecord(data, tag=tag, node=node, meta=meta, ttl_ms=ttl_ms)
+    return encode(record), is_bytes(record)
+
+
+def deliver(core: Core, topic: str, options: Batching, batch: Batch[S]) -> Flow[list[Result]]:
+    """Write a batch: by record its seq, or why it has none."""
+    # What waited long is not tried as long again: when the server is away for good, all fail at about the same time.
+    left_s = batch.born_at + options.deliver_for_s - core.now()
+    patient = dataclasses.replace(core, retries=dataclasses.replace(core.retries, for_s=max(0.0, left_s)))
+    return _deliver(patient, topic, batch.parts)
+
+
+def _deliver(core: Core, topic: str, parts: list[bytes]) -> Flow[list[Result]]:
+    headers = {**JSON, "Idempotency-Key": core.new_key()}
+    request = Request("POST", topic_path(topic) + "?return_seqs=false", body_of(parts), headers)
+    try:
+        written = yield from core.call(request, Written, Repeat.SAFE)
+    except ClientError as error:
+        if len(parts) == 1 or not isinstance(error, _MAY_BE_ONE_RECORD) or error.outcome == "unknown":
+            return [error] * len(parts)
+    else:
+        return list(range(written.first_seq, written.first_seq + len(parts)))
+    # Nothing was written because of one of them. The others must not fail with it: halves are tried by themselves.
+    half = len(parts) // 2
+    first = yield from _deliver(core, topic, parts[:half])
+    second = yield from _deliver(core, topic, parts[half:])
+    return first + second

@@ -1,0 +1,96 @@
+"""Where the server is, who asks, and how patient it is."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from topics.client.flows import Core, Retries
+
+DEFAULT_URL = "http://127.0.0.1:4000"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """In seconds. A call that waits on purpose (`wait_ms`) has that time besides."""
+
+    connect_s: float = 5.0
+    answer_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server's address in parts."""
+
+    url: str
+    is_https: bool
+    host: str
+    port: int
+    root: str  # in front of every path, behind a proxy
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"{url!r} is no address of a server; one looks like {DEFAULT_URL}")
+        is_https = parts.scheme == "https"
+        root = parts.path.rstrip("/")
+        return cls(
+            f"{parts.scheme}://{parts.netloc}{root}",
+            is_https,
+            parts.hostname,
+            parts.port or (443 if is_https else 80),
+            root,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What both clients are made with."""
+
+    address: Address
+    headers: Mapping[str, str]  # of every request
+    timeouts: Timeouts
+    ssl_context: ssl.SSLContext | None
+    pool_size: int
+    core: Core
+
+
+def settle(
+    url: str | None,
+    token: str | None,
+    node: str | None,
+    timeouts: Timeouts | None,
+    retries: Retries | None,
+    ssl_context: ssl.SSLContext | None,
+    now: Callable[[], float] | None,
+    chance: random.Random | None,
+    pool_size: int = 16,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Arguments first, then TOPICS_URL and TOPICS_TOKEN (or TOPICS_API_KEY, as `topics tail` has it)."""
+    address = Address.parse(url or environ.get("TOPICS_URL") or DEFAULT_URL)
+    if token is None:
+        token = environ.get("TOPICS_TOKEN") or environ.get("TOPICS_API_KEY") or ""
+    if not token.isascii() or not token.isprintable():
+        raise ValueError("the token has characters that no key has")
+    if pool_size < 1:
+        raise ValueError("pool_size must be at least 1")
+    # Keys must not repeat, also not in processes that begin with the same seed.
+    chance = chance or random.SystemRandom()
+    core = Core(
+        address.url,
+        node or f"{socket.gethostname()[:64]}-{os.getpid()}-{chance.getrandbits(32):08x}",
+        retries or Retries(),
+        now or time.monotonic,
+        lambda: time.time_ns() // 1_000_000,
+        chance,
+    )
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return Settings(address, headers, timeouts or Timeouts(), ssl_context, pool_size, core)

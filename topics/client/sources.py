@@ -1,0 +1,106 @@
+"""What can be iterated over, without knowing how: some items in hand, and a flow that gets more."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from topics.client.answers import Page, Record, Tombstone
+from topics.client.errors import RecordsLost
+from topics.client.flows import Flow
+
+T = TypeVar("T")
+OnLost = Callable[[Tombstone], None]
+
+
+class Source(Generic[T]):
+    """An iterator asks `take` until there is nothing in hand, and then runs `more`."""
+
+    def begin(self) -> Flow[None]:
+        """What "from now on" means is settled here; without it, with the first `more`."""
+        return
+        yield
+
+    def take(self) -> T | None:
+        """The next item in hand, if there is one."""
+        raise NotImplementedError
+
+    def more(self) -> Flow[bool]:
+        """Get more. False: there will never be any."""
+        raise NotImplementedError
+
+    def close(self) -> Flow[None]:
+        """Nobody will ask again."""
+        return
+        yield
+
+    @property
+    def cursors(self) -> dict[str, int]:
+        """By topic: the seq behind which somebody would go on who stops here."""
+        return {}
+
+
+class Pages(Source[T]):
+    """A list that comes by pages, each of which names the next one."""
+
+    def __init__(self, fetch: Callable[[str | None], Flow[tuple[list[T], str | None]]]) -> None:
+        self._fetch = fetch
+        self._rows: deque[T] = deque()
+        self._cursor: str | None = None
+
+    def take(self) -> T | None:
+        return self._rows.popleft() if self._rows else None
+
+    def more(self) -> Flow[bool]:
+        rows, self._cursor = yield from self._fetch(self._cursor)
+        self._rows.extend(rows)
+        return self._cursor is not None
+
+
+class Reading(Source[Record]):
+    """The records of a topic up to its end as it is then, page after page."""
+
+    def __init__(
+        self,
+        topic: str,
+        read: Callable[[int], Flow[Page]],
+        from_seq: int | None,
+        on_lost: OnLost | None,
+    ) -> None:
+        self._topic, self._read, self._on_lost = topic, read, on_lost
+        # Who begins with what is there has not lost what went before.
+        self._begins_anywhere = from_seq is None
+        self._from_seq = from_seq or 0
+        self._seen = self._from_seq
+        self._lost: Tombstone | None = None
+        self._records: deque[Record] = deque()
+
+    def take(self) -> Record | None:
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            self._seen = 0 if lost.is_new_topic else max(self._seen, lost.gap_to)
+            if self._on_lost is None:
+                raise RecordsLost(lost)
+            self._on_lost(lost)
+        if not self._records:
+            return None
+        record = self._records.popleft()
+        self._seen = record.seq if self._records else self._from_seq
+        return record
+
+    def more(self) -> Flow[bool]:
+        page = yield from self._read(self._from_seq)
+        lost = page.tombstone
+        is_loss = lost is not None and not (self._begins_anywhere and lost.gap_from == 1)
+        self._lost = lost if is_loss else None
+        self._begins_anywhere = False
+        self._records.extend(page.records)
+        self._from_seq = page.next_from_seq
+        if not self._records and self._lost is None:
+            self._seen = self._from_seq
+        return not page.caught_up
+
+    @property
+    def cursors(self) -> dict[str, int]:
+        return {self._topic: self._seen}

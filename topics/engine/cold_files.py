@@ -1,0 +1,38 @@
+"""What everybody does in the cold tier: the files of a segment there, and removing files in a safe order."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from topics.engine.errors import Corrupt
+from topics.engine.limits import SLICE_TOPICS
+from topics.engine.ports import SegmentStore
+from topics.engine.segments import SegmentMeta, segment_path
+from topics.engine.tasks import Blocking, Steps
+
+MOVE_KIND = "cold_move"
+SUFFIXES = ("data", "idx", "dict", "sum")  # in the order of copying
+
+
+def read_whole(store: SegmentStore, key: str, bytes_max: int) -> bytes:
+    """A small file. Corrupt when it is not small: nobody here has written that."""
+    size = store.length(key)
+    if size > bytes_max:
+        raise Corrupt(key, bytes_max, f"has {size} bytes, which is far too long")
+    return store.read_range(key, 0, size)
+
+
+def delete_segment(store: SegmentStore, directory: str, meta: SegmentMeta) -> None:
+    """.sum first, as everywhere: no .sum is left that promises the rest."""
+    for suffix in reversed(SUFFIXES):
+        store.delete(segment_path(directory, meta, suffix))
+
+
+def delete_keys(store: SegmentStore, keys: list[str]) -> Steps:
+    def delete(some: list[str]) -> None:
+        for key in some:
+            store.delete(key)
+
+    keys = sorted(keys, key=lambda key: (not key.endswith(".sum"), key))
+    for first in range(0, len(keys), SLICE_TOPICS):
+        yield Blocking(MOVE_KIND, partial(delete, keys[first : first + SLICE_TOPICS]))

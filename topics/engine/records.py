@@ -1,0 +1,24 @@
+"""The records of one write, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Records:
+    """The columns of one write. An optional column is None when no record has the thing.
+
+    `payloads` hold the JSON text of `data` followed by that of `meta` (its length in `meta_lens`), or, when
+    `raw`, a header block (its length in `header_lens`) followed by bytes.
+    """
+
+    payloads: list[bytes]
+    tags: list[bytes | None] | None = None
+    nodes: list[bytes | None] | None = None
+    meta_lens: list[int] | None = None
+    header_lens: list[int] | None = None
+    ttls_ms: list[int] | None = None  # 0: none
+    sizes: list[int] | None = None  # accounted bytes, where they differ from the payload's length
+    raw: bool = False
+    hops: list[int] | None = None  # of copies

@@ -1,0 +1,97 @@
+"""What jobs ask about merges and snapshots of cold segments: from a request's bytes to a command, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgspec
+
+from topics import wire
+from topics.bodies import check_u64, decode
+from topics.consolidation_schemas import CommitBody, LeaseBody, PlanBody, SnapshotBody
+from topics.engine import limits
+from topics.engine import merge_commands as mrg
+from topics.engine.errors import InvalidRequest
+from topics.engine.plans import Parameters
+from workers.replies import OK, Rendered, json_reply
+
+ACCEPTED = 202
+LEASE_CHARACTERS_MAX = 64
+SNAPSHOT_TTL_MS_MIN = 1000
+
+_plan = msgspec.json.Decoder(PlanBody).decode
+_lease = msgspec.json.Decoder(LeaseBody).decode
+_commit = msgspec.json.Decoder(CommitBody).decode
+_snapshot = msgspec.json.Decoder(SnapshotBody).decode
+
+Reader: TypeAlias = Callable[[str, wire.Request, wire.Args], mrg.MergeCommand]
+
+
+def read(topic: str, request: wire.Request, args: wire.Args) -> tuple[mrg.MergeCommand, Any]:
+    return _READERS[args.call](topic, request, args), None
+
+
+def _read_plan(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
+    body: PlanBody = decode(_plan, request.body) if len(request.body) else PlanBody()
+    check_u64(target_bytes=body.target_bytes, lease_ms=body.lease_ms)
+    parameters = Parameters(
+        min(max(body.target_bytes, 1), limits.MERGE_BYTES_MAX),
+        body.min_garbage,
+        max(body.min_segments, 2),
+        min(max(body.max_groups, 1), limits.PLAN_GROUPS_MAX),
+    )
+    lease_ms = min(max(body.lease_ms, limits.PLAN_LEASE_MS_MIN), limits.PLAN_LEASE_MS_MAX)
+    return mrg.PlanMerge(topic, parameters, lease_ms, _checked_lease(body.lease))
+
+
+def _read_renew(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
+    body: LeaseBody = decode(_lease, request.body)
+    return mrg.RenewPlan(topic, args.named, _checked_lease(body.lease))
+
+
+def _read_commit(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
+    body: CommitBody = decode(_commit, request.body)
+    wait_ms = min(body.wait_ms, limits.MERGE_WAIT_MS_MAX)
+    return mrg.CommitPlan(topic, args.named, _checked_lease(body.lease), wait_ms)
+
+
+def _read_abandon(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
+    body: LeaseBody = decode(_lease, request.body)
+    return mrg.AbandonPlan(topic, args.named, _checked_lease(body.lease))
+
+
+def _read_pin(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
+    return mrg.PinSnapshot(topic, _ttl_ms(request))
+
+
+def _read_renew_pin(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
+    return mrg.RenewSnapshot(topic, args.named, _ttl_ms(request))
+
+
+def _ttl_ms(request: wire.Request) -> int:
+    body: SnapshotBody = decode(_snapshot, request.body) if len(request.body) else SnapshotBody()
+    check_u64(ttl_ms=body.ttl_ms)
+    return min(max(body.ttl_ms, SNAPSHOT_TTL_MS_MIN), limits.SNAPSHOT_TTL_MS_MAX)
+
+
+def _checked_lease(lease: str) -> str:
+    if len(lease) > LEASE_CHARACTERS_MAX:
+        raise InvalidRequest("that is no lease; send it as the plan call gave it")
+    return lease
+
+
+_READERS: dict[str, Reader] = {
+    "plan": _read_plan,
+    "state": lambda topic, request, args: mrg.GetMerges(topic),
+    "renew": _read_renew,
+    "commit": _read_commit,
+    "abandon": _read_abandon,
+    "pin": _read_pin,
+    "renew_pin": _read_renew_pin,
+    "release": lambda topic, request, args: mrg.ReleaseSnapshot(topic, args.named),
+}
+
+
+def rendered(answer: mrg.MergeAnswer, total_ms: float) -> Rendered:
+    return json_reply(dict(answer.body), total_ms, OK if answer.is_final else ACCEPTED)
