@@ -246,11 +246,15 @@ def test_sigterm_finishes_what_is_in_hand(server: TestServer, client: Any, jobs:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert program.stdout is not None
-    assert {program.stdout.readline() for _ in range(2)} == {"begun 0\n", "begun 1\n"}
-    program.send_signal(signal.SIGTERM)
-    rest = program.stdout.read().splitlines()
-    assert program.wait(60) == 0
+    try:
+        assert program.stdout is not None
+        assert {program.stdout.readline() for _ in range(2)} == {"begun 0\n", "begun 1\n"}
+        program.send_signal(signal.SIGTERM)
+        rest = program.stdout.read().splitlines()
+        assert program.wait(60) == 0
+    finally:
+        program.kill()
+        program.wait()
     assert sorted(rest) == ["done 0", "done 1", "stopped 2 0"]
     state = client.get_topic(jobs)
     assert (state.count, state.queue.ready, state.queue.in_flight) == (3, 3, 0)

@@ -73,6 +73,13 @@ _FAULTS = {
             "the records written, losses announced, read-only, or refused",
         ),
     ],
+    "handed": [
+        fault(
+            "cold tier",
+            "arbitrary bytes in a manifest, its dead rows, a pin, a plan, a sidecar, or a transaction's file",
+            "refused as corrupt or unsupported, or read",
+        ),
+    ],
     "messages": [
         fault(
             "link",

@@ -94,6 +94,17 @@ def test_every_code_has_its_exception() -> None:
         "request_timeout",
         "unsupported_media_type",
         "header_fields_too_large",
+        # of transactions, and of merges of the cold tier
+        "txn_not_found",
+        "txn_incomplete",
+        "txn_committed",
+        "plan_not_found",
+        "plan_leased",
+        "snapshot_not_found",
+        "no_cold_tier",
+        "inputs_changed",
+        "lease_lost",
+        "output_invalid",
     }
     assert set(errors._BY_CODE) == set(STATUS) - others
 

@@ -126,6 +126,8 @@ def test_it_gives_up_in_time_and_says_that_nobody_knows() -> None:
         (refusal(500, "internal", outcome="unknown"), errors.ServerFault),
         (refusal(422, "topic_full"), errors.TopicFull),
         (refusal(418, "of_tomorrow"), errors.ApiError),
+        (refusal(404, "of_tomorrow"), errors.NotFound),
+        (refusal(409, "of_tomorrow"), errors.Conflict),
     ],
 )
 def test_what_repeating_does_not_help_is_raised_at_once(answer: Response, kind: type) -> None:

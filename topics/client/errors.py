@@ -214,6 +214,7 @@ def _classes(root: type[ApiError]) -> dict[str, type[ApiError]]:
 
 
 _BY_CODE = _classes(ApiError)
+_BY_STATUS: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict}  # for codes that are not known here
 
 
 class _Error(msgspec.Struct):
@@ -238,7 +239,8 @@ def error_of(url: str, status: int, body: bytes, retry_after: str = "") -> Clien
         return BadAnswer(
             url, f"it answers {status}", "unknown" if status in (500, 502, 504) else "none", status
         )
-    refused = _BY_CODE.get(said.code, ApiError)(status, said.code, said.message, said.detail)
+    kind = _BY_CODE.get(said.code) or _BY_STATUS.get(status, ApiError)
+    refused = kind(status, said.code, said.message, said.detail)
     wait_ms = said.detail.get("retry_after_ms")
     if isinstance(wait_ms, int | float):
         refused.retry_after_s = wait_ms / 1000

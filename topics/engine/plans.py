@@ -140,7 +140,7 @@ def encode_plan(plan: PlanFile) -> bytes:
 def decode_plan(path: str, data: bytes) -> PlanFile:
     try:
         return msgspec.json.decode(data, type=PlanFile)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(path, 0, f"cannot be decoded: {error}") from error
 
 
@@ -153,7 +153,7 @@ def decode_sidecar(path: str, data: bytes, group: int) -> Sidecar | FailedSideca
             found = msgspec.convert(fields, FailedSidecar)
         else:
             found = msgspec.convert(fields, Sidecar)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
     if found.group != group:
         raise ValueError(f"{path} is of group {found.group}")

@@ -143,7 +143,7 @@ def entries(disk: Disk, path: str) -> Iterator[Entry]:
             try:
                 kind, head, body_len, digest = _read_entry(disk, handle, path, offset)
                 chunk = _decode_head(head) if kind == CHUNK else None
-            except (Corrupt, msgspec.MsgspecError):
+            except (Corrupt, msgspec.MsgspecError, UnicodeDecodeError):
                 return
             body_at = offset + ENTRY_BYTES + len(head)
             if not _body_holds(disk, handle, body_at, body_len, digest):
@@ -202,7 +202,7 @@ def read_chunks(disk: Disk, path: str, placed: list[Placed]) -> list[Records | N
 def _read_chunk(disk: Disk, handle: int, path: str, offset: int, count: int) -> Records | None:
     try:
         records = _decode_records(_read_body(disk, handle, path, offset, CHUNK))
-    except (Corrupt, msgspec.MsgspecError):
+    except (Corrupt, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return records if len(records.payloads) == count else None
 
@@ -215,7 +215,7 @@ def read_decision(disk: Disk, path: str, offset: int) -> list[Placed] | None:
         return None
     try:
         return _decode_order(_read_body(disk, handle, path, offset, DECISION))
-    except (Corrupt, msgspec.MsgspecError):
+    except (Corrupt, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     finally:
         disk.close(handle)
