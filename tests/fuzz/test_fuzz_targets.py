@@ -75,7 +75,7 @@ _FAULTS = {
     ],
     "handed": [
         fault(
-            "cold tier",
+            "disk",
             "arbitrary bytes in a manifest, its dead rows, a pin, a plan, a sidecar, or a transaction's file",
             "refused as corrupt or unsupported, or read",
         ),
