@@ -17,6 +17,10 @@ from topics.engine.ports import Disk
 
 PLANS_PREFIX = "staging/plans/"
 
+SYNC_BYTES = (
+    8 << 20
+)  # in such portions: who syncs a small write on the same disk waits behind one of them, not behind a whole segment
+
 
 class DiskSegmentStore:
     def __init__(self, disk: Disk, staging: str = "staging/0") -> None:
@@ -31,10 +35,13 @@ class DiskSegmentStore:
         self._has_left = True
         handle = disk.open(self._incoming, create=True)
         try:
-            offset = 0
+            offset = synced = 0
             for piece in pieces:
                 disk.write(handle, offset, piece)
                 offset += len(piece)
+                if offset - synced >= SYNC_BYTES:
+                    disk.sync(handle)
+                    synced = offset
             disk.sync(handle)
         finally:
             disk.close(handle)
