@@ -16,10 +16,8 @@ from topics.engine.files import ensure_dir, parent
 from topics.engine.ports import Disk
 
 PLANS_PREFIX = "staging/plans/"
-
-SYNC_BYTES = (
-    8 << 20
-)  # in such portions: who syncs a small write on the same disk waits behind one of them, not behind a whole segment
+# Who syncs a small write on the same disk waits behind so much, not behind a whole segment.
+SYNC_BYTES = 8 << 20
 
 
 class DiskSegmentStore:
