@@ -53,6 +53,45 @@ class SourceOptions:
     cold_files: str = "auto"
 
 
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Of a write. A column that is not named is taken if it is there."""
+
+    url: str
+    topic: str
+    delivery: str = "staged"
+    tag_column: str = ""
+    data_column: str = ""
+    node_column: str = ""
+    meta_column: str = ""
+    txn_ttl_ms: int = 3_600_000
+    token_env: str = TOKEN_ENV
+
+
+def parse_sink(given: Mapping[str, str]) -> SinkOptions:
+    """BadOption for one that is unknown or makes no sense."""
+    options = _known(given)
+    read = _Reader(options)
+    topic = options.get("topic", "").strip()
+    if not topic or any(sign in topic for sign in "*?[,"):
+        raise BadOption("the option topic says which topic to write to: one name")
+    if not options.get("url"):
+        raise BadOption(
+            "topics are written through their server: give its address as url, like http://127.0.0.1:4000"
+        )
+    return SinkOptions(
+        url=options["url"],
+        topic=topic,
+        delivery=read.choice("delivery", ("staged", "direct")),
+        tag_column=options.get("tagColumn", ""),
+        data_column=options.get("dataColumn", ""),
+        node_column=options.get("nodeColumn", ""),
+        meta_column=options.get("metaColumn", ""),
+        txn_ttl_ms=read.duration("txnTtl", 3_600_000),
+        token_env=options.get("tokenEnv") or TOKEN_ENV,
+    )
+
+
 def parse(given: Mapping[str, str]) -> SourceOptions:
     """BadOption for one that is unknown or makes no sense."""
     options = _known(given)

@@ -1,22 +1,29 @@
-"""The data source `topics`: its name, its schema, and which reader is for what."""
+"""The data source `topics`: its name, its schema, and which reader or writer is for what."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_pipeline.source.batch import PushingReader, TopicsReader, is_pushing_down
-from spark_pipeline.source.options import BadOption, SourceOptions, parse
+from spark_pipeline.source.options import BadOption, SourceOptions, parse, parse_sink
 from spark_pipeline.source.stream import TopicsStreamReader
+from spark_pipeline.source.writer import TopicsStreamWriter, TopicsWriter
 from spark_pipeline.tasks.columns import COLUMNS, schema_of
 
 
 class TopicsSource(DataSource):
-    """`spark.read.format("topics")`, `spark.readStream.format("topics")`."""
+    """`spark.read.format("topics")`, `frame.writeStream.format("topics")` and so on."""
 
     @classmethod
     def name(cls) -> str:
@@ -38,6 +45,12 @@ class TopicsSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = self._parsed()
         return TopicsStreamReader(options, _columns(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return TopicsWriter(parse_sink(dict(self.options)), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return TopicsStreamWriter(parse_sink(dict(self.options)), schema, overwrite)
 
 
 def spark_schema(options: SourceOptions) -> Any:

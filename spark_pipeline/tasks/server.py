@@ -25,7 +25,7 @@ FRAMES = "application/vnd.topics.frames"
 
 _BUSY = frozenset({429, 503})
 # A 429 of these does not go away by itself soon.
-_FINAL_LIMITS = frozenset({"snapshots", "disk_full"})
+_FINAL_LIMITS = frozenset({"snapshots", "disk_full", "txn_producers", "txn_max_bytes"})
 
 
 class Unreachable(Exception):

@@ -44,7 +44,8 @@ def spark(event_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
     }
-    found = session("local[2]", app="tests", options=options)
+    # A task that fails is tried once more.
+    found = session("local[2,2]", app="tests", options=options)
     yield found
     found.stop()
 

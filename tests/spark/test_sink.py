@@ -1,0 +1,203 @@
+"""Writing to topics with Spark: every row is there once, whatever is tried how often.
+
+Method: a real server and a real Spark. Tasks fail on purpose, once or always, by files that they find or make.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_pipeline.tasks.sending import BatchFailed, Chunk, Fields, Target, abort, chunks_of, commit, stage
+from tests.spark.conftest import record, url_of
+from tests.support.server import Server
+
+
+@pytest.fixture
+def topic(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"k.{request.node.name.split('[')[0][5:40]}"
+    yield name
+    server.delete(f"/v0/topics/{name}")
+
+
+def read(server: Server, topic: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    cursor, caught_up = 0, False
+    while not caught_up:
+        answer = server.diff(topic, from_seq=cursor, limit=10_000, include_tags=True)
+        if answer.status == 404:
+            return []
+        found += answer.json["records"]
+        cursor, caught_up = answer.json["next_from_seq"], answer.json["caught_up"]
+    return found
+
+
+def numbers(server: Server, topic: str) -> list[int]:
+    return sorted(one["data"]["n"] for one in read(server, topic))
+
+
+def rows(spark: Any, count: int, parts: int = 2) -> Any:
+    return spark.range(0, count, 1, parts).selectExpr(
+        "to_json(named_struct('n', id)) AS data", "concat('t', id % 3) AS tag"
+    )
+
+
+def write(frame: Any, server: Server, topic: str, **options: str) -> None:
+    given = {"url": url_of(server), "topic": topic, **options}
+    frame.write.format("topics").options(**given).mode("append").save()
+
+
+def open_transactions(server: Server) -> list[str]:
+    return [path.name for path in server.folder.rglob("txn-*")]
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_a_batch(spark: Any, server: Server, topic: str, delivery: str) -> None:
+    frame = rows(spark, 20).selectExpr("data AS body", "tag", "'me' AS who", "'{\"v\":1}' AS meta")
+    write(frame, server, topic, delivery=delivery, dataColumn="body", nodeColumn="who")
+    found = read(server, topic)
+    assert sorted(one["data"]["n"] for one in found) == list(range(20))
+    assert all(one["$tag"] == f"t{one['data']['n'] % 3}" for one in found)
+    assert {(one["$node"], json.dumps(one["meta"])) for one in found} == {("me", '{"v": 1}')}
+    if delivery == "staged":
+        assert [one["data"]["n"] for one in found] == list(range(20)), "in the order of the partitions"
+    write(frame, server, topic, delivery=delivery, dataColumn="body")
+    assert len(read(server, topic)) == 40, "another run is another batch"
+
+
+def test_what_was_read_is_written_as_it_was(spark: Any, server: Server, topic: str) -> None:
+    """JSON stays JSON and bytes stay bytes, though both are read as binary."""
+    source = f"{topic}.source"
+    server.post(f"/v0/topics/{source}", {"records": [record(n) for n in range(1, 4)]})
+    server.post(f"/v0/topics/{source}", {"records": [{"data_base64": "AAH/"}]})
+    write(spark.read.format("topics").options(url=url_of(server), topic=source).load(), server, topic)
+    kept = [{k: v for k, v in one.items() if k not in {"$ts", "$topic"}} for one in read(server, topic)]
+    given = [{k: v for k, v in one.items() if k not in {"$ts", "$topic"}} for one in read(server, source)]
+    assert kept == given
+    server.delete(f"/v0/topics/{source}")
+
+
+def failing_while(path: Path, n: int, *, once: bool) -> Any:
+    """A function of rows that fails at this one, as long as the file is there."""
+    from pyspark.sql.functions import udf
+
+    def perhaps(text: str) -> str:
+        if json.loads(text)["n"] == n and path.exists():
+            if once:
+                path.unlink()
+            raise RuntimeError("poisoned")
+        return text
+
+    return udf(perhaps, "string", useArrow=False)
+
+
+def test_a_task_that_is_tried_again_writes_once(
+    spark: Any, server: Server, topic: str, tmp_path: Path
+) -> None:
+    """The first try of the second task has staged rows when it fails."""
+    poison = tmp_path / "poison"
+    poison.touch()
+    frame = rows(spark, 24_000)
+    write(frame.select(failing_while(poison, 23_990, once=True)("data").alias("data")), server, topic)
+    assert not poison.exists()
+    assert numbers(server, topic) == list(range(24_000))
+
+
+def test_two_tries_of_a_task_and_repeated_commits(server: Server, topic: str) -> None:
+    """Without Spark: a try whose result nobody heard of, a commit that is repeated, and an abort that comes after it."""
+    target = Target(url_of(server), topic)
+
+    def chunks() -> Iterator[Chunk]:
+        batch = pa.record_batch([pa.array(['{"n":1}', '{"n":2}', '{"n":3}'])], names=["data"])
+        return chunks_of([batch], Fields("data", is_text=True), rows_max=2)
+
+    assert stage(target, "q", 0, "1-1", iter(())) is None, "no rows, no transaction"
+    lost, kept = (stage(target, "q", 0, "0-0", chunks()) for _ in range(2))
+    assert lost is not None and kept is not None
+    assert (kept.txn, kept.chunks, kept.records) == (lost.txn, 2, 3)
+    assert read(server, topic) == [], "what is staged is no record"
+    commit(target, [kept])
+    commit(target, [kept])
+    abort(target, [kept.txn])
+    assert numbers(server, topic) == [1, 2, 3]
+    replayed = stage(target, "q", 0, "0-9", chunks())
+    assert replayed is not None and replayed.chunks == 0, "the batch is there already"
+    commit(target, [replayed])
+    assert numbers(server, topic) == [1, 2, 3]
+    gone = stage(target, "q", 1, "0-0", chunks())
+    assert gone is not None
+    abort(target, [gone.txn])
+    with pytest.raises(BatchFailed, match="Run it again, with a longer txnTtl"):
+        commit(target, [gone])
+
+
+def test_a_batch_that_fails_leaves_nothing(spark: Any, server: Server, topic: str) -> None:
+    frame = rows(spark, 20).selectExpr("IF(data LIKE '%19%', 'no json', data) AS data")
+    with pytest.raises(Exception, match=r"which is no JSON.*to_json"):
+        write(frame, server, topic)
+    assert read(server, topic) == []
+
+
+def test_options_that_make_no_sense(spark: Any, server: Server, topic: str) -> None:
+    frame = rows(spark, 2)
+    with pytest.raises(Exception, match="tagColumn names the column kind, but there are data, tag"):
+        write(frame, server, topic, tagColumn="kind")
+    with pytest.raises(Exception, match="it has to be JSON text, as to_json makes it"):
+        write(frame.selectExpr("1 AS data"), server, topic)
+    with pytest.raises(Exception, match="a log, which is not overwritten"):
+        given = {"url": url_of(server), "topic": topic}
+        frame.write.format("topics").options(**given).mode("overwrite").save()
+
+
+# ── Streams ───────────────────────────────────────────────────────────────────────────
+
+
+def run(spark: Any, server: Server, source: str, topic: str, folder: Path, poison: Path) -> None:
+    """Copy what is there. While the file is there, the row of n = 17 fails, which is in the second batch."""
+    options = {"url": url_of(server), "topic": source, "columns": "data", "dataAs": "json"}
+    options |= {"maxRecordsPerTrigger": "10", "minPartitions": "2"}
+    stream = spark.readStream.format("topics").options(**options).load()
+    text = stream.select(failing_while(poison, 17, once=False)("data").alias("data"))
+    query = text.writeStream.format("topics").options(
+        url=url_of(server), topic=topic, checkpointLocation=str(folder / "checkpoint")
+    )
+    running = query.trigger(availableNow=True).start()
+    try:
+        running.awaitTermination(240)
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def source(server: Server, topic: str) -> Iterator[str]:
+    name = f"{topic}.source"
+    server.post(f"/v0/topics/{name}", {"records": [record(n) for n in range(1, 26)]})
+    yield name
+    server.delete(f"/v0/topics/{name}")
+
+
+def test_a_stream_that_fails_and_is_started_again_writes_each_row_once(
+    spark: Any, server: Server, topic: str, source: str, tmp_path: Path
+) -> None:
+    poison = tmp_path / "poison"
+    poison.touch()
+    with pytest.raises(Exception, match="poisoned"):
+        run(spark, server, source, topic, tmp_path, poison)
+    assert numbers(server, topic) == list(range(1, 11)), "the first batch, and nothing of the second"
+    poison.unlink()
+    run(spark, server, source, topic, tmp_path, poison)
+    assert numbers(server, topic) == list(range(1, 26))
+    # The sink has published the last batch, but Spark does not know it: as after a kill between the two.
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    for name in (f"{last}", f".{last}.crc"):
+        (commits / name).unlink(missing_ok=True)
+    server.post(f"/v0/topics/{source}", {"records": [record(26)]})
+    run(spark, server, source, topic, tmp_path, poison)
+    assert numbers(server, topic) == list(range(1, 27))
+    assert open_transactions(server) == []
