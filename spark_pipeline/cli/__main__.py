@@ -16,6 +16,7 @@ commands:
   compact     merge small and partly dead cold segments into large ones
   purge       rewrite cold segments without their dead records
   scrub       compare every cold record with its digest
+  export      write cold records as Parquet files, by topic and day
 
 options:
   --version   print the version
@@ -39,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from spark_pipeline.cli import scrub
 
             return scrub.main(rest)
+        case ["export", *rest]:
+            from spark_pipeline.cli import export
+
+            return export.main(rest)
         case ["--version"]:
             print(f"topics-spark {topics.__version__}")
         case ["--help" | "-h" | "help"]:

@@ -1,98 +1,137 @@
-"""Writing some rows of a topic into a Parquet file, whose name says which they are."""
+"""Writing some rows of a topic into Parquet files, one for each run of rows of the same day, whose names say which they are.
+
+A task writes files aside, under names that engines pass over; who has started it renames them when all of them are there.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
+from spark_pipeline.tasks.columns import COLUMNS
 from spark_pipeline.tasks.reading import Slice, Wanted, read_slice
 from spark_pipeline.tasks.segments import Damage
 
 ROW_GROUP_ROWS = 100_000
+DAY_US = 86_400_000_000
+WANTED = Wanted(columns=tuple(name for name in COLUMNS if name != "topic"))  # which the folder's name says
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """Slices of one topic that follow one another. Seqs are half-open."""
+    """Slices of one topic that follow one another, and its folder."""
 
     folder: str
     slices: Sequence[Slice]
-    wanted: Wanted
+    skip_damage: bool = False
 
-    @property
-    def name(self) -> str:
-        """The same for the same rows: a rerun replaces the file by itself."""
-        first, last = self.slices[0], self.slices[-1]
-        low = first.segment.first_seq + first.first_row
-        high = last.segment.first_seq + last.stop_row
-        return f"part-{low:016x}-{high:016x}.parquet"
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """A file below the topic's folder. Seqs are half-open."""
+
+    path: str
+    aside: str
+    rows: int
+    bytes: int
+    first_seq: int
+    next_seq: int
 
 
 @dataclass(slots=True)
 class ExportResult:
-    name: str
-    rows: int = 0
-    bytes: int = 0
-    seq_min: int = 0
-    seq_max: int = 0
+    files: list[ExportFile] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
 
 
-def export_slices(task: ExportTask, *, on_corrupt: str = "fail") -> ExportResult:
-    """Write the file aside, sync it and rename it. No file when there are no rows."""
-    target = Path(task.folder) / task.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    result = ExportResult(task.name)
-    damage = result.damage if on_corrupt == "skip" else None
-    aside = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(6).hex()}")
-    writer = None
+def export_slices(task: ExportTask) -> ExportResult:
+    """Write files aside and sync them. None when there are no rows; none are left when something fails."""
+    result = ExportResult()
+    writer: _Writer | None = None
     try:
-        for part in task.slices:
-            for batch in read_slice(part, task.wanted, damage):
-                if not batch.num_rows:
-                    continue
-                writer = writer or pq.ParquetWriter(aside, task.wanted.schema(), compression="zstd")
-                writer.write_batch(batch, row_group_size=ROW_GROUP_ROWS)
-                result.rows += batch.num_rows
-                _note_seqs(result, batch)
-        if writer is None:
-            return result
-        writer.close()
-        result.bytes = _sync(aside)
-        os.replace(aside, target)
-        _sync_dir(target.parent)
-    finally:
+        for batch in _batches(task, result.damage if task.skip_damage else None):
+            for day, run in _days(batch):
+                if writer is None or writer.day != day:
+                    if writer is not None:
+                        result.files.append(writer.close())
+                    writer = _Writer(task, day)
+                writer.add(run)
         if writer is not None:
-            writer.close()
-        aside.unlink(missing_ok=True)
-    return result
+            result.files.append(writer.close())
+        return result
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        for file in result.files:
+            (Path(task.folder) / file.aside).unlink(missing_ok=True)
+        raise
 
 
-def _note_seqs(result: ExportResult, batch: object) -> None:
-    names = batch.schema.names  # type: ignore[attr-defined]
-    if "seq" not in names:
-        return
-    seqs = batch.column(names.index("seq"))  # type: ignore[attr-defined]
-    result.seq_min = result.seq_min or seqs[0].as_py()
-    result.seq_max = seqs[-1].as_py()
+def _batches(task: ExportTask, damage: list[Damage] | None) -> Iterator[Any]:
+    for part in task.slices:
+        for batch in read_slice(part, WANTED, damage):
+            if batch.num_rows:
+                yield batch
 
 
-def _sync(path: Path) -> int:
+def _days(batch: Any) -> Iterator[tuple[int, Any]]:
+    """Runs of rows of the same day (UTC), in order."""
+    days = np.asarray(batch.column(batch.schema.names.index("ts")).cast("int64")) // DAY_US
+    edges = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), len(days)]
+    for first, stop in itertools.pairwise(edges):
+        yield int(days[first]), batch.slice(first, stop - first)
+
+
+class _Writer:
+    """One file that is being written."""
+
+    def __init__(self, task: ExportTask, day: int) -> None:
+        self.day = day
+        self._root = Path(task.folder)
+        self._folder = f"date={datetime.fromtimestamp(day * DAY_US // 1_000_000, UTC):%Y-%m-%d}"
+        (self._root / self._folder).mkdir(parents=True, exist_ok=True)
+        self._aside = f"{self._folder}/.part-{os.getpid()}-{os.urandom(8).hex()}"
+        self._parquet = pq.ParquetWriter(self._root / self._aside, WANTED.schema(), compression="zstd")
+        self._rows = self._first_seq = self._last_seq = 0
+
+    def add(self, batch: Any) -> None:
+        seqs = batch.column(batch.schema.names.index("seq"))
+        self._first_seq = self._first_seq or seqs[0].as_py()
+        self._last_seq = seqs[-1].as_py()
+        self._rows += batch.num_rows
+        self._parquet.write_batch(batch, row_group_size=ROW_GROUP_ROWS)
+
+    def close(self) -> ExportFile:
+        self._parquet.close()
+        # The same for the same rows.
+        name = f"part-{self._first_seq:016x}-{self._last_seq + 1:016x}.parquet"
+        return ExportFile(
+            path=f"{self._folder}/{name}",
+            aside=self._aside,
+            rows=self._rows,
+            bytes=sync(self._root / self._aside),
+            first_seq=self._first_seq,
+            next_seq=self._last_seq + 1,
+        )
+
+    def discard(self) -> None:
+        self._parquet.close()
+        (self._root / self._aside).unlink(missing_ok=True)
+
+
+def sync(path: Path) -> int:
+    """Its size, once it is on the disk. Also for folders."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
         return os.fstat(fd).st_size
-    finally:
-        os.close(fd)
-
-
-def _sync_dir(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

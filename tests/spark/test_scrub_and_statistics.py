@@ -1,20 +1,17 @@
-"""Scrubbing, statistics and export of segments: what each says of files whose content is known."""
+"""Scrubbing and statistics of segments: what each says of files whose content is known."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
-from spark_pipeline.tasks.export import ExportTask, export_slices
 from spark_pipeline.tasks.manifest import find_topics
-from spark_pipeline.tasks.reading import Range, Slice, Wanted, slices_of
+from spark_pipeline.tasks.reading import Range, Slice, slices_of
 from spark_pipeline.tasks.scrub import ScrubTask, scrub_segment
 from spark_pipeline.tasks.statistics import SKETCH, Statistics, size_of_class, statistics_of
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
-from topics.engine.errors import Corrupt
 
 
 @pytest.fixture
@@ -109,27 +106,3 @@ def test_many_tags_are_estimated(tmp_path: Path) -> None:
     found = statistics_of(part)
     found.add(statistics_of(part))
     assert abs(found.tag_count() - count) < 0.1 * count
-
-
-def test_an_export_is_the_same_when_it_is_done_again(tier: ColdTier, tmp_path: Path) -> None:
-    task = ExportTask(str(tmp_path / "lake"), slices(tier), Wanted())
-    first = export_slices(task)
-    assert first.name == "part-0000000000000001-000000000000015f.parquet"
-    assert (first.rows, first.seq_min, first.seq_max) == (346, 1, 350)
-    table = pq.read_table(tmp_path / "lake" / first.name)
-    assert table.column("seq").to_pylist() == sorted(tier.live)
-    assert table.column("data").to_pylist() == [tier.live[seq].data for seq in sorted(tier.live)]
-    content = (tmp_path / "lake" / first.name).read_bytes()
-    export_slices(task)
-    assert [path.name for path in (tmp_path / "lake").iterdir()] == [first.name]
-    assert (tmp_path / "lake" / first.name).read_bytes() == content
-
-
-def test_an_export_of_damaged_records_leaves_no_file(tier: ColdTier, tmp_path: Path) -> None:
-    flip(tier.folder / f"{tier.segments[1].name}.data", 2000)
-    task = ExportTask(str(tmp_path / "lake"), slices(tier), Wanted())
-    with pytest.raises(Corrupt):
-        export_slices(task)
-    assert list((tmp_path / "lake").iterdir()) == []
-    result = export_slices(task, on_corrupt="skip")
-    assert (result.rows, len(result.damage)) == (345, 1)

@@ -1,0 +1,84 @@
+"""`topics-spark export`: cold records as Parquet files, by topic and day."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from spark_pipeline.cli.arguments import (
+    CANNOT,
+    DAMAGED,
+    LATER,
+    OK,
+    add_engine,
+    add_output,
+    add_server,
+    engine_of,
+    parser_of,
+    server_of,
+    size,
+    told,
+)
+from spark_pipeline.jobs.exporting import Busy, Exported, ExportFailed, Job, export
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.jobs.snapshots import pinned
+from spark_pipeline.tasks.manifest import find_topics
+from topics.cli.tables import as_bytes, safe
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = parser_of(
+        "export", "Writes cold records that were not exported yet as Parquet files, by topic and day."
+    )
+    parser.add_argument(
+        "topics", metavar="topic", nargs="*", help="a name, or a pattern like 'orders.*' [all]"
+    )
+    parser.add_argument("--out", metavar="path", required=True, help="the folder of the lake")
+    parser.add_argument(
+        "--cold-dir",
+        metavar="path",
+        default=os.environ.get("TOPICS_COLD_DIR") or "",
+        help="the cold directory; without --url as its manifests have it [$TOPICS_COLD_DIR]",
+    )
+    parser.add_argument(
+        "--part-bytes", type=size, default=size("256MiB"), help="records of one file at most [256MiB]"
+    )
+    parser.add_argument(
+        "--skip-damaged", action="store_true", help="leave out what is damaged, for good, and tell it"
+    )
+    add_server(parser)
+    add_engine(parser)
+    add_output(parser)
+    arguments = parser.parse_args(argv)
+    if not arguments.url and not arguments.cold_dir:
+        parser.error("say where to look: --url of a server, or --cold-dir")
+    return told("export", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    progress = Progress(sys.stderr, as_json=True if arguments.json else None)
+    wanted = ",".join(arguments.topics) or "*"
+    job = Job(arguments.out, max(arguments.part_bytes, 1), arguments.skip_damaged)
+    try:
+        if arguments.url:
+            with pinned(server_of(arguments), wanted, arguments.cold_dir) as topics:
+                found = export(topics, job, lambda: engine_of(arguments), progress)
+        else:
+            topics = find_topics(arguments.cold_dir, wanted)
+            found = export(topics, job, lambda: engine_of(arguments), progress)
+    except (Busy, ExportFailed) as error:
+        print(f"topics-spark export: {safe(str(error))}", file=sys.stderr)
+        return LATER if isinstance(error, Busy) else CANNOT
+    print(msgspec.json.encode(found).decode() if arguments.json else _line(found))
+    return DAMAGED if found.damaged else OK
+
+
+def _line(found: Exported) -> str:
+    if not found.files:
+        return f"nothing new in {found.topics} topics"
+    what = f"{found.rows} records of {found.topics} topics in {found.files} files, {as_bytes(found.bytes)}"
+    return f"{what}; {found.damaged} damaged ranges were left out" if found.damaged else what

@@ -1,0 +1,186 @@
+"""Exports to a lake of Parquet files: every live record is in one file, whatever comes between; a rerun does nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from spark_pipeline.cli.__main__ import main
+from spark_pipeline.jobs import exporting
+from spark_pipeline.jobs.engines import Engine, SparkEngine
+from spark_pipeline.jobs.exporting import Busy, ExportFailed, Job, export
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.tasks.manifest import find_topics
+from tests.support.cold_tier import TS, ColdTier, Record, some_records
+from topics.engine.errors import Corrupt
+
+DAY_MS = 86_400_000
+
+
+class Here:
+    """Tasks are done at once and in this process."""
+
+    name, workers = "here", 1
+
+    def start(self, function: Any, tasks: Sequence[Any]) -> Any:
+        self.results = lambda: [function(task) for task in tasks]
+        return self
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def done(self) -> int:
+        return 0
+
+    def cancel(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> ColdTier:
+    found = ColdTier(tmp_path / "cold")
+    found.add(some_records(50))
+    found.add([Record(b'{"n":%d}' % n, ts=TS + n * DAY_MS // 10) for n in range(51, 81)])
+    found.dead = {3, 51, 52}
+    found.publish()
+    return found
+
+
+def run(tier: ColdTier, out: Path, engine: Any = None, **options: Any) -> exporting.Exported:
+    def start() -> AbstractContextManager[Engine]:
+        return nullcontext(engine or Here())
+
+    job = Job(str(out), **options)
+    return export(find_topics(str(tier.root), "orders"), job, start, Progress(io.StringIO(), as_json=True))
+
+
+def files(out: Path) -> dict[str, int]:
+    return {str(path.relative_to(out)): path.stat().st_ino for path in out.rglob("*") if path.is_file()}
+
+
+def seqs(out: Path) -> list[int]:
+    """As an engine reads a directory, by files whose names it does not pass over."""
+    found: list[int] = (
+        ds.dataset(out, format="parquet", partitioning="hive").to_table().column("seq").to_pylist()
+    )
+    return sorted(found)
+
+
+def test_an_export_has_every_live_record_by_day(tier: ColdTier, tmp_path: Path) -> None:
+    out = tmp_path / "lake"
+    found = run(tier, out)
+    assert (found.rows, seqs(out)) == (77, sorted(tier.live))
+    table = ds.dataset(out, format="parquet", partitioning="hive").to_table()
+    assert set(table.column("topic").to_pylist()) == {"orders"}
+    for row in table.to_pylist():
+        assert f"{row['ts']:%Y-%m-%d}" == str(row["date"])
+        assert row["data"] == tier.live[row["seq"]].data
+    manifest = json.loads((out / "topic=orders/_manifest.json").read_bytes())
+    assert (manifest["next_seq"], manifest["rows"], len(manifest["files"])) == (81, 77, found.files)
+    for file in manifest["files"]:
+        path = out / "topic=orders" / file["path"]
+        assert path.name == f"part-{file['first_seq']:016x}-{file['next_seq']:016x}.parquet"
+        assert (pq.read_metadata(path).num_rows, path.stat().st_size) == (file["rows"], file["bytes"])
+
+
+def test_a_rerun_does_nothing_and_what_is_new_is_added(tier: ColdTier, tmp_path: Path) -> None:
+    out = tmp_path / "lake"
+    run(tier, out, part_bytes=2000)
+    before = files(out)
+    assert run(tier, out).files == 0
+    assert files(out) == before
+    tier.add(some_records(20, tier.next_seq))
+    tier.publish()
+    assert run(tier, out).rows == 20
+    assert seqs(out) == sorted(tier.live)
+    after = files(out)
+    assert {name for name in before if after[name] != before[name]} == {"topic=orders/_manifest.json"}
+
+
+@pytest.mark.parametrize("fails_at", range(1, 9))
+def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
+    tier: ColdTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """Each rename and each sync is once the last thing that a run does."""
+    out, calls = tmp_path / "lake", 0
+    replace, sync = os.replace, exporting.sync
+
+    def counted(call: Any) -> Any:
+        def run_it(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == fails_at:
+                raise KeyboardInterrupt
+            return call(*arguments)
+
+        return run_it
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting.os, "replace", counted(replace))
+        patch.setattr(exporting, "sync", counted(sync))
+        with pytest.raises(KeyboardInterrupt):
+            run(tier, out)
+    # Merged meanwhile, and grown: other files than those of the first run.
+    tier.add(some_records(5, tier.next_seq))
+    tier.publish()
+    run(tier, out, part_bytes=3000)
+    assert seqs(out) == sorted(tier.live)
+    assert not list(out.rglob(".*"))
+
+
+def test_damage_is_never_passed_over_silently(tier: ColdTier, tmp_path: Path) -> None:
+    path = tier.folder / f"{tier.segments[0].name}.data"
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Corrupt):
+        run(tier, tmp_path / "lake")
+    assert not [name for name in files(tmp_path / "lake") if "part-" in name or "manifest" in name]
+    found = run(tier, tmp_path / "lake", skip_damage=True)
+    assert (found.rows, found.damaged) == (76, 1)
+
+
+def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
+    out = tmp_path / "lake"
+    (out / "topic=orders").mkdir(parents=True)
+    with exporting._locked(out / "topic=orders", "orders"), pytest.raises(Busy, match="run it again later"):
+        run(tier, out)
+    run(tier, out)
+    again = ColdTier(tmp_path / "again", topic_id=0x401)
+    again.add(some_records(100))
+    again.publish()
+    with pytest.raises(ExportFailed, match="made anew: move that folder away"):
+        run(again, out)
+
+
+def test_the_command(tier: ColdTier, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "lake"
+    command = ["export", "orders", "--cold-dir", str(tier.root), "--out", str(out), "--engine", "local"]
+    assert main([*command, "--workers", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 77
+    start_s = time.monotonic()
+    assert main([*command[:-2]]) == 0  # with Spark, which is not even started
+    assert "nothing new in 1 topics" in capsys.readouterr().out
+    assert time.monotonic() - start_s < 3
+    assert main([*command[:2], "--cold-dir", str(tmp_path), "--out", str(out)]) == 3
+
+
+def test_with_spark(spark: Any, tier: ColdTier, tmp_path: Path) -> None:
+    out = tmp_path / "lake"
+    run(tier, out, SparkEngine(spark), part_bytes=4000)
+    read = spark.read.parquet(str(out)).where("topic = 'orders'")
+    assert sorted(row.seq for row in read.select("seq").collect()) == sorted(tier.live)
+    assert read.select("date").distinct().count() >= 3
