@@ -26,6 +26,7 @@ from spark_pipeline.tasks.sending import (
     Staged,
     Target,
     abort,
+    abort_batch,
     chunks_of,
     commit,
     stage,
@@ -66,9 +67,6 @@ class _Writer:
     def _commit(self, messages: Sequence[Any]) -> None:
         commit(self._target, _staged(messages))
 
-    def _abort(self, messages: Sequence[Any]) -> None:
-        abort(self._target, {one.txn for one in _staged(messages)})
-
 
 class TopicsWriter(_Writer, DataSourceArrowWriter):
     """A batch: one that is run again is another one."""
@@ -85,7 +83,8 @@ class TopicsWriter(_Writer, DataSourceArrowWriter):
         self._commit(messages)
 
     def abort(self, messages: list[Any]) -> None:
-        self._abort(messages)
+        if not self._is_direct:
+            abort_batch(self._target, self._run, 1)
 
 
 class TopicsStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -102,7 +101,8 @@ class TopicsStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._commit(messages)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        self._abort(messages)
+        # Where no task tells of a transaction it stays for the next try of this batch.
+        abort(self._target, {one.txn for one in _staged(messages)})
 
 
 def _task() -> Any:

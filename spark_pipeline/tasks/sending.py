@@ -87,23 +87,24 @@ def _records(batch: Any, fields: Fields) -> Iterator[tuple[dict[str, Any], bool,
             if meta is not None:
                 raise BadRow("bytes have no meta: leave the column out, or write data as JSON text")
         else:
-            record["data"] = _json(data, fields.data, "to_json(…)")
-            size = len(data)
+            record["data"], size = _json(data, fields.data, "to_json(…)")
         if tag is not None:
             record["tag"] = tag
         if node is not None:
             record["node"] = node
         if meta is not None:
-            record["meta"] = _json(meta, str(fields.meta), "to_json(struct(…))")
-            size += len(meta)
+            record["meta"], meta_size = _json(meta, str(fields.meta), "to_json(struct(…))")
+            size += meta_size
         yield record, is_raw, size + 64
 
 
-def _json(text: str | bytes, column: str, made_with: str) -> msgspec.Raw:
+def _json(text: str | bytes, column: str, made_with: str) -> tuple[msgspec.Raw, int]:
+    """The text as it is, and its size, if it is one value of JSON."""
+    content = text.encode() if isinstance(text, str) else text
     try:
-        return _JSON.decode(text)
+        return _JSON.decode(content), len(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        start = text[:40] if isinstance(text, str) else text[:40].decode(errors="replace")
+        start = content[:40].decode(errors="replace")
         raise BadRow(
             f"column {column} has {start!r}, which is no JSON ({error}); {made_with} makes JSON text of any column"
         ) from None
@@ -202,6 +203,18 @@ def abort(target: Target, txns: Iterable[str]) -> None:
         for txn in txns:
             with suppress(Refused, Unreachable):
                 server.post(target.path(server, txn, "abort"), {})
+    finally:
+        server.close()
+
+
+def abort_batch(target: Target, producer: str, batch: int) -> None:
+    """The same, where no task has told which transaction it is."""
+    server = Server(target.url, target.token_env, patience_s=ABORT_PATIENCE_S)
+    body = {"producer": producer, "batch": batch, "ttl_ms": target.ttl_ms, "create": False}
+    try:
+        with suppress(Refused, Unreachable):
+            txn = server.post(server.topic(target.topic, "/transactions"), body)["txn"]
+            server.post(target.path(server, txn, "abort"), {})
     finally:
         server.close()
 

@@ -13,7 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_pipeline.tasks.sending import BatchFailed, Chunk, Fields, Target, abort, chunks_of, commit, stage
+from spark_pipeline.tasks.sending import (
+    BadRow,
+    BatchFailed,
+    Chunk,
+    Fields,
+    Target,
+    abort,
+    abort_batch,
+    chunks_of,
+    commit,
+    stage,
+)
 from tests.spark.conftest import record, url_of
 from tests.support.server import Server
 
@@ -131,9 +142,25 @@ def test_two_tries_of_a_task_and_repeated_commits(server: Server, topic: str) ->
     assert numbers(server, topic) == [1, 2, 3]
     gone = stage(target, "q", 1, "0-0", chunks())
     assert gone is not None
-    abort(target, [gone.txn])
+    abort_batch(target, "q", 1)
     with pytest.raises(BatchFailed, match="Run it again, with a longer txnTtl"):
         commit(target, [gone])
+
+
+def test_chunks_are_bounded_and_hold_one_value_each() -> None:
+    def sizes(values: list[Any], **limits: int) -> list[int]:
+        batch = pa.record_batch([pa.array(values)], names=["data"])
+        fields = Fields("data", is_text=isinstance(values[0], str))
+        return [len(one.records) for one in chunks_of([batch, batch], fields, **limits)]
+
+    assert sizes(["1"] * 5, rows_max=4) == [4, 4, 2]
+    assert sizes(['"%s"' % ("ä" * 500)] * 3, bytes_max=2200) == [2, 2, 2], "bytes, not letters"
+    assert sizes([b"x" * 5000, b""], bytes_max=100) == [1, 1, 1, 1], "a large one goes alone"
+    for text in ('1},{"data":2', "", "{", "1 2"):
+        with pytest.raises(BadRow, match="which is no JSON"):
+            sizes([text])
+    with pytest.raises(BadRow, match="has a null"):
+        sizes(["1", None])
 
 
 def test_a_batch_that_fails_leaves_nothing(spark: Any, server: Server, topic: str) -> None:
