@@ -16,6 +16,9 @@ commands:
   compact     merge small and partly dead cold segments into large ones
   purge       rewrite cold segments without their dead records
   scrub       compare every cold record with its digest
+  report      figures and charts of topics: a page, a Parquet file, JSON
+  schedule    run jobs at their times, or print them for systemd, Kubernetes and cron
+  status      how scheduled jobs went
 
 options:
   --version   print the version
@@ -39,6 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             from spark_pipeline.cli import scrub
 
             return scrub.main(rest)
+        case ["report", *rest]:
+            from spark_pipeline.cli import report
+
+            return report.main(rest)
+        case ["schedule", *rest]:
+            from spark_pipeline.cli import schedule
+
+            return schedule.main(rest)
+        case ["status", *rest]:
+            from spark_pipeline.cli import schedule
+
+            return schedule.status(rest)
         case ["--version"]:
             print(f"topics-spark {topics.__version__}")
         case ["--help" | "-h" | "help"]:
