@@ -63,7 +63,7 @@ def records_of(server: Server, topic: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     cursor = 0
     while True:
-        answer = server.diff(topic, from_seq=cursor, limit=1000).json
+        answer = server.diff(topic, from_seq=cursor, limit=1000, include_tags=True).json
         found += answer["records"]
         cursor = answer["next_from_seq"]
         if answer["caught_up"]:
