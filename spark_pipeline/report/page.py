@@ -23,7 +23,7 @@ STYLE = """
 body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.45 system-ui,sans-serif}
 main{max-width:1240px;margin:0 auto;padding:16px}
 h1{font-size:1.5rem;margin:.2em 0}h2{font-size:1.15rem;margin:1.6em 0 .6em}h3{font-size:.85rem;font-weight:600;color:var(--soft);margin:0 0 .6em}
-p{margin:.3em 0}.soft,.none{color:var(--soft)}
+p{margin:.3em 0}.card p{font-size:.85rem}.soft,.none{color:var(--soft)}
 .grid-of{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(min(100%,320px),1fr));align-items:start}
 .tiles{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(130px,1fr))}
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px;min-width:0}

@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import signal
 import subprocess
+import sys
+import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,14 +19,18 @@ from typing import Any
 import pytest
 
 from spark_pipeline.cli.__main__ import main
+from spark_pipeline.jobs.consolidate import Consolidation, Parameters
+from spark_pipeline.jobs.engines import LocalEngine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.schedule.config import BadSchedule, Job, Schedule, load
 from spark_pipeline.schedule.emit import emit, on_calendar
 from spark_pipeline.schedule.metrics import Metrics
 from spark_pipeline.schedule.runner import Result, Scheduler
-from spark_pipeline.schedule.state import StateFile
+from spark_pipeline.schedule.state import JobState, State, StateFile
 from spark_pipeline.schedule.timing import BadCron, Cron, look
-from tests.support.server import ROOT
+from spark_pipeline.tasks import server as http
+from tests.spark.conftest import segments_of, seqs_of, url_of
+from tests.support.server import ROOT, Server, until
 
 DEPLOYED = ROOT / "deploy" / "spark" / "schedule.toml"
 HOUR = 3600.0
@@ -312,3 +320,98 @@ def test_units_have_the_command_of_each_job() -> None:
     assert pod["containers"][0]["args"] == schedule.command_of(schedule.jobs[0])
     assert pod["containers"][0]["volumeMounts"] == [{"name": "cold", "mountPath": "/data/cold"}]
     assert jobs[0]["spec"]["startingDeadlineSeconds"] == 3 * 3600
+
+
+# ── A process and a server ────────────────────────────────────────────────────────────
+
+
+class Process:
+    """`topics-spark schedule run`, whose jobs are due at once: its state says that they have not run for an hour."""
+
+    def __init__(self, folder: Path, server: Server, *jobs: str, lasting_s: float = HOUR) -> None:
+        head = (
+            f'[spark]\nengine="local"\nworkers=1\n[schedule]\nurl="{url_of(server)}"\nmetrics="127.0.0.1:0"\n'
+        )
+        self.config = write(folder, *jobs, head=head)
+        self.file = StateFile(str(folder / "state.json"))
+        names = [job.name for job in load(self.config).jobs]
+        self.file.save(State(jobs={name: JobState(handled_s=time.time() - lasting_s) for name in names}))
+        self.arguments = [
+            *(sys.executable, "-m", "spark_pipeline.cli", "schedule", "run"),
+            *("--config", str(self.config), "--state", str(self.file.path)),
+        ]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(self.arguments, cwd=ROOT, stderr=log)
+
+    def steps(self) -> list[dict[str, Any]]:
+        lines = self.log.read_text().split("\n")[:-1]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def has(self, step: str) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return any(one["step"] == step for one in self.steps())
+
+    def results(self) -> dict[str, list[str]]:
+        return {name: [run.result for run in job.runs] for name, job in self.file.load().jobs.items()}
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+OFTEN = 'cron="* * * * *"\nwindow="1h"'
+MERGE = (
+    f'name="merge"\nrun="compact"\ntopics=["m13"]\n{OFTEN}\ntarget_bytes=4000\nmin_segments=2\nlease_ms=30000'
+)
+
+
+def test_a_stopped_merge_leaves_a_plan_to_go_on_with(server: Server, tmp_path: Path) -> None:
+    before, count = seqs_of(server, "m13"), segments_of(server, "m13")
+    running = Process(tmp_path, server, MERGE)
+    try:
+        until(lambda: running.has("plan"))
+        assert running.terminate() == 0
+    finally:
+        running.process.kill()
+    assert running.results() == {"merge": ["interrupted"]}
+    assert segments_of(server, "m13") == count
+    assert server.get("/v0/topics/m13/consolidation").json["plan"] is not None
+    progress = Progress(io.StringIO(), as_json=True)
+    parameters = Parameters(target_bytes=4000, min_segments=2)
+
+    def merged() -> bool:
+        """The lease was given back: it ends within a second, and not in half a minute."""
+        with closing(LocalEngine(1)) as engine:
+            job = Consolidation(http.Server(url_of(server)), "m13", engine, progress, parameters)
+            return job.run().state == "committed"
+
+    until(merged, 15)
+    assert segments_of(server, "m13") < count
+    assert seqs_of(server, "m13") == before
+
+
+def test_jobs_run_and_the_process_stops_when_told(server: Server, tmp_path: Path) -> None:
+    report = f'name="report"\nrun="report"\ntopics=["m1*"]\n{OFTEN}\nout="{tmp_path / "out"}"'
+    nothing = f'name="nothing"\nrun="scrub"\ntopics=["no.such.*"]\n{OFTEN}'
+    running = Process(tmp_path, server, report, nothing)
+    try:
+        until(lambda: all(running.results().values()))
+        port = running.steps()[0]["metrics_port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert 'topics_spark_job_runs_total{job="report",result="done"}' in answer.read().decode()
+        again = subprocess.run(running.arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert again.returncode == 3
+        assert "another schedule has" in again.stderr
+        assert running.terminate() == 0
+    finally:
+        running.process.kill()
+    state = running.file.load()
+    assert {name: job.runs[0].result for name, job in state.jobs.items()} == {
+        "report": "done",
+        "nothing": "done",
+    }
+    assert state.jobs["report"].runs[0].figures["topics"] >= 4
+    assert state.jobs["report"].runs[0].missed in {59, 60}
+    assert "no topic matches" in state.jobs["nothing"].runs[0].message
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["topics"]["m12"]
