@@ -155,4 +155,4 @@ def status_lines(state: State) -> list[str]:
 
 
 def _time(moment_s: float) -> str:
-    return as_time(round(moment_s * 1000)).replace(".000Z", "Z") if moment_s else ""
+    return f"{as_time(int(moment_s) * 1000)[:19]}Z" if moment_s else ""

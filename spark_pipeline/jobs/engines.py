@@ -107,7 +107,7 @@ class SparkEngine:
         return True
 
     def close(self) -> None:
-        if self._stop_session:
+        if self._stop_session and self.is_alive():
             self._session.stop()
 
 

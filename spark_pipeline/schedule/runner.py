@@ -176,6 +176,10 @@ class Scheduler:
         self._save()
         self._progress.step("begin", f"{job.name}: begins, due at {_time(due_s)}", job=job.name, due_s=due_s)
         result = self._guarded(job)
+        if self.broken:
+            # As if this process had been killed, which it will be soon: the next start counts it.
+            self._progress.step("broken", f"{job.name}: {self.broken}", job=job.name, message=self.broken)
+            return
         ended_s = self._clock.now_s()
         run = Run(due_s, began_s, ended_s, result.result, result.message, missed, result.figures)
         known.running_since_s = 0.0

@@ -47,7 +47,10 @@ class Work:
             return Result("cannot", str(error))
         try:
             with lending(engine):
-                return run_command(self._arguments(job))
+                result = run_command(self._arguments(job))
+            if result.result != "done" and isinstance(engine, SparkEngine) and not engine.is_alive():
+                raise EngineGone(f"Spark has died: {result.message}")
+            return result
         finally:
             if not self._schedule.spark.reuse_session:
                 self.close()
@@ -59,7 +62,7 @@ class Work:
 
     def _engine_now(self) -> Engine:
         if isinstance(self._engine, SparkEngine) and not self._engine.is_alive():
-            raise EngineGone("Spark has died since the last job; start this again, and the job runs then")
+            raise EngineGone("Spark has died since the last job")
         if self._engine is None:
             spark = self._schedule.spark
             if spark.engine == "local":

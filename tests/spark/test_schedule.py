@@ -25,7 +25,7 @@ from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.schedule.config import BadSchedule, Job, Schedule, load
 from spark_pipeline.schedule.emit import emit, on_calendar
 from spark_pipeline.schedule.metrics import Metrics
-from spark_pipeline.schedule.runner import Result, Scheduler
+from spark_pipeline.schedule.runner import EngineGone, Result, Scheduler
 from spark_pipeline.schedule.state import JobState, State, StateFile
 from spark_pipeline.schedule.timing import BadCron, Cron, look
 from spark_pipeline.tasks import server as http
@@ -208,6 +208,21 @@ def test_a_job_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
             schedule.over(f"2026-11-17T02:{minute}", "2026-11-17T09:00")
     assert schedule.over("2026-11-17T02:30", "2026-11-17T09:00") == []
     assert schedule.runs("nightly") == ["interrupted", "failed"]
+
+
+def test_without_spark_the_process_ends_and_the_next_one_tries_again(tmp_path: Path) -> None:
+    schedule = Ran(tmp_path, NIGHTLY)
+    schedule.over("2026-11-17T01:00", "2026-11-17T02:00")
+
+    def gone(job: Job) -> Result:
+        raise EngineGone("Spark has died")
+
+    schedule.result = gone
+    assert schedule.over("2026-11-17T02:00", "2026-11-17T09:00") == [("nightly", "17 02:15")]
+    assert schedule.over("2026-11-17T02:20", "2026-11-17T09:00") == [("nightly", "17 02:20")]
+    schedule.result = lambda job: Result("done")
+    assert schedule.over("2026-11-17T02:30", "2026-11-17T09:00") == [("nightly", "17 02:30")]
+    assert schedule.runs("nightly") == ["interrupted", "done"]
 
 
 def test_one_state_has_one_schedule(tmp_path: Path) -> None:
