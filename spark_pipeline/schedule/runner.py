@@ -156,7 +156,6 @@ class Scheduler:
         return self._clock.now_s()
 
     def _skip(self, job: Job, known: JobState, due_s: float, missed: int, now_s: float) -> None:
-        # One that was tried in vain has its line already.
         said = f"it was due at {_time(due_s)}, and its window has ended"
         said += f" after {known.tries} tries" if known.tries else ""
         run = Run(due_s, now_s, now_s, "skipped", said, missed)
