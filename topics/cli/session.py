@@ -14,7 +14,7 @@ import msgspec
 
 from topics.cli import contexts
 from topics.cli.advice import failed
-from topics.cli.failures import USAGE, Failed
+from topics.cli.failures import INTERRUPTED, USAGE, Failed
 from topics.cli.tables import safe, table
 from topics.client import Client, ClientError, Retries, Timeouts
 
@@ -32,6 +32,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.client.close()
+        if isinstance(error, KeyboardInterrupt):
+            raise click.exceptions.Exit(INTERRUPTED) from error
         if isinstance(error, ClientError):
             raise self.failure(error) from error
         if isinstance(error, Failed):

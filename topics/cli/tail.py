@@ -15,7 +15,7 @@ from topics.cli import lines
 from topics.cli.failures import FAILED, OK, Failed
 from topics.cli.quantities import COUNT, SEQ, when
 from topics.cli.session import Session, complete_topic, with_server
-from topics.client import Client, Items
+from topics.client import Items
 from topics.client.answers import Interrupted, Notice, Records, Resumed, Tombstone, TopicEnded
 
 FRAME_RECORDS_MAX = 1000
@@ -70,15 +70,14 @@ def tail(
     )
     end_with_reader()
     show = lines.chosen(is_json=session.as_json, is_raw=is_raw)
-    return follow(session.client, events, show, session.write, session.say, count)
+    return follow(events, show, session.write, session.say, count)
 
 
 def follow(
-    client: Client,
     events: Items[Any],
     show: lines.Format,
-    write: Callable[[bytes], None],
-    say: Callable[[str], None],
+    write: Callable[[bytes], object],
+    say: Callable[[str], object],
     count: int | None = None,
 ) -> int:
     with events:
