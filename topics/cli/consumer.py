@@ -67,7 +67,11 @@ def where(text: str) -> str | dict[str, int]:
 )
 @click.option("--max-deliver", type=click.IntRange(0), help="So many times at most.")
 @click.option(
-    "--filter", "filters", multiple=True, metavar="TAG", help="Only tags that match; several: any of them."
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="TAG",
+    help="Only this tag, or a pattern ('eu.>'); several: any of them.",
 )
 @click.option(
     "--deliver", type=where, help="Where it begins: all, new, last, last_per_tag, or after a seq. [all]"

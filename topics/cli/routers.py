@@ -36,12 +36,21 @@ def info(session: Session, name: str) -> None:
     session.fields(session.client.get_router(name))
 
 
+def _predicate(tag: str) -> str | list[str]:
+    """In a list only patterns stand for themselves."""
+    return tag if "*" in tag or ">" in tag else ["tag", "Eq", tag]
+
+
 @router.command("create")
 @click.argument("name")
 @click.argument("source", shell_complete=complete_topic)
 @click.argument("dest", shell_complete=complete_topic)
 @click.option(
-    "--filter", "filters", multiple=True, metavar="TAG", help="Only tags that match; several: any of them."
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="TAG",
+    help="Only this tag, or a pattern ('eu.>'); several: any of them.",
 )
 @click.option("--exactly-once", is_flag=True, help="No copy twice, also over crashes. [at least once]")
 @click.option("--allow-cycle", is_flag=True, help="Although copies may come back to their source.")
@@ -62,7 +71,7 @@ def create(
         name,
         source,
         dest,
-        filter=list(filters) or None,
+        filter=[_predicate(tag) for tag in filters] or None,
         guarantee="exactly_once" if exactly_once else "at_least_once",
         allow_cycle=allow_cycle,
         create_dest=not no_create_dest,
