@@ -342,6 +342,7 @@ def test_errors_say_what_to_do(cli: Cli, topic: str, monkeypatch: pytest.MonkeyP
     assert cli("pub", topic, "1", "--token", "reader") == 1
     assert cli("read", topic, "--url", "http://127.0.0.1:1") == 3
     assert "topics serve" in cli.err
+    assert cli("pub", topic, "--url", "http://127.0.0.1:1", stdin="1\n") == 3  # and not after a minute
     assert cli("read", topic, "--url", "ftp://x") == 2
     assert cli("read", topic, "--since", "yesterday") == 2
     assert "10m" in cli.err

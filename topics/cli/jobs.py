@@ -18,7 +18,7 @@ import msgspec
 from topics.cli import lines
 from topics.cli.failures import FAILED, OK, Failed
 from topics.cli.quantities import COUNT, SEQ, duration
-from topics.cli.session import Session, default_node, topic_argument, with_server
+from topics.cli.session import Session, topic_argument, with_server
 from topics.cli.tables import as_time
 from topics.client import GiveUp, Job, RetryLater, Worker, leased
 from topics.client.answers import Settled
@@ -28,6 +28,11 @@ consumer_option = click.option("--consumer", help="Of this consumer of the topic
 node_option = click.option(
     "--node", help="Who holds the leases. [the same for all commands of this user here]"
 )
+
+
+def default_node() -> str:
+    """One process after the other is the same holder: what one claims another may ack."""
+    return f"topics-cli-{os.uname().nodename[:64]}-{os.getuid()}"
 
 
 @click.group()
@@ -53,7 +58,7 @@ def claim(
     node: str | None,
 ) -> None:
     """Take jobs under leases, and print them. None is no error. `topics queue ack` takes the lines of --json."""
-    client = session.client
+    client, node = session.client, node or default_node()
     if consumer is None:
         claimed = client.claim(topic, most, wait_ms=wait_ms, lease_ms=lease_ms, node=node)
     else:

@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Raw
 
 from topics.cli.advice import advice_of
-from topics.cli.failures import FAILED, OK, UNKNOWN, Failed
+from topics.cli.failures import FAILED, OK, UNKNOWN, UNREACHABLE, Failed
 from topics.cli.session import Session, topic_argument, with_server
 from topics.cli.tables import as_bytes
-from topics.client import ClientError, NewRecord
+from topics.client import ApiError, ClientError, Disconnected, NewRecord
 from topics.client.producer import Receipt
 
 AT_ONCE_MAX = 10_000  # what one write takes
@@ -139,10 +139,12 @@ class Stream:
         self._written = self._failed = self._bytes = 0
         self._first_seq = self._last_seq = 0
         self._is_unknown = False
+        self._is_refused = False  # a failure other than that the server is away
         self._begun = time.monotonic()
         self._next_progress = 0.0
 
     def run(self, lines: Iterable[tuple[int, NewRecord]]) -> int:
+        self._knock()
         producer = self._session.client.producer(self._topic)
         wrong: Failed | None = None
         try:
@@ -168,7 +170,18 @@ class Stream:
             raise Failed(f"{wrong.message}. The lines before it are written, and none after it")
         if self._is_unknown:
             return UNKNOWN
-        return FAILED if self._failed else OK
+        if not self._failed:
+            return OK
+        return FAILED if self._is_refused else UNREACHABLE
+
+    def _knock(self) -> None:
+        """A producer tries for a minute. Whoever has the address wrong hears of it before that."""
+        if self._session.is_patient:
+            return
+        try:
+            self._session.client.health()
+        except ApiError:
+            pass  # it is there
 
     def _settle(self, wait_for: int) -> None:
         """Look at receipts from the front: those that are done, and so many besides."""
@@ -180,6 +193,7 @@ class Stream:
             except ClientError as error:
                 self._failed += 1
                 self._is_unknown |= error.outcome == "unknown"
+                self._is_refused |= not isinstance(error, Disconnected)
                 if self._failed <= TOLD_MAX:
                     self._session.say(f"line {number}: {error}. {advice_of(error)}".rstrip(". "))
                 elif self._failed == TOLD_MAX + 1:

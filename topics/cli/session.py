@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -22,8 +21,9 @@ from topics.client import Client, ClientError, Retries, Timeouts
 class Session:
     """`with` it: errors of the client leave it as text and exit code."""
 
-    def __init__(self, client: Client, *, name: str, as_json: bool) -> None:
+    def __init__(self, client: Client, *, name: str, as_json: bool, is_patient: bool) -> None:
         self.client, self.name, self.as_json = client, name, as_json
+        self.is_patient = is_patient  # --retry was said
 
     def __enter__(self) -> Self:
         return self
@@ -118,18 +118,12 @@ def connect(
         return Client(
             server.url or None,
             token=server.token,
-            # One process after the other is the same worker: what one claims another may ack.
-            node=default_node(),
             retries=Retries(for_s=retry_s),
             timeouts=timeouts,
             raw=True,
         )
     except ValueError as error:
         raise Failed(str(error), USAGE) from error
-
-
-def default_node() -> str:
-    return f"topics-cli-{os.uname().nodename[:64]}-{os.getuid()}"
 
 
 def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +146,9 @@ def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         client = connect(url, token, context, retry_s)
-        with Session(client, name=click.get_current_context().command_path, as_json=as_json) as session:
+        with Session(
+            client, name=click.get_current_context().command_path, as_json=as_json, is_patient=retry_s > 0
+        ) as session:
             return command(session, **options)
 
     return wrapped
@@ -164,7 +160,8 @@ def confirm(what: str, *, is_sure: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"{what} cannot be undone. Say --yes if you mean it.")
-    click.confirm(f"{what} cannot be undone. Go on?", abort=True, err=True)
+    if not click.confirm(f"{what} cannot be undone. Go on?", err=True):
+        raise Failed("nothing was done")
 
 
 def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

@@ -16,7 +16,7 @@ from topics.cli.quantities import COUNT, duration
 from topics.cli.session import Session, with_server
 from topics.cli.tables import as_bytes, safe, table
 from topics.client import Client
-from topics.client.errors import NotFound
+from topics.client.errors import Disconnected, NotFound, NotReady, ShuttingDown
 
 _SAMPLE = re.compile(r'^topics_topic_(\w+)\{topic="((?:[^"\\]|\\.)*)"\} (\S+)$', re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)")
@@ -173,7 +173,13 @@ def top(session: Session, interval_ms: int, count: int | None, most: int) -> Non
     before = look(client)
     while count is None or count > 0:
         time.sleep(interval_ms / 1000)
-        now = look(client)
+        try:
+            now = look(client)
+        except (Disconnected, NotReady, ShuttingDown) as error:
+            if count is not None:
+                raise
+            session.say(f"{error} (trying again until it works)")
+            continue
         screen = compare(before, now, most)
         add_lags(client, screen)
         if session.as_json:
