@@ -16,13 +16,14 @@ import pytest
 from tests.crash.load import PAUSE_S, read_all, topics_on
 from tests.crash.processes import kill
 from tests.support.faults import fault
+from tests.support.length import pick
 from tests.support.server import Reply, Server, until
 
 pytestmark = pytest.mark.crash
 
-JOBS = 1200
+JOBS = pick(short=600, long=2400)
 AT_ONCE = 20
-KILLS = 6
+KILLS = pick(short=4, long=12)
 # Queue → dead letter topic: across, the other way across, and at home.
 PLACES = dict(
     zip(

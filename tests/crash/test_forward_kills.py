@@ -21,11 +21,12 @@ from tests.crash.load import topics_on
 from tests.crash.processes import kill
 from tests.support.contract import Json, ok
 from tests.support.faults import fault
+from tests.support.length import pick
 from tests.support.server import Server, until
 
 pytestmark = pytest.mark.crash
 
-KILLS = 6
+KILLS = pick(short=2, long=6)
 WRITES_BETWEEN = 60
 PAUSE_S = 0.004
 

@@ -20,13 +20,14 @@ from tests.crash.load import topics_on
 from tests.crash.processes import kill
 from tests.support.contract import Json, ok
 from tests.support.faults import fault
+from tests.support.length import pick
 from tests.support.server import Server, until
 
 pytestmark = pytest.mark.crash
 
 LEASE_MS = 700
-KILLS = 4
-ACKS_BETWEEN = 150
+KILLS = pick(short=2, long=6)
+ACKS_BETWEEN = 100
 PAUSE_S = 0.005
 
 

@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from tests.support.contract import Json, ok
+from tests.support.length import pick
 from tests.support.queue_client import counts, make_queue
 from tests.support.server import Server, until
 
 WORKERS = 50
-JOBS = 2000
+JOBS = pick(short=800, long=4000)
 LEASE_MS = 1500
-DEATHS = 40
+DEATHS = pick(short=16, long=80)
 
 
 @dataclass

@@ -81,6 +81,13 @@ def test_the_jobs_print_what_they_show(start_server) -> None:  # type: ignore[no
     assert without_times(printed) == without_times(block("text", "Jobs"))
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the tour needs curl")
+def test_the_copies_print_what_they_show(start_server) -> None:  # type: ignore[no-untyped-def]
+    server = start_server()
+    printed = run_tour(f"{server.host}:{server.port}", "Copies")
+    assert without_times(printed) == without_times(block("text", "Copies"))
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page needs curl")
 def test_the_page_of_consumers_begins_with_calls_that_work(start_server) -> None:  # type: ignore[no-untyped-def]
     server = start_server()
@@ -136,7 +143,7 @@ def test_the_script_for_a_page_follows(start_server, tmp_path: Path) -> None:  #
 def write_page(folder: Path) -> None:
     """Put what the tours print now into the page: `python -m tests.integration.test_readme_tour`."""
     page = ROOT / "README.md"
-    for title in ("Tour", "Live"):
+    for title in ("Tour", "Live", "Copies"):
         (folder / title).mkdir()
         server = Server(folder / title).start()
         try:

@@ -21,6 +21,7 @@ import pytest
 from tests.support import consumer_client, queue_client, router_client
 from tests.support.contract import Json, data_of, ok, state_of
 from tests.support.faults import fault
+from tests.support.length import pick
 from tests.support.server import ROOT, Server, until
 from tests.support.sse_client import open_stream, read_id, watch
 
@@ -183,7 +184,7 @@ PLACES = [
     "the process that changes the number of shards is killed, anywhere",
     "the server ends with exit code 1; the next start goes on, with this number or with the old one",
 )
-@pytest.mark.parametrize("place", range(len(PLACES)))
+@pytest.mark.parametrize("place", range(0, len(PLACES), pick(short=3, long=1)))
 def test_the_change_is_killed(stopped_copy: tuple[Path, Json], tmp_path: Path, place: int) -> None:
     filled, before = stopped_copy
     server = copy_of(filled, tmp_path)
@@ -224,7 +225,10 @@ def start_paused(server: Server, folder: Path, place: str, shards: int) -> int:
     "killed while the number of shards is changed",
     "the process that changes it ends with it, and the next start goes on",
 )
-@pytest.mark.parametrize("place", ["snapshot.rename.before", "layout.rename.before", "layout.rename.after"])
+@pytest.mark.parametrize(
+    "place",
+    ["layout.rename.before", "layout.rename.after", "snapshot.rename.before"][: pick(short=1, long=3)],
+)
 def test_the_supervisor_is_killed(stopped_copy: tuple[Path, Json], tmp_path: Path, place: str) -> None:
     filled, before = stopped_copy
     server = copy_of(filled, tmp_path)

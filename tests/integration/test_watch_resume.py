@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.contract import fresh, ok
 from tests.support.ledger import Ledger
+from tests.support.length import pick
 from tests.support.server import Server
 from tests.support.sse_client import EventStream, Protocol, make_id, open_stream, read_id, watch
 
@@ -99,7 +100,7 @@ def test_while_others_write(shared_server: Server, protocol: Protocol) -> None:
     for name in names:
         shared_server.write(name, 0)
     session = watch(shared_server, {name: {} for name in names}, limit=5)
-    each = 150
+    each = pick(short=50, long=300)
 
     def write() -> None:
         for i in range(each):

@@ -74,9 +74,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert found.stop() == 0  # the last snapshot has all of it in segments
         found.start()
         until(lambda: all(segments_of(found, topic) >= 9 for topic in TOPICS))
-        assert (
-            found.stop() == 0
-        )  # and now it says that they are cold: after a kill they would have to move once more
+        # Now it says that they are cold: after a kill they would have to move once more.
+        assert found.stop() == 0
         found.start()
         yield found
     finally:

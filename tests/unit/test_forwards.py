@@ -151,6 +151,18 @@ def test_repeats_overlaps_and_gaps_of_batches() -> None:
     assert pair.payloads() == numbered(1, 8)
 
 
+def test_copies_of_a_rule_that_was_made_again_under_its_name_are_refused() -> None:
+    pair = Pair()
+    forward = pair.open(rule(1, name="r"))
+    pair.source.append("src", b"1")
+    copies = pair.next(forward, 0)
+    assert copies is not None
+    pair.close(forward)
+    pair.open(rule(2, name="r"))
+    pair.refused(copies, ForwardNotFound)
+    assert pair.payloads() == []
+
+
 def test_a_rule_that_the_dest_does_not_know_is_refused() -> None:
     pair = Pair()
     forward = pair.open()

@@ -502,11 +502,11 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.StageBody, False, {"part": "p", "chunk": 0, "records": []}),
     (schemas.StageBody, False, {"part": "p", "chunk": 0, "records": [{"data": 1}, {"data_base64": "AA=="}]}),
     (schemas.StageBody, False, {"part": "p", "chunk": -1, "records": [{"data": 1}]}),
-    (schemas.CommitBody, True, {"parts": []}),
-    (schemas.CommitBody, True, {"parts": [{"part": "p", "chunks": 0, "records": 0}], "wait_ms": 0}),
-    (schemas.CommitBody, False, {"parts": [{"part": "p", "chunks": 1}]}),
-    (schemas.CommitBody, False, {"parts": [{"part": "", "chunks": 1, "records": 1}]}),
-    (schemas.CommitBody, False, {}),
+    (schemas.CommitPartsBody, True, {"parts": []}),
+    (schemas.CommitPartsBody, True, {"parts": [{"part": "p", "chunks": 0, "records": 0}], "wait_ms": 0}),
+    (schemas.CommitPartsBody, False, {"parts": [{"part": "p", "chunks": 1}]}),
+    (schemas.CommitPartsBody, False, {"parts": [{"part": "", "chunks": 1, "records": 1}]}),
+    (schemas.CommitPartsBody, False, {}),
     (schemas.ForwardBody, False, {"source": "a"}),
     (schemas.ForwardBody, False, {"source": "a", "dest": None}),
     (schemas.ForwardBody, False, {"source": ".a", "dest": "b"}),
@@ -580,8 +580,12 @@ def read(body: type[msgspec.Struct], sample: Any) -> None:
                 raise InvalidRequest("the engine refuses it")
         case "ForwardBody":
             forward_requests.read_wish(request, wire.Args(forward="r"))
-        case "BeginBody" | "StageBody" | "CommitBody" as name:
-            ops = {"BeginBody": wire.TXN_BEGIN, "StageBody": wire.TXN_STAGE, "CommitBody": wire.TXN_COMMIT}
+        case "BeginBody" | "StageBody" | "CommitPartsBody" as name:
+            ops = {
+                "BeginBody": wire.TXN_BEGIN,
+                "StageBody": wire.TXN_STAGE,
+                "CommitPartsBody": wire.TXN_COMMIT,
+            }
             transaction_requests.READERS[ops[name]]("t", request, wire.Args(txn="0" * 16))
         case name:
             op, named = CONSUMER_OPS[name]

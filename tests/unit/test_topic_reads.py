@@ -201,6 +201,15 @@ def test_long_poll_of_an_fsync_topic_is_answered_after_the_sync() -> None:
     assert rows_of(h.replies[poll]) == [(2, b"2")]
 
 
+def test_long_poll_that_comes_while_a_write_waits_for_its_sync() -> None:
+    h = with_records(1)
+    h.ask(append("t", b"2"))
+    (poll,) = h.ask(c.Diff("t", 1, wait_ms=1000))
+    assert poll not in h.replies
+    h.run_job("sync")
+    assert rows_of(h.replies[poll]) == [(2, b"2")]
+
+
 def test_long_poll_with_something_to_read_is_answered_at_once() -> None:
     h = with_records(2)
     (poll,) = h.ask(c.Diff("t", 1, wait_ms=1000))

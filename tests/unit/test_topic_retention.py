@@ -98,6 +98,14 @@ def test_reject_refuses_what_does_not_fit_before_a_seq_is_given() -> None:
     assert h.append("t", b"4").first_seq == 4
 
 
+def test_reject_counts_what_still_waits_for_its_sync() -> None:
+    h = with_topic(fsync(cap_records=3, discard="reject"))
+    first, second = h.ask(append("t", b"1", b"2"), append("t", b"3", b"4"))
+    h.rest()
+    assert h.replies[first].first_seq == 1
+    assert isinstance(h.replies[second], TopicFull)
+
+
 def test_reject_counts_bytes_as_well() -> None:
     h = with_topic(fsync(cap_bytes=10, discard="reject"))
     h.append("t", b"x" * 8)

@@ -16,6 +16,8 @@ from topics.engine.files import ensure_dir, parent
 from topics.engine.ports import Disk
 
 PLANS_PREFIX = "staging/plans/"
+# Who syncs a small write on the same disk waits behind so much, not behind a whole segment.
+SYNC_BYTES = 8 << 20
 
 
 class DiskSegmentStore:
@@ -31,10 +33,13 @@ class DiskSegmentStore:
         self._has_left = True
         handle = disk.open(self._incoming, create=True)
         try:
-            offset = 0
+            offset = synced = 0
             for piece in pieces:
                 disk.write(handle, offset, piece)
                 offset += len(piece)
+                if offset - synced >= SYNC_BYTES:
+                    disk.sync(handle)
+                    synced = offset
             disk.sync(handle)
         finally:
             disk.close(handle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from topics.engine.segments import COLD, HOT, SegmentMeta
@@ -29,8 +29,10 @@ class TierUsage:
         self.totals = {HOT: Usage(), COLD: Usage()}
         self._by_topic: dict[int, tuple[Usage, Usage]] = {}
 
-    def set(self, topic_id: int, metas: Iterable[SegmentMeta]) -> None:
+    def set(self, topic_id: int, metas: Sequence[SegmentMeta]) -> None:
         self.forget(topic_id)
+        if not metas:
+            return  # a hundred thousand small topics have none
         hot, cold = Usage(), Usage()
         for meta in metas:
             usage = cold if meta.tier == COLD else hot
@@ -43,6 +45,7 @@ class TierUsage:
         self.totals[COLD].add(cold)
 
     def forget(self, topic_id: int) -> None:
-        hot, cold = self._by_topic.pop(topic_id, (Usage(), Usage()))
-        self.totals[HOT].add(hot, -1)
-        self.totals[COLD].add(cold, -1)
+        known = self._by_topic.pop(topic_id, None)
+        if known is not None:
+            self.totals[HOT].add(known[0], -1)
+            self.totals[COLD].add(known[1], -1)

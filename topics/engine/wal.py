@@ -155,7 +155,9 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
 
 def is_blank(data: bytes) -> bool:
     """Whether nothing was ever written behind the header, finished or not: a spare that nobody used."""
-    return not any(data[FILE_HEADER_BYTES:])
+    return data.count(0, FILE_HEADER_BYTES) == max(
+        0, len(data) - FILE_HEADER_BYTES
+    )  # any() takes ten times as long
 
 
 def lost_all(found: ScannedFile | None, data: bytes) -> bool:

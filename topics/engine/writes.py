@@ -523,9 +523,10 @@ class Writes(Staging):
         self._change_config(log, config, Op(log, token, result, config=config, sync=True))
 
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
-        self.reserve(limits.TRIM_RECORDS * RANGE_BYTES + 4 * CONTROL_BYTES)
+        trims = config.cap_per_tag != log.config.cap_per_tag
+        self.reserve(4 * CONTROL_BYTES + (limits.TRIM_RECORDS * RANGE_BYTES if trims else 0))
         surplus: list[Range] = []
-        if config.cap_per_tag != log.config.cap_per_tag:
+        if trims:
             log.trim_from = 0
             self.trimming[log.id] = log
             surplus = self._next_surplus(log, config.cap_per_tag)
