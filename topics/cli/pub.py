@@ -222,7 +222,7 @@ class Stream:
             "first_seq": self._first_seq,
             "last_seq": self._last_seq,
         }
-        told = f"{self._topic}: {self._written} records written"
+        told = f"{self._topic}: {self._written} record{'' if self._written == 1 else 's'} written"
         if self._written:
             told += f", up to seq {self._last_seq}"
         if self._failed:
