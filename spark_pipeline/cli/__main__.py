@@ -17,6 +17,9 @@ commands:
   purge       rewrite cold segments without their dead records
   scrub       compare every cold record with its digest
   export      write cold records as Parquet files, by topic and day
+  report      figures and charts of topics: a page, a Parquet file, JSON
+  schedule    run jobs at their times, or print them for systemd, Kubernetes and cron
+  status      how scheduled jobs went
 
 options:
   --version   print the version
@@ -44,6 +47,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             from spark_pipeline.cli import export
 
             return export.main(rest)
+        case ["report", *rest]:
+            from spark_pipeline.cli import report
+
+            return report.main(rest)
+        case ["schedule", *rest]:
+            from spark_pipeline.cli import schedule
+
+            return schedule.main(rest)
+        case ["status", *rest]:
+            from spark_pipeline.cli import schedule
+
+            return schedule.status(rest)
         case ["--version"]:
             print(f"topics-spark {topics.__version__}")
         case ["--help" | "-h" | "help"]:

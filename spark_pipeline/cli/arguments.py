@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from spark_pipeline.java import NoJava
 from spark_pipeline.jobs.consolidate import JobFailed
@@ -27,6 +28,7 @@ exit codes: 0 done, or there was nothing to do; 1 something is damaged, or could
 """
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_LENT: ContextVar[Engine | None] = ContextVar("lent engine", default=None)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -86,7 +88,11 @@ def share(text: str) -> float:
 
 @contextmanager
 def engine_of(arguments: argparse.Namespace) -> Iterator[Engine]:
-    """The engine that was asked for. A session of Spark's is ended with it."""
+    """The engine that was asked for, and its session of Spark's is ended with it; or the one that was lent, which stays."""
+    lent = _LENT.get()
+    if lent is not None:
+        yield lent
+        return
     engine: Engine
     if arguments.engine == "local":
         engine = LocalEngine(arguments.workers)
@@ -96,6 +102,16 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+
+
+@contextmanager
+def lending(engine: Engine) -> Iterator[None]:
+    """Commands that run inside of this use the engine, whatever their arguments say: one session for many jobs."""
+    token = _LENT.set(engine)
+    try:
+        yield
+    finally:
+        _LENT.reset(token)
 
 
 def server_of(arguments: argparse.Namespace) -> Server:

@@ -11,6 +11,7 @@ Whatever dies or is repeated here, the server's answer to the commit is what cou
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +20,14 @@ import msgspec
 from spark_pipeline.jobs.engines import Engine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks.merge import MergeResult, MergeTask, merge_group
-from spark_pipeline.tasks.server import Refused, Server
+from spark_pipeline.tasks.server import Refused, Server, Unreachable
 from topics.cli.tables import as_bytes
 from topics.engine.plans import PlanGroup
 
 POLL_S = 0.2
 LEASE_MS = 60_000
+LEASE_MS_LEAST = 1000
+LET_GO_S = 2.0  # for a last word, when told to stop
 COMMIT_WAIT_MS = 10_000
 PLANS_MAX = 1000  # of one run over a topic: each takes segments away, so this is never reached
 LEASE_TRIES = 3
@@ -214,8 +217,12 @@ class Consolidation:
                     renewed_s = time.monotonic()
                 self._progress.bar(f"{self._topic}: merging", running.done(), len(tasks))
             return running.results()
-        except (LeaseLost, Refused, KeyboardInterrupt):
+        except (LeaseLost, Refused):
             running.cancel()
+            raise
+        except KeyboardInterrupt:
+            running.cancel()
+            self._let_go(plan)
             raise
         except Exception as error:
             running.cancel()
@@ -235,6 +242,13 @@ class Consolidation:
             if error.code != "lease_lost":
                 raise
             self._lease_again(plan, error)
+
+    def _let_go(self, plan: Plan) -> None:
+        """Keep the plan and what is done of it, and let whoever comes next have it soon."""
+        server = Server(self._server.url, self._server.token_env, patience_s=0, answer_s=LET_GO_S)
+        with suppress(Refused, Unreachable):
+            ask_for_plan(server, self._topic, self._parameters, plan.lease, LEASE_MS_LEAST)
+        server.close()
 
     def _tell(self, result: MergeResult) -> None:
         if result.failed:

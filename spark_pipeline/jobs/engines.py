@@ -99,8 +99,15 @@ class SparkEngine:
     def start(self, function: Callable[[T], R], tasks: Sequence[T]) -> Running[R]:
         return _SparkRunning(self._session, function, tasks)
 
+    def is_alive(self) -> bool:
+        try:
+            self._session.sparkContext.statusTracker().getActiveJobsIds()
+        except Exception:  # whatever the way to a dead JVM ends in
+            return False
+        return True
+
     def close(self) -> None:
-        if self._stop_session:
+        if self._stop_session and self.is_alive():
             self._session.stop()
 
 

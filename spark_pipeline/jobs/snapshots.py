@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,8 @@ from spark_pipeline.tasks.manifest import ColdTopic, NoManifest, read_manifest
 from spark_pipeline.tasks.server import Refused, Server, Unreachable, wanted_topics
 
 TTL_MS = 600_000
+# Answers that mean: there is no snapshot for this key or on this server, so read over HTTP.
+NO_SNAPSHOT = frozenset({"no_cold_tier", "forbidden", "not_found", "method_not_allowed", "throttled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,57 @@ def pinned(server: Server, wanted: str, cold_dir: str = "") -> Iterator[list[Col
         yield topics
     finally:
         stopped.set()
-        for pin in pins:
-            # It ends by itself: no reason to fail a job that is done.
-            with suppress(Refused, Unreachable):
-                server.request("DELETE", server.topic(pin.topic, f"/snapshots/{pin.snapshot_id}"))
+        _release(server, pins)
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A topic: what is read from files, if anything, and the half-open seqs that come over HTTP."""
+
+    topic: str
+    cold: ColdTopic | None
+    first_seq: int
+    stop_seq: int
+
+
+@contextmanager
+def pinned_or_http(server: Server, names: Sequence[str], cold_dir: str = "") -> Iterator[list[Pinned]]:
+    """As `pinned`, but a topic without a snapshot (no cold tier, or none for this key) is read over HTTP. One that is gone is left out."""
+    pins: list[_Pin] = []
+    stopped = threading.Event()
+    try:
+        found = [one for name in names if (one := _pin_or_http(server, name, cold_dir, pins)) is not None]
+        keeper = threading.Thread(
+            target=_keep, args=(Server(server.url, server.token_env), pins, stopped), daemon=True
+        )
+        keeper.start()
+        yield found
+    finally:
+        stopped.set()
+        _release(server, pins)
+
+
+def _pin_or_http(server: Server, name: str, cold_dir: str, pins: list[_Pin]) -> Pinned | None:
+    try:
+        try:
+            cold = _pin(server, name, cold_dir, pins)
+            return Pinned(name, cold, cold.manifest.cold_next_seq, cold.manifest.head_seq + 1)
+        except Refused as error:
+            if error.code not in NO_SNAPSHOT:
+                raise
+        state = server.get(server.topic(name, "?touch=false"))
+    except Refused as error:
+        if error.code == "topic_not_found":
+            return None
+        raise
+    return Pinned(name, None, int(state["earliest_seq"]), int(state["head_seq"]) + 1)
+
+
+def _release(server: Server, pins: Sequence[_Pin]) -> None:
+    for pin in pins:
+        # It ends by itself: no reason to fail a job that is done.
+        with suppress(Refused, Unreachable):
+            server.request("DELETE", server.topic(pin.topic, f"/snapshots/{pin.snapshot_id}"))
 
 
 def _pin(server: Server, name: str, cold_dir: str, pins: list[_Pin]) -> ColdTopic:

@@ -23,6 +23,7 @@ from topics.engine.frames import (
     DIGEST_BYTES,
     EXT_HEADERS,
     EXT_META,
+    EXT_SIZE,
     HAS_EXT,
     HAS_NODE,
     HAS_TAG,
@@ -109,26 +110,37 @@ class Frames:
             data = _as_text(data, raw)
         return data, self._gather(ends - meta, meta, meta > 0).cast(pa.string())
 
+    def sizes(self) -> Ints:
+        """How large records are as their server counts it."""
+        found: Ints = self.headers["data_len"].astype(np.int64)
+        starts = self.starts + HEADER_BYTES + self.headers["node_len"] + self.headers["tag_len"]
+        self._extensions(starts + found, {EXT_SIZE: found})
+        return found
+
     def _cuts(self, ext_starts: Ints) -> tuple[Ints, Ints]:
-        """Lengths of header block and meta, from the extensions: all records' first one, then all second ones …"""
+        """Lengths of header block and meta."""
         head = np.zeros(len(ext_starts), dtype=np.int64)
         meta = np.zeros(len(ext_starts), dtype=np.int64)
+        self._extensions(ext_starts, {EXT_HEADERS: head, EXT_META: meta})
+        return head, meta
+
+    def _extensions(self, ext_starts: Ints, wanted: dict[int, Ints]) -> None:
+        """Numbers of 32 bits from the extensions into columns by their ids: all records' first one, then all second ones …"""
         left = np.flatnonzero((self.headers["flags"] & HAS_EXT) > 0)
         if not len(left):
-            return head, meta
+            return
         ends = self.starts + self.headers["length"] + 4 - DIGEST_BYTES
         heads = np.ndarray(shape=(len(self.buffer) - 2,), dtype=_EXT_HEAD, buffer=self.buffer, strides=(1,))
         values = np.ndarray(shape=(len(self.buffer) - 3,), dtype="<u4", buffer=self.buffer, strides=(1,))
         at = ext_starts[left]
         while len(left):
             found = heads[at]
-            for ext_id, column in ((EXT_HEADERS, head), (EXT_META, meta)):
+            for ext_id, column in wanted.items():
                 here = found["id"] == ext_id
                 column[left[here]] = values[at[here] + _EXT_HEAD.itemsize]
             at = at + _EXT_HEAD.itemsize + found["length"]
             more = at + _EXT_HEAD.itemsize <= ends[left]
             left, at = left[more], at[more]
-        return head, meta
 
     def _gather(self, starts: Ints, lengths: Ints, valid: Bools | None) -> Any:
         """A binary column of these ranges of the buffer."""

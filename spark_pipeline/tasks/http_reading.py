@@ -47,6 +47,12 @@ class HttpSlice:
 
 def read_http(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Any]:
     """Record batches; what was lost without anybody asking for it is noted in `gaps` when it lies in the range."""
+    for frames in read_frames(part, wanted, gaps):
+        yield _batch(part, wanted, frames)
+
+
+def read_frames(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Frames]:
+    """The same as stored frames, a page at a time."""
     server = Server(part.url, part.token_env)
     try:
         at = part.start_seq - 1
@@ -60,9 +66,9 @@ def read_http(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Any]
                 body["from_ts"] = wanted.range.start_ts
             answer = server.request("POST", server.topic(part.topic, "/diff"), body, accept=FRAMES)
             _note_gap(part, answer.headers.get("topics-tombstone"), gaps)
-            batch = _batch(part, wanted, answer.body)
-            if batch.num_rows:
-                yield batch
+            frames = _frames(part, wanted, answer.body)
+            if len(frames.starts):
+                yield frames
             reached = int(answer.headers["topics-next-from-seq"])
             if reached <= at or answer.headers.get("topics-caught-up") == "true":
                 break  # the end, whatever was asked for
@@ -83,7 +89,8 @@ def _note_gap(part: HttpSlice, tombstone: str | None, gaps: list[Gap]) -> None:
         gaps.append(Gap(part.topic, first, last, told["reason"]))
 
 
-def _batch(part: HttpSlice, wanted: Wanted, body: bytes) -> Any:
+def _frames(part: HttpSlice, wanted: Wanted, body: bytes) -> Frames:
+    """Those of a page that lie in the range."""
     path = f"{part.url}/v0/topics/{part.topic}"
     found: list[int] = []
     try:
@@ -100,9 +107,12 @@ def _batch(part: HttpSlice, wanted: Wanted, body: bytes) -> Any:
     headers, span = frames.headers, wanted.range
     seqs, times = headers["seq"].astype(np.int64), headers["ts"].astype(np.int64)
     kept = (seqs >= part.start_seq) & (seqs < part.end_seq) & (times >= span.start_ts) & (times < span.end_ts)
-    if not kept.all():
-        frames = Frames(path, frames.buffer, starts[kept], headers[kept])
-        headers, seqs, times = frames.headers, seqs[kept], times[kept]
+    return frames if kept.all() else Frames(path, frames.buffer, starts[kept], headers[kept])
+
+
+def _batch(part: HttpSlice, wanted: Wanted, frames: Frames) -> Any:
+    headers = frames.headers
+    seqs, times = headers["seq"].astype(np.int64), headers["ts"].astype(np.int64)
     columns: dict[str, Any] = {}
     if {"data", "meta"} & set(wanted.columns):
         columns["data"], columns["meta"] = frames.data_and_meta(as_text=wanted.as_text)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from spark_pipeline.tasks.columns import Frames
 from spark_pipeline.tasks.reading import Slice
 from spark_pipeline.tasks.segments import SegmentReader
-from topics.engine.segments import Mask, Rows
+from topics.engine.segments import ROW, Mask, Rows
 
 HOUR_MS = 3_600_000
 TAGS_MAX = 10_000  # counted tags of a segment or a sum of them: the most frequent
@@ -106,6 +107,28 @@ def statistics_of(part: Slice) -> Statistics:
         _count_times(found, kept)
         _count_sizes(found, kept["size"])
         _count_tags(found, kept["tag"], tags)
+    return found
+
+
+def statistics_of_frames(frames: Frames) -> Statistics:
+    """The same of records that came over HTTP. What is not there any more nobody tells: the caller knows the range."""
+    headers = frames.headers
+    lengths = int((headers["length"].astype(np.int64) + 4).sum())
+    sizes = frames.sizes()
+    found = Statistics(
+        live=len(headers),
+        data_bytes=lengths,
+        live_bytes=lengths,
+        payload_bytes=int(sizes.sum()),
+    )
+    if len(headers):
+        kept = np.zeros(len(headers), dtype=ROW)
+        kept["ts"], kept["size"] = headers["ts"], sizes
+        _count_times(found, kept)
+        _count_sizes(found, kept["size"])
+        tags = frames.tag().dictionary_encode()
+        ids = (tags.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False) + 1).astype(np.uint32)
+        _count_tags(found, ids, tags.dictionary.cast("binary").to_pylist())
     return found
 
 

@@ -62,8 +62,6 @@ def test_a_replay_says_how_far_it_is(start_server: Callable[..., Server]) -> Non
     for _ in range(40):
         path = f"/v0/topics/{ONE}?return_seqs=false"
         assert server.request("POST", path, batch, JSON).status in (200, 201)
-    server.kill()
-    server.start(wait_ready=False)
     seen: list[float] = []
 
     def recovered() -> bool:
@@ -72,7 +70,13 @@ def test_a_replay_says_how_far_it_is(start_server: Callable[..., Server]) -> Non
             seen.append(reply.error["detail"]["replay_progress"])
         return reply.status == 200
 
-    until(recovered, 60, every_s=0.001)
-    assert seen == sorted(seen), "progress goes one way"
+    for _ in range(5):  # a replay may be over before a busy machine has let anybody ask
+        seen.clear()
+        server.kill()
+        server.start(wait_ready=False)
+        until(recovered, 60, every_s=0.001)
+        assert seen == sorted(seen), "progress goes one way"
+        if any(0 < progress < 1 for progress in seen):
+            break
     assert any(0 < progress < 1 for progress in seen), seen
     assert server.diff(ONE, from_seq=399_999).json["head_seq"] == 400_000

@@ -515,5 +515,5 @@ def test_the_topics_command() -> None:
     for command in ((), ("nonsense",)):
         done = run("-m", "topics.cli", *command)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "usage: topics" in done.stderr
+        assert "Usage: topics" in done.stderr
     assert run("-m", "workers", "nonsense").returncode == 2

@@ -21,7 +21,9 @@ from spark_pipeline.jobs.engines import Engine, SparkEngine
 from spark_pipeline.jobs.exporting import Busy, ExportFailed, Job, export
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks.manifest import find_topics
+from tests.spark.conftest import url_of
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
+from tests.support.server import Server
 from topics.engine.errors import Corrupt
 
 DAY_MS = 86_400_000
@@ -176,6 +178,21 @@ def test_the_command(tier: ColdTier, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "nothing new in 1 topics" in capsys.readouterr().out
     assert time.monotonic() - start_s < 3
     assert main([*command[:2], "--cold-dir", str(tmp_path), "--out", str(out)]) == 3
+
+
+def test_with_a_server(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is cold is exported; a topic that has nothing there yet is no obstacle."""
+    server.write("fresh", 1)
+    command = ["export", "--url", url_of(server), "--engine", "local", "--workers", "1", "--json"]
+    command += ["--out", str(tmp_path / "lake"), "--", "m11", "fresh"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["topics"] == 2
+    found = seqs(tmp_path / "lake")
+    assert len(found) >= 90
+    assert found == list(range(1, len(found) + 1))
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == 0
+    server.delete("/v0/topics/fresh")
 
 
 def test_with_spark(spark: Any, tier: ColdTier, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`topics tail`: what its lines look like, and what it does when a stream breaks, ends, or its session is forgotten.
 
-Method: formats and the reader of events are called; the rest runs against a server that follows a script, over a real
-socket, and the requests that it got are looked at.
+Method: formats are called; the rest runs against a server that follows a script, over a real socket, and the requests
+that it got are looked at. How streams come back is the client's, and tested there.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from msgspec import Raw
 
 from tests.support.event_server import Answer, EventServer, event, made, records, refusal, serving
 from topics.cli import lines
-from topics.cli.event_stream import Event, EventReader
-from topics.cli.following import Following, Wanted, is_pattern
-from topics.cli.server import Server
-from topics.cli.tail import FAILED, OK, UNREACHABLE, Stop, Tail
-from topics.watching import WATCH_TOPICS_MAX
+from topics.cli.advice import failed
+from topics.cli.failures import FAILED, OK, UNREACHABLE, Failed
+from topics.cli.tail import follow
+from topics.client import Client, ClientError, Record, Retries
+from topics.client.patterns import is_pattern
+from topics.client.raw import RawRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON = b"retry: 1\n\n"
@@ -34,76 +35,52 @@ SOON = b"retry: 1\n\n"
 
 # -- lines -------------------------------------------------------------------------------------------------
 
-RECORD = Raw(b'{"$seq":7,"$ts":1700000000123,"$tag":"eu","data":{"b": 1.0,"a":18446744073709551615}}')
-BYTES = Raw(b'{"$seq":7,"$ts":1700000000123,"$encoding":"base64","data":"AAH/"}')
+
+def record(text: bytes, topic: str = "orders.eu") -> Record:
+    found = msgspec.json.decode(text, type=RawRecord)
+    found.topic = topic
+    return found
+
+
+RECORD = record(b'{"$seq":7,"$ts":1700000000123,"$tag":"eu","data":{"b": 1.0,"a":18446744073709551615}}')
+BYTES = record(b'{"$seq":7,"$ts":1700000000123,"$encoding":"base64","data":"AAH/"}')
 
 
 def test_a_line_for_people() -> None:
     shown = b'orders.eu 7 2023-11-14T22:13:20.123Z {"b": 1.0,"a":18446744073709551615}\n'
-    assert lines.human("orders.eu", RECORD) == shown
-    assert lines.human("orders.eu", BYTES) == b"orders.eu 7 2023-11-14T22:13:20.123Z base64:AAH/\n"
+    assert lines.human(RECORD) == shown
+    assert lines.human(BYTES) == b"orders.eu 7 2023-11-14T22:13:20.123Z base64:AAH/\n"
 
 
 def test_a_time_that_no_calendar_has_is_shown_as_it_is() -> None:
-    record = Raw(b'{"$seq":1,"$ts":18446744073709551615,"data":null}')
-    assert lines.human("t", record) == b"t 1 18446744073709551615 null\n"
+    odd = record(b'{"$seq":1,"$ts":18446744073709551615,"data":null}', "t")
+    assert lines.human(odd) == b"t 1 18446744073709551615 null\n"
 
 
-def test_json_keeps_every_byte_of_the_record() -> None:
-    line = lines.as_json("orders.eu", RECORD)
-    assert line == b'{"topic":"orders.eu",' + bytes(RECORD)[1:] + b"\n"
-    assert json.loads(line)["topic"] == "orders.eu"
+def test_json_keeps_every_byte_of_the_data() -> None:
+    line = lines.as_json(RECORD)
+    assert line.endswith(b',"data":{"b": 1.0,"a":18446744073709551615}}\n')
+    assert json.loads(line) == {
+        "topic": "orders.eu",
+        "$seq": 7,
+        "$ts": 1700000000123,
+        "$tag": "eu",
+        "data": {"b": 1.0, "a": 18446744073709551615},
+    }
+    assert json.loads(lines.as_json(BYTES))["$encoding"] == "base64"
 
 
 def test_raw_is_data_alone() -> None:
-    assert lines.data_only("t", RECORD) == b'{"b": 1.0,"a":18446744073709551615}\n'
-    assert lines.data_only("t", BYTES) == b'"AAH/"\n'
+    assert lines.data_only(RECORD) == b'{"b": 1.0,"a":18446744073709551615}\n'
+    assert lines.data_only(BYTES) == b'"AAH/"\n'
 
 
 def test_a_terminal_gets_colours_and_obeys_no_record() -> None:
-    record = Raw('{"$seq":1,"$ts":0,"data":"\x9b2J\x7f ü"}'.encode())
-    line = lines.coloured("orders", record).decode()
+    sly = record('{"$seq":1,"$ts":0,"data":"\x9b2J\x7f ü"}'.encode())
+    line = lines.coloured(sly).decode()
     assert line.endswith('"\\u009b2J\\u007f ü"\n')
     assert line.startswith("\x1b[")
-    assert lines.coloured("orders", record) == lines.coloured("orders", record)
-
-
-# -- events ------------------------------------------------------------------------------------------------
-
-
-def read(reader: EventReader, text: bytes) -> list[Event]:
-    found = [reader.line(line) for line in io.BytesIO(text)]
-    return [event for event in found if event is not None]
-
-
-def test_frames_become_events() -> None:
-    reader = EventReader()
-    text = (
-        b"retry: 50\n\n: hb 1\n\nevent: record\nid: abc\ndata: {}\n\nevent: caught-up\nid: abd\ndata: 1\n\n"
-    )
-    assert read(reader, text) == [Event("record", b"{}"), Event("caught-up", b"1")]
-    assert (reader.retry_ms, reader.last_id) == (50, "abd")
-
-
-def test_an_event_without_an_id_keeps_the_one_before() -> None:
-    reader = EventReader()
-    read(reader, b"event: record\nid: abc\ndata: 1\n\nevent: error\ndata: 2\n\n")
-    assert reader.last_id == "abc"
-
-
-def test_what_is_cut_off_has_not_happened() -> None:
-    reader = EventReader()
-    assert read(reader, b"id: a\ndata: 1\n\nevent: record\nid: b\ndata: 2\n") == [Event("message", b"1")]
-    assert reader.last_id == "a"
-    reader.forget()
-    assert read(reader, b"data: 3\n\n") == [Event("message", b"3")]
-    assert reader.last_id == "a"
-
-
-def test_other_line_ends_several_data_lines_and_unknown_fields() -> None:
-    assert read(EventReader(), b"data:1\r\ndata: 2\r\nnews: 3\r\nretry: soon\r\n\r\n") == [
-        Event("message", b"1\n2")
-    ]
+    assert lines.coloured(sly) == lines.coloured(sly)
 
 
 # -- where it stands ---------------------------------------------------------------------------------------
@@ -125,59 +102,21 @@ def test_patterns(name: str, wanted: bool) -> None:
     assert is_pattern(name) == wanted
 
 
-def test_a_tail_asks_for_what_comes_or_for_what_comes_after_a_seq() -> None:
-    assert Following(Wanted(("a", "b.>"))).body() == {"topics": {"a": {"tail": True}, "b.>": {"tail": True}}}
-    assert Following(Wanted(("a",), from_seq=5, group="g", limit=3, include_tags=True)).body() == {
-        "topics": {"a": {"from_seq": 5}},
-        "group": "g",
-        "limit": 3,
-        "include_tags": True,
-    }
-
-
-def test_later_it_asks_from_its_cursors_and_for_all_of_new_topics() -> None:
-    following = Following(Wanted(("a", "b.>")))
-    following.begin(made(**{"a": 4, "b.x": 2, "b.y": 0}).body)
-    following.moved("a", 9)
-    following.ended("b.y")
-    assert following.body()["topics"] == {
-        "b.>": {"from_seq": 0},
-        "b.x": {"from_seq": 2},
-        "a": {"from_seq": 9},
-    }
-
-
-def test_topics_that_no_request_can_name_go_on_with_what_comes() -> None:
-    following = Following(Wanted((">",)))
-    cursors = {f"t{i}": 1 for i in range(WATCH_TOPICS_MAX + 9)}
-    following.begin(made(**cursors).body)
-    following.moved("t0", 5)
-    asked = following.body()["topics"]
-    assert len(asked) == WATCH_TOPICS_MAX
-    assert asked[">"] == {"tail": True}
-    assert asked["t0"] == {"from_seq": 5}
-    assert following.begin(made(**cursors).body).unnamed == 10
-
-
 # -- over a socket -----------------------------------------------------------------------------------------
 
 
 class Run:
     """A tail that has ended."""
 
-    def __init__(self, server: EventServer, *names: str, count: int | None = None, **wanted: Any) -> None:
-        self.out, self.told = io.BytesIO(), list[str]()
-        tail = Tail(
-            Server(server.url),
-            Wanted(names or ("t",), **wanted),
-            lines.data_only,
-            self.out,
-            self.told.append,
-            count,
-        )
-        with pytest.raises(Stop) as stop:
-            tail.run()
-        self.code, self.reason = stop.value.code, str(stop.value)
+    def __init__(self, server: EventServer, *names: str, count: int | None = None) -> None:
+        self.out, self.told, self.reason = io.BytesIO(), list[str](), ""
+        with Client(server.url, retries=Retries(for_s=0), raw=True) as client:
+            events = client.watch(*names or ("t",))
+            try:
+                self.code = follow(events, lines.data_only, self.out.write, self.told.append, count)
+            except (ClientError, Failed) as error:
+                ended = failed(error) if isinstance(error, ClientError) else error
+                self.code, self.reason = ended.code, str(ended)
 
     @property
     def shown(self) -> list[Any]:
@@ -201,7 +140,7 @@ def test_a_broken_stream_goes_on_from_the_last_whole_event() -> None:
         run = Run(server, count=2)
     assert run.shown == [1, 2]
     assert server.ids == [None, "a"]
-    assert run.told == ["the connection broke (trying again every 0.001 s)", "following again"]
+    assert run.told == ["the connection ended (trying again until it works)", "following again"]
 
 
 def test_a_forgotten_session_is_made_again_from_the_cursors() -> None:
@@ -214,7 +153,7 @@ def test_a_forgotten_session_is_made_again_from_the_cursors() -> None:
     ) as server:
         run = Run(server, count=2)
     assert run.shown == [1, 2]
-    assert server.bodies == [{"topics": {"t": {"tail": True}}}, {"topics": {"t": {"from_seq": 1}}}]
+    assert [body["topics"] for body in server.bodies] == [{"t": {"tail": True}}, {"t": {"from_seq": 1}}]
     assert [asked.path for asked in server.asked][-2:] == ["/v0/watch?lenient=true", "/v0/watch/wid_2"]
     assert server.ids == [None, "a", None]
 
@@ -309,7 +248,7 @@ def test_why_a_stream_ended_is_told() -> None:
         run = Run(server, count=1)
     assert run.told == [
         "slow down",
-        "the server is stopping (trying again every 0.001 s)",
+        "the server is stopping (trying again until it works)",
         "following again",
     ]
 
@@ -323,27 +262,21 @@ def test_a_session_that_is_gone_while_it_streams() -> None:
     assert server.bodies[1]["topics"] == {"t": {"from_seq": 3}}
 
 
-def test_a_stream_that_somebody_else_took_over_is_not_taken_back() -> None:
-    over = event("error", code="taken_over", error="taken over", message="taken over")
-    with serving(made(t=0), Answer(body=SOON + over)) as server:
-        run = Run(server)
-    assert (run.code, run.reason) == (FAILED, "taken over")
-
-
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
         (refusal(404, "topic_not_found", "topic 't' does not exist"), "topic 't' does not exist"),
         (refusal(401, "unauthorized", "send a key"), "send a key"),
         (refusal(429, "throttled", "too many"), "too many"),
-        (Answer(200, b"hello"), "it does not answer like a topics server"),
-        (Answer(418, b"<html>"), "it answers 418 I'm a Teapot, and not like a topics server"),
+        (Answer(200, b"hello"), "{url} does not answer like a topics server"),
+        (Answer(418, b"<html>"), "{url} does not answer like a topics server: it answers 418"),
     ],
 )
 def test_a_refusal_ends_it(answer: Answer, told: str) -> None:
     with serving(answer) as server:
         run = Run(server)
-    assert (run.code, run.reason) == (FAILED, f"{server.url}: {told}")
+    assert run.code == FAILED
+    assert run.reason.startswith(told.format(url=server.url))
 
 
 def test_an_event_that_is_none_of_ours_ends_it() -> None:
@@ -390,9 +323,9 @@ def test_options_are_put_into_the_request() -> None:
     with serving(made(t=0), Answer(body=records("t", "a", 1, 5), holds=True)) as server:
         done = run_command("t", "--json", "--all", "--group", "g", "--count", "1", "--url", server.url)
     assert json.loads(done.stdout) == {"topic": "t", "$seq": 1, "$ts": 1_700_000_000_000, "data": 5}
-    assert server.bodies == [
-        {"topics": {"t": {"from_seq": 0}}, "group": "g", "limit": 1, "include_tags": True}
-    ]
+    (body,) = server.bodies
+    assert body["topics"] == {"t": {"from_seq": 0}}
+    assert (body["group"], body["limit"], body["include_tags"]) == ("g", 1, True)
 
 
 @pytest.mark.parametrize(

@@ -494,5 +494,5 @@ def own(topic: str, records: list[Any]) -> None:
     """Tell records whose they are, and make bytes of what was written as bytes."""
     for record in records:
         record.topic = topic
-        if record.encoding == "base64" and record.data is not None:
+        if record.encoding == "base64" and isinstance(record.data, str):
             record.data = binascii.a2b_base64(record.data)

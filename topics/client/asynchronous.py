@@ -87,6 +87,7 @@ def _items(
 class AsyncClient:
     """A topics server, for the tasks of one loop. Without an address it is TOPICS_URL, or http://127.0.0.1:4000.
 
+    With `raw` the data of records stays JSON text (`msgspec.Raw`), and is handed on as it is.
     `now`, `sleep` and `chance` stand in for clock and randomness in tests.
     """
 
@@ -99,11 +100,12 @@ class AsyncClient:
         timeouts: Timeouts | None = None,
         retries: Retries | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        raw: bool = False,
         now: Callable[[], float] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: random.Random | None = None,
     ) -> None:
-        settings = settle(url, token, node, timeouts, retries, ssl_context, now, chance)
+        settings = settle(url, token, node, timeouts, retries, ssl_context, now, chance, raw=raw)
         self._core = settings.core
         self._session = AiohttpSession(settings)
         self._sleep = sleep

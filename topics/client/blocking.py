@@ -83,6 +83,7 @@ def _items(build: Callable[Concatenate[Core, P], Source[T]]) -> Callable[Concate
 class Client:
     """A topics server, for any number of threads. Without an address it is TOPICS_URL, or http://127.0.0.1:4000.
 
+    With `raw` the data of records stays JSON text (`msgspec.Raw`), and is handed on as it is.
     `now`, `sleep` and `chance` stand in for clock and randomness in tests.
     """
 
@@ -96,11 +97,12 @@ class Client:
         retries: Retries | None = None,
         ssl_context: ssl.SSLContext | None = None,
         pool_size: int = 16,
+        raw: bool = False,
         now: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         chance: random.Random | None = None,
     ) -> None:
-        settings = settle(url, token, node, timeouts, retries, ssl_context, now, chance, pool_size)
+        settings = settle(url, token, node, timeouts, retries, ssl_context, now, chance, pool_size, raw)
         self._core = settings.core
         self._pool = HttpPool(settings)
         self._sleep = sleep

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from topics.client.flows import Core, Retries
+from topics.client.raw import RAW
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 
@@ -72,9 +73,10 @@ def settle(
     now: Callable[[], float] | None,
     chance: random.Random | None,
     pool_size: int = 16,
+    raw: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Arguments first, then TOPICS_URL and TOPICS_TOKEN (or TOPICS_API_KEY, as `topics tail` has it)."""
+    """Arguments first, then TOPICS_URL and TOPICS_TOKEN (or TOPICS_API_KEY)."""
     address = Address.parse(url or environ.get("TOPICS_URL") or DEFAULT_URL)
     if token is None:
         token = environ.get("TOPICS_TOKEN") or environ.get("TOPICS_API_KEY") or ""
@@ -91,6 +93,7 @@ def settle(
         now or time.monotonic,
         lambda: time.time_ns() // 1_000_000,
         chance,
+        RAW if raw else {},
     )
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return Settings(address, headers, timeouts or Timeouts(), ssl_context, pool_size, core)

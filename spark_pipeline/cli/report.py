@@ -1,0 +1,90 @@
+"""`topics-spark report`: figures and charts of topics."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from spark_pipeline.cli.arguments import (
+    DAMAGED,
+    DEFAULT_URL,
+    OK,
+    add_engine,
+    add_output,
+    add_server,
+    engine_of,
+    parser_of,
+    server_of,
+    told,
+)
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.jobs.reporting import collect
+from spark_pipeline.report.model import Report
+from spark_pipeline.report.outputs import write
+from spark_pipeline.schedule.state import StateFile, as_rows
+from topics.cli.tables import as_bytes, safe
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = parser_of("report", "Figures and charts of topics: report.html, metrics.parquet, report.json.")
+    parser.add_argument(
+        "topics", metavar="topic", nargs="*", help="a name, or a pattern like 'orders.*' [all]"
+    )
+    parser.add_argument("--out", metavar="dir", required=True, help="the folder for the files")
+    parser.add_argument("--top", metavar="n", type=int, default=20, help="tags that are named [20]")
+    parser.add_argument(
+        "--state", metavar="file", default="", help="of a schedule, whose runs are shown, too [none]"
+    )
+    parser.add_argument(
+        "--cold-dir",
+        metavar="path",
+        default="",
+        help="where the cold tier is mounted here [as on the server]",
+    )
+    add_server(parser, default=DEFAULT_URL)
+    add_engine(parser)
+    add_output(parser)
+    arguments = parser.parse_args(argv)
+    return told("report", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    progress = Progress(sys.stderr, as_json=True if arguments.json else None)
+    history = as_rows(StateFile(arguments.state).load()) if arguments.state else []
+    with engine_of(arguments) as engine:
+        report = collect(
+            server_of(arguments),
+            ",".join(arguments.topics) or "*",
+            engine,
+            progress,
+            cold_dir=arguments.cold_dir,
+            history=history,
+            top=arguments.top,
+        )
+    folder = Path(arguments.out)
+    write(report, folder)
+    result = _result(report)
+    if arguments.json:
+        print(msgspec.json.encode({**result, "out": str(folder)}).decode())
+    else:
+        print(
+            f"{result['records']} records of {result['topics']} topics, {as_bytes(result['bytes'])}: {safe(str(folder / 'report.html'))}"
+        )
+    for topic, segment, why in report.failed():
+        print(f"topics-spark report: {safe(topic)}: {segment} is not counted: {safe(why)}", file=sys.stderr)
+    return DAMAGED if report.failed() else OK
+
+
+def _result(report: Report) -> dict[str, Any]:
+    total = report.total()
+    return {
+        "topics": len(report.topics),
+        "records": total.live,
+        "bytes": total.payload_bytes,
+        "failed": len(report.failed()),
+    }

@@ -1,0 +1,158 @@
+"""`topics-spark schedule` and `status`: jobs at their times, and how they went."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+import topics
+from spark_pipeline.cli.arguments import CANNOT, OK, add_output, parser_of, told
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.schedule.config import Schedule, default_state, load
+from spark_pipeline.schedule.emit import FORMS, emit
+from spark_pipeline.schedule.metrics import Metrics
+from spark_pipeline.schedule.runner import Scheduler, SystemClock, obey_signals
+from spark_pipeline.schedule.state import State, StateFile
+from spark_pipeline.schedule.work import Work
+from topics.cli.tables import as_time, safe, table
+
+IMAGE = f"topics-spark:{topics.__version__}"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = parser_of("schedule", "Runs jobs at their times, or prints them for other schedulers.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|emit")
+    run = commands.add_parser("run", help="run the jobs of a file at their times, until SIGTERM")
+    run.add_argument("--state", metavar="file", help="what it remembers; before what the configuration says")
+    run.add_argument("--metrics", metavar="host:port", help="Prometheus text under /metrics")
+    run.add_argument("--metrics-file", metavar="path", help="the same as a file, for a collector")
+    out = commands.add_parser("emit", help="print the jobs of a file for other schedulers")
+    out.add_argument("--form", choices=FORMS, required=True)
+    out.add_argument(
+        "--program", default="topics-spark", metavar="path", help="for systemd and cron [topics-spark]"
+    )
+    out.add_argument("--image", default=IMAGE, help=f"for Kubernetes [{IMAGE}]")
+    out.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="claim=path",
+        help="for Kubernetes: a claim that the jobs see",
+    )
+    for one in (run, out):
+        one.add_argument("--config", required=True, metavar="file", help="TOML; see docs/spark.md")
+    arguments = parser.parse_args(argv)
+    return told("schedule", lambda: (_run if arguments.command == "run" else _emit)(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    schedule = load(arguments.config)
+    changes = {
+        name: getattr(arguments, name)
+        for name in ("state", "metrics", "metrics_file")
+        if getattr(arguments, name)
+    }
+    schedule = Schedule(schedule.spark, msgspec.structs.replace(schedule.settings, **changes), schedule.jobs)
+    settings = schedule.settings
+    file = StateFile(settings.state)
+    try:
+        file.lock()
+    except BlockingIOError:
+        print(
+            f"topics-spark schedule: another schedule has {file.path}; give this one a --state of its own",
+            file=sys.stderr,
+        )
+        return CANNOT
+    metrics = Metrics(settings.metrics, settings.metrics_file)
+    work = Work(schedule)
+    progress = Progress(sys.stderr)
+    scheduler = Scheduler(schedule, file, work, progress, clock=SystemClock(), publish=metrics.publish)
+    obey_signals(scheduler)
+    progress.step(
+        "schedule",
+        f"{len(schedule.jobs)} jobs, server {settings.url}, state in {settings.state}",
+        jobs=[job.name for job in schedule.jobs],
+        url=settings.url,
+        state=settings.state,
+        metrics_port=metrics.port,
+    )
+    try:
+        scheduler.run()
+    finally:
+        work.close()
+        metrics.close()
+        file.unlock()
+    if scheduler.broken:
+        print(f"topics-spark schedule: {safe(scheduler.broken)}", file=sys.stderr)
+        return CANNOT
+    progress.step("stopped", "stopped")
+    return OK
+
+
+def _emit(arguments: argparse.Namespace) -> int:
+    schedule = load(arguments.config)
+    print(
+        emit(
+            schedule,
+            arguments.form,
+            program=arguments.program,
+            image=arguments.image,
+            claims=arguments.volume,
+        ),
+        end="",
+    )
+    return OK
+
+
+# ── status ────────────────────────────────────────────────────────────────────────────
+
+
+def status(argv: Sequence[str]) -> int:
+    parser = parser_of("status", "How scheduled jobs went, and when they run next.")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--config", metavar="file", help="of the schedule, which says where its state is")
+    where.add_argument("--state", metavar="file", help=f"the state itself [{default_state()}]")
+    add_output(parser)
+    arguments = parser.parse_args(argv)
+    return told("status", lambda: _status(arguments))
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    path = arguments.state or (load(arguments.config).settings.state if arguments.config else default_state())
+    file = StateFile(path)
+    if not file.path.exists():
+        raise ValueError(f"{path} is not there: no schedule has run with it yet")
+    state = file.load()
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(state)).decode())
+    else:
+        print("\n".join(status_lines(state)))
+    return OK
+
+
+def status_lines(state: State) -> list[str]:
+    rows: list[list[Any]] = []
+    for name, job in sorted(state.jobs.items()):
+        last = job.runs[-1] if job.runs else None
+        rows.append(
+            [
+                safe(name),
+                "running" if job.running_since_s else last.result if last else "not yet",
+                _time(last.began_s) if last else "",
+                _time(job.next_s),
+                safe(last.message)[:80] if last else "",
+                f"{last.ended_s - last.began_s:.1f} s" if last else "",
+                str(sum(job.totals.values())),
+                str(job.missed_total),
+            ]
+        )
+    heads = ["job", "last result", "began", "next", "message", "took", "runs", "missed"]
+    return table(heads, rows, left=5)
+
+
+def _time(moment_s: float) -> str:
+    return f"{as_time(int(moment_s) * 1000)[:19]}Z" if moment_s else ""

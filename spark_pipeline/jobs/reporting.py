@@ -1,0 +1,129 @@
+"""Collecting a report: tasks count segments and what is newer, the server says the rest. Nothing is changed."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from spark_pipeline.jobs.engines import Engine
+from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.jobs.snapshots import Pinned, pinned_or_http
+from spark_pipeline.report.model import Report, TopicReport
+from spark_pipeline.tasks.figures import Figures, FiguresTask, count, split_http, tasks_of
+from spark_pipeline.tasks.http_reading import HttpSlice
+from spark_pipeline.tasks.reading import Range, slices_of
+from spark_pipeline.tasks.server import Refused, Server, wanted_topics
+
+POLL_S = 0.2
+CONSUMERS_MAX = 1000  # the most that a topic can have
+# Of the server's own metrics, those that a report is about.
+SERVER_METRICS = (
+    "topics_records_live",
+    "topics_bytes_live",
+    "topics_queue_leases_in_flight",
+    "topics_consumers",
+    "topics_retired_segments",
+    "topics_retired_bytes",
+    "topics_merges_total",
+    "topics_cold_failures_total",
+    "topics_relocations_total",
+)
+
+
+def collect(
+    server: Server,
+    wanted: str,
+    engine: Engine,
+    progress: Progress,
+    *,
+    cold_dir: str = "",
+    history: Sequence[dict[str, Any]] = (),
+    top: int = 20,
+) -> Report:
+    with pinned_or_http(server, wanted_topics(server, wanted), cold_dir) as topics:
+        tasks = [task for one in topics for task in _tasks(server, one, engine.workers)]
+        progress.step(
+            "count",
+            f"{len(topics)} topics in {len(tasks)} tasks",
+            topics=len(topics),
+            tasks=len(tasks),
+        )
+        found: dict[str, Figures] = {one.topic: Figures(one.topic) for one in topics}
+        for part in _results(engine, tasks, progress):
+            found[part.topic].add(part)
+        reports = [report for one in topics if (report := _about(server, one, found[one.topic])) is not None]
+    return Report(
+        run_id=uuid.uuid4().hex,
+        made_at_ms=time.time_ns() // 1_000_000,
+        url=server.url,
+        topics=reports,
+        history=list(history),
+        server=_server_metrics(server),
+        top=top,
+    )
+
+
+def _tasks(server: Server, one: Pinned, workers: int) -> list[FiguresTask]:
+    slices = slices_of(one.cold, Range()) if one.cold is not None else []
+    rest = HttpSlice(server.url, server.token_env, one.topic, one.first_seq, one.stop_seq)
+    return tasks_of(one.topic, slices, split_http(rest, workers), workers)
+
+
+def _results(engine: Engine, tasks: Sequence[FiguresTask], progress: Progress) -> list[Figures]:
+    running = engine.start(count, tasks)
+    try:
+        while not running.wait(POLL_S):
+            progress.bar("counting", running.done(), len(tasks))
+    except BaseException:
+        running.cancel()
+        raise
+    return running.results()
+
+
+def _about(server: Server, one: Pinned, figures: Figures) -> TopicReport | None:
+    """None: it was deleted meanwhile."""
+    try:
+        state = server.get(server.topic(one.topic, "?touch=false"))
+        consumers = _consumers(server, one.topic)
+    except Refused as error:
+        if error.code == "topic_not_found":
+            return None
+        raise
+    manifest = one.cold.manifest if one.cold is not None else None
+    losses = {(gap.first_seq, gap.last_seq, gap.reason) for gap in figures.lost}
+    if manifest is not None:
+        losses |= {(first, last, reason) for first, last, reason in manifest.losses}
+    return TopicReport(
+        topic=one.topic,
+        figures=figures,
+        earliest_seq=manifest.earliest_seq if manifest is not None else one.first_seq,
+        head_seq=one.stop_seq - 1,
+        cold_next_seq=manifest.cold_next_seq if manifest is not None else 0,
+        segments=manifest.segments if manifest is not None else [],
+        retired=len(manifest.retired) if manifest is not None else 0,
+        losses=sorted(losses),
+        queue=state.get("queue"),
+        dead_letter=state["config"].get("dead_letter"),
+        consumers=consumers,
+    )
+
+
+def _consumers(server: Server, topic: str) -> list[dict[str, Any]]:
+    page = server.get(server.topic(topic, f"/consumers?page_size={CONSUMERS_MAX}"))
+    return list(page["consumers"])
+
+
+def _server_metrics(server: Server) -> dict[str, float]:
+    """Prometheus text, of which only plain names are wanted."""
+    try:
+        text = server.request("GET", "/v0/metrics").body.decode()
+    except Refused:  # a key may read topics and yet no metrics
+        return {}
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name in SERVER_METRICS:
+            found[name] = float(value)
+    return found

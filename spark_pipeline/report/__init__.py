@@ -1,0 +1,1 @@
+"""What a report says, and the files that say it."""

@@ -1,0 +1,149 @@
+"""What a report knows, and the same as one long table of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from spark_pipeline.tasks.figures import Figures
+from spark_pipeline.tasks.statistics import HOUR_MS, Statistics, size_of_class
+from topics.engine.manifest import Segment
+
+PERCENTILES = (0.5, 0.9, 0.99, 1.0)
+
+
+@dataclass(slots=True)
+class TopicReport:
+    topic: str
+    figures: Figures
+    earliest_seq: int
+    head_seq: int
+    cold_next_seq: int  # 0: all of it was read over HTTP
+    segments: list[Segment] = field(default_factory=list)
+    retired: int = 0
+    losses: list[tuple[int, int, str]] = field(default_factory=list)  # both ends included
+    queue: dict[str, int] | None = None
+    dead_letter: str | None = None
+    consumers: list[dict[str, Any]] = field(default_factory=list)
+    total: Statistics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = Statistics()
+        self.total.add(self.figures.cold)
+        self.total.add(self.figures.hot)
+
+    @property
+    def gone(self) -> int:
+        """Seqs that were given out since the earliest, have no record any more and take no space."""
+        return max(self.total.rows - self.total.live - self.total.dead, 0)
+
+    @property
+    def lag(self) -> int:
+        return max((int(one["lag_records"]) for one in self.consumers), default=0)
+
+
+@dataclass(slots=True)
+class Report:
+    run_id: str
+    made_at_ms: int
+    url: str
+    topics: list[TopicReport]
+    history: list[dict[str, Any]] = field(default_factory=list)  # runs of scheduled jobs, oldest first
+    server: dict[str, float] = field(default_factory=dict)  # metrics of the server that belong to no topic
+    top: int = 20
+
+    def total(self) -> Statistics:
+        found = Statistics()
+        for topic in self.topics:
+            found.add(topic.total)
+        return found
+
+    def failed(self) -> list[tuple[str, str, str]]:
+        return [(one.topic, segment, why) for one in self.topics for segment, why in one.figures.failed]
+
+
+def hour_name(hour: int) -> str:
+    return datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC).strftime("%Y-%m-%dT%H:00Z")
+
+
+Row = tuple[str, str, str, float]  # topic, metric, dimension, value
+
+
+def rows_of(report: Report) -> Iterator[Row]:
+    """A figure a row. The topic is empty for what is about all of them."""
+    for topic in report.topics:
+        for metric, dimension, value in _topic_rows(topic, report.top):
+            yield topic.topic, metric, dimension, float(value)
+    for name, value in sorted(report.server.items()):
+        yield "", "server", name, value
+    for run in report.history:
+        yield "", "job_duration_s", f"{run['job']}/{run['result']}", run["ended_s"] - run["began_s"]
+
+
+def _topic_rows(topic: TopicReport, top: int) -> Iterator[tuple[str, str, float]]:
+    total = topic.total
+    yield "records", "live", total.live
+    yield "records", "dead", total.dead
+    yield "records", "gone", topic.gone
+    yield "records", "untagged", total.untagged
+    yield "records", "out_of_order", total.out_of_order
+    for tier, found in (("cold", topic.figures.cold), ("hot", topic.figures.hot)):
+        yield "records_by_tier", tier, found.live
+        yield "bytes_by_tier", tier, found.live_bytes
+    yield "bytes", "payload", total.payload_bytes
+    yield "bytes", "live", total.live_bytes
+    yield "bytes", "dead", total.dead_bytes
+    yield "seq", "earliest", topic.earliest_seq
+    yield "seq", "head", topic.head_seq
+    yield "seq", "cold_next", topic.cold_next_seq
+    yield "segments", "cold", len(topic.segments)
+    yield "segments", "retired", topic.retired
+    yield "segments", "failed", len(topic.figures.failed)
+    yield "gaps", "", total.gaps
+    for reason in sorted({reason for _, _, reason in topic.losses}):
+        yield (
+            "lost_records",
+            reason,
+            sum(last - first + 1 for first, last, why in topic.losses if why == reason),
+        )
+    for hour, (records, size) in sorted(total.hours.items()):
+        yield "records_by_hour", hour_name(hour), records
+        yield "bytes_by_hour", hour_name(hour), size
+    for kind, records in sorted(total.sizes.items()):
+        yield "records_by_size", str(size_of_class(kind)), records
+    for share in PERCENTILES:
+        yield "size_percentile", f"{share * 100:g}", total.size_percentile(share)
+    yield "tags", "", total.tag_count()
+    for tag, records in total.tags.most_common(top):
+        yield "records_by_tag", tag, records
+    for name, value in (topic.queue or {}).items():
+        yield "queue", name, value
+    for one in topic.consumers:
+        for name in ("lag_records", "lag_ms", "ack_pending", "redelivered", "dead_lettered"):
+            yield f"consumer_{name}", one["consumer"], one[name]
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The same for whoever alerts: figures by topic and metric, and what is wrong."""
+    topics: dict[str, dict[str, dict[str, float]]] = {topic.topic: {} for topic in report.topics}
+    for topic, metric, dimension, value in rows_of(report):
+        if topic:
+            topics[topic].setdefault(metric, {})[dimension] = value
+    return {
+        "run_id": report.run_id,
+        "made_at_ms": report.made_at_ms,
+        "url": report.url,
+        "topics": topics,
+        "server": report.server,
+        "failed": [
+            {"topic": topic, "segment": segment, "reason": why} for topic, segment, why in report.failed()
+        ],
+        "losses": [
+            {"topic": one.topic, "first_seq": first, "last_seq": last, "reason": reason}
+            for one in report.topics
+            for first, last, reason in one.losses
+        ],
+        "history": report.history,
+    }

@@ -1,0 +1,212 @@
+"""A schedule's file: TOML with `[spark]`, `[schedule]` and a `[[job]]` for each job. Whatever is wrong in it is told before anything runs.
+
+A job becomes the command that a user would type, so what `topics-spark compact` does by hand and by schedule is one thing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from spark_pipeline.cli.arguments import DEFAULT_URL, share, size
+from spark_pipeline.schedule.timing import BadCron, Cron
+from spark_pipeline.session import MEMORY
+from spark_pipeline.tasks.server import TOKEN_ENV
+
+JOBS_MAX = 256
+WINDOW_S_MAX = 7 * 86_400
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # also a name of systemd's and of Kubernetes'
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class BadSchedule(ValueError):
+    """The text says which file, which job, and what to write instead."""
+
+
+class SparkPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    engine: str = "spark"
+    master: str = "local[*]"
+    memory: str = MEMORY
+    workers: int = 0  # of the engine `local`; 0: as many as there are cores
+    reuse_session: bool = True
+
+
+class SchedulePart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    url: str = ""
+    token_env: str = TOKEN_ENV
+    cold_dir: str = ""
+    state: str = ""
+    metrics: str = ""  # host:port
+    metrics_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    name: str
+    run: str
+    topics: tuple[str, ...]
+    cron: Cron
+    window_s: float
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    def command(self) -> list[str]:
+        """As it is typed, without what is about the server and the engine."""
+        found = [self.run]
+        for name, value in self.parameters.items():
+            flag = f"--{name.replace('_', '-')}"
+            if value is True:
+                found.append(flag)
+            elif value is not False:
+                found += [flag, str(value)]
+        # Patterns come last, and behind a mark: one that begins with a dash is still no option.
+        return [*found, "--", *self.topics]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    spark: SparkPart
+    settings: SchedulePart
+    jobs: tuple[Job, ...]
+
+    def server_arguments(self) -> list[str]:
+        return ["--url", self.settings.url, "--token-env", self.settings.token_env]
+
+    def engine_arguments(self) -> list[str]:
+        spark = self.spark
+        found = ["--engine", spark.engine]
+        if spark.engine == "local":
+            return [*found, "--workers", str(spark.workers)]
+        return [*found, "--master", spark.master, "--memory", spark.memory]
+
+    def command_of(self, job: Job) -> list[str]:
+        """All of it: what a unit of systemd or cron runs."""
+        [run, *rest] = job.command()
+        cold = ["--cold-dir", self.settings.cold_dir] if self.settings.cold_dir else []
+        return [run, *self.server_arguments(), *cold, *self.engine_arguments(), *rest]
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────────────
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+_MERGE: dict[str, Callable[[str], Any]] = {"min_garbage": share, "max_groups": _count, "lease_ms": _count}
+# What each job may be told, beside topics and times.
+PARAMETERS: dict[str, dict[str, Callable[[str], Any]]] = {
+    "compact": {**_MERGE, "target_bytes": size, "min_segments": _count},
+    "purge": _MERGE,
+    "scrub": {},
+    "report": {"out": _text, "top": _count},
+    "export": {},  # `topics-spark export` knows its own, and tells what is wrong
+}
+_FREE = frozenset({"export"})
+_NEEDED = {"report": ("out",), "export": ("out",)}
+_COMMON = ("name", "run", "topics", "cron", "window")
+
+
+def load(path: str | Path) -> Schedule:
+    try:
+        found = tomllib.loads(Path(path).read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSchedule(f"{path}: {error}") from error
+    try:
+        return _schedule(found)
+    except (BadSchedule, msgspec.ValidationError) as error:
+        raise BadSchedule(f"{path}: {error}") from error
+
+
+def _schedule(found: dict[str, Any]) -> Schedule:
+    unknown = sorted(found.keys() - {"spark", "schedule", "job"})
+    if unknown:
+        raise BadSchedule(f"unknown table [{unknown[0]}]; there are [spark], [schedule] and [[job]]")
+    spark = msgspec.convert(found.get("spark", {}), SparkPart)
+    if spark.engine not in {"spark", "local"}:
+        raise BadSchedule(f"[spark] engine: {spark.engine!r} is neither spark nor local")
+    settings = msgspec.convert(found.get("schedule", {}), SchedulePart)
+    url = settings.url or os.environ.get("TOPICS_URL") or DEFAULT_URL
+    settings = msgspec.structs.replace(settings, url=url, state=settings.state or default_state())
+    rows = found.get("job", [])
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise BadSchedule("there is no [[job]] in it")
+    if len(rows) > JOBS_MAX:
+        raise BadSchedule(f"{len(rows)} jobs are more than {JOBS_MAX}")
+    jobs = tuple(_job(row, number) for number, row in enumerate(rows, 1))
+    names = [job.name for job in jobs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadSchedule(f"two jobs are named {twice!r}")
+    return Schedule(spark, settings, jobs)
+
+
+def default_state() -> str:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(home, "topics-spark", "schedule.json")
+
+
+def _job(row: dict[str, Any], number: int) -> Job:
+    where = f"job {number}"
+    name = row.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise BadSchedule(f"{where}: name: {name!r} is no name; one looks like nightly-compact")
+    where = f"job {name}"
+    run = row.get("run")
+    if run not in PARAMETERS:
+        raise BadSchedule(f"{where}: run: {run!r} is none of {', '.join(PARAMETERS)}")
+    topics = row.get("topics", ["*"])
+    if not isinstance(topics, list) or not topics or not all(isinstance(one, str) and one for one in topics):
+        raise BadSchedule(f'{where}: topics: a list of names and patterns, like ["orders.*"]')
+    try:
+        cron = Cron(row.get("cron", ""))
+    except BadCron as error:
+        raise BadSchedule(f"{where}: cron: {error}") from error
+    window_s = _duration(row.get("window", "1h"), where)
+    given = {key: value for key, value in row.items() if key not in _COMMON}
+    return Job(name, run, tuple(topics), cron, window_s, _parameters(run, given, where))
+
+
+def _parameters(run: str, given: dict[str, Any], where: str) -> dict[str, Any]:
+    for needed in _NEEDED.get(run, ()):
+        if needed not in given:
+            raise BadSchedule(f"{where}: {run} needs {needed!r}")
+    if run in _FREE:
+        return given
+    known = PARAMETERS[run]
+    for key, value in given.items():
+        if key not in known:
+            may = f"it may have {', '.join(known)}" if known else "it has none"
+            raise BadSchedule(f"{where}: {run} has no parameter {key!r}; {may}")
+        try:
+            known[key](str(value))
+        except argparse.ArgumentTypeError as error:
+            raise BadSchedule(f"{where}: {key}: {error}") from error
+    return given
+
+
+def _duration(text: Any, where: str) -> float:
+    match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise BadSchedule(f"{where}: window: {text!r} is no duration; one looks like 30m or 3h")
+    found = float(match[1]) * _SECONDS[match[2]]
+    if not 0 < found <= WINDOW_S_MAX:
+        raise BadSchedule(f"{where}: window: {text!r} does not lie between 1s and 7d")
+    return found

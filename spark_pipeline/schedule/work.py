@@ -1,0 +1,127 @@
+"""Doing a scheduled job: the command that a user would type, in this process, with an engine that outlives it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+import msgspec
+
+from spark_pipeline.cli.arguments import CANNOT, DAMAGED, INTERRUPTED, LATER, OK, lending
+from spark_pipeline.java import NoJava
+from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine
+from spark_pipeline.schedule.config import Job, Schedule
+from spark_pipeline.schedule.runner import EngineGone, Result
+from spark_pipeline.session import NoSpark, session
+from spark_pipeline.tasks.manifest import NoManifest
+from spark_pipeline.tasks.server import Refused, Server, Unreachable, wanted_topics
+
+RESULTS = {OK: "done", DAMAGED: "damaged", CANNOT: "cannot", LATER: "later"}
+MESSAGE_MAX = 1000
+
+
+class Work:
+    """Call it with a job. The engine is started for the first one; Spark's session serves all of them, unless told otherwise."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._engine: Engine | None = None
+
+    def __call__(self, job: Job) -> Result:
+        settings = self._schedule.settings
+        server = Server(settings.url, settings.token_env)
+        try:
+            wanted_topics(server, ",".join(job.topics))
+        except NoManifest:
+            return Result("done", f"no topic matches {', '.join(job.topics)} yet")
+        except (Unreachable, Refused) as error:
+            return Result("cannot", str(error))
+        finally:
+            server.close()
+        try:
+            engine = self._engine_now()
+        except (NoJava, NoSpark) as error:
+            return Result("cannot", str(error))
+        try:
+            with lending(engine):
+                result = run_command(self._arguments(job))
+            if result.result != "done" and isinstance(engine, SparkEngine) and not engine.is_alive():
+                raise EngineGone(f"Spark has died: {result.message}")
+            return result
+        finally:
+            if not self._schedule.spark.reuse_session:
+                self.close()
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _engine_now(self) -> Engine:
+        if isinstance(self._engine, SparkEngine) and not self._engine.is_alive():
+            raise EngineGone("Spark has died since the last job")
+        if self._engine is None:
+            spark = self._schedule.spark
+            if spark.engine == "local":
+                self._engine = LocalEngine(spark.workers)
+            else:
+                self._engine = SparkEngine(session(spark.master, memory=spark.memory), stop_session=True)
+        return self._engine
+
+    def _arguments(self, job: Job) -> list[str]:
+        [run, *rest] = self._schedule.command_of(job)
+        more = ["--state", self._schedule.settings.state] if job.run == "report" else []
+        return [run, "--json", *more, *rest]
+
+
+def run_command(arguments: Sequence[str]) -> Result:
+    """A command of `topics-spark` with its result as JSON. What it says goes on to stderr; its complaint is the message."""
+    from spark_pipeline.cli.__main__ import main
+
+    out, said = io.StringIO(), _Overheard()
+    with redirect_stdout(out), redirect_stderr(said):
+        try:
+            code = main(arguments)
+        except SystemExit as error:  # argparse does not like it; no other try will be any better
+            return Result("failed", said.complaint or f"wrong arguments ({error.code})")
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    return Result(RESULTS.get(code, "failed"), said.complaint, _figures(out.getvalue()))
+
+
+class _Overheard(io.TextIOBase):
+    """Passes on what is written, and keeps the last line that is no step in JSON."""
+
+    def __init__(self) -> None:
+        self._to = sys.stderr
+        self._line = ""
+        self.complaint = ""
+
+    def write(self, text: str, /) -> int:
+        *lines, rest = (self._line + text).split("\n")
+        self._line = rest[-MESSAGE_MAX:]
+        for line in lines:
+            if line.strip() and not line.startswith("{"):
+                self.complaint = line.strip()[:MESSAGE_MAX]
+        return self._to.write(text)
+
+    def flush(self) -> None:
+        self._to.flush()
+
+
+def _figures(text: str) -> dict[str, float]:
+    """Numbers of a result; those of several topics are added up. Of lists, how many there are."""
+    try:
+        found: Any = msgspec.json.decode(text.strip() or "{}")
+    except msgspec.DecodeError:
+        return {}
+    total: dict[str, float] = {}
+    for row in found if isinstance(found, list) else [found]:
+        for name, value in row.items() if isinstance(row, dict) else ():
+            number = len(value) if isinstance(value, list) else value
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                total[name] = total.get(name, 0) + number
+    return total

@@ -1,0 +1,430 @@
+"""The `topics` command against a real server: what each prints, what it leaves on the server, and its exit code.
+
+Method: commands are called in this process, with its stdin and descriptors; those that signals end, or that wait for a
+reader, are processes of their own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.server import ROOT, Server, running, until
+from topics.cli import contexts, top
+from topics.cli.__main__ import main
+from topics.cli.quantities import milliseconds, size, when
+
+KEYS = "root,reader:read:open."
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("cli"), environment={"TOPICS_API_KEYS": KEYS}) as server:
+        yield server.with_key("root")
+
+
+class Cli:
+    """Calls commands. `out` and `err` are of the last one."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capfd, self._monkeypatch = capfd, monkeypatch
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str, stdin: str | bytes = "") -> int:
+        text = stdin.encode() if isinstance(stdin, str) else stdin
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        code = main(arguments)
+        sys.stdout.flush()
+        self.out, self.err = self._capfd.readouterr()
+        return code
+
+    def rows(self, *arguments: str, stdin: str = "") -> list[Any]:
+        """The lines of --json."""
+        assert self(*arguments, "--json", stdin=stdin) == 0, self.err
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def cli(
+    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Cli:
+    for name in [name for name in os.environ if name.startswith("TOPICS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOPICS_URL", f"http://{server.host}:{server.port}")
+    monkeypatch.setenv("TOPICS_TOKEN", "root")
+    monkeypatch.setenv("TOPICS_CONFIG", str(tmp_path / "own" / "contexts.json"))
+    return Cli(capfd, monkeypatch)
+
+
+def data(rows: list[Any]) -> list[Any]:
+    return [row["data"] for row in rows]
+
+
+# -- records -----------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_one_write(cli: Cli, topic: str) -> None:
+    (written,) = cli.rows("pub", topic, '{"a": 1}', "2", "--tag", "eu")
+    assert (written["first_seq"], written["last_seq"], written["created"]) == (1, 2, True)
+    assert [(row["$tag"], row["data"]) for row in cli.rows("read", topic)] == [("eu", {"a": 1}), ("eu", 2)]
+    assert cli("pub", topic, "3", "tea") == 1
+    assert "argument 2 is no JSON value" in cli.err
+    assert "--text" in cli.err
+    assert len(cli.rows("read", topic)) == 2  # not even the one that is right
+
+
+def test_lines_are_written_in_their_order(cli: Cli, topic: str) -> None:
+    lines = "".join(f"{n}\n" for n in range(5000))
+    (told,) = cli.rows("pub", topic, stdin=lines)
+    assert told == {"topic": topic, "written": 5000, "failed": 0, "first_seq": 1, "last_seq": 5000}
+    assert data(cli.rows("read", topic)) == list(range(5000))
+    assert data(cli.rows("read", topic, "--from", "4990", "-n", "3")) == [4990, 4991, 4992]
+
+
+def test_no_digit_of_a_number_changes(cli: Cli, topic: str) -> None:
+    text = '{"a": 1.000000000000000000001, "b": 1E5, "c": 123456789012345678901234567890}'
+    assert cli("pub", topic, stdin=text + "\n") == 0
+    assert cli("read", topic, "--raw") == 0
+    assert cli.out == text + "\n"
+
+
+def test_a_copy_has_tags_meta_and_bytes(cli: Cli, topic: str, server: Server) -> None:
+    first = [{"data": 1, "tag": "a.b", "node": "n1", "meta": {"k": [1]}}, {"data": None}]
+    server.post(f"/v0/topics/{topic}", {"records": first})
+    server.post(f"/v0/topics/{topic}", {"records": [{"data_base64": "AAH/", "tag": "raw"}]})
+    assert cli("read", topic, "--json") == 0
+    lines = cli.out
+    assert cli("pub", f"{topic}.copy", "--records", stdin=lines) == 0, cli.err
+
+    def contents(name: str) -> list[Any]:
+        return [
+            {key: value for key, value in row.items() if key not in ("topic", "$ts")}
+            for row in cli.rows("read", name)
+        ]
+
+    assert contents(f"{topic}.copy") == contents(topic)
+    assert cli.rows("read", f"{topic}.copy", "--last")[0]["$encoding"] == "base64"
+
+
+def test_a_wrong_line_ends_it_and_those_before_are_written(cli: Cli, topic: str) -> None:
+    assert cli("pub", topic, stdin="1\n\n2\noops\n3\n") == 1
+    assert "line 4 is no JSON value" in cli.err
+    assert data(cli.rows("read", topic)) == [1, 2]
+    assert cli("pub", topic, "--at-once", stdin="3\noops\n") == 1
+    assert data(cli.rows("read", topic)) == [1, 2]
+    assert cli("pub", topic, "--at-once", stdin="3\n4\n") == 0
+    assert data(cli.rows("read", topic)) == [1, 2, 3, 4]
+
+
+def test_a_refused_line_is_told_and_left_out(cli: Cli, topic: str) -> None:
+    assert cli("topic", "create", topic, "--set", "max_record_bytes=100") == 0
+    assert cli("pub", topic, stdin=f'1\n"{"x" * 500}"\n3\n') == 1
+    assert "line 2: " in cli.err
+    assert "2 records written" in cli.out
+    assert "1 failed" in cli.out
+    assert data(cli.rows("read", topic)) == [1, 3]
+
+
+def test_what_was_lost_is_told(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic, "--cap-records", "2")
+    cli("pub", topic, "1", "2", "3")
+    assert cli("read", topic, "--from", "0", "--raw") == 0
+    assert cli.out == "2\n3\n"
+    assert f"{topic}: record 1 is gone" in cli.err
+
+
+def tail_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "topics.cli", "tail", *arguments]
+
+
+def test_tail_since(cli: Cli, topic: str) -> None:
+    cli("pub", topic, "1", "2")
+    done = subprocess.run(
+        tail_command(f"{topic}.>", topic, "--since", "1h", "-n", "2", "--raw"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "1\n2\n"
+
+
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_from_its_making_to_its_end(cli: Cli, topic: str) -> None:
+    assert cli("topic", "create", topic, "--durability", "fsync", "--ttl", "7d", "--cap-bytes", "1MiB") == 0
+    assert cli.out == f"{topic}: created (log, fsync)\n"
+    assert cli("topic", "set", topic, "--cap-records", "10") == 0
+    config = cli.rows("topic", "info", topic)[0]["config"]
+    wanted = {"durability": "fsync", "ttl_ms": 604_800_000, "cap_bytes": 1 << 20, "cap_records": 10}
+    assert wanted.items() <= config.items()
+    cli("pub", topic, "1", "2", "3", "--tag", "a")
+    cli("pub", topic, "4", "--tag", "b")
+    assert [row["count"] for row in cli.rows("topic", "ls", topic)] == [4]
+    assert cli("topic", "purge", topic, "--tag", "a", "--keep", "1", "--yes") == 0
+    assert cli.out == f"{topic}: 2 records deleted, 2 left\n"
+    assert cli("topic", "purge", topic) == 2  # nobody can be asked
+    assert "--yes" in cli.err
+    assert cli("topic", "delete", topic, "--if-empty") == 1
+    assert cli("topic", "purge", topic, "--yes") == 0
+    assert cli("topic", "delete", topic, "--if-empty") == 0
+    assert cli.rows("topic", "delete", topic, "--yes")[0]["deleted"] is False
+
+
+def test_topics_by_prefix_and_pattern(cli: Cli, topic: str) -> None:
+    for name in (f"{topic}.a", f"{topic}.b.c", f"{topic}x"):
+        cli("pub", name, "1")
+    assert [row["topic"] for row in cli.rows("topic", "ls", f"{topic}.")] == [f"{topic}.a", f"{topic}.b.c"]
+    assert [row["topic"] for row in cli.rows("topic", "ls", f"{topic}.*")] == [f"{topic}.a"]
+    assert cli("topic", "ls", f"{topic}x") == 0
+    assert [line.split() for line in cli.out.splitlines()] == [
+        ["topic", "records", "bytes", "first", "last"],
+        [f"{topic}x", "1", "1", "B", "1", "1"],
+    ]
+
+
+# -- jobs --------------------------------------------------------------------------------------------------
+
+
+def dead_letters(cli: Cli, topic: str) -> list[Any]:
+    """They may be on their way to another shard."""
+    until(lambda: cli("read", f"{topic}.dead", "--raw") == 0 and cli.out)
+    return [json.loads(line) for line in cli.out.splitlines()]
+
+
+def test_jobs_by_hand(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic, "--type", "queue", "--dead-letter", f"{topic}.dead")
+    cli("pub", topic, "1", "2", "3")
+    assert cli("queue", "claim", topic, "--max", "2", "--json") == 0
+    first, second = cli.out.splitlines()
+    assert cli("queue", "ack", topic, stdin=first + "\n") == 0
+    assert cli("queue", "ack", topic, stdin=first + "\n") == 1
+    assert "not leased to this node any more" in cli.err
+    assert cli("queue", "nack", topic, str(json.loads(second)["$seq"]), "--release") == 0
+    (again,) = cli.rows("queue", "claim", topic)
+    assert (again["$seq"], again["deliveries"], again["data"]) == (2, 1, 2)
+    assert cli("queue", "nack", topic, "2", "--dead", "--reason", "no good") == 0
+    assert dead_letters(cli, topic) == [2]
+    assert cli("queue", "ack", topic, "3", "--node", "somebody") == 1
+    assert cli("queue", "claim", f"{topic}.dead") == 1
+    assert "--type queue" in cli.err
+
+
+def test_a_command_for_each_job(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic, "--type", "queue", "--dead-letter", f"{topic}.dead")
+    cli("pub", topic, '{"n": 1.50}', '"bad"', '"worse"', "--tag", "t")
+    script = 'read -r x; echo "$TOPICS_JOB_TOPIC $TOPICS_JOB_SEQ $TOPICS_JOB_TAG $x"; case $x in *bad*) exit 65;; *worse*) exit 3;; esac'
+    assert cli("queue", "work", "--json", "-n", "3", topic, "--", "sh", "-c", script) == 0
+    told = cli.out.splitlines()
+    assert told[:-1] == [f'{topic} 1 t {{"n": 1.50}}', f'{topic} 2 t "bad"', f'{topic} 3 t "worse"']
+    assert json.loads(told[-1]) == {"done": 1, "failed": 1, "given_up": 1, "lost": 0, "released": 0}
+    assert f"{topic} seq 3: sh ended with 3; again later" in cli.err
+    assert dead_letters(cli, topic) == ["bad"]
+    assert cli("queue", "work", topic, "no-such-command-here") == 2
+
+
+def test_a_signal_lets_what_runs_finish(cli: Cli, topic: str, server: Server) -> None:
+    cli("topic", "create", topic, "--type", "queue")
+    cli("pub", topic, "1")
+    script = "echo begun; read -r x; read -r go <&9; echo done"
+    go, gate = os.pipe()
+    work = subprocess.Popen(
+        [sys.executable, "-m", "topics.cli", "queue", "work", topic, "bash", "-c", script.replace("<&9", f"< /proc/{os.getpid()}/fd/{go}")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert work.stdout is not None
+    assert work.stdout.readline() == "begun\n"
+    work.send_signal(signal.SIGINT)
+    os.write(gate, b"go\n")
+    out, err = work.communicate(timeout=60)
+    os.close(go)
+    os.close(gate)
+    assert (work.returncode, out) == (0, "done\n")
+    assert "1 done" in err
+    assert server.get(f"/v0/topics/{topic}").json["count"] == 0
+
+
+# -- consumers and routers ---------------------------------------------------------------------------------
+
+
+def test_consumers(cli: Cli, topic: str) -> None:
+    cli("pub", topic, "1", "2", "--tag", "eu")
+    cli("pub", topic, "3", "--tag", "us")
+    (made,) = cli.rows(
+        "consumer", "create", topic, "c", "--filter", "eu", "--backoff", "1s,5s", "--ack-wait", "20s", "--set", "max_waiting=7"
+    )  # fmt: skip
+    assert made["created"] is True
+    wanted = {"backoff_ms": [1000, 5000], "ack_wait_ms": 20_000, "max_waiting": 7}
+    assert wanted.items() <= cli.rows("consumer", "info", topic, "c")[0]["config"].items()
+    jobs = cli.rows("queue", "claim", topic, "--consumer", "c", "--max", "10")
+    assert data(jobs) == [1, 2]
+    assert cli("queue", "ack", topic, "1", "2", "--consumer", "c") == 0
+    assert [row["lag_records"] for row in cli.rows("consumer", "ls", topic)] == [0]
+    (moved,) = cli.rows("consumer", "reset", topic, "c", "--to", "start")
+    assert moved["redelivers"] == 2
+    assert cli("consumer", "reset", topic, "c") == 2
+    assert cli("consumer", "delete", topic, "c", "--yes") == 0
+    assert cli("consumer", "info", topic, "c") == 1
+    assert "topics consumer create" in cli.err
+
+
+def test_routers(cli: Cli, topic: str) -> None:
+    name, dest = f"r-{topic}", f"{topic}.copies"
+    assert cli("router", "create", name, topic, dest, "--filter", "eu", "--exactly-once") == 0, cli.err
+    cli("pub", topic, "1", "--tag", "eu")
+    cli("pub", topic, "2", "--tag", "us")
+    assert cli.rows("router", "info", name)[0]["forwarded_total"] == 1
+    assert data(cli.rows("read", dest)) == [1]
+    (row,) = cli.rows("router", "ls", name)
+    assert (row["source"], row["dest"], row["guarantee"]) == (topic, dest, "exactly_once")
+    assert cli("router", "delete", name, "--yes") == 0
+    assert cli.rows("router", "ls", name) == []
+
+
+# -- the server --------------------------------------------------------------------------------------------
+
+
+def test_top_shows_rates_and_lag(cli: Cli, topic: str) -> None:
+    cli("pub", topic, "1", "2", "3")
+    cli("consumer", "create", topic, "slow")
+    (screen,) = cli.rows("top", "-n", "1", "--interval", "1ms", "--rows", "1000")
+    assert screen["ready"] is True
+    (row,) = [row for row in screen["rows"] if row["topic"] == topic]
+    assert (row["records"], row["lag"], row["ready"]) == (3, 3, None)
+    assert cli("top", "-n", "1", "--interval", "1ms") == 0
+    assert "pressure" in cli.out
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    server = {name: 0 for name in ("ready", "pressure", "topics", "records_live", "bytes_live", "sse_connections", "consumers", "copies", "flows_owing", "pressure_refused")}  # fmt: skip
+    wal = {"fsyncs": 10, "bytes_written": 100, "queue_depth": 0}
+    text = 'topics_topic_head_seq{topic="a"} 5\ntopics_topic_head_seq{topic="b\\"\\\\"} 9\n'
+    before = top.Look(0.0, {**server, "wal": wal}, top.topic_figures(text))
+    assert before.topics == {"a": {"head_seq": 5}, 'b"\\': {"head_seq": 9}}
+    now = top.Look(2.0, {**server, "wal": {**wal, "fsyncs": 30}}, {"a": {"head_seq": 25}})
+    screen = top.compare(before, now, 10)
+    assert (screen.fsyncs_s, screen.rows[0].writes_s) == (10.0, 10.0)
+    assert top.compare(now, before, 10).fsyncs_s == 0.0  # it was restarted
+
+
+def test_bench_measures_and_cleans_up(cli: Cli, topic: str) -> None:
+    figures = cli.rows("bench", "--time", "50ms", "--threads", "2", "--batch", "10", "--topic", topic)
+    assert [row["phase"] for row in figures] == [
+        "write",
+        "write 10 at once",
+        "read 1000 at once",
+        "write and follow",
+    ]
+    assert all(row["records"] > 0 and 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in figures)
+    assert cli("topic", "info", topic) == 1
+    cli("pub", topic, "1")
+    assert cli("bench", "--topic", topic) == 1
+    assert len(cli.rows("read", topic)) == 1
+
+
+def test_errors_say_what_to_do(cli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("read", topic) == 1
+    assert "topics topic create" in cli.err
+    assert cli("read", topic, "--token", "wrong") == 1
+    assert "TOPICS_TOKEN" in cli.err
+    assert cli("pub", topic, "1", "--token", "reader") == 1
+    assert cli("read", topic, "--url", "http://127.0.0.1:1") == 3
+    assert "topics serve" in cli.err
+    assert cli("pub", topic, "--url", "http://127.0.0.1:1", stdin="1\n") == 3  # and not after a minute
+    assert cli("read", topic, "--url", "ftp://x") == 2
+    assert cli("read", topic, "--since", "yesterday") == 2
+    assert "10m" in cli.err
+    assert "Traceback" not in cli.err
+
+
+def test_nothing_of_the_server_is_loaded_for_help() -> None:
+    script = "import sys; from topics.cli.__main__ import main; main(['--help']); print('topics.client' in sys.modules, 'aiohttp' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+# -- contexts and completion -------------------------------------------------------------------------------
+
+
+def test_contexts(cli: Cli, topic: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://{server.host}:{server.port}"
+    cli("pub", topic, "1")
+    monkeypatch.delenv("TOPICS_URL")
+    monkeypatch.delenv("TOPICS_TOKEN")
+    assert cli("context", "add", "here", url, "--token", "-", stdin="root\n") == 0
+    path = contexts.path_of()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert cli("read", topic, "--raw") == 0
+    assert cli.out == "1\n"
+    assert cli("context", "add", "away", "http://127.0.0.1:1", "--token", "other") == 0
+    assert cli("read", topic, "--context", "away") == 3
+    assert cli("context", "use", "away") == 0
+    assert cli("read", topic) == 3
+    assert cli("read", topic, "--context", "here") == 0
+    # A saved key is not for another server.
+    assert contexts.choose(url, None, None, {"TOPICS_CONFIG": str(path)}).token == ""
+    assert cli("context", "ls") == 0
+    assert "root" not in cli.out
+    assert [row["in_use"] for row in cli.rows("context", "ls")] == [True, False]
+    assert cli("context", "rm", "away") == 0
+    assert cli("context", "use", "away") == 1
+    path.chmod(0o644)
+    assert cli("read", topic) == 1
+    assert "chmod 600" in cli.err
+    path.chmod(0o600)
+    path.write_text("{")
+    assert cli("read", topic) == 1
+    assert "is damaged" in cli.err
+
+
+def test_completion(cli: Cli, topic: str) -> None:
+    cli("pub", f"{topic}.long.name", "1")
+    for shell in ("bash", "zsh", "fish"):
+        assert cli("completion", shell) == 0
+        assert "_TOPICS_COMPLETE" in cli.out
+
+    def completed(*words: str) -> str:
+        environment = {
+            "_TOPICS_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        command = [sys.executable, "-c", "from topics.cli.__main__ import main; main()"]
+        return subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+        ).stdout  # fmt: skip
+
+    assert completed("topics", "con").split() == ["plain,consumer", "plain,context"]
+    assert completed("topics", "read", f"{topic}.l").split() == [f"plain,{topic}.long.name"]
+
+
+# -- words -------------------------------------------------------------------------------------------------
+
+
+def test_durations_sizes_and_times() -> None:
+    assert [milliseconds(text) for text in ("250ms", "10m", "1h30m", "1.5s", "7d")] == [
+        250, 600_000, 5_400_000, 1500, 604_800_000,
+    ]  # fmt: skip
+    assert [milliseconds(text) for text in ("", "10", "m", "10 m", "-1s", "1s1")] == [None] * 6
+    assert [size(text) for text in ("100", "1k", "64KiB", "1.5MiB", "2GB")] == [
+        100,
+        1000,
+        65536,
+        1_572_864,
+        2 * 10**9,
+    ]
+    assert str(when("2026-11-17T04:30:00Z")) == "2026-11-17 04:30:00+00:00"

@@ -1,0 +1,142 @@
+"""`topics consumer`: readers of a topic whose place the server keeps."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import click
+
+from topics.cli.quantities import SEQ, duration, durations, setting, when
+from topics.cli.session import Session, confirm, topic_argument, with_server, yes_option
+from topics.client.answers import Consumer
+
+NAMED = ("all", "new", "last", "last_per_tag")
+
+
+@click.group()
+def consumer() -> None:
+    """List, create, show, move, delete consumers of a topic."""
+
+
+@consumer.command("ls")
+@topic_argument
+@with_server
+def ls(session: Session, topic: str) -> None:
+    """All consumers of a topic, and how far behind they are."""
+    heads = ["consumer", "state", "next", "lag", "in flight", "acked", "redelivered", "dead"]
+    session.rows(session.client.consumers(topic), heads, _cells, left=2)
+
+
+def _cells(row: Consumer) -> list[str]:
+    state = "paused" if row.paused else "stalled" if row.stalled else "ok"
+    counts = (
+        row.next_seq,
+        row.lag_records,
+        row.in_flight,
+        row.acked,
+        row.redelivered,
+        row.dead_lettered + row.given_up,
+    )
+    return [row.consumer, state, *map(str, counts)]
+
+
+@consumer.command("info")
+@topic_argument
+@click.argument("name")
+@with_server
+def info(session: Session, topic: str, name: str) -> None:
+    """State and configuration."""
+    session.fields(session.client.get_consumer(topic, name))
+
+
+def where(text: str) -> str | dict[str, int]:
+    if text in NAMED:
+        return text
+    if text.isascii() and text.isdigit():
+        return {"from_seq": int(text)}
+    raise click.BadParameter(f"{text!r} is none of {', '.join(NAMED)}, and no seq")
+
+
+@consumer.command("create")
+@topic_argument
+@click.argument("name")
+@click.option("--ack", type=click.Choice(["none", "all", "explicit"]), help="What an ack means. [explicit]")
+@click.option("--ack-wait", "ack_wait_ms", type=duration, help="How long a record is a worker's. [30s]")
+@click.option(
+    "--backoff", "backoff_ms", type=durations, help="Before each delivery after the first: 1s,10s,1m"
+)
+@click.option("--max-deliver", type=click.IntRange(0), help="So many times at most.")
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="TAG",
+    help="Only this tag, or a pattern ('eu.>'); several: any of them.",
+)
+@click.option(
+    "--deliver", type=where, help="Where it begins: all, new, last, last_per_tag, or after a seq. [all]"
+)
+@click.option("--max-ack-pending", type=click.IntRange(1), help="So many in flight at most.")
+@click.option("--dead-letter", metavar="TOPIC", help="Where what is never done goes.")
+@click.option(
+    "--set", "settings", type=setting, multiple=True, help="Any other setting of docs/consumers.md."
+)
+@with_server
+def create(
+    session: Session,
+    topic: str,
+    name: str,
+    filters: tuple[str, ...],
+    settings: tuple[tuple[str, Any], ...],
+    **options: Any,
+) -> None:
+    """Create a consumer. One that exists gets this configuration instead of its own, and keeps its place."""
+    config = {option: value for option, value in options.items() if value is not None} | dict(settings)
+    if filters:
+        config["filter"] = list(filters)
+    made = session.client.create_consumer(topic, name, **config)
+    what = "created" if made.created else "it was there; its configuration is this one now"
+    session.one(
+        made, f"{topic}/{name}: {what}; next is seq {made.next_seq}, {made.lag_records} records behind"
+    )
+
+
+@consumer.command("reset")
+@topic_argument
+@click.argument("name")
+@click.option("--to", type=click.Choice(["start", "end"]))
+@click.option("--seq", type=SEQ, help="At this seq.")
+@click.option("--since", type=when, help="With what was written since so long ago (10m), or since a time.")
+@click.option("--dry-run", is_flag=True, help="Tell what it would mean, and leave it.")
+@with_server
+def reset(
+    session: Session,
+    topic: str,
+    name: str,
+    to: Literal["start", "end"] | None,
+    seq: int | None,
+    since: Any,
+    dry_run: bool,
+) -> None:
+    """Let a consumer go on elsewhere."""
+    if (to is not None) + (seq is not None) + (since is not None) != 1:
+        raise click.UsageError("say one of --to, --seq and --since")
+    moved = session.client.reset_consumer(topic, name, to, seq=seq, since=since, dry_run=dry_run)
+    would = "would go" if dry_run else "goes"
+    session.one(
+        moved,
+        f"{topic}/{name}: {would} from seq {moved.from_seq} to {moved.to_seq}: "
+        f"{moved.redelivers} records again, {moved.skips} skipped",
+    )
+
+
+@consumer.command("delete")
+@topic_argument
+@click.argument("name")
+@yes_option
+@with_server
+def delete(session: Session, topic: str, name: str, is_sure: bool) -> None:
+    """Delete a consumer and its place. Records stay."""
+    confirm(f"Deleting consumer {name} of {topic}", is_sure=is_sure)
+    done = session.client.delete_consumer(topic, name)
+    session.one(done, f"{topic}/{name}: {'deleted' if done.deleted else 'there was none'}")

@@ -1,0 +1,88 @@
+"""Saved servers: one file in the user's configuration, which nobody else may read because it has keys in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from topics.cli.failures import Failed
+
+
+class Server(msgspec.Struct, omit_defaults=True):
+    url: str
+    token: str = ""
+
+
+class Contexts(msgspec.Struct, omit_defaults=True):
+    current: str = ""
+    servers: dict[str, Server] = {}
+
+
+def path_of(environ: Mapping[str, str] = os.environ) -> Path:
+    """TOPICS_CONFIG, or where the desktop standard has it."""
+    if environ.get("TOPICS_CONFIG"):
+        return Path(environ["TOPICS_CONFIG"])
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(base) / "topics" / "contexts.json"
+
+
+def load(path: Path) -> Contexts:
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return Contexts()
+    except OSError as error:
+        raise Failed(f"cannot read {path}: {error.strerror}") from error
+    if mode & 0o077:
+        raise Failed(f"{path} has keys in it, and others may read it. Run `chmod 600 {path}`")
+    try:
+        return msgspec.json.decode(text, type=Contexts)
+    except msgspec.DecodeError as error:
+        raise Failed(
+            f"{path} is damaged: {error}. Repair it, or remove it and add your servers again"
+        ) from error
+
+
+def save(path: Path, contexts: Contexts) -> None:
+    """The old file or the new one is there, whatever happens; never for others to read."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside.unlink(missing_ok=True)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(contexts)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise Failed(f"cannot write {path}: {error.strerror}") from error
+
+
+def choose(
+    url: str | None, token: str | None, context: str | None, environ: Mapping[str, str] = os.environ
+) -> Server:
+    """The server that is meant, and its key. "": the client's default. A saved key goes to its own server only."""
+    said = environ.get("TOPICS_TOKEN") or environ.get("TOPICS_API_KEY") or ""
+    if url is not None:
+        return Server(url, said if token is None else token)
+    if context is None and environ.get("TOPICS_URL"):
+        return Server(environ["TOPICS_URL"], said if token is None else token)
+    contexts = load(path_of(environ))
+    name = context or contexts.current
+    found = contexts.servers.get(name)
+    if found is None:
+        if name:
+            raise Failed(f"no server is saved as {name!r}. `topics context ls` shows which are")
+        return Server("", said if token is None else token)
+    if token is None:
+        # Who names a context means its key; one that is just in use gives way to the environment.
+        token = (found.token or said) if context else (said or found.token)
+    return Server(found.url, token)

@@ -1,0 +1,22 @@
+"""Exit codes, and how a command ends with one."""
+
+from __future__ import annotations
+
+import signal
+from typing import IO, Any
+
+import click
+
+OK, FAILED, USAGE, UNREACHABLE, UNKNOWN, INTERRUPTED = 0, 1, 2, 3, 4, 128 + signal.SIGINT
+
+
+class Failed(click.ClickException):
+    """The command ends here, with this text and exit code."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+        self.name = "topics"
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"{self.name}: {self.format_message()}", file=file, err=file is None)

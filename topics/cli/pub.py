@@ -1,0 +1,230 @@
+"""`topics pub`: writes what it is given, as arguments or as lines."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+import click
+import msgspec
+from msgspec import Raw
+
+from topics.cli.advice import advice_of
+from topics.cli.failures import FAILED, OK, UNKNOWN, UNREACHABLE, Failed
+from topics.cli.session import Session, topic_argument, with_server
+from topics.cli.tables import as_bytes
+from topics.client import ApiError, ClientError, Disconnected, NewRecord
+from topics.client.producer import Receipt
+
+AT_ONCE_MAX = 10_000  # what one write takes
+IN_HAND_MAX = 100_000  # receipts that are not looked at yet
+TOLD_MAX = 10
+PROGRESS_S = 0.2
+
+
+@click.command()
+@topic_argument
+@click.argument("data", nargs=-1)
+@click.option("--tag", help="Of every record that has none of its own.")
+@click.option("--text", "is_text", is_flag=True, help="Each argument or line is a text, not JSON.")
+@click.option("--records", "is_records", is_flag=True, help="Each is a record: data, and perhaps tag, node, meta, ttl_ms. `topics read --json` prints such lines.")  # fmt: skip
+@click.option("--at-once", is_flag=True, help="One write for all lines, at most 10000: all of them or none.")
+@with_server
+def pub(
+    session: Session,
+    topic: str,
+    data: tuple[str, ...],
+    tag: str | None,
+    is_text: bool,
+    is_records: bool,
+    at_once: bool,
+) -> int:
+    """Write DATA to a topic: JSON values, all of them or none. Without DATA, the lines of stdin in their order.
+
+    Lines are written in batches while they come, each once although an answer is lost. One that the server refuses
+    is told and left out; the exit code is then 1.
+    """
+    if is_text and is_records:
+        raise click.UsageError("say one of --text and --records")
+    if data:
+        records = [record_of(text.encode(), f"argument {i}", tag, is_text=is_text, is_records=is_records)
+                   for i, text in enumerate(data, 1)]  # fmt: skip
+        return write_at_once(session, topic, records)
+    if sys.stdin.isatty():
+        session.say("reading JSON values from the terminal, one a line; Ctrl-D ends it")
+    lines = (
+        (number, record_of(line, f"line {number}", tag, is_text=is_text, is_records=is_records))
+        for number, line in numbered(sys.stdin.buffer)
+    )
+    if at_once:
+        records = []
+        for number, record in lines:
+            if number > AT_ONCE_MAX:
+                raise Failed(f"one write takes {AT_ONCE_MAX} records at most: leave --at-once out")
+            records.append(record)
+        return write_at_once(session, topic, records) if records else OK
+    return Stream(session, topic).run(lines)
+
+
+def numbered(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty."""
+    for number, line in enumerate(stream, 1):
+        line = line.strip(b"\r\n")
+        if line.strip():
+            yield number, line
+
+
+class _Line(msgspec.Struct):
+    """A record as it is given, or as `topics read --json` prints it."""
+
+    data: Raw = Raw(b"null")
+    tag: str | None = None
+    node: str | None = None
+    meta: dict[str, Any] | None = None
+    ttl_ms: int = 0
+    read_tag: str | None = msgspec.field(name="$tag", default=None)
+    read_node: str | None = msgspec.field(name="$node", default=None)
+    encoding: str | None = msgspec.field(name="$encoding", default=None)
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def record_of(text: bytes, where: str, tag: str | None, *, is_text: bool, is_records: bool) -> NewRecord:
+    """ValueError is told as what is wrong with the line."""
+    try:
+        if is_text:
+            return NewRecord(text.decode(), tag=tag)
+        if not is_records:
+            _decode_any(text)
+            return NewRecord(Raw(text), tag=tag)
+        line = _decode_line(text)
+        data: Any = line.data.copy()
+        if line.encoding == "base64":
+            data = base64.b64decode(_decode_text(data), validate=True)
+        else:
+            _decode_any(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, RecursionError) as error:
+        advice = "" if is_text or is_records else ". Quote texts as JSON does, or say --text"
+        raise Failed(f"{where} is no {'record' if is_records else 'JSON value'}: {error}{advice}") from error
+    return NewRecord(
+        data, line.tag or line.read_tag or tag, line.node or line.read_node, line.meta, line.ttl_ms
+    )
+
+
+def write_at_once(session: Session, topic: str, records: list[NewRecord]) -> int:
+    written = session.client.write_many(topic, records)
+    seqs = (
+        f"seq {written.first_seq}"
+        if written.count == 1
+        else f"seqs {written.first_seq} to {written.last_seq}"
+    )
+    session.one(written, f"{topic}: {seqs}")
+    return OK
+
+
+class Stream:
+    """Lines on their way: those that are written, and those that are not."""
+
+    def __init__(self, session: Session, topic: str) -> None:
+        self._session, self._topic = session, topic
+        self._waiting: deque[tuple[int, Receipt]] = deque()
+        self._written = self._failed = self._bytes = 0
+        self._first_seq = self._last_seq = 0
+        self._is_unknown = False
+        self._is_refused = False  # a failure other than that the server is away
+        self._begun = time.monotonic()
+        self._next_progress = 0.0
+
+    def run(self, lines: Iterable[tuple[int, NewRecord]]) -> int:
+        self._knock()
+        producer = self._session.client.producer(self._topic)
+        wrong: Failed | None = None
+        try:
+            for number, record in lines:
+                receipt = producer.send(
+                    record.data, tag=record.tag, node=record.node, meta=record.meta, ttl_ms=record.ttl_ms
+                )
+                self._bytes += len(record.data)
+                self._waiting.append((number, receipt))
+                self._settle(0 if len(self._waiting) < IN_HAND_MAX else IN_HAND_MAX // 2)
+                self._progress()
+        except Failed as error:  # a line that is none; those before it are written
+            wrong = error
+        finally:
+            try:
+                producer.close()
+            except ClientError:
+                pass  # each receipt says it
+        self._settle(len(self._waiting))
+        self._progress(is_end=True)
+        self._tell()
+        if wrong is not None:
+            raise Failed(f"{wrong.message}. The lines before it are written, and none after it")
+        if self._is_unknown:
+            return UNKNOWN
+        if not self._failed:
+            return OK
+        return FAILED if self._is_refused else UNREACHABLE
+
+    def _knock(self) -> None:
+        """A producer tries for a minute. Whoever has the address wrong hears of it before that."""
+        if self._session.is_patient:
+            return
+        try:
+            self._session.client.health()
+        except ApiError:
+            pass  # it is there
+
+    def _settle(self, wait_for: int) -> None:
+        """Look at receipts from the front: those that are done, and so many besides."""
+        while self._waiting and (wait_for > 0 or self._waiting[0][1].done()):
+            number, receipt = self._waiting.popleft()
+            wait_for -= 1
+            try:
+                self._last_seq = receipt.result()
+            except ClientError as error:
+                self._failed += 1
+                self._is_unknown |= error.outcome == "unknown"
+                self._is_refused |= not isinstance(error, Disconnected)
+                if self._failed <= TOLD_MAX:
+                    self._session.say(f"line {number}: {error}. {advice_of(error)}".rstrip(". "))
+                elif self._failed == TOLD_MAX + 1:
+                    self._session.say("and more lines")
+            else:
+                self._written += 1
+                self._first_seq = self._first_seq or self._last_seq
+
+    def _progress(self, *, is_end: bool = False) -> None:
+        if not sys.stderr.isatty():
+            return
+        now = time.monotonic()
+        if is_end:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        elif now >= self._next_progress:
+            self._next_progress = now + PROGRESS_S
+            rate = self._written / max(0.001, now - self._begun)
+            text = f"{self._written} records, {as_bytes(self._bytes)}, {rate:.0f}/s"
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def _tell(self) -> None:
+        found = {
+            "topic": self._topic,
+            "written": self._written,
+            "failed": self._failed,
+            "first_seq": self._first_seq,
+            "last_seq": self._last_seq,
+        }
+        told = f"{self._topic}: {self._written} record{'' if self._written == 1 else 's'} written"
+        if self._written:
+            told += f", up to seq {self._last_seq}"
+        if self._failed:
+            told += f"; {self._failed} failed"
+        self._session.one(found, told)

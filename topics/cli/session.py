@@ -1,0 +1,179 @@
+"""What every command that talks to a server has: the client, where its output goes, and how it fails."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import click
+import msgspec
+
+from topics.cli import contexts
+from topics.cli.advice import failed
+from topics.cli.failures import INTERRUPTED, USAGE, Failed
+from topics.cli.tables import safe, table
+from topics.client import Client, ClientError, Retries, Timeouts
+
+
+class Session:
+    """`with` it: errors of the client leave it as text and exit code."""
+
+    def __init__(self, client: Client, *, name: str, as_json: bool, is_patient: bool) -> None:
+        self.client, self.name, self.as_json = client, name, as_json
+        self.is_patient = is_patient  # --retry was said
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+        if isinstance(error, KeyboardInterrupt):
+            raise click.exceptions.Exit(INTERRUPTED) from error
+        if isinstance(error, ClientError):
+            raise self.failure(error) from error
+        if isinstance(error, Failed):
+            error.name = self.name
+
+    def failure(self, error: ClientError) -> Failed:
+        found = failed(error)
+        found.name = self.name
+        return found
+
+    def say(self, text: str) -> None:
+        """To whoever looks at it, beside the output."""
+        print(f"{self.name}: {safe(text)}", file=sys.stderr, flush=True)
+
+    def write(self, text: bytes) -> None:
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+
+    def rows(
+        self,
+        found: Iterable[Any],
+        heads: Sequence[str],
+        cells: Callable[[Any], Sequence[str]],
+        *,
+        left: int = 1,
+    ) -> None:
+        """A table, or a line of JSON for each."""
+        if self.as_json:
+            for row in found:
+                self.write(as_line(row))
+            return
+        rows = [[safe(cell) for cell in cells(row)] for row in found]
+        print("\n".join(table(heads, rows, left=left)))
+
+    def one(self, found: Any, told: str) -> None:
+        """What a call did: its answer as JSON, or said in words."""
+        if self.as_json:
+            self.write(as_line(found))
+        else:
+            print(safe(told))
+
+    def fields(self, found: Any) -> None:
+        """All of one thing."""
+        if self.as_json:
+            self.write(as_line(found))
+            return
+        pairs = list(flat(as_plain(found)))
+        width = max(len(name) for name, _ in pairs)
+        for name, value in pairs:
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            print(f"{name:<{width}}  {safe(text)}")
+
+
+def as_plain(found: Any) -> Any:
+    plain = msgspec.to_builtins(found)
+    if isinstance(plain, dict):
+        plain.pop("performance", None)
+    return plain
+
+
+def as_line(found: Any) -> bytes:
+    return msgspec.json.encode(as_plain(found)) + b"\n"
+
+
+def flat(plain: dict[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in plain.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def connect(
+    url: str | None,
+    token: str | None,
+    context: str | None,
+    retry_s: float = 0.0,
+    timeouts: Timeouts | None = None,
+) -> Client:
+    server = contexts.choose(url, token, context)
+    try:
+        return Client(
+            server.url or None,
+            token=server.token,
+            retries=Retries(for_s=retry_s),
+            timeouts=timeouts,
+            raw=True,
+        )
+    except ValueError as error:
+        raise Failed(str(error), USAGE) from error
+
+
+def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of every command that talks to a server; it gets a Session first."""
+
+    @click.option("--url", help="Where the server is. [TOPICS_URL]")
+    @click.option(
+        "--token", "--key", help="Its key; better in TOPICS_TOKEN, where others do not see it. [TOPICS_TOKEN]"
+    )
+    @click.option("--context", "context", help="A saved server: see `topics context`.")
+    @click.option("--retry", "retry_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Try again for so long when the server is away or busy.")  # fmt: skip
+    @click.option("--json", "as_json", is_flag=True, help="JSON, a line for each.")
+    @functools.wraps(command)
+    def wrapped(
+        url: str | None,
+        token: str | None,
+        context: str | None,
+        retry_s: float,
+        as_json: bool,
+        **options: Any,
+    ) -> Any:
+        client = connect(url, token, context, retry_s)
+        with Session(
+            client, name=click.get_current_context().command_path, as_json=as_json, is_patient=retry_s > 0
+        ) as session:
+            return command(session, **options)
+
+    return wrapped
+
+
+def confirm(what: str, *, is_sure: bool) -> None:
+    """Before something is gone for good."""
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{what} cannot be undone. Say --yes if you mean it.")
+    if not click.confirm(f"{what} cannot be undone. Go on?", err=True):
+        raise Failed("nothing was done")
+
+
+def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Topics whose names begin so. Whoever types must not wait for a server that is away."""
+    given = ctx.params
+    try:
+        quick = Timeouts(connect_s=0.5, answer_s=1.0)
+        with connect(given.get("url"), given.get("token"), given.get("context"), timeouts=quick) as client:
+            return [row.topic for _, row in zip(range(100), client.topics(incomplete, page_size=100))]
+    except (ClientError, Failed):
+        return []
+
+
+topic_argument = click.argument("topic", shell_complete=complete_topic)
+yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")

@@ -1,0 +1,145 @@
+"""`topics topic`: what there is, and how it is configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import click
+
+from topics.cli.quantities import COUNT, duration, setting, size
+from topics.cli.session import Session, complete_topic, confirm, topic_argument, with_server, yes_option
+from topics.cli.tables import as_bytes
+from topics.client.patterns import is_pattern
+
+
+@click.group()
+def topic() -> None:
+    """List, create, show, change, delete, empty topics."""
+
+
+@topic.command("ls")
+@click.argument(
+    "which", required=False, default="", metavar="[PREFIX|PATTERN]", shell_complete=complete_topic
+)
+@click.option("--limit", "-n", type=COUNT, metavar="N", help="At most N topics.")
+@with_server
+def ls(session: Session, which: str, limit: int | None) -> None:
+    """All topics; those whose names begin with PREFIX, or match PATTERN ('orders.>')."""
+    client = session.client
+    found = client.topics(pattern=which) if is_pattern(which) else client.topics(which)
+    session.rows(
+        found if limit is None else islice(found, limit),
+        ["topic", "records", "bytes", "first", "last"],
+        lambda row: [
+            row.topic,
+            str(row.count),
+            as_bytes(row.bytes),
+            str(row.earliest_seq),
+            str(row.head_seq),
+        ],
+    )
+
+
+@topic.command("info")
+@topic_argument
+@with_server
+def info(session: Session, topic: str) -> None:
+    """State and configuration of a topic. It does not count as a read of it."""
+    session.fields(session.client.get_topic(topic, touch=False))
+
+
+def _configured(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for what topics can be. Each that is given is in `said`."""
+    options = [
+        click.option("--type", type=click.Choice(["log", "queue"])),
+        click.option(
+            "--durability",
+            type=click.Choice(["ephemeral", "memory", "disk", "fsync"]),
+            help="What an acknowledged write means.",
+        ),
+        click.option("--ttl", "ttl_ms", type=duration, help="Records go when they are so old."),
+        click.option("--cap-records", type=click.IntRange(0), help="Keep so many."),
+        click.option("--cap-bytes", type=size, help="Keep so much."),
+        click.option(
+            "--discard",
+            type=click.Choice(["old", "reject"]),
+            help="At a cap, the oldest goes or the new one.",
+        ),
+        click.option("--lease", "lease_ms", type=duration, help="Queues: how long a job is a worker's."),
+        click.option("--max-deliveries", type=click.IntRange(0), help="Queues: then it is a dead letter."),
+        click.option("--dead-letter", metavar="TOPIC", help="Queues: where dead letters go."),
+        click.option(
+            "--set", "settings", type=setting, multiple=True, help="Any other setting of docs/http.md."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _said(settings: tuple[tuple[str, Any], ...], options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None} | dict(settings)
+
+
+@topic.command("create")
+@topic_argument
+@_configured
+@with_server
+def create(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], **options: Any) -> None:
+    """Create a topic. One that exists gets this configuration instead of its own; its records stay."""
+    put = session.client.create_topic(topic, **_said(settings, options))
+    what = "created" if put.created else "it was there; its configuration is this one now"
+    session.one(put, f"{topic}: {what} ({put.config.type}, {put.config.durability})")
+
+
+@topic.command("set")
+@topic_argument
+@_configured
+@with_server
+def change(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], **options: Any) -> None:
+    """Change settings of a topic, and leave the others."""
+    said = _said(settings, options)
+    if not said:
+        raise click.UsageError("say what to change")
+    put = session.client.update_topic(topic, **said)
+    session.one(put, f"{topic}: changed {', '.join(said)}")
+
+
+@topic.command("delete")
+@topic_argument
+@click.option("--if-empty", is_flag=True, help="Only when there is no record in it.")
+@yes_option
+@with_server
+def delete(session: Session, topic: str, if_empty: bool, is_sure: bool) -> None:
+    """Delete a topic with everything in it."""
+    confirm(f"Deleting {topic}", is_sure=is_sure or if_empty)
+    done = session.client.delete_topic(topic, if_empty=if_empty)
+    gone = f"; routers removed: {', '.join(done.routers_removed)}" if done.routers_removed else ""
+    session.one(done, f"{topic}: {'deleted' if done.deleted else 'there was none'}{gone}")
+
+
+@topic.command("purge")
+@topic_argument
+@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="All but the newest N.")
+@click.option("--before", "before_seq", type=COUNT, metavar="SEQ", help="Only those before this seq.")
+@click.option("--tag", help="Only this tag, or tags that match.")
+@click.option("--erase", is_flag=True, help="Overwrite them on disk as well.")
+@yes_option
+@with_server
+def purge(
+    session: Session,
+    topic: str,
+    keep: int,
+    before_seq: int | None,
+    tag: str | None,
+    erase: bool,
+    is_sure: bool,
+) -> None:
+    """Delete records: all, or those that all of the options mean. The topic stays, and its seqs go on."""
+    confirm(f"Deleting records of {topic}", is_sure=is_sure)
+    # `keep` is of those that match, so it is said when somebody means it, or when nothing else is said.
+    said_keep = keep if keep or (before_seq is None and tag is None) else None
+    done = session.client.delete(topic, before_seq=before_seq, match=tag, keep=said_keep, erase=erase)
+    session.one(done, f"{topic}: {done.deleted} records deleted, {done.count} left")
