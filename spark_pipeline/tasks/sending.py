@@ -237,7 +237,7 @@ def write_directly(target: Target, key: str, chunks: Iterable[Chunk]) -> int:
 
 _ADVICE: Mapping[str, str] = {
     "txn_not_found": "what was staged is gone, because the transaction has expired or was aborted. Run it again, with a longer txnTtl if it takes so long",
-    "txn_incomplete": "staged rows are missing: the server was restarted without power, or somebody aborted this batch. Run it again",
+    "txn_incomplete": "staged rows are missing: they were lost in a power cut, or another run has aborted this batch. Run it again",
     "topic_full": "the topic is full and set to reject; make room, then run it again",
     "forbidden": "the key needs the scope write for this topic",
 }
