@@ -148,6 +148,9 @@ class Consolidation:
             try:
                 if not self._do(plan):
                     break
+            except KeyboardInterrupt:
+                self._let_go(plan)
+                raise
             except LeaseLost as error:
                 return self._end("lost", str(error))
             except Refused as error:
@@ -222,7 +225,6 @@ class Consolidation:
             raise
         except KeyboardInterrupt:
             running.cancel()
-            self._let_go(plan)
             raise
         except Exception as error:
             running.cancel()

@@ -187,7 +187,7 @@ def test_with_a_server(server: Server, tmp_path: Path, capsys: pytest.CaptureFix
     """What is cold is exported; a topic that has nothing there yet is no obstacle."""
     server.write("fresh", 1)
     command = ["export", "--url", url_of(server), "--engine", "local", "--workers", "1", "--json"]
-    command += ["--out", str(tmp_path / "lake"), "--", "m11", "fresh"]
+    command += ["--out", str(tmp_path / "lake"), "--", "m14", "fresh"]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["topics"] == 2
     found = seqs(tmp_path / "lake")
