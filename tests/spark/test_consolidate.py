@@ -116,7 +116,7 @@ def test_deletes_during_the_job_stay_deleted(server: Server, local: LocalEngine)
 
 
 def test_a_killed_job_is_resumed(server: Server) -> None:
-    before = seqs_of(server, "m3")
+    before, count = seqs_of(server, "m3"), segments_of(server, "m3")
     command = [
         sys.executable, "-m", "spark_pipeline.cli.__main__", "compact", "m3", "--url", url_of(server), "--engine", "local",
         "--workers", "1", "--target-bytes", "2k", "--lease-ms", "1000", "--json",
@@ -138,8 +138,12 @@ def test_a_killed_job_is_resumed(server: Server) -> None:
         return json.loads(run.stdout) if run.returncode == 0 else None
 
     [outcome] = until(again)
-    assert outcome["state"] == "committed"
-    assert outcome["resumed"] >= 1
+    if outcome["state"] == "nothing_to_do":
+        # On a busy machine the kill may come so late that the server has been asked to publish, and does.
+        assert segments_of(server, "m3") < count
+    else:
+        assert outcome["state"] == "committed"
+        assert outcome["resumed"] >= 1
     assert seqs_of(server, "m3") == before
 
 
