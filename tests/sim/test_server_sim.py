@@ -30,7 +30,7 @@ pytestmark = pytest.mark.sim
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, SEEDS_PER_TEST = length.pick(short=24, long=240), 6
-FRESH_S = length.pick(short=6, long=60)
+FRESH_S = length.pick(short=3, long=60)
 RICH = (1035, 1039, 1040, 1057, 1000, 1031, 1052)  # stories in which all of this happens
 RARE = [
     "starts", "recoveries", "kills", "front kills", "power cuts", "stops", "crashes at a call", "failed starts",
