@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 from router.exchange import Request, Response
 from tests.sim import router_clients as routers
+from tests.sim import sinks
 from tests.sim.processes import SimFront, SimServer
 from tests.sim.queue_workers import KINDS, LETTERS, QUEUES, QueueWorker, Spot, make_call
 from tests.sim.watchers import REST_US, Watcher
@@ -115,11 +116,18 @@ class Crowd:
             self.world.after(self.rng.randrange(5 * MS), client.go)
         self.watchers = [Watcher(self, f"w{i}") for i in range(watchers)]
         self.workers: list[QueueWorker] = []
+        self.sinks: list[sinks.Sink] = []
 
     def hire(self, workers: int, spots: list[Spot]) -> None:
         """Let some take jobs."""
         for i in range(workers):
             self.workers.append(QueueWorker(self, f"k{i}", f"node-{i % 2}", spots))
+
+    def sink(self, producers: list[sinks.Producer], twins: list[bool]) -> None:
+        """Let some write in batches; of a producer with a twin there are two at work."""
+        for producer, has_twin in zip(producers, twins, strict=True):
+            for i in range(1 + has_twin):
+                self.sinks.append(sinks.Sink(self, f"{producer.name}{'ab'[i]}", producer))
 
     @property
     def is_idle(self) -> bool:
@@ -499,6 +507,7 @@ class Auditor:
         return op
 
     def read_all(self) -> None:
+        sinks.ask_about_all(self.crowd.sinks, self.ask)
         for name in self.crowd.appetite.routers:
             self.ask("router", name, {})
         listed = self.ask("list", "", {"page_size": 1000})
@@ -528,6 +537,8 @@ def make_request(kind: str, topic: str, request: dict[str, Any]) -> Request:
         return make_call(kind, topic, request)
     if kind in routers.KINDS:
         return routers.make_router_call(kind, topic, request)
+    if kind in sinks.KINDS:
+        return sinks.make_call(kind, topic, request)
     path = f"/v0/topics/{topic}{_PATHS.get(kind, '')}" if kind != "list" else "/v0/topics"
     if kind in _IN_QUERY:
         pairs = {

@@ -28,6 +28,7 @@ from router.gate import Gate
 from tests.sim.world import MS, DiskLine, Links, MachineClock, S, World
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics import wire
+from topics.engine.committing import STAGE_KIND
 from topics.engine.config import EngineConfig
 from topics.engine.engine import COLD_KINDS, Engine, Job
 from topics.engine.errors import TopicsError
@@ -39,6 +40,7 @@ from workers.shard_core import Actions, ShardCore
 from workers.shard_loop import DRAIN_REQUESTS
 from workers.supervisor import SETTLE_S
 
+THREADS = ("sync", STAGE_KIND, *COLD_KINDS)  # kinds of jobs that have one of their own
 Message = tuple[bytes, list[wire.Buffer]]  # peer, parts
 
 
@@ -129,7 +131,7 @@ class SimShard:
         self.cold = ColdLine(self.machine, shard) if self.machine.colds else None
         self._inbox: deque[Callable[[], None]] = deque()
         self._finished: deque[tuple[Job, BaseException | None]] = deque()
-        self._threads: dict[str, deque[Job]] = {name: deque() for name in ("sync", "work", *COLD_KINDS)}
+        self._threads: dict[str, deque[Job]] = {name: deque() for name in (*THREADS, "work")}
         self._busy = dict.fromkeys(self._threads, False)
         self._jobs_out = 0
         self._wake_at_ms: int | None = None
@@ -281,7 +283,7 @@ class SimShard:
     def _do(self, actions: Actions) -> None:
         for job in actions.jobs:
             self._jobs_out += job.kind not in COLD_KINDS
-            thread = job.kind if job.kind in ("sync", *COLD_KINDS) else "work"
+            thread = job.kind if job.kind in THREADS else "work"
             self._threads[thread].append(job)
             self._start_job(thread)
         self._wake_at_ms = actions.wake_at_ms

@@ -29,18 +29,21 @@ from tests.sim import router_clients as routers
 from tests.sim.clients import CHARACTERS, LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
 from tests.sim.processes import Machine, SimServer, SimShard, calm
 from tests.sim.queue_workers import CONSUMERS, QUEUES, spots_of, take_all
+from tests.sim.sinks import producers_of
 from tests.sim.world import MS, S, World
 from tests.support.checker import assert_ok
 from tests.support.checker.erases import erased
 from tests.support.engine_harness import holders
 from tests.support.history import Op
 from tests.support.sim_disk import SimDisk
+from topics.engine import limits
 from topics.engine.config import EngineConfig
 from topics.engine.placement import shard_of
 from topics.settings import Settings
 
 STEPS = 250  # requests of clients
 FIRST_WITH_TIERS = 1000
+FIRST_WITH_SINKS = 2000
 REPAIR_US = 300 * MS  # how long somebody takes to restart a shard that turned read-only
 
 
@@ -92,6 +95,9 @@ class Story:
         elif has_queues(seed):
             self._hire()
         self.history = self.crowd.history
+        self.whole_records = limits.TXN_WHOLE_RECORDS
+        if has_sinks(seed):
+            self._sink()
         self.faults = self._draw_faults()
         self.fault_every_us = rng.choice((10, 30, 60)) * MS
         self._next_fault_at = self._next_lull_at = 0  # requests
@@ -166,6 +172,14 @@ class Story:
         weights = {"put_router": 12.0, "router": 4.0, "routers": 1.0, "drop_router": 1.0}
         appetite.weights |= {name: weight * rng.choice((0.3, 1.0)) for name, weight in weights.items()}
 
+    def _sink(self) -> None:
+        """In this story some write in batches, and what is a large one is for the story to say."""
+        rng = random.Random(self.seed * 67_867_967 + 31)
+        self.whole_records = rng.choice((0, 3, limits.TXN_WHOLE_RECORDS))
+        self.history.happened("pieces", note=str(self.whole_records))
+        producers = producers_of(rng, self.crowd.appetite.topics)
+        self.crowd.sink(producers, [rng.random() < 0.4 for _ in producers])
+
     def _draw_faults(self) -> dict[Callable[[], None], int]:
         """Some faults, not all: in a story where everything breaks all the time, little happens."""
         every: dict[Callable[[], None], int] = {
@@ -189,6 +203,8 @@ class Story:
     def run(self) -> Counter[str]:
         mishaps, logger = Mishaps(), logging.getLogger("topics")
         logger.addHandler(mishaps)
+        usual = limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS
+        limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS = self.whole_records, min(self.whole_records, usual[1])
         try:
             self._run()
             assert not mishaps.found, mishaps.found[0]
@@ -196,6 +212,7 @@ class Story:
             text = f"seed {self.seed}; replay: .venv/bin/python -m tests.sim.server_walk {self.seed} --steps {self.steps} --verbose"
             raise Failed(f"{text}\n{type(problem).__name__}: {problem}") from problem
         finally:
+            limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS = usual
             logger.removeHandler(mishaps)
         return self.server.counts
 
@@ -527,6 +544,11 @@ def has_routers(seed: int) -> bool:
 def has_tiers(seed: int) -> bool:
     """Whether old segments move to a cold disk. Planted bugs are pinned to stories of the first hundreds, which stay as they are."""
     return seed >= FIRST_WITH_TIERS and random.Random(seed * 86_028_157 + 29).random() < 0.4
+
+
+def has_sinks(seed: int) -> bool:
+    """Whether some write in batches, in transactions; as with tiers, not in the stories of the first hundreds."""
+    return seed >= FIRST_WITH_SINKS and random.Random(seed * 67_867_979 + 37).random() < 0.4
 
 
 def digest(story: Story) -> str:

@@ -42,6 +42,10 @@ REQUESTS: dict[str, frozenset[str]] = {
     "router": frozenset(),
     "routers": _names("prefix source dest page_size cursor"),
     "drop_router": frozenset(),
+    "begin": _names("producer batch ttl_ms create"),
+    "stage": _names("txn part chunk records node"),
+    "commit": _names("txn parts wait_ms"),
+    "abort": frozenset(["txn"]),
     "watch": _names(
         "topics node limit max_batch_bytes heartbeat_ms include_meta include_tags include_data consistency group lenient"
     ),
@@ -80,6 +84,10 @@ ANSWERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ("router", f"{ROUTER} forwarded_total", ""),
         ("routers", "routers", "next_cursor"),
         ("drop_router", "router deleted", ""),
+        ("begin", "topic txn state first_seq last_seq count", "progress"),
+        ("stage", "topic part chunk records repeated", ""),
+        ("commit", "topic txn state first_seq last_seq count", "progress"),
+        ("abort", "topic txn state", ""),
         ("watch", "wid stream_url session_ttl_ms topics", ""),
     ]
 }
@@ -88,7 +96,7 @@ TOMBSTONE = _names("gap_from gap_to reason missed_estimate earliest_seq head_seq
 LISTED = _names("topic head_seq earliest_seq count bytes durable effective_priority")
 CONFIG = REQUESTS["put"]
 ROUTER_ROW = _names("router source dest guarantee forwarded_total")
-EVENTS = _names("kill power stop front full freed error rot clock rest over calm")
+EVENTS = _names("kill power stop front full freed error rot clock rest over calm pieces")
 JOB = SHOWN - {"$node"} | _names("lease_id deadline deliveries")
 
 
@@ -123,7 +131,7 @@ def _known_request(op: Op) -> None:
         raise Unknown(f"kind {op.kind!r}")
     if not fields.issuperset(op.request):
         raise Unknown(f"field {sorted(set(op.request) - fields)} of {op.kind}")
-    if op.kind == "write":
+    if op.kind in ("write", "stage"):
         for record in op.request["records"]:
             if not RECORD.issuperset(record):
                 raise Unknown(f"field {sorted(set(record) - RECORD)} of a record")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.checker.acks import Acks, is_wrong_last_seq
+from tests.support.checker.batches import Batches
 from tests.support.checker.counters import Counters, sights_of
 from tests.support.checker.deletes import Deletes
 from tests.support.checker.jobs import Jobs
@@ -24,9 +25,16 @@ class Supply:
 
 
 def check_topic(
-    line: Timeline, ops: list[Op], pushed: list[Op], problems: list[Problem], supply: Supply | None = None
+    line: Timeline,
+    ops: list[Op],
+    pushed: list[Op],
+    problems: list[Problem],
+    supply: Supply | None = None,
+    batches: Batches | None = None,
 ) -> Jobs:
-    """`pushed` are the pages that streams showed of it, `supply` is what routers may bring to it."""
+    """`pushed` are the pages that streams showed of it, `supply` is what routers may bring to it, `batches` are its transactions."""
+    if batches is not None:
+        ops = [*ops, *batches.told(line)]
     ledger = Ledger(line.topic, line, problems)
     acks = Acks(ledger)
     writes = [op for op in ops if op.kind == "write"]
@@ -56,6 +64,8 @@ def check_topic(
     for op in answered:
         if op.kind == "write" and op.answer["deduped"]:
             acks.take_retry(op)
+    if batches is not None:
+        batches.settle(ledger)
     ledger.carry_over()
     ledger.count_ghosts()
     acks.check_twice()
@@ -69,6 +79,8 @@ def check_topic(
         missing.check(read)
     _check_returned(ledger, reads, pages)
     jobs.check(missing, pages)
+    if batches is not None:
+        batches.check(ledger, pages)
 
     counters = Counters(ledger, missing, [sight for op in ops for sight in sights_of(ledger, op)])
     counters.check()
