@@ -54,7 +54,8 @@ class Machine:
         self.colds = [SimDisk(seed * 1000 + 500 + shard) for shard in range(shards)] if tiers else []
         self.away: set[int] = set()  # shards whose cold disk is not mounted
         self.job_us = [200] * shards  # how long a sync takes about
-        self.cold_us = [2 * MS] * shards  # and a job of the cold tier
+        self.usual_cold_us = 2 * MS
+        self.cold_us = [self.usual_cold_us] * shards  # and a job of the cold tier
 
     def calm(self) -> None:
         """No planned fault is left."""
@@ -62,7 +63,7 @@ class Machine:
             calm(disk)
             disk.full = False
         self.job_us = [200] * len(self.disks)
-        self.cold_us = [2 * MS] * len(self.disks)
+        self.cold_us = [self.usual_cold_us] * len(self.disks)
         self.away.clear()
 
     def kill(self, shard: int) -> None:

@@ -27,6 +27,7 @@ import msgspec
 
 from tests.sim import router_clients as routers
 from tests.sim.clients import CHARACTERS, LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
+from tests.sim.merge_jobs import check_tidy
 from tests.sim.processes import Machine, SimServer, SimShard, calm
 from tests.sim.queue_workers import CONSUMERS, QUEUES, spots_of, take_all
 from tests.sim.sinks import producers_of
@@ -43,7 +44,8 @@ from topics.settings import Settings
 
 STEPS = 250  # requests of clients
 FIRST_WITH_TIERS = 1000
-FIRST_WITH_SINKS = 2000
+FIRST_WITH_SINKS = FIRST_WITH_MERGES = 2000
+MERGED = ["fsync", "fsync-too", "disk", "disk-too", "disk-tags", "changing"]  # topics that get long
 REPAIR_US = 300 * MS  # how long somebody takes to restart a shard that turned read-only
 
 
@@ -95,11 +97,14 @@ class Story:
         elif has_queues(seed):
             self._hire()
         self.history = self.crowd.history
+        if has_merges(seed):
+            self._merge()
         self.whole_records = limits.TXN_WHOLE_RECORDS
         if has_sinks(seed):
             self._sink()
         self.faults = self._draw_faults()
         self.fault_every_us = rng.choice((10, 30, 60)) * MS
+        self.rest_requests = 8 if self.crowd.mergers else 3  # between two faults, at most times
         self._next_fault_at = self._next_lull_at = 0  # requests
         self._quiet_until_us = 0
         self._stopping = False
@@ -126,7 +131,7 @@ class Story:
         if not self.machine.colds:
             return config
         rng = random.Random(self.seed * 86_028_121 + 23)
-        return msgspec.structs.replace(
+        config = msgspec.structs.replace(
             config,
             segment_max_events=rng.choice((2, 4, 8)),
             snapshot_wal_bytes=rng.choice((1024, 4096)),
@@ -135,6 +140,16 @@ class Story:
             hot_retain_segments=rng.choice((0, 0, 1, 2)),
             hot_retain_bytes=rng.choice((0, 0, 1024)),
             cold_cache_bytes=rng.choice((1024, 1 << 20)),
+        )
+        if not has_merges(self.seed):
+            return config
+        return msgspec.structs.replace(
+            config,
+            segment_max_events=rng.choice((2, 3)),
+            hot_retain_segments=rng.choice((0, 0, 1)),
+            hot_retain_bytes=0,
+            retire_grace_ms=rng.choice((0, 300, 3000)),
+            plan_ttl_ms=rng.choice((2000, 20_000)),
         )
 
     def _appetite(self) -> Appetite:
@@ -179,6 +194,24 @@ class Story:
         self.history.happened("pieces", note=str(self.whole_records))
         producers = producers_of(rng, self.crowd.appetite.topics)
         self.crowd.sink(producers, [rng.random() < 0.4 for _ in producers])
+
+    def _merge(self) -> None:
+        """In this story jobs merge cold segments, so few topics get many of them."""
+        rng = random.Random(self.seed * 67_867_987 + 43)
+        topics, weights = self.crowd.appetite.topics, self.crowd.appetite.weights
+        weights["put"] = 0  # or caps would take everything before it gets cold
+        weights["delete"] *= rng.choice((0.2, 0.5, 1))
+        if not self.crowd.appetite.routers:
+            topics[:] = rng.sample(MERGED, rng.choice((1, 2))) + topics[: rng.choice((0, 0, 1))]
+        self.machine.usual_cold_us = rng.choice((300, 2000))
+        self.machine.calm()
+        self.crowd.merge(rng.choice((1, 2, 2)), rng.choice((0, 1, 1)), topics)
+        self.world.after(rng.choice((20, 60)) * MS, self._checkpoint_often)
+
+    def _checkpoint_often(self) -> None:
+        if not self.crowd.stopped:
+            self.checkpoint()
+            self.world.after(self.rng.choice((10, 30, 90)) * MS, self._checkpoint_often)
 
     def _draw_faults(self) -> dict[Callable[[], None], int]:
         """Some faults, not all: in a story where everything breaks all the time, little happens."""
@@ -226,6 +259,8 @@ class Story:
         self._one_more_end()
         self._audit("second")
         self._judge()
+        if self.crowd.mergers:
+            self._tidy_up()
 
     def _strike(self) -> None:
         if self.crowd.stopped:
@@ -235,7 +270,7 @@ class Story:
             return
         if self.crowd.sent < self._next_fault_at and self.rng.random() < 0.95:
             return  # a server that dies before it has begun to serve shows little
-        self._next_fault_at = self.crowd.sent + 3
+        self._next_fault_at = self.crowd.sent + self.rest_requests
         fault = self.rng.choices(list(self.faults), list(self.faults.values()))[0]
         self.say(fault.__name__)
         self.server.counts[fault.__name__] += 1
@@ -285,6 +320,22 @@ class Story:
                 assert len(op.answer["topics"]) <= self.max_topics, "more topics than the cap allows"
         assert_ok(self.history)
         self._check_erased(self.history.ops)
+
+    def _tidy_up(self) -> None:
+        """Time ends all pins and plans, and checkpoints let go of what was merged."""
+        for _ in range(4):
+            for worker in self._living():
+                assert worker.core is not None
+                worker.core.engine.checkpoint()
+            self.world.run_for(20 * S)
+        for worker in self._living():
+            assert worker.core is not None
+            engine, named = worker.core.engine, {}
+            for topic_id, log in engine.shard.by_id.items():
+                metas = log.stored if log.stored is not None else [chunk.meta for chunk in log.chunks if chunk.meta]
+                cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == "cold"}
+                named[engine.reader.topic_dir(topic_id)] = cold
+            check_tidy(self.machine.colds[worker.shard], named)
 
     def _answered(self, op: Op) -> None:
         if op.kind == "delete" and op.ok and op.request.get("erase"):
@@ -464,7 +515,7 @@ class Story:
         self.machine.cold_us[shard] = self.rng.choice((50, 2000)) * MS
 
         def fast() -> None:
-            self.machine.cold_us[shard] = 2 * MS
+            self.machine.cold_us[shard] = self.machine.usual_cold_us
 
         self.world.after(self.rng.choice((300, 3000)) * MS, fast)
 
@@ -549,6 +600,11 @@ def has_tiers(seed: int) -> bool:
 def has_sinks(seed: int) -> bool:
     """Whether some write in batches, in transactions; as with tiers, not in the stories of the first hundreds."""
     return seed >= FIRST_WITH_SINKS and random.Random(seed * 67_867_979 + 37).random() < 0.4
+
+
+def has_merges(seed: int) -> bool:
+    """Whether jobs merge what the cold tier has."""
+    return has_tiers(seed) and seed >= FIRST_WITH_MERGES and random.Random(seed * 67_867_991 + 47).random() < 0.6
 
 
 def digest(story: Story) -> str:

@@ -291,14 +291,13 @@ class Batches:
             return
         done = min([*self.calms, *(ack.answered for ack in batch.acks)], default=FOREVER)
         for page in pages:
-            if page.sent < done or page.match or page.nodes or page.op.request.get("from_ts") or page.op.answer["tombstone"]:
+            request, answer = page.op.request, page.op.answer
+            if page.sent < done or request.get("from_seq") or not answer["caught_up"] or answer["tombstone"]:
                 continue
-            first, last = (page.op.request.get("from_seq") or 0) + 1, page.op.answer["next_from_seq"]
-            there = [place for place in places if place is not None and first <= place.base and place.base in page.seqs]
-            if not there or not page.op.answer["caught_up"]:
+            if page.match or page.nodes or request.get("from_ts") or page.era is None:
                 continue
-            known = page.era.records if page.era is not None else {}
-            if all(seq in known for seq in range(first, last + 1)):
+            shown = any(place is not None and place.base in page.seqs for place in places)
+            if shown and all(seq in page.era.records for seq in range(1, answer["head_seq"] + 1)):
                 ledger.blame("txn-part", f"only chunks at {_bases(places)} of {batch} are there: {name_of(page.op)}")
                 return
 

@@ -12,7 +12,7 @@ from tests.support.history import History, Op
 
 EXISTING = (
     "diff", "state", "delete", "last", "tags", "claim", "ack", "nack", "extend", "put_consumer", "consumer",
-    "begin", "stage", "commit", "abort",
+    "begin", "stage", "commit", "abort", "plan", "merges", "renew", "publish", "abandon", "pin", "renew_pin", "release",
 )  # fmt: skip
 
 
