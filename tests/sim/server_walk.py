@@ -322,20 +322,23 @@ class Story:
         self._check_erased(self.history.ops)
 
     def _tidy_up(self) -> None:
-        """Time ends all pins and plans, and checkpoints let go of what was merged."""
-        for _ in range(4):
-            for worker in self._living():
-                assert worker.core is not None
-                worker.core.engine.checkpoint()
+        """Time ends all pins and plans, and checkpoints of what is new let go of what was merged."""
+        auditor = Auditor(self.crowd, "third")
+        engines = [worker.core.engine for worker in self._living() if worker.core is not None]
+        for i in range(4):
+            for engine in engines:
+                names = [log.name for log in engine.shard.by_id.values()]
+                wish = {"records": [{"data": {"w": "tidy", "i": i}}]}
+                next((name for name in names if auditor.ask("write", name, wish).ok), None)
+                engine.checkpoint()
             self.world.run_for(20 * S)
-        for worker in self._living():
-            assert worker.core is not None
-            engine, named = worker.core.engine, {}
+        for engine, disk in zip(engines, self.machine.colds, strict=True):
+            named = {}
             for topic_id, log in engine.shard.by_id.items():
                 metas = log.stored if log.stored is not None else [chunk.meta for chunk in log.chunks if chunk.meta]
                 cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == "cold"}
                 named[engine.reader.topic_dir(topic_id)] = cold
-            check_tidy(self.machine.colds[worker.shard], named)
+            check_tidy(disk, named)
 
     def _answered(self, op: Op) -> None:
         if op.kind == "delete" and op.ok and op.request.get("erase"):
@@ -539,7 +542,7 @@ class Story:
         for worker in self._pick():
             disk, hot = self.machine.colds[worker.shard], self.machine.disks[worker.shard]
             paths = [path for path in disk.paths() if path.startswith("topics/") and path.endswith(".data")]
-            alone = [path for path in paths if path not in self._rotten and not hot.exists(path)]
+            alone = [path for path in paths if path not in self._rotten and hot._find(path) is None]
             if not alone or worker.core is None:
                 continue
             path = self.rng.choice(alone)

@@ -310,13 +310,15 @@ class Relocator:
         gone, self._gone = self._gone, []
         while gone:
             topic_id, meta = gone[-1]
-            directory = self._reader.topic_dir(topic_id)
-            try:
-                yield self._run(partial(self._delete_segment, directory, meta))
-            except (OSError, GeneratorExit):
-                self._gone += gone
-                raise
-            self._worked()
+            if not self._consolidator.retirement.keeps(topic_id, (meta.first_seq, meta.generation)):
+                directory = self._reader.topic_dir(topic_id)
+                try:
+                    yield self._run(partial(self._delete_segment, directory, meta))
+                except (OSError, GeneratorExit):
+                    self._gone += gone
+                    raise
+                self._worked()
+            # Else it left its topic while a manifest was written that lists it, and that is pinned by now.
             gone.pop()
 
     def _remove_stale(self) -> Steps:
