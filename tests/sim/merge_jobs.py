@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from router.exchange import Request
@@ -21,14 +22,14 @@ from tests.sim.frames import frames
 from tests.sim.processes import Machine
 from tests.sim.world import MS
 from tests.support.history import Op
-from tests.support.merger import Merger
+from tests.support.merger import Damaged, Merger
 from tests.support.sim_disk import SimDisk
 from topics.engine.errors import Corrupt
 from topics.engine.limits import TIME_CEILING_STEP_MS
 from topics.engine.manifest import dead_name, decode_dead, decode_manifest, is_of_manifests, manifest_name, pinned_id
 from topics.engine.placement import shard_of
 from topics.engine.segment_store import DiskSegmentStore
-from topics.engine.segments import ROW, parse_segment_name, segment_name
+from topics.engine.segments import parse_segment_name
 
 if TYPE_CHECKING:
     from tests.sim.clients import Crowd
@@ -335,7 +336,7 @@ class SnapshotReader:
         except FileNotFoundError as missing:
             assert self._may_be_gone(pin), f"{missing} was pinned: {pin}"
             return
-        except (Corrupt, ValueError):
+        except (Corrupt, Damaged):
             assert self._happened("rot"), f"nothing has rotted: {pin}"
             return
         answer = {"topic": self.topic, "records": records}
@@ -371,10 +372,9 @@ def _listed(store: JobStore, pin: dict[str, Any]) -> Iterable[dict[str, Any]]:
     manifest = decode_manifest(pin["path"], store.whole(f"{directory}/{manifest_name(number)}"))
     dead_key = f"{directory}/{dead_name(number)}"
     dead = decode_dead(dead_key, store.whole(dead_key), manifest.segments) if store.exists(dead_key) else {}
+    reader = Merger(store, pin)
     for segment in manifest.segments:
-        base = f"{directory}/{segment_name(segment.first_seq, segment.generation)}"
-        rows = np.frombuffer(store.whole(f"{base}.idx"), dtype=ROW, offset=16)
-        content = store.whole(f"{base}.data")
+        rows, _, _, content = reader._input(msgspec.structs.asdict(segment))
         mask = dead.get(segment.first_seq, np.zeros(len(rows), np.bool_))
         for row, is_dead in zip(rows, mask, strict=True):
             if row["length"] and not is_dead:

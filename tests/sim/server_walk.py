@@ -335,7 +335,8 @@ class Story:
         for engine, disk in zip(engines, self.machine.colds, strict=True):
             named = {}
             for topic_id, log in engine.shard.by_id.items():
-                metas = log.stored if log.stored is not None else [chunk.meta for chunk in log.chunks if chunk.meta]
+                metas = [*log.stored] if log.stored is not None else [chunk.meta for chunk in log.chunks if chunk.meta]
+                metas += [meta for _, topic, meta in engine.checkpointer._doomed if topic == topic_id]  # with the next one
                 cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == "cold"}
                 named[engine.reader.topic_dir(topic_id)] = cold
             check_tidy(disk, named)

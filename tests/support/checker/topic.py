@@ -12,10 +12,14 @@ from tests.support.checker.deletes import Deletes
 from tests.support.checker.jobs import Jobs
 from tests.support.checker.ledger import Copy, Ledger
 from tests.support.checker.lookups import Lookups
+from tests.support.checker.merges import check_plans, check_scan
 from tests.support.checker.pages import Missing, Read, Returned, Shown, make_read
 from tests.support.checker.problem import Problem, name_of
 from tests.support.checker.timeline import Timeline, full_config
 from tests.support.history import Op
+
+
+READS = ("diff", "last", "push", "handed", "scan")
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ def check_topic(
     told = sorted(
         (op for op in [*answered, *pushed, *jobs.shown()] if op.ok), key=lambda op: op.answered_at or 0
     )
-    reads = [make_read(ledger, op) for op in told if op.kind in ("diff", "last", "push", "handed")]
+    reads = [make_read(ledger, op) for op in told if op.kind in READS]
     shown = Shown(ledger)
     for read in reads:
         shown.take(read)
@@ -81,6 +85,10 @@ def check_topic(
     jobs.check(missing, pages)
     if batches is not None:
         batches.check(ledger, pages)
+    for read in reads:
+        if read.op.kind == "scan":
+            check_scan(ledger, missing, read)
+    check_plans(ledger, ops)
 
     counters = Counters(ledger, missing, [sight for op in ops for sight in sights_of(ledger, op)])
     counters.check()
