@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 KINDS = ("plan", "merges", "renew", "publish", "abandon", "pin", "renew_pin", "release")
 AHEAD_MS = TIME_CEILING_STEP_MS  # after a power cut the server's time goes on so much later
 MERGED_RECORDS = 8  # a topic with more may have cold segments
-LIES = ("flip", "flip", "drop", "undead", "alter", "names", "short")
+LIES = ("flip", "drop", "undead", "alter", "alter", "names", "short")
 
 
 class JobStore(DiskSegmentStore):
@@ -150,7 +150,13 @@ class MergeJob:
         kind, request = self._again or self._next()
         self._again = None
         op = crowd.history.sent(self.name, kind, self.topic, request)
-        assert crowd.send(self, op, make_call(kind, self.topic, request))
+        assert crowd.send(self, op, self._call(kind, request))
+
+    def _call(self, kind: str, request: dict[str, Any]) -> Request:
+        if kind != "delete":
+            return make_call(kind, self.topic, request)
+        path = f"/v0/topics/{self.topic}/delete".encode()
+        return Request(b"POST", path, b"", 0, content_type=b"application/json", body=json.dumps(request).encode())
 
     # -- the work --------------------------------------------------------------------------------------------
 
@@ -182,7 +188,7 @@ class MergeJob:
             honest = Outputs(store, self.plan, f"{self.name}-{self.attempts}", self.rng)
             honest.merge(group)
             made = honest.made
-            if self.rng.random() < 0.15:
+            if self.rng.random() < 0.2:
                 made = wrong_outputs(store, self.plan, group, f"{self.name}-{self.attempts}", self.rng)
             if made == honest.made:
                 self.proposals.right.add((self.plan["plan_id"], group["group"]))
@@ -217,6 +223,16 @@ class MergeJob:
             return "plan", {**self._wish(), "lease": plan["lease"]}
         return "publish", {**mine, "wait_ms": rng.choice((0, 5, 300, 10_000))}
 
+    def _delete(self) -> dict[str, Any]:
+        """As if somebody else did: records that are being merged."""
+        assert self.plan is not None
+        group = self.rng.choice(self.plan["groups"])
+        seqs = range(group["first_seq"], group["next_seq"])
+        request: dict[str, Any] = {"seqs": sorted(self.rng.sample(seqs, min(len(seqs), self.rng.choice((1, 2, 5)))))}
+        if self.rng.random() < 0.15:
+            request["erase"] = True
+        return request
+
     def _wish(self) -> dict[str, Any]:
         """The same for a topic at most times, or its plan would never be the one that is there."""
         often = Random(self.topic) if self.rng.random() < 0.9 else self.rng
@@ -228,7 +244,9 @@ class MergeJob:
         }
 
     def told(self, op: Op) -> None:
-        if op.status is None:
+        if op.kind == "delete":
+            pass
+        elif op.status is None:
             self._unheard(op)
         elif op.ok:
             self._heard(op)
@@ -251,6 +269,8 @@ class MergeJob:
                 if self.plan is None or self.plan["plan_id"] != op.answer["plan_id"]:
                     self.puts = None
                 self.plan = op.answer
+                if self.rng.random() < 0.4:
+                    self._again = "delete", self._delete()
         elif op.kind == "publish" and op.status == 200:
             self.proposals.check(op)
             self.crowd.server.counts["merges"] += len(op.answer["groups"])
@@ -321,7 +341,7 @@ class SnapshotReader:
             self._powers = self._power_cuts()
         elif op.kind != "renew_pin" or not op.ok:
             self.pin = None
-        pause_us = self.rng.choice((0, 5, 100, 700)) if self.pin is not None else self.rng.choice((50, 300))
+        pause_us = self.rng.choice((5, 100, 700, 3000)) if self.pin is not None else self.rng.choice((20, 100))
         self.world.after(pause_us * MS, self.go)
 
     def _read(self, pin: Op) -> None:

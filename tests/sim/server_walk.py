@@ -92,13 +92,13 @@ class Story:
             watchers=rng.choice((0, 0, 1, 2, 4)),
         )
         self.crowd.on_answer = self._answered
-        if has_routers(seed):
+        if has_merges(seed):
+            self._merge()
+        elif has_routers(seed):
             self._forward()
         elif has_queues(seed):
             self._hire()
         self.history = self.crowd.history
-        if has_merges(seed):
-            self._merge()
         self.whole_records = limits.TXN_WHOLE_RECORDS
         if has_sinks(seed):
             self._sink()
@@ -198,14 +198,12 @@ class Story:
     def _merge(self) -> None:
         """In this story jobs merge cold segments, so few topics get many of them."""
         rng = random.Random(self.seed * 67_867_987 + 43)
-        topics, weights = self.crowd.appetite.topics, self.crowd.appetite.weights
-        weights["put"] = 0  # or caps would take everything before it gets cold
-        weights["delete"] *= rng.choice((0.2, 0.5, 1))
-        if not self.crowd.appetite.routers:
-            topics[:] = rng.sample(MERGED, rng.choice((1, 2))) + topics[: rng.choice((0, 0, 1))]
+        appetite = self.crowd.appetite
+        appetite.weights |= {"put": 0, "drop": 0.3, "delete": rng.choice((1, 4))}  # or little would get cold
+        appetite.topics[:] = rng.sample(MERGED, rng.choice((1, 2)))
         self.machine.usual_cold_us = rng.choice((300, 2000))
         self.machine.calm()
-        self.crowd.merge(rng.choice((1, 2, 2)), rng.choice((0, 1, 1)), topics)
+        self.crowd.merge(rng.choice((1, 2, 2)), rng.choice((0, 1, 1)), appetite.topics)
         self.world.after(rng.choice((20, 60)) * MS, self._checkpoint_often)
 
     def _checkpoint_often(self) -> None:
