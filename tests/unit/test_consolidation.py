@@ -6,6 +6,7 @@ late, doubled, dead, or wrong in one field at a time.
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import msgspec
@@ -558,6 +559,47 @@ def test_inputs_that_are_gone_leave_the_rest() -> None:
     assert [one["reason"].partition(":")[0] for one in done["failed"]] == ["inputs_changed"]
     assert [group["group"] for group in done["groups"]] == [1]
     assert seen(h) == before
+    check_tidy(h)
+
+
+def refused_and_not_tidied_up(**options: Any) -> tuple[Harness, dict[str, Any]]:
+    """An output was refused, and the store failed when what there was of it should have been removed."""
+    store = ObjectStore()
+    h = begun(store, **options)
+    body = plan(h)
+    work(h, body)
+    store.rot(f"{body['staging']}/group-0.1.data", 20)
+    failed: list[str] = []
+
+    def fail_once(name: str, key: str) -> None:
+        if name == "delete" and key.endswith("-1.sum") and not failed:
+            failed.append(key)
+            raise OSError(errno.EHOSTUNREACH, "the store is down", key)
+
+    store.on_call = fail_once
+    assert isinstance(commit(h, body), OutputInvalid)
+    h.rest()
+    assert failed and h.engine.consolidator._committer.doubtful
+    return h, body
+
+
+def test_what_a_refused_try_has_left_is_gone_before_the_next_one_is_published() -> None:
+    """Both have the same name."""
+    h, body = refused_and_not_tidied_up()
+    before = seen(h)
+    work(h, body, "2")
+    assert commit(h, body).body["state"] == "committed"
+    h.pass_time(60_000)
+    assert seen(h) == before
+    check_tidy(h)
+
+
+def test_what_an_erase_writes_again_is_not_taken_for_what_a_refused_try_has_left() -> None:
+    """The new generation of a segment has the name that the merge would have had."""
+    h, _ = refused_and_not_tidied_up(secret=2)
+    h.do(c.Delete("t", seqs=[2], erase=True))
+    h.pass_time(60_000)
+    assert h.seqs("t") == [1, *range(3, 23)]
     check_tidy(h)
 
 

@@ -406,8 +406,9 @@ class Consolidator:
             self._give_up(plan, InputsChanged("records of this topic are erased; ask for another plan"))
 
     def erase_steps(self, log: TopicLog) -> Steps:
-        """No copy may be left where jobs work."""
+        """No copy may be left where jobs work, or of what they have made."""
         self.stop_plan(log)
+        yield from self._committer.remove_doubtful()
         for plan_id in list(self._trash):
             yield from self._empty(plan_id)
 

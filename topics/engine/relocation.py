@@ -321,10 +321,18 @@ class Relocator:
             # Else it left its topic while a manifest was written that lists it, and that is pinned by now.
             gone.pop()
 
+    def _is_current(self, key: str) -> bool:
+        """Whether a merge has given its name to a segment since the file was found to be nobody's."""
+        directory, _, name = key.rpartition("/")
+        parsed, log = parse_segment_name(name), self._shard.by_id.get(int(directory.rpartition("/")[2], 16))
+        if parsed is None or log is None:
+            return False
+        return any((meta.first_seq, meta.generation) == parsed[:2] for meta in self._metas_of(log))
+
     def _remove_stale(self) -> Steps:
         stale, self._stale = self._stale, []
         try:
-            yield from self._delete_keys(stale)
+            yield from self._delete_keys([key for key in stale if not self._is_current(key)])
         except (OSError, GeneratorExit):
             self._stale += stale
             raise
