@@ -26,7 +26,14 @@ from tests.support.merger import Damaged, Merger
 from tests.support.sim_disk import SimDisk
 from topics.engine.errors import Corrupt
 from topics.engine.limits import TIME_CEILING_STEP_MS
-from topics.engine.manifest import dead_name, decode_dead, decode_manifest, is_of_manifests, manifest_name, pinned_id
+from topics.engine.manifest import (
+    dead_name,
+    decode_dead,
+    decode_manifest,
+    is_of_manifests,
+    manifest_name,
+    pinned_id,
+)
 from topics.engine.placement import shard_of
 from topics.engine.segment_store import DiskSegmentStore
 from topics.engine.segments import parse_segment_name
@@ -67,7 +74,9 @@ class JobStore(DiskSegmentStore):
 class Outputs(Merger):
     """What a job makes of a plan, kept until it is put; `lie` is what is wrong with it."""
 
-    def __init__(self, store: JobStore, plan: dict[str, Any], attempt: str, rng: Random, lie: str = "") -> None:
+    def __init__(
+        self, store: JobStore, plan: dict[str, Any], attempt: str, rng: Random, lie: str = ""
+    ) -> None:
         super().__init__(store, plan, attempt)
         self.made: list[tuple[str, bytes]] = []
         self.rng, self.lie = rng, lie
@@ -92,7 +101,9 @@ class Outputs(Merger):
         return rows, names, expiries, content
 
 
-def wrong_outputs(store: JobStore, plan: dict[str, Any], group: dict[str, Any], attempt: str, rng: Random) -> list[tuple[str, bytes]]:
+def wrong_outputs(
+    store: JobStore, plan: dict[str, Any], group: dict[str, Any], attempt: str, rng: Random
+) -> list[tuple[str, bytes]]:
     """What a job with a bug makes of a group."""
     lie = rng.choice(LIES)
     if lie == "undead":
@@ -156,7 +167,9 @@ class MergeJob:
         if kind != "delete":
             return make_call(kind, self.topic, request)
         path = f"/v0/topics/{self.topic}/delete".encode()
-        return Request(b"POST", path, b"", 0, content_type=b"application/json", body=json.dumps(request).encode())
+        return Request(
+            b"POST", path, b"", 0, content_type=b"application/json", body=json.dumps(request).encode()
+        )
 
     # -- the work --------------------------------------------------------------------------------------------
 
@@ -198,7 +211,9 @@ class MergeJob:
         assert self.puts
         key, data = self.puts[0]
         if not store.cold.exists(key.rpartition("/")[0]):
-            raise FileNotFoundError(errno.ENOENT, key)  # whoever would make it again would keep what was erased
+            raise FileNotFoundError(
+                errno.ENOENT, key
+            )  # whoever would make it again would keep what was erased
         store.put(key, [data])
         self.puts.pop(0)
 
@@ -228,7 +243,9 @@ class MergeJob:
         assert self.plan is not None
         group = self.rng.choice(self.plan["groups"])
         seqs = range(group["first_seq"], group["next_seq"])
-        request: dict[str, Any] = {"seqs": sorted(self.rng.sample(seqs, min(len(seqs), self.rng.choice((1, 2, 5)))))}
+        request: dict[str, Any] = {
+            "seqs": sorted(self.rng.sample(seqs, min(len(seqs), self.rng.choice((1, 2, 5)))))
+        }
         if self.rng.random() < 0.15:
             request["erase"] = True
         return request
@@ -341,7 +358,9 @@ class SnapshotReader:
             self._powers = self._power_cuts()
         elif op.kind != "renew_pin" or not op.ok:
             self.pin = None
-        pause_us = self.rng.choice((5, 100, 700, 3000)) if self.pin is not None else self.rng.choice((20, 100))
+        pause_us = (
+            self.rng.choice((5, 100, 700, 3000)) if self.pin is not None else self.rng.choice((20, 100))
+        )
         self.world.after(pause_us * MS, self.go)
 
     def _read(self, pin: Op) -> None:
@@ -361,14 +380,20 @@ class SnapshotReader:
             return
         answer = {"topic": self.topic, "records": records}
         answer |= {"first_seq": pin.answer["earliest_seq"], "next_seq": pin.answer["cold_next_seq"]}
-        told = Op(self.name, "scan", self.topic, {}, pin.sent_at, pin.answered_at, 200, answer, pin.answered_at)
+        told = Op(
+            self.name, "scan", self.topic, {}, pin.sent_at, pin.answered_at, 200, answer, pin.answered_at
+        )
         self.crowd.history.ops.append(told)
         self.crowd.server.counts["scans"] += 1
 
     def _may_be_gone(self, pin: Op) -> bool:
         """An erase and a drop heed no pins; a clock that is set ends them."""
         changes = (op for op in self.crowd.history.ops if op.topic == self.topic and op.sent_at > pin.sent_at)
-        before = (op for op in self.crowd.history.ops if op.topic == self.topic and (op.settled_at or 1 << 62) > pin.sent_at)
+        before = (
+            op
+            for op in self.crowd.history.ops
+            if op.topic == self.topic and (op.settled_at or 1 << 62) > pin.sent_at
+        )
         gone = any(op.kind == "drop" or op.request.get("erase") for op in (*changes, *before))
         return gone or self._happened("clock")
 
@@ -434,5 +459,7 @@ def make_call(kind: str, topic: str, request: dict[str, Any]) -> Request:
     made = Request(method, path.encode(), b"", 0)
     if method == b"POST":
         made.content_type = b"application/json"
-        made.body = json.dumps({name: value for name, value in request.items() if name not in _IN_PATH}).encode()
+        made.body = json.dumps(
+            {name: value for name, value in request.items() if name not in _IN_PATH}
+        ).encode()
     return made

@@ -235,7 +235,10 @@ class Story:
         mishaps, logger = Mishaps(), logging.getLogger("topics")
         logger.addHandler(mishaps)
         usual = limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS
-        limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS = self.whole_records, min(self.whole_records, usual[1])
+        limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS = (
+            self.whole_records,
+            min(self.whole_records, usual[1]),
+        )
         try:
             self._run()
             assert not mishaps.found, mishaps.found[0]
@@ -333,8 +336,14 @@ class Story:
         for engine, disk in zip(engines, self.machine.colds, strict=True):
             named = {}
             for topic_id, log in engine.shard.by_id.items():
-                metas = [*log.stored] if log.stored is not None else [chunk.meta for chunk in log.chunks if chunk.meta]
-                metas += [meta for _, topic, meta in engine.checkpointer._doomed if topic == topic_id]  # with the next one
+                metas = (
+                    [*log.stored]
+                    if log.stored is not None
+                    else [chunk.meta for chunk in log.chunks if chunk.meta]
+                )
+                metas += [
+                    meta for _, topic, meta in engine.checkpointer._doomed if topic == topic_id
+                ]  # with the next one
                 cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == "cold"}
                 named[engine.reader.topic_dir(topic_id)] = cold
             check_tidy(disk, named)
@@ -606,7 +615,9 @@ def has_sinks(seed: int) -> bool:
 
 def has_merges(seed: int) -> bool:
     """Whether jobs merge what the cold tier has."""
-    return has_tiers(seed) and seed >= FIRST_WITH_MERGES and random.Random(seed * 67_867_991 + 47).random() < 0.6
+    return (
+        has_tiers(seed) and seed >= FIRST_WITH_MERGES and random.Random(seed * 67_867_991 + 47).random() < 0.6
+    )
 
 
 def digest(story: Story) -> str:

@@ -121,7 +121,11 @@ class Sink:
         rng = self.rng
         found: list[dict[str, Any]] = []
         for i in range(count):
-            data: dict[str, Any] = {"w": f"{self.producer.name}-{self.producer.batch}-{part}", "c": chunk, "i": i}
+            data: dict[str, Any] = {
+                "w": f"{self.producer.name}-{self.producer.batch}-{part}",
+                "c": chunk,
+                "i": i,
+            }
             if rng.random() < 0.2:
                 data["pad"] = "x" * rng.choice((40, 200))
             record: dict[str, Any] = {"data": data}

@@ -357,7 +357,9 @@ class Consolidator:
             if is_done:
                 self._plans.pop(plan.log.id, None)
                 self._trash[plan.id] = None
-                self.retirement.reconsider(plan.log.id)  # of a group that failed, inputs may be nobody's by now
+                self.retirement.reconsider(
+                    plan.log.id
+                )  # of a group that failed, inputs may be nobody's by now
                 yield from self._tell(plan)
         except OSError as error:
             plan.end_commit(self._replying(_store_failed(error)))

@@ -145,12 +145,20 @@ class Batches:
         made.settled_at = op.settled_at
         if not (op.ok and op.answer["state"] == "committed"):
             # What is decided goes on, however long that takes, and whoever dies meanwhile.
-            made.settled_at = min((calm for calm in self.calms if calm > (op.settled_at or FOREVER)), default=None)
+            made.settled_at = min(
+                (calm for calm in self.calms if calm > (op.settled_at or FOREVER)), default=None
+            )
         if variant.is_whole:
             return [made]
         # Of one that is decided the server itself appends again what a power cut has taken.
         again = sum(event.at > op.sent_at for event in self._breaks)
-        return [made, *(Op(op.client, "write", op.topic, request, op.sent_at, settled_at=made.settled_at) for _ in range(again))]
+        return [
+            made,
+            *(
+                Op(op.client, "write", op.topic, request, op.sent_at, settled_at=made.settled_at)
+                for _ in range(again)
+            ),
+        ]
 
     # -- for the ledger --------------------------------------------------------------------------------------
 
@@ -213,16 +221,24 @@ class Batches:
         counts = {variant.count for variant in batch.variants.values() if variant.tries}
         for ack in batch.acks:
             if ack.count not in counts and ledger.line.rotten > ack.answered:
-                ledger.blame("txn-count", f"{ack.count} records of {batch}, which has {counts}: {name_of(ack.op)}")
+                ledger.blame(
+                    "txn-count", f"{ack.count} records of {batch}, which has {counts}: {name_of(ack.op)}"
+                )
             if ack.last - ack.first + 1 < ack.count:
-                ledger.blame("txn-count", f"{ack.count} records do not fit {ack.first} to {ack.last}: {name_of(ack.op)}")
+                ledger.blame(
+                    "txn-count",
+                    f"{ack.count} records do not fit {ack.first} to {ack.last}: {name_of(ack.op)}",
+                )
             era = _era(ledger, ack.op)
             if era is None:
                 continue
             other = first.setdefault(era.number, ack)
             if (other.first, other.last, other.count) != (ack.first, ack.last, ack.count):
                 told = f"{ack.first} to {ack.last}: {name_of(ack.op)}"
-                ledger.blame("txn-answer", f"{batch} is at {told}, and was at {other.first} to {other.last}: {name_of(other.op)}")
+                ledger.blame(
+                    "txn-answer",
+                    f"{batch} is at {told}, and was at {other.first} to {other.last}: {name_of(other.op)}",
+                )
 
     def _check_states(self, ledger: Ledger, batch: Batch) -> None:
         for op in batch.begins:
@@ -234,10 +250,17 @@ class Batches:
             for op in ops:
                 if op.ok and op.answer["records"] != len(op.request["records"]):
                     ledger.blame("txn-stage", f"another number of records: {name_of(op)}")
-                if op.ok and op.answer["repeated"] and not any(
-                    other is not op and not other.refused and other.sent_at < (op.answered_at or 0) for other in ops
+                if (
+                    op.ok
+                    and op.answer["repeated"]
+                    and not any(
+                        other is not op and not other.refused and other.sent_at < (op.answered_at or 0)
+                        for other in ops
+                    )
                 ):
-                    ledger.blame("txn-stage", f"chunk {chunk} of {part} was never there before: {name_of(op)}")
+                    ledger.blame(
+                        "txn-stage", f"chunk {chunk} of {part} was never there before: {name_of(op)}"
+                    )
 
     def _check_known(self, ledger: Ledger, batches: list[Batch]) -> None:
         """Committed is what somebody wanted to commit, it or a later one; and it stays that."""
@@ -247,14 +270,24 @@ class Batches:
             assert op.answered_at is not None
             later = [other for other in batches if other.number >= batch.number]
             if not any(one.sent_at < op.answered_at for other in later for one in other.tries):
-                ledger.blame("txn-invented", f"{batch} is said to be there, and nobody can have committed it: {name_of(op)}")
+                ledger.blame(
+                    "txn-invented",
+                    f"{batch} is said to be there, and nobody can have committed it: {name_of(op)}",
+                )
         for batch, op in told:
             era = _era(ledger, op)
             if op.answer["state"] != "open" or era is None:
                 continue
             for other, before in committed:
-                if other.number >= batch.number and (before.answered_at or 0) < op.sent_at and _era(ledger, before) is era:
-                    ledger.blame("txn-forgotten", f"{batch} is open for {name_of(op)}, and {other} was committed: {name_of(before)}")
+                if (
+                    other.number >= batch.number
+                    and (before.answered_at or 0) < op.sent_at
+                    and _era(ledger, before) is era
+                ):
+                    ledger.blame(
+                        "txn-forgotten",
+                        f"{batch} is open for {name_of(op)}, and {other} was committed: {name_of(before)}",
+                    )
                     break
 
     def _check_rising(self, ledger: Ledger, one: Batch, two: Batch) -> None:
@@ -273,10 +306,14 @@ class Batches:
             seen = [(v, places) for v in variants if any(places := _pieces(ledger, v, era))]
             for (_, ours), (_, theirs) in itertools.combinations(seen, 2):
                 if any(_together(one, two) for one in ours if one for two in theirs if two):
-                    ledger.blame("txn-twice", f"two tries of {batch} are there, at {_bases(ours)} and {_bases(theirs)}")
+                    ledger.blame(
+                        "txn-twice", f"two tries of {batch} are there, at {_bases(ours)} and {_bases(theirs)}"
+                    )
             for variant, places in seen:
                 self._check_order(ledger, batch, places)
-                self._check_all_there(ledger, batch, variant, places, [page for page in pages if page.era is era])
+                self._check_all_there(
+                    ledger, batch, variant, places, [page for page in pages if page.era is era]
+                )
 
     def _check_order(self, ledger: Ledger, batch: Batch, places: list[Place | None]) -> None:
         for one, two in itertools.pairwise(place for place in places if place is not None):
@@ -298,7 +335,9 @@ class Batches:
                 continue
             shown = any(place is not None and place.base in page.seqs for place in places)
             if shown and all(seq in page.era.records for seq in range(1, answer["head_seq"] + 1)):
-                ledger.blame("txn-part", f"only chunks at {_bases(places)} of {batch} are there: {name_of(page.op)}")
+                ledger.blame(
+                    "txn-part", f"only chunks at {_bases(places)} of {batch} are there: {name_of(page.op)}"
+                )
                 return
 
 
@@ -322,10 +361,18 @@ def _whole_max(events: list[Event]) -> int:
 
 def _told(ack: Ack, write: Op, first: int, count: int) -> Op:
     last = first + count - 1
-    answer = {"topic": write.topic, "first_seq": first, "last_seq": last, "head_seq": max(last, ack.last), "count": count}
+    answer = {
+        "topic": write.topic,
+        "first_seq": first,
+        "last_seq": last,
+        "head_seq": max(last, ack.last),
+        "count": count,
+    }
     answer |= {"created": False, "deduped": True}
     request = {**write.request}
-    return Op(ack.op.client, "write", write.topic, request, ack.op.sent_at, ack.answered, 200, answer, ack.answered)
+    return Op(
+        ack.op.client, "write", write.topic, request, ack.op.sent_at, ack.answered, 200, answer, ack.answered
+    )
 
 
 def _era(ledger: Ledger, op: Op) -> Era | None:

@@ -73,9 +73,11 @@ def _note(life: Life, line: Timeline, op: Op) -> None:
         return
     if op.kind == "drop" and not (op.ok and not op.answer["deleted"]):
         life.drops.append((op.sent_at, line.settled(op)))
-    if (op.kind == "put" and not (op.ok and not op.answer["created"])) or (
-        op.kind == "write" and may_create(op)
-    ) or (op.kind == "begin" and op.request.get("create") is not False):
+    if (
+        (op.kind == "put" and not (op.ok and not op.answer["created"]))
+        or (op.kind == "write" and may_create(op))
+        or (op.kind == "begin" and op.request.get("create") is not False)
+    ):
         life.makers.append((op.sent_at, line.settled(op)))
 
 

@@ -14,7 +14,6 @@ from tests.support.checker.problem import name_of
 from tests.support.checker.timeline import FOREVER
 from tests.support.history import Op
 
-
 BLAMED_MAX = 3
 
 
@@ -32,12 +31,16 @@ def check_plans(ledger: Ledger, ops: list[Op]) -> None:
             result = {name: op.answer[name] for name in ("manifest", "groups", "failed")}
             before, known = done.setdefault((instance, op.request["plan_id"]), (op, result))
             if result != known and result["manifest"]:
-                ledger.blame("plan-answer", f"{result} of {name_of(op)}, and it was {known}: {name_of(before)}")
+                ledger.blame(
+                    "plan-answer", f"{result} of {name_of(op)}, and it was {known}: {name_of(before)}"
+                )
         elif op.kind == "merges":
             for (of, plan_id), (before, _) in done.items():
                 told = before.answered_at is not None and before.answered_at < op.sent_at
                 if of == instance and told and plan_id not in op.answer["committed"]:
-                    ledger.blame("plan-forgotten", f"{plan_id} was published: {name_of(before)}; not for {name_of(op)}")
+                    ledger.blame(
+                        "plan-forgotten", f"{plan_id} was published: {name_of(before)}; not for {name_of(op)}"
+                    )
         elif op.kind == "plan" and op.answer["plan_id"] is not None:
             before = done.get((instance, op.answer["plan_id"]))
             if before is not None and (before[0].answered_at or FOREVER) < op.sent_at:
@@ -56,6 +59,8 @@ def check_scan(ledger: Ledger, missing: Missing, read: Read) -> None:
         placed = era.records.get(seq)
         if placed is None or seq in shown or blamed == BLAMED_MAX:
             continue
-        if ledger.solid_since(placed, read.segment) < read.sent and not missing.may_be_gone(era, placed, read.answered):
+        if ledger.solid_since(placed, read.segment) < read.sent and not missing.may_be_gone(
+            era, placed, read.answered
+        ):
             blamed += 1
             ledger.blame("scan", f"seq {seq} {placed.sent.data} is not in the files of {name_of(read.op)}")

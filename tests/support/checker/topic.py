@@ -18,7 +18,6 @@ from tests.support.checker.problem import Problem, name_of
 from tests.support.checker.timeline import Timeline, full_config
 from tests.support.history import Op
 
-
 READS = ("diff", "last", "push", "handed", "scan")
 
 
