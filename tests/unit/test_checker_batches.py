@@ -110,7 +110,7 @@ class BatchTale(Tale):
         return self.tell(op, (200, answer))
 
     def merges(self, *committed: str) -> Op:
-        names = "plan retired_segments retired_bytes snapshots manifest".split()
+        names = ["plan", "retired_segments", "retired_bytes", "snapshots", "manifest"]
         return self.tell(self.send("merges"), (200, {**dict.fromkeys(names), "committed": list(committed)}))
 
     def scan(self, *seqs: int) -> Op:
