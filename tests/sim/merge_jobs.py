@@ -343,13 +343,13 @@ class SnapshotReader:
 
     def _next(self) -> tuple[str, dict[str, Any]]:
         rng = self.rng
-        if self.pin is not None and rng.random() < 0.7:
+        if self.pin is not None and rng.random() < 0.9:
             mine = {"snapshot_id": self.pin.answer["snapshot_id"]}
-            if rng.random() < 0.4:
+            if rng.random() < 0.7:
                 return "renew_pin", {**mine, "ttl_ms": rng.choice((8000, 60_000))}
             return "release", mine
         self.topic = choose(self.crowd, self.topics)
-        return "pin", {"ttl_ms": rng.choice((1000, 8000, 60_000))}
+        return "pin", {"ttl_ms": rng.choice((1000, 60_000, 60_000))}
 
     def told(self, op: Op) -> None:
         if op.ok and op.kind == "pin":
@@ -359,7 +359,7 @@ class SnapshotReader:
         elif op.kind != "renew_pin" or not op.ok:
             self.pin = None
         pause_us = (
-            self.rng.choice((5, 100, 700, 3000)) if self.pin is not None else self.rng.choice((20, 100))
+            self.rng.choice((5, 100, 400, 1500)) if self.pin is not None else self.rng.choice((20, 100))
         )
         self.world.after(pause_us * MS, self.go)
 

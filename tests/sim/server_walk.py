@@ -141,7 +141,7 @@ class Story(Faults):
             segment_max_events=rng.choice((2, 3)),
             hot_retain_segments=rng.choice((0, 0, 1)),
             hot_retain_bytes=0,
-            retire_grace_ms=rng.choice((0, 300, 3000)),
+            retire_grace_ms=rng.choice((0, 0, 300)),
             plan_ttl_ms=rng.choice((2000, 20_000)),
         )
 
