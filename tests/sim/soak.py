@@ -36,7 +36,9 @@ def tell(work: tuple[int, int]) -> tuple[int, Counter[str], str]:
         story.run()
     except Failed as failure:
         problem = str(failure)
-    except SimulatedCrash as crash:  # no Exception: it would end this process, and nobody would miss the story
+    except (
+        SimulatedCrash
+    ) as crash:  # no Exception: it would end this process, and nobody would miss the story
         problem = f"seed {seed}: the story itself met a fault of a disk ({crash})"
     counts = Counter(story.server.counts)
     counts["requests"] = story.crowd.sent
