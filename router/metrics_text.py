@@ -192,6 +192,16 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
         wal("retired_segments"),
     )
     yield "topics_retired_bytes", "gauge", "Bytes of replaced segments", wal("retired_bytes")
+    yield "topics_transactions_open", "gauge", "Sink transactions that are open", wal("txns_open")
+    yield "topics_transactions_staged_bytes", "gauge", "Bytes staged in transactions", wal("txn_staged_bytes")
+    yield "topics_transactions_committed_total", "counter", "Batches committed", wal("txns_committed")
+    yield "topics_transactions_expired_total", "counter", "Transactions that expired", wal("txns_expired")
+    yield (
+        "topics_transaction_files_left_total",
+        "counter",
+        "Files of transactions that could not be removed before the next start",
+        wal("txn_files_left"),
+    )
     yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
     yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
     yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")

@@ -68,6 +68,11 @@ class ShardReport(msgspec.Struct, array_like=True):
     merges: int = 0  # outputs of jobs that took the place of segments
     retired_segments: int = 0  # replaced ones that still have files
     retired_bytes: int = 0
+    txns_open: int = 0
+    txn_staged_bytes: int = 0  # with files that are on their way out
+    txns_committed: int = 0
+    txns_expired: int = 0
+    txn_files_left: int = 0  # that could not be removed; the next start does so
 
     @property
     def topic_count(self) -> int:

@@ -80,6 +80,11 @@ class ShardMetrics:
             merges=counters.get("merges", 0),
             retired_segments=retired_segments,
             retired_bytes=retired_bytes,
+            txns_open=shard.open_transactions,
+            txn_staged_bytes=shard.staged_bytes,
+            txns_committed=counters["txn_committed"],
+            txns_expired=counters["txn_expired"],
+            txn_files_left=counters["txn_left"],
         )
 
     def _row(self, log: TopicLog) -> TopicRow:

@@ -167,7 +167,7 @@ class Committing(Transactions):
             try:
                 yield Blocking(STAGE_KIND, lambda: disk.remove(path))
             except OSError:
-                self.counters["txn_left"] = self.counters.get("txn_left", 0) + 1  # the next start removes it
+                self.counters["txn_left"] += 1  # the next start removes it
         self._forget_transaction(txn)
 
     # -- up to the decision --------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ class Committing(Transactions):
             if over is not txn:
                 self._answer_all(over, TransactionNotFound(log.name, over.id))
             self.busy[over] = None
-        self.counters["txn_committed"] = self.counters.get("txn_committed", 0) + 1
+        self.counters["txn_committed"] += 1
         for one in asked:
             if not one.is_answered:
                 self.add_op(Op(log, one.token, self._committed(log, txn.id), sync=True))

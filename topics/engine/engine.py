@@ -54,7 +54,7 @@ TRUST_MS = 60_000  # what was read and proved right is believed for so long: dis
 
 COUNTERS = (
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "recoveries", "syncs",
-    "batches", "frames", "bytes_written",
+    "batches", "frames", "bytes_written", "txn_committed", "txn_expired", "txn_left",
 )  # fmt: skip
 
 Request: TypeAlias = tuple[object, Command]

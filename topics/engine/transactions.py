@@ -340,6 +340,10 @@ class Transactions(Forwards):
         if txn.log.transactions is not None:
             txn.log.transactions.leaving.pop(txn.number, None)
 
+    @property
+    def open_transactions(self) -> int:
+        return sum(not txn.is_ended for txn in self.transactions)
+
     # -- time ----------------------------------------------------------------------------------------------
 
     @property
@@ -368,7 +372,7 @@ class Transactions(Forwards):
                 continue
             if txn.expires_ms <= mono_ms and self._has_room_at_all():
                 self._end_transaction(txn)
-                self.counters["txn_expired"] = self.counters.get("txn_expired", 0) + 1
+                self.counters["txn_expired"] += 1
             else:
                 look_ms = min(look_ms, max(txn.expires_ms, mono_ms + limits.TXN_RETRY_MS))
         self._txn_look_ms = look_ms
