@@ -54,6 +54,8 @@ class Committing(Transactions):
                 yield from self._remove_file(txn)
                 return
             if txn.decision is not None:
+                if self.putting_off:
+                    return
                 yield from self._carry_out(txn, txn.decision)
             elif not txn.is_known:
                 yield from self._learn(txn)
@@ -317,7 +319,7 @@ class Committing(Transactions):
                         return
                 self._lose(txn, decision.records - decision.count)
                 self._advance(txn, decision, decision.chunks, 0, decision.size - decision.size_done)
-        while not txn.is_ended:
+        while not txn.is_ended and not self.putting_off:
             placed = _next_slice(txn.order, decision.done)
             try:
                 read = yield Blocking(STAGE_KIND, partial(read_chunks, disk, path, placed))

@@ -758,12 +758,13 @@ class Engine:
 
     def stop_cold(self) -> None:
         """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at.
-        What is being written again is given up as well, with the next piece of it."""
+        What is being written again is given up as well, and what transactions append put off, with the next piece of it."""
         if self._cold_stopped:
             return
         self._cold_stopped = self.reclaimer.stopped = True
         self.cold.stop()
         self.consolidator.stop()
+        self.shard.put_off_decided()
         self._close_task(self._aside)
 
     def stop_transactions(self) -> None:

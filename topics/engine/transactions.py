@@ -68,6 +68,7 @@ class Transactions(Forwards):
         self.staged_bytes = 0
         self.staged_chunks = 0
         self.busy: dict[Transaction, None] = {}  # there is work for them
+        self.putting_off = False  # what is decided goes on after the next start
         self._txn_look_ms = NEVER_MS  # when time may do something to one of them, on the monotonic clock
 
     # -- begin ---------------------------------------------------------------------------------------------
@@ -411,6 +412,20 @@ class Transactions(Forwards):
                 self._keep_transaction(txn)
                 if txn.decision is not None:
                     self.busy[txn] = None
+
+    def put_off_decided(self) -> None:
+        """The server stops, and does not wait for batches of any size: with the piece at hand they rest until the next start.
+        Whoever waits for one hears that it goes on.
+        """
+        self.putting_off = True
+        for txn in self.transactions:
+            if txn.decision is None:
+                continue
+            for asked in txn.asked:
+                if not asked.is_answered:
+                    asked.is_answered = True
+                    state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
+                    self.ready.append((asked.token, state))
 
     def clearing_of(self, log: TopicLog) -> Callable[[], None]:
         """What an erase has to do about a topic's transactions: records that are in the log lie in no file of theirs after it.
