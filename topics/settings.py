@@ -11,6 +11,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -90,6 +91,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keepalive_ms: Annotated[int, _doc("an idle connection is closed after this")] = 75_000
     request_timeout_ms: Annotated[int, _doc("an incomplete request is given up after this")] = 60_000
     fast_path: Annotated[bool, _doc("0: every request goes through aiohttp")] = True
+    otel: Annotated[
+        bool | None, _doc("1: spans of requests, as OTEL_… says [if OTEL_… names a collector]")
+    ] = None
     log_format: Annotated[LogFormat, _doc("auto, human (on a terminal) or json")] = "auto"
     verify: Annotated[bool, _doc("1: check every invariant after every turn; slow")] = False
     test_min_heartbeat_ms: Annotated[int, _doc("test aid: lowest heartbeat", ge=1, le=1000)] = 1000
@@ -113,6 +117,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             keys = api_keys.parse_keys(self.api_keys)
         except ValueError as error:
             return [f"TOPICS_API_KEYS: {error}"]
+        if self.otel and not _can_trace():
+            return [
+                "TOPICS_OTEL=1 needs packages that are not installed: pip install 'topics[otel]', or unset it"
+            ]
         if not self.host:
             return ["TOPICS_HOST names a port but no host"]
         if not keys and not self.allow_insecure_no_auth and not is_loopback(self.host):
@@ -127,6 +135,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+# Whoever sets one of these has a collector.
+_COLLECTORS = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER",
+)  # fmt: skip
+
+
+def wants_spans(environ: Mapping[str, str]) -> bool:
+    """TOPICS_OTEL decides, and where it says nothing the variables that all of OpenTelemetry goes by."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    wanted = Settings.from_env(environ).otel
+    if wanted is not None:
+        return wanted
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    return exporter in ("", "otlp") and any(environ.get(name, "").strip() for name in _COLLECTORS)
+
+
+def _can_trace() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def variable(field: str) -> str:
@@ -184,7 +216,7 @@ def _parse(kind: Any, meta: Meta, text: str) -> str | int | bool | None:
     """The value of a variable's text; None means the default."""
     if not text:
         return None
-    if kind is bool:
+    if bool in (kind, *get_args(kind)):
         return _BOOLS.get(text.lower())
     if kind == LogFormat:
         return text.lower() if text.lower() in _LOG_FORMATS else None
