@@ -39,16 +39,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The server's settings; every process of it reads the same environment."""
 
     # Where it listens, and for whom.
-    host: Annotated[str, _doc("or host:port; TOPICS_PORT is then ignored")] = "127.0.0.1"
-    port: Annotated[int, _doc("0 lets the system choose")] = 4000
+    host: Annotated[str, _doc("address, or host:port; TOPICS_PORT is then ignored")] = "127.0.0.1"
+    port: Annotated[int, _doc("port; 0 lets the system choose")] = 4000
     port_file: Annotated[str | None, _doc("gets the actual host:port once it is bound")] = None
     api_keys: Annotated[str, _doc("secret[:scopes[:prefixes]],…; none: everyone may do everything")] = ""
     allow_insecure_no_auth: Annotated[bool, _doc("1: listen beyond loopback without keys")] = False
     probe_auth: Annotated[bool, _doc("1: health and readiness need a key")] = False
 
     # Where data is, and in what portions.
-    data_dir: Annotated[str, _doc("log, segments, snapshots")] = "./topics-data"
-    cold_dir: Annotated[str | None, _doc("second tier for old segments")] = None
+    data_dir: Annotated[str, _doc("all that lasts; one server at a time")] = "./topics-data"
+    cold_dir: Annotated[str | None, _doc("where old segments go; unset: nowhere")] = None
     # None lets an existing data directory decide, and the number of CPUs for a new one.
     wal_shards: Annotated[
         int | None, _doc("worker processes [as before; at first CPUs, at most 8]", ge=1, le=256)
@@ -60,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hot_retain_bytes: Annotated[int, _doc("a further bound on them; 0: none")] = 0
     cold_cache_bytes: Annotated[int, _doc("cold records in memory, per shard")] = 32 * limits.MIB
     retire_grace_ms: Annotated[int, _doc("merged segments stay on disk this long")] = 86_400_000
-    plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten")] = 604_800_000
+    plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten after this")] = 604_800_000
     min_free_bytes: Annotated[int, _doc("less space than this: no appends; 0: off")] = 256 * limits.MIB
     reclaim_bytes_per_s: Annotated[int, _doc("rewriting of dead segments, per shard; 0: no bound")] = (
         32 * limits.MIB
@@ -87,16 +87,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # How the processes run.
     fronts: Annotated[int, _doc("front processes that share the port", ge=1, le=64)] = 1
-    ping_timeout_ms: Annotated[int, _doc("a process as silent is restarted", ge=100)] = 30_000
+    ping_timeout_ms: Annotated[int, _doc("a process silent for this long is restarted", ge=100)] = 30_000
     keepalive_ms: Annotated[int, _doc("an idle connection is closed after this")] = 75_000
     request_timeout_ms: Annotated[int, _doc("an incomplete request is given up after this")] = 60_000
-    fast_path: Annotated[bool, _doc("0: every request goes through aiohttp")] = True
+    fast_path: Annotated[bool, _doc("0: no short cut for plain requests; for finding faults")] = True
     otel: Annotated[
         bool | None, _doc("1: spans of requests, as OTEL_… says [if OTEL_… names a collector]")
     ] = None
-    log_format: Annotated[LogFormat, _doc("auto, human (on a terminal) or json")] = "auto"
+    log_format: Annotated[LogFormat, _doc("auto: human on a terminal, else json")] = "auto"
     verify: Annotated[bool, _doc("1: check every invariant after every turn; slow")] = False
-    test_min_heartbeat_ms: Annotated[int, _doc("test aid: lowest heartbeat", ge=1, le=1000)] = 1000
+    test_min_heartbeat_ms: Annotated[int, _doc("test aid: lowest heartbeat_ms of a watch", ge=1, le=1000)] = (
+        1000
+    )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
