@@ -108,7 +108,8 @@ class ShardMetrics:
     def delivered(self, result: object, since_turn_us: int) -> None:
         """A page for those who follow a topic live goes out, so long after its turn began."""
         if type(result) is cmd.Page and result.seqs:
-            age_ms = self._engine.clock.now_ms - result.timestamps[0]
+            # Of a large page these are numpy's numbers, which no message takes.
+            age_ms = self._engine.clock.now_ms - int(result.timestamps[0])
             self._deliveries.add(max(0, age_ms * 1000 + since_turn_us))
 
     def readiness(self, progress: float) -> Readiness:
@@ -208,7 +209,7 @@ class ShardMetrics:
                 continue
             for consumer_name in sorted(log.consumers.named):
                 consumer = log.consumers.named[consumer_name]
-                lag = shard.lag(log, consumer)
+                lag = int(shard.lag(log, consumer))
                 row = ConsumerRow(name, consumer_name, lag, len(consumer.entries))
                 if consumer.filter is None:
                     row.lag_ms = shard.lag_ms(log, consumer, self._engine.clock.present_ms()) if lag else 0

@@ -294,14 +294,12 @@ class ShardCore:
         if request.op == wire.READY:
             body = msgspec.msgpack.encode(self.metrics.readiness(self.progress))
         elif request.op == wire.METRICS:
-            report = self.metrics.report(self.progress)
-            report.watch_sessions = self.desk.sessions.count
-            report.streams_elsewhere = self.desk.streams_elsewhere(peer)
-            self.forwarding.report(report)
-            report.pressure = self.pressure.value
-            report.pressure_refused = self.pressure.refused
-            report.forwards = self.rules.book.count if self.rules is not None else 0
-            body = msgspec.msgpack.encode(report)
+            try:
+                body = self._report(peer)
+            except Exception as error:  # whoever looks at it must not take it down
+                logger.exception("the figures could not be told")
+                self._refuse(peer, request, TopicsError(f"the figures could not be told: {error!r}"))
+                return
         elif request.op == wire.CATALOG:
             try:
                 self.caps.receive_report(peer, request.body)
@@ -324,6 +322,16 @@ class ShardCore:
             self._at_desk(peer, request)
             return
         self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
+
+    def _report(self, peer: bytes) -> bytes:
+        report = self.metrics.report(self.progress)
+        report.watch_sessions = self.desk.sessions.count
+        report.streams_elsewhere = self.desk.streams_elsewhere(peer)
+        self.forwarding.report(report)
+        report.pressure = self.pressure.value
+        report.pressure_refused = self.pressure.refused
+        report.forwards = self.rules.book.count if self.rules is not None else 0
+        return msgspec.msgpack.encode(report)
 
     def _unclaim(self, peer: bytes, request: wire.Request) -> None:
         """Who claimed is gone. If the claim still waits it is ended, and nothing is handed out for it."""

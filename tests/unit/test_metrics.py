@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 import msgspec
+import pytest
 
 from router.metrics_text import Totals, as_text
 from tests.support.shard_rig import Rig
@@ -88,6 +89,35 @@ def test_live_delivery_is_timed() -> None:
     rig.replies.clear()  # more comes under the same number
     rig.ask(wire.WRITE, body=write(2))
     assert sum(deliveries(rig).buckets) == 1
+
+
+def test_large_pages_are_counted_like_small_ones() -> None:
+    """Their columns are numpy's, whose numbers no message takes."""
+    rig = Rig()
+    rig.ask(wire.PUT_TOPIC, body={"durability": "fsync"})
+    rig.ask(wire.FOLLOW, body=encode(Follow(FeedOptions(limit=1000))))
+    rig.ask(wire.PUT_CONSUMER, body={"deliver": "all", "filter": "b"}, args=CONSUMER)
+    rig.replies.clear()
+    rig.receive(wire.WRITE, body={"records": [{"data": i, "tag": "ab"[i % 2]} for i in range(800)]})
+    rig.turn()
+    rig.clock.advance(40)  # so long takes the sync
+    rig.rest()
+    rig.ask(wire.CLAIM, body={"node": "w", "max": 100}, args=CONSUMER)
+    found = report(rig)
+    assert found.deliveries is not None
+    assert found.deliveries.buckets[LATENCY_BUCKETS_US.index(50_000)] == 1
+    (row,) = found.consumer_rows
+    assert (row.lag, row.ack_pending, row.lag_ms) == (300, 100, -1)
+
+
+def test_figures_that_cannot_be_told_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    monkeypatch.setattr(rig.core.metrics, "report", lambda progress: 1 / 0)
+    reply = rig.ask(wire.METRICS)
+    assert reply is not None and reply.status == 500
+    monkeypatch.undo()
+    rig.ask(wire.WRITE, body=write(1))
+    assert counts(rig) == {"write": 1}
 
 
 def deliveries(rig: Rig) -> Timed:
