@@ -88,3 +88,11 @@ def test_the_limits_page_names_every_bound() -> None:
     config = (ENGINE / "config.py").read_text().split("class EngineConfig", 1)[1]
     names += re.findall(r"^    (\w+): ", config, flags=re.MULTILINE)
     assert [name for name in names if name not in {"KIB", "MIB"} and f"`{name}`" not in page] == []
+
+
+def test_the_comparison_has_the_figures_of_the_benchmarks() -> None:
+    measured = (ROOT / "docs" / "comparison.md").read_text().split("\n## Measured\n", 1)[1]
+    figures = re.findall(r"[\d.]+ ×|[\d.]+ ms", measured.split("\n\n", 2)[2].rsplit("\n\n", 1)[0])
+    known = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert len(figures) > 20
+    assert [figure for figure in figures if figure.removesuffix(" ms") not in known] == []
