@@ -74,6 +74,7 @@ def run_page(page: str, server: Server, folder: Path, *, rewrite: bool = False) 
     places = {
         "127.0.0.1:4000": f"{server.host}:{server.port}",
         "/mnt/cold": str(server.folder / "cold"),
+        "deploy/examples/": f"{ROOT}/deploy/examples/",
     }
     runner = PageRunner(folder, places, {"TOPICS_URL": f"http://{server.host}:{server.port}"})
     try:
