@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -37,6 +38,25 @@ COMMAND = re.compile(
     r"(\$ |(sudo |[A-Z_]+=\S+ )?(\.venv/bin/|(\./)?scripts/|curl |topics |topics-spark |docker |pip |python3? ))"
 )
 STREAM_CUT = 28  # curl's code when --max-time ends a stream
+# A stream is cut by its silence here, not by the clock: a slow machine may need longer until it speaks.
+PATIENT_CURL = """#!{python}
+import os, select, subprocess, sys
+words = sys.argv[1:]
+if "--max-time" not in words:
+    os.execv({curl!r}, [{curl!r}, *words])
+at = words.index("--max-time")
+silence_s = float(words[at + 1])
+curl = subprocess.Popen([{curl!r}, *words[:at], *words[at + 2:]], stdout=subprocess.PIPE)
+patience_s = {patience_s}
+while select.select([curl.stdout], [], [], patience_s)[0]:
+    piece = os.read(curl.stdout.fileno(), 65536)
+    if not piece:
+        sys.exit(curl.wait())
+    os.write(1, piece)
+    patience_s = silence_s
+curl.kill()
+sys.exit({code})
+"""
 
 
 @dataclass(frozen=True)
@@ -179,6 +199,12 @@ class PageRunner:
             program = programs / name
             program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
             program.chmod(0o755)
+        if curl := shutil.which("curl"):
+            script = PATIENT_CURL.format(
+                python=sys.executable, curl=curl, patience_s=PATIENCE_S, code=STREAM_CUT
+            )
+            (programs / "curl").write_text(script)
+            (programs / "curl").chmod(0o755)
         self.environment = {
             **clean,
             "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
