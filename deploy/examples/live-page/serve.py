@@ -58,7 +58,8 @@ def main() -> None:
     app.cleanup_ctx.append(session)
     app.router.add_get("/", show)
     app.router.add_route("*", "/v0/{rest:.*}", hand_on)
-    web.run_app(app, host="127.0.0.1", port=wanted.port, handle_signals=True)
+    # A page that is closed ends its stream at the server, too.
+    web.run_app(app, host="127.0.0.1", port=wanted.port, handler_cancellation=True, shutdown_timeout=1)
 
 
 if __name__ == "__main__":
