@@ -17,6 +17,7 @@ import io
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import subprocess
@@ -37,6 +38,7 @@ SHOWN = {"", "text", "mermaid", "js", "sql", "html", "diff", "nginx"}
 COMMAND = re.compile(
     r"(\$ |(sudo |[A-Z_]+=\S+ )?(\.venv/bin/|(\./)?scripts/|curl |topics |topics-spark |docker |pip |python3? ))"
 )
+ENDS_S = 240.0  # below the time that a test has
 STREAM_CUT = 28  # curl's code when --max-time ends a stream
 # A stream is cut by its silence here, not by the clock: a slow machine may need longer until it speaks.
 PATIENT_CURL = """#!{python}
@@ -170,6 +172,8 @@ class Shell:
         script.write_text(text)
         self._orders.write(f"{script}\n")
         self._orders.flush()
+        if not select.select([self._answers], [], [], ENDS_S)[0]:
+            return "", "", [(1, f"it does not end within {ENDS_S:g} s")]
         ended = self._answers.readline() == ""
         said = [Path(f"{script}.{name}") for name in ("out", "err", "failed")]
         out, err, failed = (path.read_text() if path.exists() else "" for path in said)
@@ -179,7 +183,9 @@ class Shell:
     def close(self) -> None:
         self._orders.close()
         try:
-            self._process.wait(PATIENCE_S)
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            pass  # the block that does not end
         finally:
             self._answers.close()
             with contextlib.suppress(ProcessLookupError):
