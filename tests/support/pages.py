@@ -190,6 +190,7 @@ class Shell:
             self._answers.close()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, 9)  # what a page has left in the background
+            self._process.wait()
 
 
 class PageRunner:
