@@ -693,7 +693,7 @@ def test_a_record_needs_a_seq_and_a_time_only() -> None:
 
 
 def test_the_pages_decoder_works() -> None:
-    (source,) = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    source, _ = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     space: dict[str, Any] = {}
     exec(source, space)
     pieces: list[bytes] = []
