@@ -77,11 +77,11 @@ def figures(h: Harness) -> dict[str, int]:
     """What the metrics tell of transactions."""
     report = ShardMetrics(h.engine, lambda: 0).report(1.0)
     return {
-        "open": report.txns_open,
-        "staged": report.txn_staged_bytes,
-        "committed": report.txns_committed,
-        "expired": report.txns_expired,
-        "left": report.txn_files_left,
+        "open": report.txn_open,
+        "staged": report.txn_bytes,
+        "committed": report.txn_committed,
+        "expired": report.txn_expired,
+        "left": report.txn_left,
     }
 
 
