@@ -1,4 +1,4 @@
-"""`topics-spark export`: cold records as Parquet files, by topic and day."""
+"""`topics-spark export`: cold records as Parquet files, by topic and day, plain or as Delta tables."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from spark_pipeline.cli.arguments import (
     size,
     told,
 )
-from spark_pipeline.jobs.exporting import Busy, Exported, ExportFailed, Job, export
+from spark_pipeline.jobs.exporting import Exported, Job, export
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.snapshots import pinned
+from spark_pipeline.lake.forms import FORMS
+from spark_pipeline.lake.table import Busy, ExportFailed
 from spark_pipeline.tasks.manifest import find_topics
 from topics.cli.tables import as_bytes, safe
 
@@ -45,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
         help="the cold directory; without --url as its manifests have it [$TOPICS_COLD_DIR]",
     )
     parser.add_argument(
+        "--format", choices=FORMS, default="parquet", help="plain Parquet, or a Delta table a topic [parquet]"
+    )
+    parser.add_argument(
         "--part-bytes", type=size, default=size("256MiB"), help="records of one file at most [256MiB]"
     )
     parser.add_argument(
@@ -62,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     progress = Progress(sys.stderr, as_json=True if arguments.json else None)
     wanted = ",".join(arguments.topics) or "*"
-    job = Job(arguments.out, max(arguments.part_bytes, 1), arguments.skip_damaged)
+    job = Job(arguments.out, arguments.format, max(arguments.part_bytes, 1), arguments.skip_damaged)
     try:
         if arguments.url:
             with pinned(server_of(arguments), wanted, arguments.cold_dir) as topics:
