@@ -12,7 +12,7 @@ from contextvars import ContextVar
 
 from spark_pipeline.java import NoJava
 from spark_pipeline.jobs.consolidate import JobFailed
-from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine
+from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, TaskFailed
 from spark_pipeline.session import MEMORY, NoSpark, session
 from spark_pipeline.tasks.manifest import NoManifest
 from spark_pipeline.tasks.server import TOKEN_ENV, Refused, Server, Unreachable
@@ -128,7 +128,7 @@ def told(command: str, work: Callable[[], int]) -> int:
         # Whoever read has seen enough; Python must not complain of it once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except (NoJava, NoSpark, NoManifest, Unreachable, JobFailed, ValueError) as error:
+    except (NoJava, NoSpark, NoManifest, Unreachable, JobFailed, TaskFailed, ValueError) as error:
         said = str(error)
     except Refused as error:
         said = f"the server says: {error}" + (f" ({error.code})" if error.code else "")

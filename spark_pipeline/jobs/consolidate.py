@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from spark_pipeline.jobs.engines import Engine
+from spark_pipeline.jobs.engines import Engine, last_line
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks.merge import MergeResult, MergeTask, merge_group
 from spark_pipeline.tasks.server import Refused, Server, Unreachable
@@ -231,7 +231,7 @@ class Consolidation:
             # With the plan its staging goes, under whoever works there. Is it gone, or is this a fault of its own?
             self._renew(plan)
             raise JobFailed(
-                f"{self._topic}: a task failed: {_last_line(error)}; run it again, and it goes on from here"
+                f"{self._topic}: {last_line(error)}; run it again, and it goes on from here"
             ) from error
 
     def _renew(self, plan: Plan) -> None:
@@ -304,10 +304,3 @@ class Consolidation:
     def _call(self, plan: Plan, what: str, body: dict[str, Any]) -> Any:
         path = self._server.topic(self._topic, f"/consolidation/{plan.plan_id}/{what}")
         return self._server.post(path, body)
-
-
-def _last_line(error: Exception) -> str:
-    """Spark tells of errors with all that was called; what a user wants to know stands at the end of the first part."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if "Error:" in line or "Error]" in line]
-    return (named or lines or [type(error).__name__])[0][:500]

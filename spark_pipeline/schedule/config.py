@@ -92,7 +92,14 @@ class Schedule:
         """All of it: what a unit of systemd or cron runs."""
         [run, *rest] = job.command()
         cold = ["--cold-dir", self.settings.cold_dir] if self.settings.cold_dir else []
-        return [run, *self.server_arguments(), *cold, *self.engine_arguments(), *rest]
+        return [run, *self.server_arguments(), *cold, *self._lakes(job), *self.engine_arguments(), *rest]
+
+    def _lakes(self, job: Job) -> list[str]:
+        """A report tells of what the other jobs export."""
+        if job.run != "report" or "lake" in job.parameters:
+            return []
+        lakes = dict.fromkeys(str(one.parameters["out"]) for one in self.jobs if one.run == "export")
+        return [word for lake in lakes for word in ("--lake", lake)]
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────────────
@@ -115,8 +122,8 @@ _MERGE: dict[str, Callable[[str], Any]] = {"min_garbage": share, "max_groups": _
 PARAMETERS: dict[str, dict[str, Callable[[str], Any]]] = {
     "compact": {**_MERGE, "target_bytes": size, "min_segments": _count},
     "purge": _MERGE,
-    "scrub": {},
-    "report": {"out": _text, "top": _count},
+    "scrub": {"out": _text},
+    "report": {"out": _text, "top": _count, "lake": _text, "scrubs": _text},
     "export": {},  # `topics-spark export` knows its own, and tells what is wrong
 }
 _FREE = frozenset({"export"})

@@ -170,6 +170,23 @@ def test_a_batch_that_fails_leaves_nothing(spark: Any, server: Server, topic: st
     assert read(server, topic) == []
 
 
+def test_a_lasting_name(spark: Any, server: Server, topic: str) -> None:
+    """With a number a batch is there once; without one each run is another batch. Neither takes a place of a producer's."""
+    frame = rows(spark, 4)
+    for batch in ("7", "7", "8", "7"):
+        write(frame, server, topic, producer="etl", batch=batch)
+    assert numbers(server, topic) == sorted([0, 1, 2, 3] * 2)
+    for _ in range(2):
+        write(frame, server, topic, producer="other")
+    assert numbers(server, topic) == sorted([0, 1, 2, 3] * 4)
+    write(frame, server, topic, producer="other", batch=str(2**62))
+    with pytest.raises(Exception, match="another write of the producer other was faster"):
+        write(frame, server, topic, producer="other")
+    assert len(read(server, topic)) == 20
+    with pytest.raises(Exception, match="give that a name with the option producer"):
+        write(frame, server, topic, batch="1")
+
+
 def test_options_that_make_no_sense(spark: Any, server: Server, topic: str) -> None:
     frame = rows(spark, 2)
     with pytest.raises(Exception, match="tagColumn names the column kind, but there are data, tag"):
