@@ -140,9 +140,16 @@ def test_two_tries_of_a_task_and_repeated_commits(server: Server, topic: str) ->
     assert replayed is not None and replayed.chunks == 0, "the batch is there already"
     commit(target, [replayed])
     assert numbers(server, topic) == [1, 2, 3]
-    gone = stage(target, "q", 1, "0-0", chunks())
+    later = stage(target, "q", 2, "0-0", chunks())
+    assert later is not None
+    commit(target, [later])
+    overtaken = stage(target, "q", 0, "0-9", chunks())
+    assert overtaken is not None and overtaken.chunks == 0
+    commit(target, [overtaken])
+    assert numbers(server, topic) == sorted([1, 2, 3] * 2)
+    gone = stage(target, "q", 3, "0-0", chunks())
     assert gone is not None
-    abort_batch(target, "q", 1)
+    abort_batch(target, "q", 3)
     with pytest.raises(BatchFailed, match="Run it again, with a longer txnTtl"):
         commit(target, [gone])
 
