@@ -15,6 +15,7 @@ from spark_pipeline.cli.arguments import (
     LATER,
     OK,
     add_engine,
+    add_offline,
     add_output,
     add_server,
     engine_of,
@@ -56,12 +57,13 @@ def main(argv: Sequence[str]) -> int:
         "--skip-damaged", action="store_true", help="leave out what is damaged, for good, and tell it"
     )
     add_server(parser)
+    add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    if not arguments.url and not arguments.cold_dir:
+    if not arguments.url and not arguments.cold_dir and not arguments.offline:
         parser.error("say where to look: --url of a server, or --cold-dir")
-    return told("export", lambda: _run(arguments))
+    return told("export", arguments, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from spark_pipeline.cli.arguments import (
     DEFAULT_URL,
     OK,
     add_engine,
+    add_offline,
     add_output,
     add_server,
     engine_of,
@@ -59,10 +60,11 @@ def main(argv: Sequence[str]) -> int:
         help="where the cold tier is mounted here [as on the server]",
     )
     add_server(parser, default=DEFAULT_URL)
+    add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    return told("report", lambda: _run(arguments))
+    return told("report", arguments, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from spark_pipeline.cli.arguments import (
     DAMAGED,
     OK,
     add_engine,
+    add_offline,
     add_output,
     add_server,
     engine_of,
@@ -47,12 +48,13 @@ def main(argv: Sequence[str]) -> int:
         help="the folder of a report, which then tells of this scrub, too [none]",
     )
     add_server(parser)
+    add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    if not arguments.url and not arguments.cold_dir:
+    if not arguments.url and not arguments.cold_dir and not arguments.offline:
         parser.error("say where to look: --url of a server, or --cold-dir")
-    return told("scrub", lambda: _run(arguments))
+    return told("scrub", arguments, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
