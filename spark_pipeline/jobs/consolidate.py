@@ -103,12 +103,17 @@ def look_at_plan(server: Server, topic: str, parameters: Parameters) -> Plan:
     # A plan that is there already may be wanted by a job in a moment.
     plan = ask_for_plan(server, topic, parameters, lease_ms=LEASE_MS if had is None else 1000)
     if plan.plan_id is not None and (had is None or had["plan_id"] != plan.plan_id):
-        try:
-            server.post(f"{path}/{plan.plan_id}/abandon", {"lease": plan.lease})
-        except Refused as error:
-            if error.code not in {"lease_lost", "plan_not_found"}:
-                raise  # else it is gone, or somebody else's
+        abandon(server, topic, plan)
     return plan
+
+
+def abandon(server: Server, topic: str, plan: Plan) -> None:
+    """Nobody is going to do it."""
+    try:
+        server.post(server.topic(topic, f"/consolidation/{plan.plan_id}/abandon"), {"lease": plan.lease})
+    except Refused as error:
+        if error.code not in {"lease_lost", "plan_not_found"}:
+            raise  # else it is gone, or somebody else's
 
 
 class Consolidation:
@@ -135,7 +140,14 @@ class Consolidation:
         self._outcome = Outcome(topic)
 
     def run(self) -> Outcome:
-        """Plan after plan, until there is nothing left to do, or one has changed nothing."""
+        """Plan after plan, until there is nothing left to do, or one has changed nothing.
+
+        On a topic that is written to there is always something left: segments that have become cold meanwhile, and what was
+        made of others just now. They are for the next run: a plan has to begin where the last one has ended, and with what was
+        written when this run began.
+        """
+        head_seq = int(self._server.get(self._server.topic(self._topic, "?touch=false"))["head_seq"])
+        done_seq = 0
         for _ in range(PLANS_MAX):
             try:
                 plan = ask_for_plan(self._server, self._topic, self._parameters, lease_ms=self._lease_ms)
@@ -145,6 +157,10 @@ class Consolidation:
                 return self._end("leased", str(error))
             if plan.plan_id is None:
                 break
+            if not done_seq <= min(group.first_seq for group in plan.groups) <= head_seq:
+                abandon(self._server, self._topic, plan)
+                break
+            done_seq = max(group.next_seq for group in plan.groups)
             try:
                 if not self._do(plan):
                     break
