@@ -12,7 +12,7 @@ from contextvars import ContextVar
 
 from spark_pipeline.java import NoJava
 from spark_pipeline.jobs.consolidate import JobFailed
-from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, TaskFailed
+from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, TaskFailed, be_idle
 from spark_pipeline.offline import CannotStart, InUse, private_server
 from spark_pipeline.session import MEMORY, NoSpark, session
 from spark_pipeline.tasks.manifest import NoManifest
@@ -74,6 +74,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", metavar="n", type=int, default=0, help="processes of --engine local [cores]"
     )
+    parser.add_argument(
+        "--idle", action="store_true", help="take only processor time that nobody else on this machine wants"
+    )
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +107,8 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[Engine]:
     if lent is not None:
         yield lent
         return
+    if arguments.idle:
+        be_idle()
     engine: Engine
     if arguments.engine == "local":
         engine = LocalEngine(arguments.workers)

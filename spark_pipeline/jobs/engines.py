@@ -84,6 +84,11 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+def be_idle() -> None:
+    """This process, and those that it starts from now on, only get what others leave."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 # ── Processes ─────────────────────────────────────────────────────────────────────────
 
 

@@ -39,6 +39,7 @@ class SparkPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     memory: str = MEMORY
     workers: int = 0  # of the engine `local`; 0: as many as there are cores
     reuse_session: bool = True
+    idle: bool = False  # only processor time that nobody else wants
 
 
 class SchedulePart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -83,7 +84,7 @@ class Schedule:
 
     def engine_arguments(self) -> list[str]:
         spark = self.spark
-        found = ["--engine", spark.engine]
+        found = ["--engine", spark.engine, *(["--idle"] if spark.idle else [])]
         if spark.engine == "local":
             return [*found, "--workers", str(spark.workers)]
         return [*found, "--master", spark.master, "--memory", spark.memory]
