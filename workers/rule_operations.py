@@ -185,6 +185,9 @@ class RuleOperations:
             yield from self._close_outflows(forward)
             yield from self._close_inflow(forward, undo=forward.made_dest)
             yield (DropForward(forward.uid),)
+            if any(map(_is_ok, replies)):  # which may have copied something before it was closed
+                text = "a worker could not take its part, so the router is undone; other parts may have copied records"
+                raise NotReady(text, outcome="unknown")
             raise Refused(refused)
         opened = [messages.read_step_done(reply.body) for reply in replies]
         made_source = any(isinstance(outflow, OutflowOpened) and outflow.made_source for outflow in opened)

@@ -103,7 +103,7 @@ def test_lost_answers_duplicate_nothing(
 def test_a_full_buffer_makes_senders_wait_or_fail(connect: Connect, topic: str) -> None:
     client = connect("http://127.0.0.1:1")  # nobody is there
     options = {"max_batch_bytes": 100, "max_buffer_bytes": 100, "linger_ms": 0, "deliver_for_s": 0.3}
-    producer = client.producer(topic, **options, send_timeout_s=0.05)
+    producer = client.producer(topic, **(options | {"deliver_for_s": 2.0}), send_timeout_s=0.05)
     first = producer.send("x" * 80)
     with pytest.raises(errors.BufferFull):
         producer.send("y" * 80)

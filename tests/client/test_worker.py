@@ -108,10 +108,10 @@ def test_leases_are_kept_while_a_handler_runs(client: Any, jobs: str) -> None:
 
     def handler(job: Any) -> None:
         seen.append(job.deliveries)
-        # Three leases long: without extensions somebody else would have it by now.
-        wait(lambda: time.time() * 1000 > job.deadline + 600)
+        # Longer than the lease: without extensions somebody else would have it by now.
+        wait(lambda: time.time() * 1000 > job.deadline + 300)
 
-    with working(client, jobs, handler, lease_ms=300, concurrency=2) as worker:
+    with working(client, jobs, handler, lease_ms=2000, concurrency=2) as worker:
         wait(lambda: worker.stats.done)
     assert (seen, worker.stats.lost) == ([1], 0)
 
@@ -127,7 +127,7 @@ def test_a_lease_that_was_lost_is_not_settled(client: Any, jobs: str) -> None:
             client.nack(job)  # behind its back
             assert release.wait(60)
 
-    with working(client, jobs, handler, lease_ms=150, concurrency=2) as worker:
+    with working(client, jobs, handler, lease_ms=1500, concurrency=2) as worker:
         wait(lambda: worker.stats.done == 1)  # by the second delivery
         wait(lambda: worker.stats.lost == 1)
         release.set()

@@ -5,6 +5,7 @@ Method: every limit exactly at and one past it; for the order of checks a reques
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -347,8 +348,12 @@ def test_a_window_of_zero_remembers_nothing(shared_server: Server, topic: str) -
 def test_the_window_runs_from_the_first_success(shared_server: Server, topic: str) -> None:
     """Were it refreshed, these repeats would go on for ever."""
     shared_server.put(f"/v0/topics/{topic}", {"idempotency_window_ms": 400})
+    began = time.monotonic()
     first = ok(shared_server.write(topic, 1, idempotency_key="k"))
-    assert ok(shared_server.write(topic, 1, idempotency_key="k"))["deduped"]
+    second = ok(shared_server.write(topic, 1, idempotency_key="k"))
+    assert second["deduped"] or time.monotonic() - began > 0.4
+    if not second["deduped"]:  # the machine has slept over it
+        first = second
     later = until(
         lambda: next(
             (b for b in [ok(shared_server.write(topic, 2, idempotency_key="k"))] if not b["deduped"]), None

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from tests.sim.server_walk import STEPS, Failed, Story
 from tests.support.arguments import positive_count, positive_number, seed_number
+from tests.support.sim_disk import SimulatedCrash
 
 SHOW_EVERY_S = 1.0  # on a terminal, where a line replaces the last one
 LOG_EVERY_S = 30.0
@@ -35,6 +36,10 @@ def tell(work: tuple[int, int]) -> tuple[int, Counter[str], str]:
         story.run()
     except Failed as failure:
         problem = str(failure)
+    except (
+        SimulatedCrash
+    ) as crash:  # no Exception: it would end this process, and nobody would miss the story
+        problem = f"seed {seed}: the story itself met a fault of a disk ({crash})"
     counts = Counter(story.server.counts)
     counts["requests"] = story.crowd.sent
     counts["acked writes"] = sum(op.kind == "write" and op.ok for op in story.history.ops)

@@ -111,7 +111,7 @@ class Server:
             self.wait_ready()
         return self
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, timeout_s: float = START_S) -> None:
         def ready() -> bool:
             assert self.process is not None
             if self.process.poll() is not None:
@@ -121,7 +121,7 @@ class Server:
                 return self.get("/readyz").status != 503
             return False
 
-        until(ready, START_S)
+        until(ready, timeout_s)
 
     def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM, and the exit code."""

@@ -141,6 +141,15 @@ def test_a_refused_pattern_leaves_nothing() -> None:
     assert len(topics(made)) == 1
 
 
+def test_a_pattern_that_one_shard_cannot_take_is_undone_but_may_have_copied() -> None:
+    made = cluster(3)
+    made.disks[2].fail_at(1, errno.EIO, of="sync")
+    reply = put(made, "r", "a.>", name_on(1, "all", 3))
+    assert (reply.status, error_of(reply)["detail"]) == (503, {"outcome": "unknown"})
+    assert made.rig(2).core.engine.shard.read_only is not None
+    assert (get(made, "r").status, topics(made)) == (404, [])
+
+
 def test_a_topic_that_was_there_before_a_refused_rule_stays() -> None:
     made = cluster(max_topics=1)
     made.ask(1, wire.PUT_TOPIC, FAR)
