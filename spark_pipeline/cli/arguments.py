@@ -143,7 +143,10 @@ def _reached(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def server_of(arguments: argparse.Namespace) -> Server:
-    return Server(arguments.url, arguments.token_env)
+    def say(text: str) -> None:
+        print(f"topics-spark: {safe(text)}", file=sys.stderr, flush=True)
+
+    return Server(arguments.url, arguments.token_env, on_wait=say)
 
 
 def told(command: str, arguments: argparse.Namespace, work: Callable[[argparse.Namespace], int]) -> int:

@@ -31,6 +31,7 @@ from spark_pipeline.lake.forms import FORMS
 from spark_pipeline.lake.table import Busy, ExportFailed
 from spark_pipeline.tasks.manifest import find_topics
 from topics.cli.tables import as_bytes, safe
+from topics.engine.errors import TopicsError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,6 +81,10 @@ def _run(arguments: argparse.Namespace) -> int:
     except (Busy, ExportFailed) as error:
         print(f"topics-spark export: {safe(str(error))}", file=sys.stderr)
         return LATER if isinstance(error, Busy) else CANNOT
+    except TopicsError as error:
+        advice = "--skip-damaged leaves it out, for good; `topics verify --repair` or a backup of the file mends it"
+        print(f"topics-spark export: {safe(str(error))}. {advice}", file=sys.stderr)
+        return DAMAGED
     print(msgspec.json.encode(found).decode() if arguments.json else _line(found))
     return DAMAGED if found.damaged else OK
 

@@ -185,6 +185,14 @@ def test_the_command(
     assert main([*command[:-2]]) == 0
     assert "nothing new in 1 topics" in capsys.readouterr().out
     assert main([*command[:2], "--cold-dir", str(tmp_path), "--out", str(out)]) == 3
+    # Damage that a task finds is told as such, with what to do.
+    path = tier.folder / f"{tier.segments[0].name}.data"
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+    command[command.index(str(out))] = str(tmp_path / "other")
+    assert main([*command, "--workers", "1"]) == 1
+    assert "--skip-damaged leaves it out" in capsys.readouterr().err
 
 
 def test_with_a_server(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,6 +220,8 @@ def test_exports_scrubs_and_what_has_changed(
     html = (out / "report.html").read_text()
     assert "+5" in html
     assert f"{topic.manifest.segments[2].name}, record " in html
+    assert main(["report", "--out", str(out), *here, "--", "nobody.has.it"]) == 3
+    assert "has no topic 'nobody.has.it'" in capsys.readouterr().err
     # About other topics, and one that nobody can read: there is nothing to compare with.
     main(["report", "--out", str(out), *here, "--", "m14"])
     assert json.loads((out / "report.json").read_text())["previous_made_at_ms"] is None
