@@ -140,6 +140,7 @@ class Engine:
         self._rewrites = _Lane()  # for the reclaimer
         self._cold_stopped = False
         self._space_look_ms = 0
+        self.free_bytes = -1  # on the disk, at the last look; -1: there was none
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
         self._checkpoint_wanted = False
         self._look_at_ms = 0
@@ -443,6 +444,7 @@ class Engine:
             free = self._disk.free_bytes()
         except OSError:
             return  # whoever writes will hear of it
+        self.free_bytes = free
         low = free < self.config.min_free_bytes
         if low and not self.shard.low_space:
             self.counters["low_space"] = self.counters.get("low_space", 0) + 1
