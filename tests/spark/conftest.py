@@ -50,7 +50,7 @@ def spark(event_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     found.stop()
 
 
-TOPICS = tuple(f"m{i}" for i in range(1, 15))  # one for each test that changes its topic
+TOPICS = tuple(f"m{i}" for i in range(1, 20))  # one for each test that changes its topic
 COUNT = 100
 PAGE_TOPIC = "orders"  # of docs/spark.md
 SEGMENT = 10

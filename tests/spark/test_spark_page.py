@@ -45,6 +45,7 @@ def test_the_page_prints_what_it_shows(spark: Any, server: Server, tmp_path: Pat
         runner.close()
     assert parquet.read_table(tmp_path / "lake" / "orders").num_rows == COUNT + PAID
     assert server.diff("clean").json["head_seq"] == PAID
+    assert server.diff("kept").json["head_seq"] == COUNT + PAID
     assert server.diff("copy").json["head_seq"] == COUNT + PAID
 
 
