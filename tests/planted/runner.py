@@ -7,7 +7,9 @@ looks for it ("server" unless said) and which seed of it is known to find it:
     sim: server
     seed: 17
 
-`scripts/planted [NAME ...]` searches from seed 0 on and writes down what it found; CI (tests/sim/test_planted.py) begins with
+A line `first: 2000` says that no story before that one has what the bug is about.
+
+`scripts/planted [NAME ...]` searches from there on, or from seed 0, and writes down what it found; CI (tests/sim/test_planted.py) begins with
 that seed. It is a hint: whatever changes the use of chance, in the product or in the simulation, tells other stories, and
 then CI searches a little further. A simulation that no longer finds a bug at all has gone blind in one eye.
 """
@@ -44,6 +46,7 @@ MEMORY_BYTES_MAX = 2 << 30
 
 _SEED_LINE = re.compile(r"^seed: (\d+)$", re.MULTILINE)
 _SIM_LINE = re.compile(r"^sim: (\w+)$", re.MULTILINE)
+_FIRST_LINE = re.compile(r"^first: (\d+)$", re.MULTILINE)
 _BREAKS_LINE = re.compile(r"^Breaks: (.+)$", re.MULTILINE)
 _SEED_SAID = re.compile(r"\bseed (\d+)")
 
@@ -59,6 +62,7 @@ class Bug:
     sim: str  # the simulation that looks for it
     seed: int | None  # known to find it
     path: Path
+    first: int = 0  # with which a search begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,19 @@ class Found:
 
 def read_bug(path: Path) -> Bug:
     head = path.read_text().partition("--- a/")[0]
-    breaks, sim, seed = (line.search(head) for line in (_BREAKS_LINE, _SIM_LINE, _SEED_LINE))
+    breaks, sim, seed, first = (
+        line.search(head) for line in (_BREAKS_LINE, _SIM_LINE, _SEED_LINE, _FIRST_LINE)
+    )
     if breaks is None:
         raise ValueError(f'{path.name} has no line "Breaks: …"')
-    return Bug(path.stem, breaks[1], sim[1] if sim else "server", int(seed[1]) if seed else None, path)
+    return Bug(
+        path.stem,
+        breaks[1],
+        sim[1] if sim else "server",
+        int(seed[1]) if seed else None,
+        path,
+        int(first[1]) if first else 0,
+    )
 
 
 def all_bugs() -> list[Bug]:
@@ -82,7 +95,8 @@ def all_bugs() -> list[Bug]:
 
 def write_seed(bug: Bug, sim: str, seed: int) -> None:
     diff = bug.path.read_text().partition("--- a/")[2]
-    bug.path.write_text(f"Breaks: {bug.breaks}\nsim: {sim}\nseed: {seed}\n\n--- a/{diff}")
+    first = f"first: {bug.first}\n" if bug.first else ""
+    bug.path.write_text(f"Breaks: {bug.breaks}\nsim: {sim}\n{first}seed: {seed}\n\n--- a/{diff}")
 
 
 @contextmanager
@@ -199,7 +213,7 @@ def main() -> int:
 
 
 def _look_for(bug: Bug, sim: str, seeds: int, *, keep: bool) -> bool:
-    found = search(bug, sim, seeds=seeds)
+    found = search(bug, sim, first=bug.first, seeds=seeds)
     if found is None:
         print(f"MISSED {bug.name}: {seeds} seeds of the {sim} simulation", flush=True)
         return False

@@ -7,26 +7,23 @@ does besides (breaking, being slow) is made up here.
 from __future__ import annotations
 
 import json
-import struct
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import urlencode
 
 from router.exchange import Request, Response
+from tests.sim import merge_jobs, sinks
 from tests.sim import router_clients as routers
+from tests.sim.exchanges import make_request, read_answer
 from tests.sim.processes import SimFront, SimServer
-from tests.sim.queue_workers import KINDS, LETTERS, QUEUES, QueueWorker, Spot, make_call
+from tests.sim.queue_workers import LETTERS, QUEUES, QueueWorker, Spot
 from tests.sim.watchers import REST_US, Watcher
 from tests.sim.world import MS, S
 from tests.support.history import History, Op
 
 SETTLE_US = 60 * S  # more than any wire, stall, parking place or pair of syncs can hold a request
 RETRY_AFTER_US = 1 * S  # what a server that stops asks for
-JSON_TYPE = b"application/json"
-LINES_TYPE = b"application/x-ndjson"
-FRAMES_TYPE = b"application/vnd.topics.frames"
 
 TAGS = ["a.1", "a.2", "a.3", "b", "b.1"]
 NODES = ["n1", "n2"]
@@ -115,11 +112,25 @@ class Crowd:
             self.world.after(self.rng.randrange(5 * MS), client.go)
         self.watchers = [Watcher(self, f"w{i}") for i in range(watchers)]
         self.workers: list[QueueWorker] = []
+        self.sinks: list[sinks.Sink] = []
+        self.mergers: list[merge_jobs.MergeJob | merge_jobs.SnapshotReader] = []
 
     def hire(self, workers: int, spots: list[Spot]) -> None:
         """Let some take jobs."""
         for i in range(workers):
             self.workers.append(QueueWorker(self, f"k{i}", f"node-{i % 2}", spots))
+
+    def sink(self, producers: list[sinks.Producer], twins: list[bool]) -> None:
+        """Let some write in batches; of a producer with a twin there are two at work."""
+        for producer, has_twin in zip(producers, twins, strict=True):
+            for i in range(1 + has_twin):
+                self.sinks.append(sinks.Sink(self, f"{producer.name}{'ab'[i]}", producer))
+
+    def merge(self, jobs: int, readers: int, topics: list[str]) -> None:
+        """Let jobs merge cold segments of these topics, and others read them."""
+        proposals = merge_jobs.Proposals()
+        self.mergers += [merge_jobs.MergeJob(self, f"m{i}", topics, proposals) for i in range(jobs)]
+        self.mergers += [merge_jobs.SnapshotReader(self, f"s{i}", topics) for i in range(readers)]
 
     @property
     def is_idle(self) -> bool:
@@ -499,6 +510,7 @@ class Auditor:
         return op
 
     def read_all(self) -> None:
+        sinks.ask_about_all(self.crowd.sinks, self.ask)
         for name in self.crowd.appetite.routers:
             self.ask("router", name, {})
         listed = self.ask("list", "", {"page_size": 1000})
@@ -514,86 +526,3 @@ class Auditor:
             self.ask("router", name, {})
         if self.crowd.appetite.routers:
             self.ask("routers", "", {})
-
-
-# -- requests and answers as values --------------------------------------------------------------------------
-
-_PATHS = {"diff": "/diff", "delete": "/delete", "last": "/last", "tags": "/tags"}
-_METHODS = {"put": b"PUT", "state": b"GET", "list": b"GET", "drop": b"DELETE", "last": b"GET", "tags": b"GET"}
-_IN_QUERY = ("state", "list", "drop", "last", "tags")
-
-
-def make_request(kind: str, topic: str, request: dict[str, Any]) -> Request:
-    if kind in KINDS:
-        return make_call(kind, topic, request)
-    if kind in routers.KINDS:
-        return routers.make_router_call(kind, topic, request)
-    path = f"/v0/topics/{topic}{_PATHS.get(kind, '')}" if kind != "list" else "/v0/topics"
-    if kind in _IN_QUERY:
-        pairs = {
-            name: str(value).lower() if value in (True, False) else value for name, value in request.items()
-        }
-        return Request(_METHODS[kind], path.encode(), urlencode(pairs).encode(), 0)
-    made = Request(_METHODS.get(kind, b"POST"), path.encode(), b"", 0, content_type=JSON_TYPE)
-    if request.get("lines"):
-        made.content_type = LINES_TYPE
-        made.idempotency_key = str(request.get("idempotency_key", "")).encode()
-        made.body = b"".join(json.dumps(record).encode() + b"\n" for record in request["records"])
-        return made
-    if request.get("frames"):
-        made.accept = FRAMES_TYPE
-    body = {name: value for name, value in request.items() if name not in ("lines", "frames")}
-    made.body = json.dumps(body).encode()
-    return made
-
-
-def read_answer(op: Op, response: Response) -> Any:
-    if response.content_type == FRAMES_TYPE and response.status == 200:
-        return read_frames(op, response)
-    return json.loads(bytes(response.body)) if response.body else None
-
-
-_HEAD, _EXTENSION = struct.Struct("<IBBQQQHHI"), struct.Struct("<BH")
-
-
-def read_frames(op: Op, response: Response) -> dict[str, Any]:
-    """A page of frames as the JSON page that says the same."""
-    head = dict(line.split(": ", 1) for line in response.head.decode().splitlines())
-    tombstone = head.get("Topics-Tombstone")
-    return {
-        "topic": op.topic,
-        "records": list(_frames(bytes(response.body))),
-        "next_from_seq": int(head["Topics-Next-From-Seq"]),
-        "head_seq": int(head["Topics-Head-Seq"]),
-        "earliest_seq": int(head["Topics-Earliest-Seq"]),
-        "caught_up": head["Topics-Caught-Up"] == "true",
-        "tombstone": json.loads(tombstone) if tombstone else None,
-        "performance": {"catch_up_timed_out": True} if "Topics-Catch-Up-Timed-Out" in head else {},
-    }
-
-
-def _frames(body: bytes) -> Iterator[dict[str, Any]]:
-    at = 0
-    while at < len(body):
-        length, _, flags, _, seq, ts, node, tag, size = _HEAD.unpack_from(body, at)
-        start, at = at + _HEAD.size, at + 4 + length
-        extensions: dict[int, int] = {}
-        place = start + node + tag + size
-        while place < at - 8:
-            kind, count = _EXTENSION.unpack_from(body, place)
-            extensions[kind] = int.from_bytes(body[place + 3 : place + 3 + count], "little")
-            place += 3 + count
-        payload = body[start + node + tag : start + node + tag + size]
-        split = size - extensions.get(3, 0)
-        record: dict[str, Any] = {"$seq": seq, "$ts": ts}
-        if flags & 8:
-            record |= {"data": b64encode(payload).decode(), "$encoding": "base64"}
-        else:
-            record["data"] = json.loads(payload[:split])
-        if flags & 2:
-            record["$node"] = body[start : start + node].decode()
-        if flags & 1:
-            record["$tag"] = body[start + node : start + node + tag].decode()
-        if 3 in extensions:
-            record["meta"] = json.loads(payload[split:])
-        yield record

@@ -28,6 +28,7 @@ from router.gate import Gate
 from tests.sim.world import MS, DiskLine, Links, MachineClock, S, World
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics import wire
+from topics.engine.committing import STAGE_KIND
 from topics.engine.config import EngineConfig
 from topics.engine.engine import COLD_KINDS, Engine, Job
 from topics.engine.errors import TopicsError
@@ -39,6 +40,7 @@ from workers.shard_core import Actions, ShardCore
 from workers.shard_loop import DRAIN_REQUESTS
 from workers.supervisor import SETTLE_S
 
+THREADS = ("sync", STAGE_KIND, *COLD_KINDS)  # kinds of jobs that have one of their own
 Message = tuple[bytes, list[wire.Buffer]]  # peer, parts
 
 
@@ -52,7 +54,8 @@ class Machine:
         self.colds = [SimDisk(seed * 1000 + 500 + shard) for shard in range(shards)] if tiers else []
         self.away: set[int] = set()  # shards whose cold disk is not mounted
         self.job_us = [200] * shards  # how long a sync takes about
-        self.cold_us = [2 * MS] * shards  # and a job of the cold tier
+        self.usual_cold_us = 2 * MS
+        self.cold_us = [self.usual_cold_us] * shards  # and a job of the cold tier
 
     def calm(self) -> None:
         """No planned fault is left."""
@@ -60,7 +63,7 @@ class Machine:
             calm(disk)
             disk.full = False
         self.job_us = [200] * len(self.disks)
-        self.cold_us = [2 * MS] * len(self.disks)
+        self.cold_us = [self.usual_cold_us] * len(self.disks)
         self.away.clear()
 
     def kill(self, shard: int) -> None:
@@ -129,7 +132,7 @@ class SimShard:
         self.cold = ColdLine(self.machine, shard) if self.machine.colds else None
         self._inbox: deque[Callable[[], None]] = deque()
         self._finished: deque[tuple[Job, BaseException | None]] = deque()
-        self._threads: dict[str, deque[Job]] = {name: deque() for name in ("sync", "work", *COLD_KINDS)}
+        self._threads: dict[str, deque[Job]] = {name: deque() for name in (*THREADS, "work")}
         self._busy = dict.fromkeys(self._threads, False)
         self._jobs_out = 0
         self._wake_at_ms: int | None = None
@@ -281,7 +284,7 @@ class SimShard:
     def _do(self, actions: Actions) -> None:
         for job in actions.jobs:
             self._jobs_out += job.kind not in COLD_KINDS
-            thread = job.kind if job.kind in ("sync", *COLD_KINDS) else "work"
+            thread = job.kind if job.kind in THREADS else "work"
             self._threads[thread].append(job)
             self._start_job(thread)
         self._wake_at_ms = actions.wake_at_ms

@@ -13,7 +13,6 @@ judges the history. A failure prints the seed, which replays it exactly.
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import logging
 import random
@@ -26,22 +25,25 @@ from pathlib import Path
 import msgspec
 
 from tests.sim import router_clients as routers
-from tests.sim.clients import CHARACTERS, LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
-from tests.sim.processes import Machine, SimServer, SimShard, calm
+from tests.sim.clients import LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
+from tests.sim.faults import Faults
+from tests.sim.merge_jobs import check_tidy
+from tests.sim.processes import Machine, SimServer
 from tests.sim.queue_workers import CONSUMERS, QUEUES, spots_of, take_all
+from tests.sim.sinks import producers_of
 from tests.sim.world import MS, S, World
 from tests.support.checker import assert_ok
 from tests.support.checker.erases import erased
 from tests.support.engine_harness import holders
 from tests.support.history import Op
-from tests.support.sim_disk import SimDisk
+from topics.engine import limits
 from topics.engine.config import EngineConfig
-from topics.engine.placement import shard_of
 from topics.settings import Settings
 
 STEPS = 250  # requests of clients
 FIRST_WITH_TIERS = 1000
-REPAIR_US = 300 * MS  # how long somebody takes to restart a shard that turned read-only
+FIRST_WITH_SINKS = FIRST_WITH_MERGES = 2000
+MERGED = ["fsync", "fsync-too", "disk", "disk-too", "disk-tags", "changing"]  # topics that get long
 
 
 class Failed(AssertionError):
@@ -62,8 +64,9 @@ class Mishaps(logging.Handler):
             )
 
 
-class Story:
+class Story(Faults):
     def __init__(self, seed: int, *, steps: int = STEPS, verbose: bool = False) -> None:
+        super().__init__()
         self.seed, self.steps, self.verbose = seed, steps, verbose
         self.rng = rng = random.Random(seed * 7919 + 5)
         self.world = World(seed)
@@ -87,19 +90,20 @@ class Story:
             watchers=rng.choice((0, 0, 1, 2, 4)),
         )
         self.crowd.on_answer = self._answered
-        if has_routers(seed):
+        if has_merges(seed):
+            self._merge()
+        elif has_routers(seed):
             self._forward()
         elif has_queues(seed):
             self._hire()
         self.history = self.crowd.history
+        self.whole_records = limits.TXN_WHOLE_RECORDS
+        if has_sinks(seed):
+            self._sink()
         self.faults = self._draw_faults()
         self.fault_every_us = rng.choice((10, 30, 60)) * MS
-        self._next_fault_at = self._next_lull_at = 0  # requests
-        self._quiet_until_us = 0
-        self._stopping = False
-        self.jumped_ms = 0
-        self._broken: set[int] = set()  # shards whose disk may fail them right now
-        self._rotten: set[str] = set()
+        self.rest_requests = 8 if self.crowd.mergers else 3  # between two faults, at most times
+        self._next_fault_at = 0  # requests
 
     # -- what this story is made of ------------------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class Story:
         if not self.machine.colds:
             return config
         rng = random.Random(self.seed * 86_028_121 + 23)
-        return msgspec.structs.replace(
+        config = msgspec.structs.replace(
             config,
             segment_max_events=rng.choice((2, 4, 8)),
             snapshot_wal_bytes=rng.choice((1024, 4096)),
@@ -129,6 +133,16 @@ class Story:
             hot_retain_segments=rng.choice((0, 0, 1, 2)),
             hot_retain_bytes=rng.choice((0, 0, 1024)),
             cold_cache_bytes=rng.choice((1024, 1 << 20)),
+        )
+        if not has_merges(self.seed):
+            return config
+        return msgspec.structs.replace(
+            config,
+            segment_max_events=rng.choice((2, 3)),
+            hot_retain_segments=rng.choice((0, 0, 1)),
+            hot_retain_bytes=0,
+            retire_grace_ms=rng.choice((0, 0, 300)),
+            plan_ttl_ms=rng.choice((2000, 20_000)),
         )
 
     def _appetite(self) -> Appetite:
@@ -166,6 +180,30 @@ class Story:
         weights = {"put_router": 12.0, "router": 4.0, "routers": 1.0, "drop_router": 1.0}
         appetite.weights |= {name: weight * rng.choice((0.3, 1.0)) for name, weight in weights.items()}
 
+    def _sink(self) -> None:
+        """In this story some write in batches, and what is a large one is for the story to say."""
+        rng = random.Random(self.seed * 67_867_967 + 31)
+        self.whole_records = rng.choice((0, 3, limits.TXN_WHOLE_RECORDS))
+        self.history.happened("pieces", note=str(self.whole_records))
+        producers = producers_of(rng, self.crowd.appetite.topics)
+        self.crowd.sink(producers, [rng.random() < 0.4 for _ in producers])
+
+    def _merge(self) -> None:
+        """In this story jobs merge cold segments, so few topics get many of them."""
+        rng = random.Random(self.seed * 67_867_987 + 43)
+        appetite = self.crowd.appetite
+        appetite.weights |= {"put": 0, "drop": 0.3, "delete": rng.choice((1, 4))}  # or little would get cold
+        appetite.topics[:] = rng.sample(MERGED, rng.choice((1, 2)))
+        self.machine.usual_cold_us = rng.choice((300, 2000))
+        self.machine.calm()
+        self.crowd.merge(rng.choice((1, 2, 2)), rng.choice((0, 1, 1)), appetite.topics)
+        self.world.after(rng.choice((20, 60)) * MS, self._checkpoint_often)
+
+    def _checkpoint_often(self) -> None:
+        if not self.crowd.stopped:
+            self.checkpoint()
+            self.world.after(self.rng.choice((10, 30, 90)) * MS, self._checkpoint_often)
+
     def _draw_faults(self) -> dict[Callable[[], None], int]:
         """Some faults, not all: in a story where everything breaks all the time, little happens."""
         every: dict[Callable[[], None], int] = {
@@ -189,6 +227,11 @@ class Story:
     def run(self) -> Counter[str]:
         mishaps, logger = Mishaps(), logging.getLogger("topics")
         logger.addHandler(mishaps)
+        usual = limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS
+        limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS = (
+            self.whole_records,
+            min(self.whole_records, usual[1]),
+        )
         try:
             self._run()
             assert not mishaps.found, mishaps.found[0]
@@ -196,6 +239,7 @@ class Story:
             text = f"seed {self.seed}; replay: .venv/bin/python -m tests.sim.server_walk {self.seed} --steps {self.steps} --verbose"
             raise Failed(f"{text}\n{type(problem).__name__}: {problem}") from problem
         finally:
+            limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS = usual
             logger.removeHandler(mishaps)
         return self.server.counts
 
@@ -209,6 +253,8 @@ class Story:
         self._one_more_end()
         self._audit("second")
         self._judge()
+        if self.crowd.mergers:
+            self._tidy_up()
 
     def _strike(self) -> None:
         if self.crowd.stopped:
@@ -218,7 +264,7 @@ class Story:
             return
         if self.crowd.sent < self._next_fault_at and self.rng.random() < 0.95:
             return  # a server that dies before it has begun to serve shows little
-        self._next_fault_at = self.crowd.sent + 3
+        self._next_fault_at = self.crowd.sent + self.rest_requests
         fault = self.rng.choices(list(self.faults), list(self.faults.values()))[0]
         self.say(fault.__name__)
         self.server.counts[fault.__name__] += 1
@@ -272,6 +318,32 @@ class Story:
         links = [link for front in filter(None, self.server.fronts) for link in front.core.links]
         return not any(link.pending or link.cost for link in links)
 
+    def _tidy_up(self) -> None:
+        """Time ends all pins and plans, and checkpoints of what is new let go of what was merged."""
+        auditor = Auditor(self.crowd, "third")
+        engines = [worker.core.engine for worker in self._living() if worker.core is not None]
+        for i in range(4):
+            for engine in engines:
+                names = [log.name for log in engine.shard.by_id.values()]
+                wish = {"records": [{"data": {"w": "tidy", "i": i}}]}
+                next((name for name in names if auditor.ask("write", name, wish).ok), None)
+                engine.checkpoint()
+            self.world.run_for(20 * S)
+        for engine, disk in zip(engines, self.machine.colds, strict=True):
+            named = {}
+            for topic_id, log in engine.shard.by_id.items():
+                metas = (
+                    [*log.stored]
+                    if log.stored is not None
+                    else [chunk.meta for chunk in log.chunks if chunk.meta]
+                )
+                metas += [
+                    meta for _, topic, meta in engine.checkpointer._doomed if topic == topic_id
+                ]  # with the next one
+                cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == "cold"}
+                named[engine.reader.topic_dir(topic_id)] = cold
+            check_tidy(disk, named)
+
     def _answered(self, op: Op) -> None:
         if op.kind == "delete" and op.ok and op.request.get("erase"):
             self._check_erased([op])
@@ -285,239 +357,6 @@ class Story:
     def say(self, *words: object) -> None:
         if self.verbose:
             print(f"{self.world.now_us / 1e6:10.6f}", self.crowd.sent, *words, flush=True)
-
-    # -- deaths --------------------------------------------------------------------------------------------
-
-    def _living(self) -> list[SimShard]:
-        return [worker for worker in self.server.workers if worker is not None and worker.alive]
-
-    def kill_shard(self) -> None:
-        for worker in self._pick():
-            self._note("kill", worker)
-            self.server.kill_worker(worker)
-
-    def kill_front(self) -> None:
-        fronts = [front for front in self.server.fronts if front is not None and front.alive]
-        if fronts:
-            self.history.happened("front")
-            self.server.kill_front(self.rng.choice(fronts))
-
-    def kill_server(self) -> None:
-        self.history.happened("kill", note="all")
-        self.server.kill_all()
-        self.server.start_after(self.rng.choice((1, 20)) * MS)
-
-    def cut_power(self) -> None:
-        self.history.happened("power")
-        self.server.cut_power()
-        self._broken.clear()
-        self.server.start_after(self.rng.choice((1, 20)) * MS)
-
-    def stop_server(self) -> None:
-        self.machine.calm()
-        self._broken.clear()
-        event = self.history.happened("stop")
-        self._stopping = True
-        self.server.stop(within_us=20 * S)
-        self._stopping = False
-        event.until = self.history.now()
-        self.server.start()
-
-    def crash_at_call(self) -> None:
-        for worker in self._pick():
-            disk = self.machine.disks[worker.shard]
-            calm(disk)
-            disk.crash_at(self.rng.choice((1, 2, 3, 5, 8, 13, 21, 34, 80)), midway=self.rng.random() < 0.5)
-
-    def _crash_at_call(self, worker: SimShard) -> None:
-        if self.rng.random() < 0.5:
-            self._note("kill", worker)
-            self.server.kill_worker(worker)
-        else:
-            # Out of the middle of that process's own doing, so not before it has unwound.
-            worker.die()
-            self.cut_power()
-
-    def _pick(self) -> list[SimShard]:
-        living = self._living()
-        return [self.rng.choice(living)] if living else []
-
-    def _note(self, kind: str, worker: SimShard) -> None:
-        self.history.happened(kind, self._topics_of(worker), f"shard {worker.shard}")
-
-    def _topics_of(self, worker: SimShard) -> list[str]:
-        names = [*CHARACTERS, *(name for client in self.crowd.clients for name in client.own)]
-        return [name for name in names if shard_of(name, self.server.shards) == worker.shard]
-
-    # -- disks ---------------------------------------------------------------------------------------------
-
-    def _may_fail(self, shard: int) -> bool:
-        # With a rotten index and without the records, which are cold, nobody knows what a topic holds.
-        needs_cold = bool(self.machine.colds) and bool(self._rotten)
-        return shard in self._broken or self.machine.disks[shard].full or needs_cold
-
-    def fail_call(self) -> None:
-        for worker in self._pick():
-            disk = self.machine.disks[worker.shard]
-            calm(disk)
-            error, of = self.rng.choice(
-                (
-                    (errno.EIO, "sync"), (errno.EIO, "sync"), (errno.EIO, "sync"), (errno.EIO, "write"),
-                    (errno.EIO, None), (errno.ENOSPC, "write"), (errno.ENOSPC, "allocate"), (errno.EMFILE, "open"),
-                    (errno.EACCES, "open"), (errno.EROFS, None), (errno.EIO, "sync_dir"), (errno.EIO, "rename"),
-                )
-            )  # fmt: skip
-            disk.fail_at(self.rng.choice((1, 2, 3, 5, 13)), error, of=of)
-            self._broken.add(worker.shard)
-            self.history.happened("error", note=f"shard {worker.shard} {errno.errorcode[error]} {of}")
-            self.world.after(REPAIR_US, self._restart_read_only)
-
-    def _restart_read_only(self) -> None:
-        """Somebody reads the log and restarts what says that it needs it."""
-        for worker in self._living():
-            if worker.core is not None and worker.core.engine.shard.read_only is not None:
-                self.server.counts["read only"] += 1
-                calm(self.machine.disks[worker.shard])
-                self._note("kill", worker)
-                self.server.kill_worker(worker)
-
-    def fill_disk(self) -> None:
-        shard = self.rng.randrange(self.server.shards)
-        disk = self.machine.disks[shard]
-        disk.full = True
-        self.history.happened("full", note=f"shard {shard}")
-
-        def free() -> None:
-            disk.full = False
-            self.history.happened("freed", note=f"shard {shard}")
-
-        self.world.after(self.rng.choice((20, 300, 3000)) * MS, free)
-
-    def slow_disk(self) -> None:
-        shard = self.rng.randrange(self.server.shards)
-        self.machine.job_us[shard] = self.rng.choice((5, 50, 400)) * MS
-
-        def fast() -> None:
-            self.machine.job_us[shard] = 200
-
-        self.world.after(self.rng.choice((20, 300)) * MS, fast)
-
-    def rot(self) -> None:
-        """A bit flips in a stored file while nobody holds it in memory: a segment's, closed or open, or a snapshot."""
-        shard = self.rng.randrange(self.server.shards)
-        worker = self.server.workers[shard]
-        disk = self.machine.disks[shard]
-        path = self._rotting(disk)
-        file = disk._find(path) if path else None
-        if worker is None or not worker.alive or worker.core is None or not getattr(file, "live", b""):
-            return
-        if path.endswith((".data", ".del")):
-            log = worker.core.engine.shard.by_id.get(int(path.split("/")[-2], 16))
-            if log is None:
-                return
-            self.history.happened(
-                "rot", [log.name], path
-            )  # all else is made anew from these, and costs no record
-        self._rotten.add(path)
-        offset = self.rng.randrange(len(file.live))  # type: ignore[union-attr]
-        disk.flip_bit(path, offset, self.rng.randrange(8))
-        self.say("  rot", path, offset)
-        self._note("kill", worker)
-        self.server.kill_worker(worker)
-
-    def _rotting(self, disk: SimDisk) -> str:
-        """A file to rot: each only once, as two rotten places in one can look like a file of another version."""
-        snapshots = [path for path in disk.paths() if "/snap-" in path and not path.endswith(".tmp")]
-        if self.rng.random() < 0.15:
-            # One of two is always good, or there is nothing to start from.
-            return snapshots[-1] if len(snapshots) == 2 and not self._rotten & set(snapshots) else ""
-        suffix = self.rng.choice((".data", ".data", ".data", ".del", ".idx", ".dict", ".sum"))
-        paths = (path for path in disk.paths() if path.startswith("topics/") and path.endswith(suffix))
-        stored = [path for path in paths if path not in self._rotten]
-        return self.rng.choice(stored) if stored else ""
-
-    # -- the cold tier -------------------------------------------------------------------------------------
-
-    def lose_cold(self) -> None:
-        """A disk that is not mounted for a while. Nothing that it holds is lost, and nothing else suffers."""
-        shard = self.rng.randrange(self.server.shards)
-        self.machine.away.add(shard)
-        self.history.happened("error", note=f"cold {shard} away")
-        self.world.after(self.rng.choice((20, 300, 3000)) * MS, lambda: self.machine.away.discard(shard))
-
-    def slow_cold(self) -> None:
-        shard = self.rng.randrange(self.server.shards)
-        self.machine.cold_us[shard] = self.rng.choice((50, 2000)) * MS
-
-        def fast() -> None:
-            self.machine.cold_us[shard] = 2 * MS
-
-        self.world.after(self.rng.choice((300, 3000)) * MS, fast)
-
-    def crash_at_cold_call(self) -> None:
-        for worker in self._pick():
-            disk = self.machine.colds[worker.shard]
-            calm(disk)
-            disk.crash_at(self.rng.choice((1, 2, 3, 5, 8, 13, 21, 34)), midway=self.rng.random() < 0.5)
-
-    def fail_cold_call(self) -> None:
-        """Whatever a cold disk answers, the shard goes on: `_may_fail` does not know of it."""
-        for worker in self._pick():
-            disk = self.machine.colds[worker.shard]
-            calm(disk)
-            error = self.rng.choice((errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE))
-            disk.fail_at(self.rng.choice((1, 2, 3, 5, 13)), error)
-            self.history.happened("error", note=f"cold {worker.shard} {errno.errorcode[error]}")
-
-    def rot_cold(self) -> None:
-        """A bit flips in records of the cold tier that are nowhere else."""
-        for worker in self._pick():
-            disk, hot = self.machine.colds[worker.shard], self.machine.disks[worker.shard]
-            paths = [path for path in disk.paths() if path.startswith("topics/") and path.endswith(".data")]
-            kept = set(
-                hot.paths()
-            )  # a question of ours is no call of the shard's, so no planned fault meets it
-            alone = [path for path in paths if path not in self._rotten and path not in kept]
-            if not alone or worker.core is None:
-                continue
-            path = self.rng.choice(alone)
-            log = worker.core.engine.shard.by_id.get(int(path.split("/")[-2], 16))
-            if log is not None:
-                self.history.happened("rot", [log.name], path)
-                self._rotten.add(path)
-                disk.flip_bit(path, self.rng.randrange(len(disk._find(path).live)), self.rng.randrange(8))  # type: ignore[union-attr]
-                self._note("kill", worker)
-                self.server.kill_worker(worker)
-
-    # -- time ----------------------------------------------------------------------------------------------
-
-    def stall(self) -> None:
-        """A worker stands still for a while, as if stopped. Most live to see what waited too long for them."""
-        for worker in self._pick():
-            until_us = self.world.now_us + self.rng.choice((5, 5, 100, 100, 2000, 35_000)) * MS
-            worker.stalled_until_us = until_us
-            if until_us > self.world.now_us + 30 * S and self.rng.random() < 0.7:
-                self._quiet_until_us = until_us + 5 * MS
-
-    def set_clock(self) -> None:
-        jump_ms = self.rng.choice((-90_000, -500, 500, 30_000))
-        if self.jumped_ms + jump_ms > 60_000:  # or keys would be forgotten while they are still in use
-            return
-        self.jumped_ms += max(0, jump_ms)
-        self.machine.clock.wall_offset_ms += jump_ms
-        self.history.happened("clock", note=str(jump_ms))
-
-    def lull(self) -> None:
-        """Nobody asks for anything for a while."""
-        if self.crowd.sent < self._next_lull_at:
-            return
-        self._next_lull_at = self.crowd.sent + 40
-        self.crowd.paused_until_us = self.world.now_us + self.rng.choice((1, 6, 6)) * S
-
-    def checkpoint(self) -> None:
-        for worker in self._pick():
-            if worker.core is not None and worker.core.is_ready and not worker.core.engine.closed:
-                worker.core.engine.checkpoint()
 
 
 def has_queues(seed: int) -> bool:
@@ -533,6 +372,18 @@ def has_routers(seed: int) -> bool:
 def has_tiers(seed: int) -> bool:
     """Whether old segments move to a cold disk. Planted bugs are pinned to stories of the first hundreds, which stay as they are."""
     return seed >= FIRST_WITH_TIERS and random.Random(seed * 86_028_157 + 29).random() < 0.4
+
+
+def has_sinks(seed: int) -> bool:
+    """Whether some write in batches, in transactions; as with tiers, not in the stories of the first hundreds."""
+    return seed >= FIRST_WITH_SINKS and random.Random(seed * 67_867_979 + 37).random() < 0.4
+
+
+def has_merges(seed: int) -> bool:
+    """Whether jobs merge what the cold tier has."""
+    return (
+        has_tiers(seed) and seed >= FIRST_WITH_MERGES and random.Random(seed * 67_867_991 + 47).random() < 0.6
+    )
 
 
 def digest(story: Story) -> str:

@@ -15,13 +15,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests.sim.queue_workers import LETTERS
-from tests.sim.server_walk import FIRST_WITH_TIERS, Story, digest, has_tiers
+from tests.sim.server_walk import (
+    FIRST_WITH_MERGES,
+    FIRST_WITH_TIERS,
+    Story,
+    digest,
+    has_merges,
+    has_sinks,
+    has_tiers,
+)
 from tests.support import length
 from tests.support.checker.copies import is_late
 from tests.support.history import Op
@@ -31,12 +40,13 @@ pytestmark = pytest.mark.sim
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, SEEDS_PER_TEST = length.pick(short=24, long=240), 6
 FRESH_S = length.pick(short=3, long=60)
-RICH = (1035, 1039, 1040, 1057, 1000, 1031, 1052)  # stories in which all of this happens
+RICH = (2042, 1035, 1039, 1040, 1057, 1000, 1031, 1052)  # stories in which all of this happens
 RARE = [
     "starts", "recoveries", "kills", "front kills", "power cuts", "stops", "crashes at a call", "failed starts",
     "read only", "rot", "fill_disk", "slow_disk", "stall", "set_clock", "lull", "checkpoint", "fail_call",
     "frame record", "frame tombstone", "frame caught-up", "frame topic-deleted", "frame error",
     "lose_cold", "slow_cold", "crash_at_cold_call", "fail_cold_call", "rot_cold", "moves", "cold fetches",
+    "batches", "merges", "outputs refused", "scans",
 ]  # fmt: skip
 
 
@@ -49,6 +59,13 @@ def test_fixed_seeds(first: int) -> None:
 def test_fixed_seeds_with_tiers() -> None:
     seeds = (seed for seed in range(FIRST_WITH_TIERS, 2 * FIRST_WITH_TIERS) if has_tiers(seed))
     for seed in islice(seeds, length.pick(short=6, long=120)):
+        Story(seed).run()
+
+
+@pytest.mark.parametrize("has_it", [has_sinks, has_merges])
+def test_fixed_seeds_with_sinks_and_jobs(has_it: Callable[[int], bool]) -> None:
+    seeds = (seed for seed in range(FIRST_WITH_MERGES, 2 * FIRST_WITH_MERGES) if has_it(seed))
+    for seed in islice(seeds, length.pick(short=4, long=120)):
         Story(seed).run()
 
 
@@ -67,14 +84,14 @@ def test_every_rare_event_happens() -> None:
     bound is well above what it takes today.
     """
     counts: Counter[str] = Counter()
-    for seed in [*RICH, *range(1000, 1100)]:
+    for seed in [*RICH, *range(1000, 1100), *range(2000, 2100)]:
         story = Story(seed)
         counts += story.run()
         counts += answers(story)
         if all(counts[name] for name in [*RARE, *ANSWERS]):
             return
     missing = [name for name in [*RARE, *ANSWERS] if not counts[name]]
-    raise AssertionError(f"100 seeds never met {missing}")
+    raise AssertionError(f"200 seeds never met {missing}")
 
 
 # What clients are told, by what makes them hear it.
@@ -85,6 +102,8 @@ ANSWERS = [
     "pushed gap crash", "pushed gap recreated", "stream resumed", "stream broken",
     "ack", "ack skipped", "nack", "extend", "extend skipped", "claimed", "claimed again", "fetched", "fetched again",
     "404 consumer_not_found", "dead letter", "router made", "router changed", "router ended", "ended with its topic", "counted",
+    "202", "404 txn_not_found", "409 txn_incomplete", "409 txn_committed", "404 plan_not_found", "409 plan_leased",
+    "410 lease_lost", "422 output_invalid",
     "404 router_not_found", "409 topic_exists_incompatible", "409 router_cycle", "gap source_trim", "late",
 ]  # fmt: skip
 

@@ -23,7 +23,8 @@ class Op:
 
     `kind` is the endpoint: write, diff, delete, put, state, drop, list, last, tags, watch; claim, ack, nack, extend of a queue,
     or of the consumer that `request` names, which put_consumer makes and consumer looks at; put_router, router, drop_router
-    of the router that stands in `topic`, and routers for a list of them. `request` is the JSON body; what
+    of the router that stands in `topic`, and routers for a list of them; begin, stage, commit and abort of a transaction,
+    whose id is `txn` in the request. `request` is the JSON body; what
     goes into the query or a header stands in it too, under its name there (if_empty, return_seqs, prefix, tag, subject,
     idempotency_key, …).
     """
@@ -86,6 +87,7 @@ class Event:
     | clock    | somebody set the wall clock |
     | over     | no lease that was given before this holds any more, and nothing is delayed |
     | calm     | every process runs, every disk is well, and what was on its way has had time to arrive |
+    | pieces   | no failure: batches of transactions with more records than `note` says appear bit by bit here |
     | rest     | nobody writes any more, nothing breaks any more, and what was on its way has had time to arrive |
 
     `topics` are those that it can touch; None is all of them.

@@ -36,6 +36,7 @@ from tests.support.stores import ObjectStore
 from topics.engine import commands as c
 from topics.engine import limits
 from topics.engine import merge_commands as mrg
+from topics.engine.cold_files import MOVE_KIND
 from topics.engine.errors import (
     ColdStoreFailed,
     InputsChanged,
@@ -49,7 +50,7 @@ from topics.engine.errors import (
     TopicNotFound,
 )
 from topics.engine.files import HEADER_BYTES, header, with_digest, xxh
-from topics.engine.manifest import Manifest
+from topics.engine.manifest import Manifest, decode_manifest
 from topics.engine.merge_check import Acceptance
 from topics.engine.merges import NO_MERGES, Merged, MergedGroup
 from topics.engine.plans import Parameters
@@ -563,6 +564,64 @@ def test_inputs_that_are_gone_leave_the_rest() -> None:
     check_tidy(h)
 
 
+def refused_and_not_tidied_up(**options: Any) -> tuple[Harness, dict[str, Any]]:
+    """An output was refused, and the store failed when what there was of it should have been removed."""
+    store = ObjectStore()
+    h = begun(store, **options)
+    body = plan(h)
+    work(h, body)
+    store.rot(f"{body['staging']}/group-0.1.data", 20)
+    failed: list[str] = []
+
+    def fail_once(name: str, key: str) -> None:
+        if name == "delete" and key.endswith("-1.sum") and not failed:
+            failed.append(key)
+            raise OSError(errno.EHOSTUNREACH, "the store is down", key)
+
+    store.on_call = fail_once
+    assert isinstance(commit(h, body), OutputInvalid)
+    h.rest()
+    assert failed and h.engine.consolidator._committer.doubtful
+    return h, body
+
+
+def test_what_a_refused_try_has_left_is_gone_before_the_next_one_is_published() -> None:
+    """Both have the same name."""
+    h, body = refused_and_not_tidied_up()
+    before = seen(h)
+    work(h, body, "2")
+    assert commit(h, body).body["state"] == "committed"
+    h.pass_time(60_000)
+    assert seen(h) == before
+    check_tidy(h)
+
+
+def test_what_an_erase_writes_again_is_not_taken_for_what_a_refused_try_has_left() -> None:
+    """The new generation of a segment has the name that the merge would have had."""
+    h, _ = refused_and_not_tidied_up(secret=2)
+    h.do(c.Delete("t", seqs=[2], erase=True))
+    h.pass_time(60_000)
+    assert h.seqs("t") == [1, *range(3, 23)]
+    check_tidy(h)
+
+
+def test_inputs_that_are_gone_go_with_a_plan_of_which_nothing_is_published() -> None:
+    """One group has lost a segment, the other has a damaged one: nothing is retired, and still nothing stays for ever."""
+    h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
+    body = plan(h, parameters=Parameters(target_bytes=600))
+    assert h.cold is not None
+    for group in body["groups"]:
+        failed = {"group": group["group"], "failed": "damaged", "segment": group["inputs"][0]["name"]}
+        h.cold.put(f"{body['staging']}/group-{group['group']}.json", [msgspec.json.encode(failed)])
+    h.do(c.Delete("t", seqs=[5, 6, 7, 8]))
+    for _ in range(4):
+        h.append("t", b'"on"')
+        h.checkpoint()
+    done = commit(h, body).body
+    assert done["groups"] == [] and len(done["failed"]) == 2
+    check_tidy(h)
+
+
 def test_a_plan_of_which_nothing_is_left_is_refused() -> None:
     h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
     body = plan(h)
@@ -591,6 +650,31 @@ def test_a_topic_that_is_dropped_takes_its_plan_along() -> None:
 
 def listed(manifest: Manifest) -> list[str]:
     return [one.name for one in manifest.segments]
+
+
+def test_a_segment_that_leaves_while_its_manifest_is_written_is_pinned_all_the_same() -> None:
+    """The store is slow. Before the manifest is there, a segment that it lists has died, and no snapshot of the server names it."""
+    h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
+    (token,) = h.ask(mrg.PinSnapshot("t"))
+    while not any(job.kind == MOVE_KIND for job in h.jobs):
+        h.run_job()
+    h.ask(c.Delete("t", seqs=[5, 6, 7, 8]))
+    for i in range(200):
+        if i % 40 == 0:
+            h.ask(append("t", b'"on"'))
+            h.engine.checkpoint()
+        others = [job.kind for job in h.jobs if job.kind != MOVE_KIND]
+        if others:
+            h.run_job(others[0])
+        else:
+            h.ask()
+    h.rest()
+    assert (5, 0) not in [one[:2] for one in segments(h)]
+    manifest = decode_manifest("m", h.cold.objects[h.replies[token].body["path"]])
+    for one in manifest.segments:
+        assert f"{h.topic_dir('t')}/{one.name}.data" in keys(h), one.name
+    h.do(mrg.ReleaseSnapshot("t", h.replies[token].body["snapshot_id"]))
+    check_tidy(h)
 
 
 def test_a_manifest_follows_every_change() -> None:

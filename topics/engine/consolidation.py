@@ -357,6 +357,9 @@ class Consolidator:
             if is_done:
                 self._plans.pop(plan.log.id, None)
                 self._trash[plan.id] = None
+                self.retirement.reconsider(
+                    plan.log.id
+                )  # of a group that failed, inputs may be nobody's by now
                 yield from self._tell(plan)
         except OSError as error:
             plan.end_commit(self._replying(_store_failed(error)))
@@ -405,7 +408,9 @@ class Consolidator:
             self._give_up(plan, InputsChanged("records of this topic are erased; ask for another plan"))
 
     def erase_steps(self, log: TopicLog) -> Steps:
-        """No copy may be left where jobs work. What was in place of the plan goes first: what is written again has the same name."""
+        """No copy may be left where jobs work, or of what they have made. What was in place of the plan goes first: what is written
+        again has the same name.
+        """
         self.stop_plan(log)
         yield from self._committer.remove_doubtful()
         for plan_id in list(self._trash):

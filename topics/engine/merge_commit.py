@@ -100,6 +100,8 @@ class Committer:
         if group.group in plan.made:
             return
         log = plan.log
+        # An earlier try of this group has left files under the name that this one gets.
+        yield from self.remove_doubtful()
         if not self.is_current(log, group):
             plan.fail(group, "", GONE)
             return
@@ -210,6 +212,7 @@ class Committer:
         shard.counters["merges"] = shard.counters.get("merges", 0) + len(merged.groups)
 
     def remove_doubtful(self) -> Steps:
+        """Before anything else is made under these names: a merge, or an erase that writes a segment again."""
         store = self._store
         assert store is not None
         while self.doubtful:

@@ -327,19 +327,29 @@ class Relocator:
         try:
             while gone:
                 topic_id, meta = gone[-1]
-                directory = self._reader.topic_dir(topic_id)
-                yield self._run(partial(self._delete_segment, directory, meta))
-                self._worked()
+                # Kept: it left its topic while a manifest was written that lists it, and that is pinned by now.
+                if not self._consolidator.retirement.keeps(topic_id, (meta.first_seq, meta.generation)):
+                    directory = self._reader.topic_dir(topic_id)
+                    yield self._run(partial(self._delete_segment, directory, meta))
+                    self._worked()
                 gone.pop()
                 if self._is_pressed:
                     return
         finally:
             self._gone += gone
 
+    def _is_current(self, key: str) -> bool:
+        """Whether a merge has given its name to a segment since the file was found to be nobody's."""
+        directory, _, name = key.rpartition("/")
+        parsed, log = parse_segment_name(name), self._shard.by_id.get(int(directory.rpartition("/")[2], 16))
+        if parsed is None or log is None:
+            return False
+        return any((meta.first_seq, meta.generation) == parsed[:2] for meta in self._metas_of(log))
+
     def _remove_stale(self) -> Steps:
         stale, self._stale = self._stale, []
         try:
-            yield from self._delete_keys(stale)
+            yield from self._delete_keys([key for key in stale if not self._is_current(key)])
         except (OSError, GeneratorExit):
             self._stale += stale
             raise

@@ -10,8 +10,9 @@ the order of two things cannot be known, both are allowed. Everything else must 
 3. `ledger`: every record that was acknowledged or shown gets its place, which is a seq of an era.
 4. `streams`: what watchers saw is cut into pages, which are judged like those that were asked for.
 5. `jobs`: who was handed what; `letters`: what became of that which nobody could do.
-6. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
-7. `rules`: which routers there were. What they may bring to a topic is, for all of the above, a write of unknown outcome;
+6. `batches`: a commit of a transaction is a write to all of the above; and what else is told of it.
+7. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
+8. `rules`: which routers there were. What they may bring to a topic is, for all of the above, a write of unknown outcome;
    `copies` has a look at what must have come, and in which order. Sources are judged before their dests. Where copies come in
    circles only little can be said: `rings`.
 
@@ -20,6 +21,7 @@ the order of two things cannot be known, both are allowed. Everything else must 
 
 from __future__ import annotations
 
+from tests.support.checker.batches import with_batches
 from tests.support.checker.copies import Copies
 from tests.support.checker.existence import check_existence
 from tests.support.checker.jobs import Jobs
@@ -44,6 +46,7 @@ def check(history: History) -> list[Problem]:
     problems = check_shapes(history)
     if problems:
         return problems  # what follows relies on whole answers
+    history, batches = with_batches(history)
     topics: dict[str, list[int]] = {}
     for number, op in enumerate(history.ops):
         if op.kind == "watch":
@@ -76,7 +79,8 @@ def check(history: History) -> list[Problem]:
         if supply is None:
             circular.add(name)
         elif name not in targets:
-            sources[name] = check_topic(lines[name], ops, watches.pushed.get(name, []), problems, supply)
+            pushed = watches.pushed.get(name, [])
+            sources[name] = check_topic(lines[name], ops, pushed, problems, supply, batches.get(name))
             copies.add(name, ops, sources[name])
     copies.check()
     check_rings(history, circular, rules, problems)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.support.checker.batches import with_batches
 from tests.support.checker.shapes import match_of
 from tests.support.checker.timeline import Timeline, make_timeline
 from tests.support.history import History, Op
@@ -19,11 +20,14 @@ def erased(history: History, erases: list[Op]) -> list[bytes]:
     For topics whose records end by deletes alone, and have no TTL but their own.
     """
     found: list[bytes] = []
+    history, batches = with_batches(history, {erase.topic for erase in erases})
     for topic in dict.fromkeys(erase.topic for erase in erases):
         if any(_copies(op, topic) for op in history.ops):
             continue  # there may be copies of it, and it may be one
         ops = [op for op in history.ops if op.topic == topic]
         line = make_timeline(history, topic, ops)
+        if topic in batches:
+            ops += batches[topic].told(line)
         for erase in (erase for erase in erases if erase.topic == topic and _is_plain(erase, ops)):
             for write in (op for op in ops if _is_there_for(history, line, op, erase)):
                 found += _payloads(write, erase)

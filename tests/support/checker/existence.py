@@ -12,6 +12,7 @@ from tests.support.history import History, Op
 
 EXISTING = (
     "diff", "state", "delete", "last", "tags", "claim", "ack", "nack", "extend", "put_consumer", "consumer",
+    "begin", "stage", "commit", "abort", "plan", "merges", "renew", "publish", "abandon", "pin", "renew_pin", "release",
 )  # fmt: skip
 
 
@@ -72,8 +73,10 @@ def _note(life: Life, line: Timeline, op: Op) -> None:
         return
     if op.kind == "drop" and not (op.ok and not op.answer["deleted"]):
         life.drops.append((op.sent_at, line.settled(op)))
-    if (op.kind == "put" and not (op.ok and not op.answer["created"])) or (
-        op.kind == "write" and may_create(op)
+    if (
+        (op.kind == "put" and not (op.ok and not op.answer["created"]))
+        or (op.kind == "write" and may_create(op))
+        or (op.kind == "begin" and op.request.get("create") is not False)
     ):
         life.makers.append((op.sent_at, line.settled(op)))
 

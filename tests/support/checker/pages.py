@@ -63,7 +63,7 @@ class Shown:
 
     def take(self, read: Read) -> None:
         request = read.op.request
-        always = read.op.kind in ("last", "handed") or bool(request.get("frames"))
+        always = read.op.kind in ("last", "handed", "scan") or bool(request.get("frames"))
         tags = always or bool(request.get("include_tags", False))
         meta = always or request.get("include_meta", True)
         data = always or request.get("include_data", True)

@@ -42,6 +42,20 @@ REQUESTS: dict[str, frozenset[str]] = {
     "router": frozenset(),
     "routers": _names("prefix source dest page_size cursor"),
     "drop_router": frozenset(),
+    "begin": _names("producer batch ttl_ms create"),
+    "stage": _names("txn part chunk records node"),
+    "commit": _names("txn parts wait_ms"),
+    "abort": frozenset(["txn"]),
+    # Of jobs: `publish` is the commit of a plan, `scan` what somebody has read of a pinned snapshot.
+    "plan": _names("target_bytes min_garbage min_segments max_groups lease_ms lease"),
+    "merges": frozenset(),
+    "renew": _names("plan_id lease"),
+    "publish": _names("plan_id lease wait_ms"),
+    "abandon": _names("plan_id lease"),
+    "pin": frozenset(["ttl_ms"]),
+    "renew_pin": _names("snapshot_id ttl_ms"),
+    "release": frozenset(["snapshot_id"]),
+    "scan": frozenset(),
     "watch": _names(
         "topics node limit max_batch_bytes heartbeat_ms include_meta include_tags include_data consistency group lenient"
     ),
@@ -80,6 +94,23 @@ ANSWERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ("router", f"{ROUTER} forwarded_total", ""),
         ("routers", "routers", "next_cursor"),
         ("drop_router", "router deleted", ""),
+        ("begin", "topic txn state first_seq last_seq count", "progress"),
+        ("stage", "topic part chunk records repeated", ""),
+        ("commit", "topic txn state first_seq last_seq count", "progress"),
+        ("abort", "topic txn state", ""),
+        ("plan", "plan_id groups", "topic topic_id lease lease_ms delete_epoch cold_dir staging"),
+        ("merges", "plan retired_segments retired_bytes snapshots manifest committed", ""),
+        ("renew", "lease_ms", ""),
+        ("publish", "plan_id state", "manifest groups failed progress"),
+        ("abandon", "plan_id state", ""),
+        (
+            "pin",
+            "snapshot_id expires_at_ms cold_dir manifest path topic topic_id earliest_seq cold_next_seq head_seq",
+            "",
+        ),
+        ("renew_pin", "snapshot_id expires_at_ms", ""),
+        ("release", "snapshot_id released", ""),
+        ("scan", "topic records first_seq next_seq", ""),
         ("watch", "wid stream_url session_ttl_ms topics", ""),
     ]
 }
@@ -88,8 +119,11 @@ TOMBSTONE = _names("gap_from gap_to reason missed_estimate earliest_seq head_seq
 LISTED = _names("topic head_seq earliest_seq count bytes durable effective_priority")
 CONFIG = REQUESTS["put"]
 ROUTER_ROW = _names("router source dest guarantee forwarded_total")
-EVENTS = _names("kill power stop front full freed error rot clock rest over calm")
+EVENTS = _names("kill power stop front full freed error rot clock rest over calm pieces")
 JOB = SHOWN - {"$node"} | _names("lease_id deadline deliveries")
+
+
+_WITHOUT_TOPIC = _names("list watch routers merges renew publish abandon renew_pin release")
 
 
 class Unknown(ValueError):
@@ -123,7 +157,7 @@ def _known_request(op: Op) -> None:
         raise Unknown(f"kind {op.kind!r}")
     if not fields.issuperset(op.request):
         raise Unknown(f"field {sorted(set(op.request) - fields)} of {op.kind}")
-    if op.kind == "write":
+    if op.kind in ("write", "stage"):
         for record in op.request["records"]:
             if not RECORD.issuperset(record):
                 raise Unknown(f"field {sorted(set(record) - RECORD)} of a record")
@@ -144,7 +178,7 @@ def _answer_fault(op: Op) -> str | None:
     if op.kind in ("put_router", "router", "drop_router"):
         if answer["router"] != op.topic:
             return f"about the router {answer['router']!r}"
-    elif op.kind not in ("list", "watch", "routers") and answer["topic"] != op.topic:
+    elif op.kind not in _WITHOUT_TOPIC and answer["topic"] != op.topic:
         return f"about the topic {answer['topic']!r}"
     rows = _ROWS.get(op.kind)
     return rows(answer) if rows else None
@@ -207,6 +241,7 @@ def _config_fault(answer: dict[str, Any]) -> str | None:
 _ROWS: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "diff": _page_fault,
     "last": _page_fault,
+    "scan": _page_fault,
     "claim": _claim_fault,
     "list": _list_fault,
     "tags": _tags_fault,

@@ -271,14 +271,16 @@ def _settings(line: Timeline, ops: list[Op]) -> list[Setting]:
     there = _first_signs(line, ops)
     found = []
     for op in ops:
-        if op.refused or op.kind not in ("put", "write", "put_router"):
+        if op.refused or op.kind not in ("put", "write", "put_router", "begin"):
             continue
         setting = Setting(op.sent_at, line.settled(op), op.ok, {})
         first, last = line.span(setting.sent, setting.settled)
         setting.first, setting.last = line.instance[first], line.instance[last]
         if op.kind == "put":
             setting.config = full_config(op.request)
-        elif op.kind == "put_router":  # the topic may have been there
+        elif op.kind in ("put_router", "begin"):  # the topic may have been there
+            if op.request.get("create") is False:
+                continue
             if first == last and there.get(setting.first, FOREVER) < op.sent_at:
                 continue
             setting.certain, setting.config = False, full_config(None)

@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.checker.acks import Acks, is_wrong_last_seq
+from tests.support.checker.batches import Batches
 from tests.support.checker.counters import Counters, sights_of
 from tests.support.checker.deletes import Deletes
 from tests.support.checker.jobs import Jobs
 from tests.support.checker.ledger import Copy, Ledger
 from tests.support.checker.lookups import Lookups
+from tests.support.checker.merges import check_plans, check_scan
 from tests.support.checker.pages import Missing, Read, Returned, Shown, make_read
 from tests.support.checker.problem import Problem, name_of
 from tests.support.checker.timeline import Timeline, full_config
 from tests.support.history import Op
+
+READS = ("diff", "last", "push", "handed", "scan")
 
 
 @dataclass(slots=True)
@@ -24,9 +28,16 @@ class Supply:
 
 
 def check_topic(
-    line: Timeline, ops: list[Op], pushed: list[Op], problems: list[Problem], supply: Supply | None = None
+    line: Timeline,
+    ops: list[Op],
+    pushed: list[Op],
+    problems: list[Problem],
+    supply: Supply | None = None,
+    batches: Batches | None = None,
 ) -> Jobs:
-    """`pushed` are the pages that streams showed of it, `supply` is what routers may bring to it."""
+    """`pushed` are the pages that streams showed of it, `supply` is what routers may bring to it, `batches` are its transactions."""
+    if batches is not None:
+        ops = [*ops, *batches.told(line)]
     ledger = Ledger(line.topic, line, problems)
     acks = Acks(ledger)
     writes = [op for op in ops if op.kind == "write"]
@@ -49,13 +60,15 @@ def check_topic(
     told = sorted(
         (op for op in [*answered, *pushed, *jobs.shown()] if op.ok), key=lambda op: op.answered_at or 0
     )
-    reads = [make_read(ledger, op) for op in told if op.kind in ("diff", "last", "push", "handed")]
+    reads = [make_read(ledger, op) for op in told if op.kind in READS]
     shown = Shown(ledger)
     for read in reads:
         shown.take(read)
     for op in answered:
         if op.kind == "write" and op.answer["deduped"]:
             acks.take_retry(op)
+    if batches is not None:
+        batches.settle(ledger)
     ledger.carry_over()
     ledger.count_ghosts()
     acks.check_twice()
@@ -69,6 +82,12 @@ def check_topic(
         missing.check(read)
     _check_returned(ledger, reads, pages)
     jobs.check(missing, pages)
+    if batches is not None:
+        batches.check(ledger, pages)
+    for read in reads:
+        if read.op.kind == "scan":
+            check_scan(ledger, missing, read)
+    check_plans(ledger, ops)
 
     counters = Counters(ledger, missing, [sight for op in ops for sight in sights_of(ledger, op)])
     counters.check()

@@ -1,0 +1,465 @@
+"""Jobs beside a simulated server that merge cold segments and read them as files, with all that jobs do wrong.
+
+A job asks for a plan, reads its inputs from the cold disk, puts outputs into staging one file at a time, and asks to publish them.
+Between any two of these others write, delete and erase, and processes die: the job too, which is replaced by one that knows
+nothing. Some propose outputs that are wrong; none of those may ever be published. Others pin a snapshot and read what its
+manifest lists, which becomes a read in the history: as of the pin, however late it is done.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from router.exchange import Request
+from tests.sim.frames import frames
+from tests.sim.processes import Machine
+from tests.sim.world import MS
+from tests.support.history import Op
+from tests.support.merger import Damaged, Merger
+from tests.support.sim_disk import SimDisk
+from topics.engine.errors import Corrupt
+from topics.engine.limits import TIME_CEILING_STEP_MS
+from topics.engine.manifest import (
+    dead_name,
+    decode_dead,
+    decode_manifest,
+    is_of_manifests,
+    manifest_name,
+    pinned_id,
+)
+from topics.engine.placement import shard_of
+from topics.engine.segment_store import DiskSegmentStore
+from topics.engine.segments import parse_segment_name
+
+if TYPE_CHECKING:
+    from tests.sim.clients import Crowd
+
+KINDS = ("plan", "merges", "renew", "publish", "abandon", "pin", "renew_pin", "release")
+AHEAD_MS = TIME_CEILING_STEP_MS  # after a power cut the server's time goes on so much later
+MERGED_RECORDS = 8  # a topic with more may have cold segments
+LIES = ("flip", "drop", "undead", "alter", "alter", "names", "short")
+
+
+class JobStore(DiskSegmentStore):
+    """The cold disk as a job has it mounted. Crashes and errors that are planned there are meant for the server."""
+
+    def __init__(self, machine: Machine, shard: int, name: str) -> None:
+        super().__init__(machine.colds[shard], f"staging/{name}")
+        self.cold: SimDisk = machine.colds[shard]
+        self._machine, self._shard = machine, shard
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        """Everything at one moment."""
+        if self._shard in self._machine.away:
+            raise OSError(errno.ENODEV, "the cold disk is not mounted")
+        disk = self.cold
+        planned = disk._plans, disk._armed
+        disk._plans, disk._armed = [], False
+        try:
+            return work()
+        finally:
+            disk._plans, disk._armed = planned
+
+    def whole(self, key: str) -> bytes:
+        return self.read_range(key, 0, self.length(key))
+
+
+class Outputs(Merger):
+    """What a job makes of a plan, kept until it is put; `lie` is what is wrong with it."""
+
+    def __init__(
+        self, store: JobStore, plan: dict[str, Any], attempt: str, rng: Random, lie: str = ""
+    ) -> None:
+        super().__init__(store, plan, attempt)
+        self.made: list[tuple[str, bytes]] = []
+        self.rng, self.lie = rng, lie
+
+    def put(self, name: str, data: bytes) -> None:
+        self.made.append((f"{self.plan['staging']}/{name}", data))
+
+    def _input(self, one: dict[str, Any]) -> Any:
+        rows, names, expiries, content = super()._input(one)
+        live = np.flatnonzero(rows["length"])
+        if self.lie == "drop" and len(live):
+            rows = rows.copy()
+            for column in ("length", "offset", "flags", "tag", "node", "size"):
+                rows[column][live[0]] = 0
+        elif self.lie == "alter" and len(live):
+            changed = bytearray(content)
+            row = rows[int(self.rng.choice(live.tolist()))]
+            changed[int(row["offset"]) + self.rng.randrange(int(row["length"]))] ^= 1 << self.rng.randrange(8)
+            content = bytes(changed)
+        elif self.lie == "names":
+            names = (names[0][::-1], names[1][::-1])
+        return rows, names, expiries, content
+
+
+def wrong_outputs(
+    store: JobStore, plan: dict[str, Any], group: dict[str, Any], attempt: str, rng: Random
+) -> list[tuple[str, bytes]]:
+    """What a job with a bug makes of a group."""
+    lie = rng.choice(LIES)
+    if lie == "undead":
+        group = {**group, "inputs": [{**one, "dead": None} for one in group["inputs"]]}
+    outputs = Outputs(store, plan, attempt, rng, lie)
+    outputs.merge(group)
+    made = outputs.made
+    if lie in ("flip", "short"):
+        at = rng.randrange(len(made))
+        name, data = made[at]
+        where = rng.randrange(len(data))
+        changed = bytes([data[where] ^ 1 << rng.randrange(8)])
+        made[at] = name, data[:where] + (changed + data[where + 1 :] if lie == "flip" else b"")
+    return made
+
+
+class Proposals:
+    """What all jobs have put: which groups somebody has proposed as they should be."""
+
+    def __init__(self) -> None:
+        self.right: set[tuple[str, int]] = set()  # plan and group
+
+    def check(self, op: Op) -> None:
+        """Nothing is published that is wrong."""
+        for group in op.answer["groups"]:
+            assert (op.request["plan_id"], group["group"]) in self.right, f"published, and wrong: {op}"
+
+
+class MergeJob:
+    patience = 0.97
+
+    def __init__(self, crowd: Crowd, name: str, topics: list[str], proposals: Proposals) -> None:
+        self.crowd, self.name, self.topics, self.proposals = crowd, name, topics, proposals
+        self.rng, self.world = crowd.rng, crowd.world
+        self.attempts = 0
+        self.topic = self.rng.choice(topics)
+        self.plan: dict[str, Any] | None = None
+        self.puts: list[tuple[str, bytes]] | None = None  # None: nothing is made yet
+        self._again: tuple[str, dict[str, Any]] | None = None
+        self.world.after(self.rng.randrange(100 * MS), self.go)
+
+    def go(self) -> None:
+        crowd = self.crowd
+        if crowd.stopped:
+            return
+        if self.world.now_us < crowd.paused_until_us:
+            self.world.at(crowd.paused_until_us + self.rng.randrange(3 * MS), self.go)
+            return
+        if self.plan is not None and self._again is None and self._work():
+            self.world.after(self.rng.choice((0, 200, 2 * MS, 20 * MS)), self.go)
+            return
+        if not any(front is not None and front.alive for front in crowd.server.fronts):
+            self.world.after(5 * MS, self.go)
+            return
+        kind, request = self._again or self._next()
+        self._again = None
+        op = crowd.history.sent(self.name, kind, self.topic, request)
+        assert crowd.send(self, op, self._call(kind, request))
+
+    def _call(self, kind: str, request: dict[str, Any]) -> Request:
+        if kind != "delete":
+            return make_call(kind, self.topic, request)
+        path = f"/v0/topics/{self.topic}/delete".encode()
+        return Request(
+            b"POST", path, b"", 0, content_type=b"application/json", body=json.dumps(request).encode()
+        )
+
+    # -- the work --------------------------------------------------------------------------------------------
+
+    def _work(self) -> bool:
+        """One step of it; False: there is something to ask."""
+        assert self.plan is not None
+        store = JobStore(self.crowd.server.machine, shard_of(self.topic, self.crowd.server.shards), self.name)
+        try:
+            if self.puts is None:
+                store.do(lambda: self._make(store))
+                return True
+            if self.puts:
+                store.do(lambda: self._put(store))
+                return True
+        except FileNotFoundError:
+            self._forget()  # the plan is over, or its inputs are
+            return True
+        except OSError:
+            return self.rng.random() < 0.9  # not mounted: wait, or ask all the same
+        return False
+
+    def _make(self, store: JobStore) -> None:
+        assert self.plan is not None
+        self.attempts += 1
+        self.puts = []
+        for group in self.plan["groups"]:
+            if store.exists(f"{self.plan['staging']}/group-{group['group']}.json"):
+                continue
+            honest = Outputs(store, self.plan, f"{self.name}-{self.attempts}", self.rng)
+            honest.merge(group)
+            made = honest.made
+            if self.rng.random() < 0.2:
+                made = wrong_outputs(store, self.plan, group, f"{self.name}-{self.attempts}", self.rng)
+            if made == honest.made:
+                self.proposals.right.add((self.plan["plan_id"], group["group"]))
+            self.puts += made
+
+    def _put(self, store: JobStore) -> None:
+        assert self.puts
+        key, data = self.puts[0]
+        if not store.cold.exists(key.rpartition("/")[0]):
+            raise FileNotFoundError(
+                errno.ENOENT, key
+            )  # whoever would make it again would keep what was erased
+        store.put(key, [data])
+        self.puts.pop(0)
+
+    def _forget(self) -> None:
+        self.plan = self.puts = None
+        if self.rng.random() < 0.6:
+            self.topic = choose(self.crowd, self.topics)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _next(self) -> tuple[str, dict[str, Any]]:
+        rng, plan = self.rng, self.plan
+        if plan is None:
+            return ("merges", {}) if rng.random() < 0.1 else ("plan", self._wish())
+        mine = {"plan_id": plan["plan_id"], "lease": plan["lease"]}
+        mood = rng.random()
+        if mood < 0.05:
+            return "renew", mine
+        if mood < 0.08:
+            return "abandon", mine
+        if mood < 0.12:
+            return "plan", {**self._wish(), "lease": plan["lease"]}
+        return "publish", {**mine, "wait_ms": rng.choice((0, 5, 300, 10_000))}
+
+    def _delete(self) -> dict[str, Any]:
+        """As if somebody else did: records that are being merged."""
+        assert self.plan is not None
+        group = self.rng.choice(self.plan["groups"])
+        seqs = range(group["first_seq"], group["next_seq"])
+        request: dict[str, Any] = {
+            "seqs": sorted(self.rng.sample(seqs, min(len(seqs), self.rng.choice((1, 2, 5)))))
+        }
+        if self.rng.random() < 0.15:
+            request["erase"] = True
+        return request
+
+    def _wish(self) -> dict[str, Any]:
+        """The same for a topic at most times, or its plan would never be the one that is there."""
+        often = Random(self.topic) if self.rng.random() < 0.9 else self.rng
+        return {
+            "target_bytes": often.choice((2000, 8000, 1 << 20)),
+            "min_garbage": often.choice((0.1, 0.5)),
+            "max_groups": often.choice((1, 3, 64)),
+            "lease_ms": self.rng.choice((1000, 1000, 4000)),
+        }
+
+    def told(self, op: Op) -> None:
+        if op.kind == "delete":
+            pass
+        elif op.status is None:
+            self._unheard(op)
+        elif op.ok:
+            self._heard(op)
+        elif op.status in (404, 409) or op.answer["error"]["code"] == "no_cold_tier":
+            self._forget()
+        elif op.status == 410:
+            self._again = "plan", self._wish()
+        elif op.status == 422:
+            self.crowd.server.counts["outputs refused"] += 1
+            self.puts = None  # what was wrong is made again
+        if self.plan is not None and self.rng.random() < 0.04:
+            self._forget()  # it dies; the lease ends by itself
+        self.world.after(self._pause_us(op), self.go)
+
+    def _heard(self, op: Op) -> None:
+        if op.kind == "plan":
+            if op.answer["plan_id"] is None:
+                self._forget()
+            else:
+                if self.plan is None or self.plan["plan_id"] != op.answer["plan_id"]:
+                    self.puts = None
+                self.plan = op.answer
+                if self.rng.random() < 0.4:
+                    self._again = "delete", self._delete()
+        elif op.kind == "publish" and op.status == 200:
+            self.proposals.check(op)
+            self.crowd.server.counts["merges"] += len(op.answer["groups"])
+            if self.rng.random() < 0.2:
+                self._again = op.kind, op.request  # as if nobody had answered
+            else:
+                self._forget()
+        elif op.kind == "abandon":
+            self._forget()
+
+    def _unheard(self, op: Op) -> None:
+        if op.kind == "publish" and self.rng.random() < 0.6:
+            self._again = op.kind, op.request
+        elif self.rng.random() < 0.5:
+            self._again = "plan", self._wish()
+
+    def _pause_us(self, op: Op) -> int:
+        rng, think = self.rng, self.crowd.appetite.think_us
+        if rng.random() < 0.05:
+            return rng.choice((300, 1500, 5000)) * MS  # longer than some leases
+        if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
+            return 1000 * MS
+        if self.plan is None or not op.ok:
+            return rng.choice((5, 30, 150)) * MS
+        return rng.choice((0, think // 4, think))
+
+
+class SnapshotReader:
+    """Pins a snapshot, and reads it from the cold disk some time later."""
+
+    patience = 0.97
+
+    def __init__(self, crowd: Crowd, name: str, topics: list[str]) -> None:
+        self.crowd, self.name, self.topics = crowd, name, topics
+        self.rng, self.world = crowd.rng, crowd.world
+        self.topic = ""
+        self.pin: Op | None = None
+        self._until_us = self._powers = 0
+        self.world.after(self.rng.randrange(200 * MS), self.go)
+
+    def go(self) -> None:
+        crowd = self.crowd
+        if crowd.stopped:
+            return
+        if not any(front is not None and front.alive for front in crowd.server.fronts):
+            self.world.after(20 * MS, self.go)
+            return
+        if self.pin is not None:
+            self._read(self.pin)
+        kind, request = self._next()
+        op = crowd.history.sent(self.name, kind, self.topic, request)
+        assert crowd.send(self, op, make_call(kind, self.topic, request))
+
+    def _next(self) -> tuple[str, dict[str, Any]]:
+        rng = self.rng
+        if self.pin is not None and rng.random() < 0.9:
+            mine = {"snapshot_id": self.pin.answer["snapshot_id"]}
+            if rng.random() < 0.7:
+                return "renew_pin", {**mine, "ttl_ms": rng.choice((8000, 60_000))}
+            return "release", mine
+        self.topic = choose(self.crowd, self.topics)
+        return "pin", {"ttl_ms": rng.choice((1000, 60_000, 60_000))}
+
+    def told(self, op: Op) -> None:
+        if op.ok and op.kind == "pin":
+            self.pin = op
+            self._until_us = self.world.now_us + op.request["ttl_ms"] * MS * 8 // 10
+            self._powers = self._power_cuts()
+        elif op.kind != "renew_pin" or not op.ok:
+            self.pin = None
+        pause_us = (
+            self.rng.choice((5, 100, 400, 1500)) if self.pin is not None else self.rng.choice((20, 100))
+        )
+        self.world.after(pause_us * MS, self.go)
+
+    def _read(self, pin: Op) -> None:
+        machine = self.crowd.server.machine
+        shard = shard_of(self.topic, self.crowd.server.shards)
+        lost_us = AHEAD_MS * MS * (self._power_cuts() - self._powers)
+        if self.world.now_us + lost_us > self._until_us or shard in machine.away:
+            return
+        store = JobStore(machine, shard, self.name)
+        try:
+            records = store.do(lambda: list(_listed(store, pin.answer)))
+        except FileNotFoundError as missing:
+            assert self._may_be_gone(pin), f"{missing} was pinned: {pin}"
+            return
+        except (Corrupt, Damaged):
+            assert self._happened("rot"), f"nothing has rotted: {pin}"
+            return
+        answer = {"topic": self.topic, "records": records}
+        answer |= {"first_seq": pin.answer["earliest_seq"], "next_seq": pin.answer["cold_next_seq"]}
+        told = Op(
+            self.name, "scan", self.topic, {}, pin.sent_at, pin.answered_at, 200, answer, pin.answered_at
+        )
+        self.crowd.history.ops.append(told)
+        self.crowd.server.counts["scans"] += 1
+
+    def _may_be_gone(self, pin: Op) -> bool:
+        """An erase and a drop heed no pins; a clock that is set ends them."""
+        changes = (op for op in self.crowd.history.ops if op.topic == self.topic and op.sent_at > pin.sent_at)
+        before = (
+            op
+            for op in self.crowd.history.ops
+            if op.topic == self.topic and (op.settled_at or 1 << 62) > pin.sent_at
+        )
+        gone = any(op.kind == "drop" or op.request.get("erase") for op in (*changes, *before))
+        return gone or self._happened("clock")
+
+    def _power_cuts(self) -> int:
+        return self.crowd.server.counts["power cuts"]
+
+    def _happened(self, kind: str) -> bool:
+        events = self.crowd.history.events
+        return any(event.kind == kind for event in events)
+
+
+def choose(crowd: Crowd, topics: list[str]) -> str:
+    """A topic that has something to merge, as far as anybody knows."""
+    long = [topic for topic in topics if crowd.heads.get(topic, 0) > MERGED_RECORDS]
+    return crowd.rng.choice(long or topics)
+
+
+def _listed(store: JobStore, pin: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """What a manifest and its dead rows leave to be shown."""
+    directory, number = f"topics/{pin['topic_id']}", pin["manifest"]
+    manifest = decode_manifest(pin["path"], store.whole(f"{directory}/{manifest_name(number)}"))
+    dead_key = f"{directory}/{dead_name(number)}"
+    dead = decode_dead(dead_key, store.whole(dead_key), manifest.segments) if store.exists(dead_key) else {}
+    reader = Merger(store, pin)
+    for segment in manifest.segments:
+        rows, _, _, content = reader._input(msgspec.structs.asdict(segment))
+        mask = dead.get(segment.first_seq, np.zeros(len(rows), np.bool_))
+        for row, is_dead in zip(rows, mask, strict=True):
+            if row["length"] and not is_dead:
+                yield from frames(content[int(row["offset"]) : int(row["offset"]) + int(row["length"])])
+
+
+# -- rest ----------------------------------------------------------------------------------------------------
+
+
+def check_tidy(disk: SimDisk, directories: dict[str, set[tuple[int, int]]]) -> None:
+    """Of plans, pins and old segments nothing is left, once their time is over. `directories`: what each topic has there."""
+    for path in disk.paths():
+        assert not path.startswith("staging/plans/"), f"{path} is left of a plan"
+        if not path.startswith("topics/"):
+            continue
+        directory, _, name = path.rpartition("/")
+        assert directory in directories, f"{path} is of a topic that is not there"
+        parsed = parse_segment_name(name)
+        if parsed is not None:
+            assert (parsed[0], parsed[1]) in directories[directory], f"{path} is nobody's any more"
+        else:
+            assert is_of_manifests(name) and pinned_id(name) is None, f"{path} is left of a pin"
+
+
+_PATHS = {
+    "plan": "consolidation", "merges": "consolidation", "renew": "consolidation/{plan_id}/renew",
+    "publish": "consolidation/{plan_id}/commit", "abandon": "consolidation/{plan_id}/abandon", "pin": "snapshots",
+    "renew_pin": "snapshots/{snapshot_id}/renew", "release": "snapshots/{snapshot_id}",
+}  # fmt: skip
+_METHODS = {"merges": b"GET", "release": b"DELETE"}
+_IN_PATH = ("plan_id", "snapshot_id")
+
+
+def make_call(kind: str, topic: str, request: dict[str, Any]) -> Request:
+    path = f"/v0/topics/{topic}/{_PATHS[kind].format(**request)}"
+    method = _METHODS.get(kind, b"POST")
+    made = Request(method, path.encode(), b"", 0)
+    if method == b"POST":
+        made.content_type = b"application/json"
+        made.body = json.dumps(
+            {name: value for name, value in request.items() if name not in _IN_PATH}
+        ).encode()
+    return made
