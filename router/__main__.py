@@ -10,19 +10,24 @@ import os
 import signal
 import socket
 import time
+from typing import TYPE_CHECKING
 
 import uvloop
 
 import topics
 from router.call import Services
 from router.front_pressure import FrontPressure
+from router.gate import Gate
 from router.server import Server
 from router.shard_client import ShardClient
 from topics import logs
 from topics.api_keys import secrets_of
 from topics.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
 from topics.process import become, die_with_parent
-from topics.settings import Settings
+from topics.settings import Settings, wants_spans
+
+if TYPE_CHECKING:
+    from router.spans import Spans
 
 logger = logging.getLogger("topics.front")
 
@@ -38,12 +43,25 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def open_spans(front: int) -> Spans | None:
+    if not wants_spans(os.environ):
+        return None
+    try:
+        from router.spans import Spans
+    except ImportError as error:
+        # TOPICS_OTEL=1 without the packages has been refused; the variables of others may be meant for others.
+        logger.warning("no spans: %s; install topics[otel], or set TOPICS_OTEL=0", error)
+        return None
+    return Spans(front)
+
+
 async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     client = ShardClient(arguments.shards, loop, now_us)
     services = Services(client.core, settings, now_us, topics.__version__, arguments.started_us)
     services.open_desk(lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000)
-    server = Server(services, loop)
+    spans = open_spans(arguments.front)
+    server = Server(services, loop, Gate if spans is None else spans.gate)
     services.desk.fanout.buffered_bytes = server.buffered_bytes
     pressure = FrontPressure(
         client.core, now_us=now_us, later=services.later, buffered_share=server.buffered_share
@@ -74,6 +92,8 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
     await server.drain()
     await client.settle()
     client.close()
+    if spans is not None:
+        await loop.run_in_executor(None, spans.flush)
 
 
 def main() -> None:

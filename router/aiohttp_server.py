@@ -199,6 +199,7 @@ class Handler:
             accept=header("Accept", first=False),
             accept_encoding=header("Accept-Encoding", first=False),
             idempotency_key=header("Idempotency-Key"),
+            traceparent=header("traceparent", first=False),
             last_event_id=header("Last-Event-ID"),
             wants_websocket=asks_for_websocket(web_request),
         )

@@ -32,6 +32,7 @@ class Request:
     accept: bytes = b""
     accept_encoding: bytes = b""
     idempotency_key: bytes = b""
+    traceparent: bytes = b""
     last_event_id: bytes = b""
     wants_websocket: bool = False  # it asks to become one, over HTTP/1.1
     leave: Callable[[], None] = nobody  # called when the client goes away before its answer

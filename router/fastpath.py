@@ -71,11 +71,12 @@ _PLAIN = {
     b"origin": "",
     b"priority": "",
     b"referer": "",
-    b"traceparent": "",
+    b"traceparent": "traceparent",
     b"tracestate": "",
     b"x-request-id": "",
 }
-_PASSED = ("content_type", "authorization", "accept", "accept_encoding", "idempotency_key")
+_PASSED = ("content_type", "authorization", "accept", "accept_encoding", "idempotency_key", "traceparent")
+_NOT_KEPT = [_PASSED.index(name) for name in ("authorization", "idempotency_key", "traceparent")]
 IDLE, FAST, SLOW, STREAM = "idle", "fast", "slow", "stream"
 SOCKET, HANDED, CLOSING = "socket", "handed", "closing"
 
@@ -92,7 +93,7 @@ class PlainHead:
         self.head_len, self.body_len, self.end = head_len, body_len, head_len + body_len
 
     def request(self, body: bytes, received_us: int) -> Request:
-        content_type, authorization, accept, accept_encoding, idempotency_key = self.fields
+        content_type, authorization, accept, accept_encoding, idempotency_key, traceparent = self.fields
         return Request(
             b"POST",
             self.path,
@@ -105,10 +106,11 @@ class PlainHead:
             accept,
             accept_encoding,
             idempotency_key,
+            traceparent,
         )
 
 
-# A client sends the same head over and over. One with a secret in it is not kept.
+# A client sends the same head over and over. One with a secret in it is not kept, nor one that will not come again.
 _known_heads: dict[bytes, PlainHead] = {}
 
 
@@ -121,7 +123,7 @@ def find_plain_head(data: bytes) -> PlainHead | None:
     plain = _known_heads.get(head)
     if plain is None:
         plain = read_plain_head(head)
-        if plain is not None and not plain.fields[1] and not plain.fields[4]:
+        if plain is not None and not any(plain.fields[at] for at in _NOT_KEPT):
             if len(_known_heads) >= KNOWN_HEADS_MAX:
                 _known_heads.clear()
             _known_heads[head] = plain

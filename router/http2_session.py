@@ -44,9 +44,11 @@ FIELDS = {
     b"accept": "accept",
     b"accept-encoding": "accept_encoding",
     b"idempotency-key": "idempotency_key",
+    b"traceparent": "traceparent",
     b"last-event-id": "last_event_id",
 }
-LISTS = frozenset((b"content-encoding", b"accept", b"accept-encoding"))
+# What may come several times. Of the others the first counts; two parents of a trace are none.
+LISTS = frozenset((b"content-encoding", b"accept", b"accept-encoding", b"traceparent"))
 NOT_IN_HTTP2 = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 from topics.engine.scheduler import WEIGHTS
-from topics.reports import FSYNC_BUCKETS_US, TOPIC_ROWS_MAX, ShardReport, TopicRow
+from topics.reports import (
+    CONSUMER_ROWS_MAX,
+    FSYNC_BUCKETS_US,
+    LATENCY_BUCKETS_US,
+    TOPIC_ROWS_MAX,
+    ConsumerRow,
+    ShardReport,
+    Timed,
+    TopicRow,
+)
 
 TIERS = ("hot", "cold")
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
@@ -54,6 +63,33 @@ class Totals:
     def buckets(self) -> list[int]:
         columns = zip(*(report.fsync_buckets for report in self.reports))
         return [sum(column) for column in columns] or [0] * (len(FSYNC_BUCKETS_US) + 1)
+
+    @property
+    def operations(self) -> dict[str, list[Timed]]:
+        names = dict.fromkeys(name for report in self.reports for name in report.requests)
+        return {
+            name: [r.requests[name] for r in self.reports if name in r.requests] for name in sorted(names)
+        }
+
+    def counts(self, field: str) -> dict[str, int]:
+        """Of what is counted by name: the sums."""
+        sums: dict[str, int] = {}
+        for report in self.reports:
+            for name, count in getattr(report, field).items():
+                sums[name] = sums.get(name, 0) + count
+        return dict(sorted(sums.items()))
+
+    @property
+    def consumer_rows(self) -> list[ConsumerRow]:
+        rows = heapq.merge(
+            *(report.consumer_rows for report in self.reports), key=lambda row: (row.topic, row.consumer)
+        )
+        return [row for row in rows if self.covers(row.topic)]
+
+    @property
+    def disk_free(self) -> int | None:
+        """The least that a shard has seen; they share a disk as a rule."""
+        return min((report.disk_free for report in self.reports if report.disk_free >= 0), default=None)
 
     @property
     def topic_rows(self) -> list[TopicRow]:
@@ -117,9 +153,15 @@ def as_text(totals: Totals) -> bytes:
         f'topics_shard_pressure{{shard="{report.shard}"}} {round(report.pressure, 3)}'
         for report in totals.reports
     ]
+    lines += _head("topics_disk_free_bytes", "gauge", "Space left on the disk of the data directory")
+    if totals.disk_free is not None:
+        lines.append(f"topics_disk_free_bytes {totals.disk_free}")
     lines += _tier_lines(totals)
     lines += _topic_lines(totals)
-    lines += _histogram(totals)
+    lines += _consumer_lines(totals)
+    lines += _counted(totals)
+    lines += _fsync_lines(totals)
+    lines += _timed_lines(totals)
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -140,6 +182,13 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     yield "topics_queue_topics", "gauge", "Topics that are queues", wal("queue_topics")
     yield "topics_queue_leases_in_flight", "gauge", "Leased jobs", wal("leases_in_flight")
     yield "topics_consumers", "gauge", "Named consumers", wal("consumers")
+    yield (
+        "topics_consumer_metrics_truncated",
+        "gauge",
+        "1 when only some consumers have rows of their own",
+        int(any(len(report.consumer_rows) >= CONSUMER_ROWS_MAX for report in totals.reports)),
+    )
+    yield "topics_dead_lettered", "gauge", "Records that went to dead letters", wal("dead_lettered")
     yield "topics_sse_connections", "gauge", "Open streams and WebSockets", totals.streams
     yield "topics_watch_sessions", "gauge", "Stored watch sessions", totals.total("watch_sessions")
     yield "topics_ready", "gauge", "1 when every shard serves", int(totals.ready)
@@ -192,6 +241,18 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
         wal("retired_segments"),
     )
     yield "topics_retired_bytes", "gauge", "Bytes of replaced segments", wal("retired_bytes")
+    yield "topics_transactions_open", "gauge", "Open transactions", wal("txn_open")
+    yield "topics_transaction_bytes_staged", "gauge", "Bytes staged in them", wal("txn_bytes")
+    yield "topics_transactions_committed_total", "counter", "Transactions committed", wal("txn_committed")
+    yield "topics_transactions_expired_total", "counter", "Transactions ended by time", wal("txn_expired")
+    yield (
+        "topics_transaction_files_left_total",
+        "counter",
+        "Files of transactions that could not be removed before the next start",
+        wal("txn_left"),
+    )
+    yield "topics_corrupt_records_total", "counter", "Records found damaged", wal("corrupt")
+    yield "topics_checkpoints_total", "counter", "Checkpoints written", wal("checkpoints")
     yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
     yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
     yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")
@@ -243,19 +304,86 @@ def _topic_lines(totals: Totals) -> list[str]:
         lines += [f'topics_topic_queue_ready{{topic="{_label(r.topic)}"}} {r.ready}' for r in queues]
         lines += _head("topics_topic_queue_in_flight", "gauge", "Jobs that are leased")
         lines += [f'topics_topic_queue_in_flight{{topic="{_label(r.topic)}"}} {r.in_flight}' for r in queues]
+        lines += _head("topics_topic_queue_oldest_seconds", "gauge", "Age of the oldest job")
+        lines += [
+            f'topics_topic_queue_oldest_seconds{{topic="{_label(r.topic)}"}} {r.oldest_ms / 1000}'
+            for r in queues
+        ]
     return lines
 
 
-def _histogram(totals: Totals) -> list[str]:
+def _consumer_lines(totals: Totals) -> list[str]:
+    rows = [
+        (f'{{topic="{_label(r.topic)}",consumer="{_label(r.consumer)}"}}', r) for r in totals.consumer_rows
+    ]
+    lines = _head("topics_consumer_lag_records", "gauge", "Records that were never handed out")
+    lines += [f"topics_consumer_lag_records{label} {row.lag}" for label, row in rows]
+    lines += _head("topics_consumer_lag_seconds", "gauge", "Age of the oldest of them")
+    lines += [
+        f"topics_consumer_lag_seconds{label} {row.lag_ms / 1000}" for label, row in rows if row.lag_ms >= 0
+    ]
+    lines += _head("topics_consumer_ack_pending", "gauge", "Records handed out and not settled")
+    lines += [f"topics_consumer_ack_pending{label} {row.ack_pending}" for label, row in rows]
+    return lines
+
+
+def _counted(totals: Totals) -> list[str]:
+    """What is counted by name; the names are a few, and known."""
+    lines: list[str] = []
+    for name, label, text, field in (
+        ("topics_tombstones_total", "reason", "Losses announced to readers", "tombstones"),
+        ("topics_refusals_total", "code", "Requests that a shard refused", "refusals"),
+    ):
+        lines += _head(name, "counter", text)
+        lines += [f'{name}{{{label}="{key}"}} {count}' for key, count in totals.counts(field).items()]
+    return lines
+
+
+def _fsync_lines(totals: Totals) -> list[str]:
     name = "topics_wal_fsync_latency_us"
     lines = _head(name, "histogram", "Duration of a sync of the log, in microseconds")
-    running = 0
-    for bound, count in zip((*FSYNC_BUCKETS_US, "+Inf"), totals.buckets):
-        running += count
-        lines.append(f'{name}_bucket{{le="{bound}"}} {running}')
-    lines.append(f"{name}_sum {totals.total('fsync_micros_total')}")
-    lines.append(f"{name}_count {running}")
+    bounds = [str(bound) for bound in FSYNC_BUCKETS_US]
+    return lines + _histogram(name, "", bounds, totals.buckets, str(totals.total("fsync_micros_total")))
+
+
+def _timed_lines(totals: Totals) -> list[str]:
+    reports = totals.reports
+    name = "topics_request_duration_seconds"
+    lines = _head(name, "histogram", "From the arrival of a request until its shard has answered")
+    for operation, timed in totals.operations.items():
+        lines += _seconds(name, f'operation="{operation}"', timed)
+    for name, text, timed in (
+        (
+            "topics_delivery_delay_seconds",
+            "Age of the first record of what is pushed to live streams",
+            [report.deliveries for report in reports if report.deliveries is not None],
+        ),
+        (
+            "topics_turn_duration_seconds",
+            "Turns of the shards' loops",
+            [report.turns for report in reports if report.turns is not None],
+        ),
+    ):
+        lines += _head(name, "histogram", text)
+        lines += _seconds(name, "", timed)
     return lines
+
+
+_SECONDS = [f"{bound / 1e6:g}" for bound in LATENCY_BUCKETS_US]
+
+
+def _seconds(name: str, label: str, timed: list[Timed]) -> list[str]:
+    counts = [sum(column) for column in zip(*(one.buckets for one in timed))] or [0] * (len(_SECONDS) + 1)
+    return _histogram(name, label, _SECONDS, counts, f"{sum(one.micros for one in timed) / 1e6:.6f}")
+
+
+def _histogram(name: str, label: str, bounds: list[str], counts: list[int], total: str) -> list[str]:
+    lines: list[str] = []
+    running, comma, braces = 0, f"{label}," if label else "", f"{{{label}}}" if label else ""
+    for bound, count in zip((*bounds, "+Inf"), counts):
+        running += count
+        lines.append(f'{name}_bucket{{{comma}le="{bound}"}} {running}')
+    return [*lines, f"{name}_sum{braces} {total}", f"{name}_count{braces} {running}"]
 
 
 def _label(value: str) -> str:

@@ -31,7 +31,9 @@ LONG_POLL_GRACE_US = 200_000  # a read younger than that is still being made
 
 
 class Server:
-    def __init__(self, services: Services, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, services: Services, loop: asyncio.AbstractEventLoop, make_gate: Callable[..., Gate] = Gate
+    ) -> None:
         self.services = services
         self._loop = loop
         settings = services.settings
@@ -45,7 +47,7 @@ class Server:
         self._sending = ByteBudget(SENDING_BYTES_MAX)
         self._offloaded = 0
         self._threads = ThreadPoolExecutor(2, "packing")
-        self.gate = Gate(services, parse_keys(settings.api_keys), self.buffered_bytes, self._offload)
+        self.gate = make_gate(services, parse_keys(settings.api_keys), self.buffered_bytes, self._offload)
         handler = Handler(self.gate, self.receiving, settings.max_body_bytes, self.now_us)
         self._aiohttp = web.Server(handler)
         self._listener: asyncio.Server | None = None

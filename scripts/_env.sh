@@ -122,7 +122,8 @@ _need_spark() {
         if command -v flock >/dev/null; then flock 9; fi
         [[ -f "$stamp" && "$(<"$stamp")" == "$(_wanted_stamp "$TOPICS_VENV/bin/python")" ]] && exit 0
         _say "installing Spark into .venv; later runs skip this"
-        _install_packages dev,spark,java || exit 1
+        # delta-rs is wanted by one form of the export alone, and tests of it tell when it is missing.
+        _install_packages dev,spark,java,delta || _install_packages dev,spark,java || exit 1
         _wanted_stamp "$TOPICS_VENV/bin/python" >"$stamp.new" && mv "$stamp.new" "$stamp"
     ) 9>"$TOPICS_ROOT/.venv.lock"
 }

@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 
 FSYNC_BUCKETS_US = (50, 100, 250, 500, 1000, 5000, 10_000, 50_000, 100_000)
+# One set of bounds for all that is timed: 100 µs is about what a request takes at least, 10 s what nobody waits for.
+LATENCY_BUCKETS_US = (
+    100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000,
+)  # fmt: skip
 TOPIC_ROWS_MAX = 1000  # topics with metrics of their own; more than that would drown a scraper
+CONSUMER_ROWS_MAX = (
+    200  # named consumers with metrics of their own, of each shard: each is looked at for a scrape
+)
 
 
 class Readiness(msgspec.Struct, array_like=True):
@@ -23,6 +30,24 @@ class TopicRow(msgspec.Struct, array_like=True):
     bytes: int
     ready: int = 0  # of queues
     in_flight: int = 0
+    oldest_ms: int = 0  # age of a queue's oldest job
+
+
+class ConsumerRow(msgspec.Struct, array_like=True):
+    """Of a named consumer whose topic is in memory."""
+
+    topic: str
+    consumer: str
+    lag: int  # records that it wants and that were never handed out
+    ack_pending: int
+    lag_ms: int = -1  # age of the oldest of them; -1: not known without a search, because it has a filter
+
+
+class Timed(msgspec.Struct, array_like=True):
+    """A histogram: counts per bound of LATENCY_BUCKETS_US, and those beyond; and the sum."""
+
+    buckets: list[int]
+    micros: int
 
 
 class ShardReport(msgspec.Struct, array_like=True):
@@ -68,6 +93,21 @@ class ShardReport(msgspec.Struct, array_like=True):
     merges: int = 0  # outputs of jobs that took the place of segments
     retired_segments: int = 0  # replaced ones that still have files
     retired_bytes: int = 0
+    requests: dict[str, Timed] = {}  # by operation, of those that were carried out
+    refusals: dict[str, int] = {}  # by code
+    turns: Timed | None = None
+    deliveries: Timed | None = None  # of live pages: how old their first record was
+    tombstones: dict[str, int] = {}  # announced to readers, by reason
+    consumer_rows: list[ConsumerRow] = []  # the first CONSUMER_ROWS_MAX by topic and name
+    dead_lettered: int = 0  # by the topics and consumers that are there
+    corrupt: int = 0  # records found damaged
+    checkpoints: int = 0
+    disk_free: int = -1  # bytes; -1: nobody has looked
+    txn_open: int = 0
+    txn_bytes: int = 0  # staged in them
+    txn_committed: int = 0
+    txn_expired: int = 0
+    txn_left: int = 0  # files that could not be removed; the next start does so
 
     @property
     def topic_count(self) -> int:

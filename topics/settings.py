@@ -11,6 +11,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -38,16 +39,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The server's settings; every process of it reads the same environment."""
 
     # Where it listens, and for whom.
-    host: Annotated[str, _doc("or host:port; TOPICS_PORT is then ignored")] = "127.0.0.1"
-    port: Annotated[int, _doc("0 lets the system choose")] = 4000
+    host: Annotated[str, _doc("address, or host:port; TOPICS_PORT is then ignored")] = "127.0.0.1"
+    port: Annotated[int, _doc("port; 0 lets the system choose")] = 4000
     port_file: Annotated[str | None, _doc("gets the actual host:port once it is bound")] = None
     api_keys: Annotated[str, _doc("secret[:scopes[:prefixes]],…; none: everyone may do everything")] = ""
     allow_insecure_no_auth: Annotated[bool, _doc("1: listen beyond loopback without keys")] = False
     probe_auth: Annotated[bool, _doc("1: health and readiness need a key")] = False
 
     # Where data is, and in what portions.
-    data_dir: Annotated[str, _doc("log, segments, snapshots")] = "./topics-data"
-    cold_dir: Annotated[str | None, _doc("second tier for old segments")] = None
+    data_dir: Annotated[str, _doc("all that lasts; one server at a time")] = "./topics-data"
+    cold_dir: Annotated[str | None, _doc("where old segments go; unset: nowhere")] = None
     # None lets an existing data directory decide, and the number of CPUs for a new one.
     wal_shards: Annotated[
         int | None, _doc("worker processes [as before; at first CPUs, at most 8]", ge=1, le=256)
@@ -59,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hot_retain_bytes: Annotated[int, _doc("a further bound on them; 0: none")] = 0
     cold_cache_bytes: Annotated[int, _doc("cold records in memory, per shard")] = 32 * limits.MIB
     retire_grace_ms: Annotated[int, _doc("merged segments stay on disk this long")] = 86_400_000
-    plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten")] = 604_800_000
+    plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten after this")] = 604_800_000
     min_free_bytes: Annotated[int, _doc("less space than this: no appends; 0: off")] = 256 * limits.MIB
     reclaim_bytes_per_s: Annotated[int, _doc("rewriting of dead segments, per shard; 0: no bound")] = (
         32 * limits.MIB
@@ -86,13 +87,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # How the processes run.
     fronts: Annotated[int, _doc("front processes that share the port", ge=1, le=64)] = 1
-    ping_timeout_ms: Annotated[int, _doc("a process as silent is restarted", ge=100)] = 30_000
+    ping_timeout_ms: Annotated[int, _doc("a process silent for this long is restarted", ge=100)] = 30_000
     keepalive_ms: Annotated[int, _doc("an idle connection is closed after this")] = 75_000
     request_timeout_ms: Annotated[int, _doc("an incomplete request is given up after this")] = 60_000
-    fast_path: Annotated[bool, _doc("0: every request goes through aiohttp")] = True
-    log_format: Annotated[LogFormat, _doc("auto, human (on a terminal) or json")] = "auto"
+    fast_path: Annotated[bool, _doc("0: no short cut for plain requests; for finding faults")] = True
+    otel: Annotated[
+        bool | None, _doc("1: spans of requests, as OTEL_… says [if OTEL_… names a collector]")
+    ] = None
+    log_format: Annotated[LogFormat, _doc("auto: human on a terminal, else json")] = "auto"
     verify: Annotated[bool, _doc("1: check every invariant after every turn; slow")] = False
-    test_min_heartbeat_ms: Annotated[int, _doc("test aid: lowest heartbeat", ge=1, le=1000)] = 1000
+    test_min_heartbeat_ms: Annotated[int, _doc("test aid: lowest heartbeat_ms of a watch", ge=1, le=1000)] = (
+        1000
+    )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -113,6 +119,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             keys = api_keys.parse_keys(self.api_keys)
         except ValueError as error:
             return [f"TOPICS_API_KEYS: {error}"]
+        if self.otel and not _can_trace():
+            return [
+                "TOPICS_OTEL=1 needs packages that are not installed: pip install 'topics[otel]', or unset it"
+            ]
         if not self.host:
             return ["TOPICS_HOST names a port but no host"]
         if not keys and not self.allow_insecure_no_auth and not is_loopback(self.host):
@@ -127,6 +137,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+# Whoever sets one of these has a collector.
+_COLLECTORS = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER",
+)  # fmt: skip
+
+
+def wants_spans(environ: Mapping[str, str]) -> bool:
+    """TOPICS_OTEL decides, and where it says nothing the variables that all of OpenTelemetry goes by."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    wanted = Settings.from_env(environ).otel
+    if wanted is not None:
+        return wanted
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    return exporter in ("", "otlp") and any(environ.get(name, "").strip() for name in _COLLECTORS)
+
+
+def _can_trace() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def variable(field: str) -> str:
@@ -184,7 +218,7 @@ def _parse(kind: Any, meta: Meta, text: str) -> str | int | bool | None:
     """The value of a variable's text; None means the default."""
     if not text:
         return None
-    if kind is bool:
+    if bool in (kind, *get_args(kind)):
         return _BOOLS.get(text.lower())
     if kind == LogFormat:
         return text.lower() if text.lower() in _LOG_FORMATS else None

@@ -107,6 +107,7 @@ class Args(msgspec.Struct, array_like=True, omit_defaults=True):
     call: str = ""  # of CONSOLIDATE
     named: str = ""  # the plan or snapshot that the path names
     txn: str = ""
+    traceparent: str = ""  # of a write; valid
 
 
 encode_args = msgspec.msgpack.Encoder().encode

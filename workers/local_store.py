@@ -10,11 +10,13 @@ import builtins
 import errno
 import os
 import secrets
+import shutil
+import stat
 from collections.abc import Callable, Iterable
 
 from topics.engine.layout import COLD_ID_NAME
 from topics.engine.ports import Disk
-from topics.engine.segment_store import DiskSegmentStore
+from topics.engine.segment_store import PLANS_PREFIX, DiskSegmentStore
 from workers.posix_disk import PosixDisk, make_durable_dir, sync_directory
 
 ID_NAME = COLD_ID_NAME
@@ -42,15 +44,24 @@ class LocalSegmentStore(DiskSegmentStore):
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         self.check()
+        self._check_plain(key)
         return super().read_range(key, offset, length)
 
     def delete(self, key: str) -> None:
         self.check()
+        if key.startswith(PLANS_PREFIX) and os.path.islink(os.path.dirname(self._at(key))):
+            return  # what lies behind a link is not there
+        if self._is_staged_dir(key):
+            shutil.rmtree(self._at(key))  # follows no links
         super().delete(key)
 
     def list(self, prefix: str) -> builtins.list[str]:
         self.check()
-        return super().list(prefix)
+        directory = prefix.rstrip("/")
+        if directory.startswith(PLANS_PREFIX) and os.path.islink(self._at(directory)):
+            return [directory]  # the link is all there is to it
+        found = super().list(prefix)
+        return found or ([directory] if self._is_staged_dir(directory) else [])
 
     def exists(self, key: str) -> bool:
         self.check()
@@ -58,7 +69,31 @@ class LocalSegmentStore(DiskSegmentStore):
 
     def length(self, key: str) -> int:
         self.check()
+        self._check_plain(key)
         return super().length(key)
+
+    def _at(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _check_plain(self, key: str) -> None:
+        """Jobs may put anything into staging. What is no plain file is not opened: a pipe may hold up whoever does, and a link
+        may lead anywhere."""
+        if key.startswith(PLANS_PREFIX) and not stat.S_ISREG(os.lstat(self._at(key)).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", key)
+
+    def _walk(self, directory: str, found: builtins.list[str]) -> None:
+        """Of staging a link is a file, wherever it leads: what lies there is not this plan's to remove. And so is a directory with
+        nothing in it, which a job would stumble over that does the plan again."""
+        if directory.startswith(PLANS_PREFIX) and os.path.islink(self._at(directory)):
+            raise NotADirectoryError(errno.ENOTDIR, "a symbolic link", directory)
+        before = len(found)
+        super()._walk(directory, found)
+        if len(found) == before and self._is_staged_dir(directory):
+            found.append(directory)
+
+    def _is_staged_dir(self, key: str) -> bool:
+        path = self._at(key)
+        return key.startswith(PLANS_PREFIX) and os.path.isdir(path) and not os.path.islink(path)
 
     def check(self) -> None:
         if self._identity is None:

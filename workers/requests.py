@@ -28,6 +28,7 @@ from topics.schemas import (
     RecordBody,
     WriteBody,
 )
+from topics.traces import META_KEY
 from topics.watching import WatchRead
 
 TAG_BYTES_MAX = 256
@@ -56,7 +57,7 @@ _NO_META = (b"", b"null")
 def read_write(
     topic: str, request: wire.Request, args: wire.Args, is_known: Callable[[str], bool]
 ) -> cmd.Append:
-    bare = _read_bare(request.body)
+    bare = _read_bare(request.body, args.traceparent)
     if bare is not None:
         key = args.idempotency_key
         return cmd.Append(topic, bare, _checked_key(key) if key is not None else None)
@@ -75,14 +76,14 @@ def read_write(
     command.may_configure = not request.flags & wire.NO_ADMIN
     if body.if_last_seq is not None or body.if_tag_last_seq is not None:
         _set_conditions(command, body)
-    command.records = read_records(body.records, request.body, body.node)
+    command.records = read_records(body.records, request.body, body.node, args.traceparent)
     return command
 
 
 _NO_RECORDS = cmd.Records([])
 
 
-def _read_bare(body: wire.Buffer) -> cmd.Records | None:
+def _read_bare(body: wire.Buffer, traceparent: str) -> cmd.Records | None:
     """The records of a body that has nothing but their data; None when there is more to it, or something wrong."""
     text = checked(body)
     try:
@@ -90,7 +91,7 @@ def _read_bare(body: wire.Buffer) -> cmd.Records | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     check_count(len(rows))
-    return _json_records([bytes(row.data) for row in rows], [], text)
+    return _json_records([bytes(row.data) for row in rows], [], text, traceparent)
 
 
 def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
@@ -101,7 +102,8 @@ def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append
     rows: list[RecordBody] = decode(_lines.decode_lines, text)
     check_count(len(rows))
     key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
-    return cmd.Append(topic, read_records(rows, request.body, args.node), key, args.create)
+    records = read_records(rows, request.body, args.node, args.traceparent)
+    return cmd.Append(topic, records, key, args.create)
 
 
 def check_count(count: int) -> None:
@@ -130,7 +132,9 @@ def _set_conditions(command: cmd.Append, body: WriteBody) -> None:
         command.if_tag_last_seq = (wanted.tag.encode(), wanted.seq)
 
 
-def read_records(rows: list[RecordBody], body: wire.Buffer, node: str | None) -> cmd.Records:
+def read_records(
+    rows: list[RecordBody], body: wire.Buffer, node: str | None, traceparent: str = ""
+) -> cmd.Records:
     """Records as columns. A column that no record fills stays None, which keeps the common case short."""
     count = len(rows)
     if [row.data_base64 for row in rows].count(None) < count:
@@ -140,7 +144,7 @@ def read_records(rows: list[RecordBody], body: wire.Buffer, node: str | None) ->
         if not all(payloads):
             raise InvalidRequest(f"record {payloads.index(b'')} has no data")
         metas = [bytes(row.meta) for row in rows]
-        records = _json_records(payloads, metas if any(metas) else [], checked(body))
+        records = _json_records(payloads, metas if any(metas) else [], checked(body), traceparent)
     tags = [row.tag for row in rows]
     if tags.count(None) < count:
         records.tags = [tag.encode() if tag is not None else None for tag in tags]
@@ -158,11 +162,11 @@ def read_records(rows: list[RecordBody], body: wire.Buffer, node: str | None) ->
     return records
 
 
-def _json_records(payloads: list[bytes], metas: list[bytes], text: bytes) -> cmd.Records:
+def _json_records(payloads: list[bytes], metas: list[bytes], text: bytes, traceparent: str) -> cmd.Records:
     records = cmd.Records(payloads)
     _tidy(records, text)
-    if metas:
-        _add_meta(records, metas)
+    if metas or traceparent:
+        _add_meta(records, metas or [b""] * len(payloads), traceparent)
     _check_sizes(records.sizes if records.sizes is not None else [len(p) for p in records.payloads])
     return records
 
@@ -217,10 +221,20 @@ def compact_size(text: bytes, escaped: bool) -> int:
     return len(text)
 
 
-def _add_meta(records: cmd.Records, metas: list[bytes]) -> None:
+def _add_meta(records: cmd.Records, metas: list[bytes], traceparent: str) -> None:
     metas = [b"" if meta == b"null" else meta for meta in metas]
     sizes = list(records.sizes) if records.sizes is not None else list(map(len, records.payloads))
-    plain = records.sizes is None
+    plain = _check_metas(metas, sizes) and records.sizes is None
+    if traceparent:
+        _add_trace(metas, sizes, traceparent)
+    records.payloads = [data + meta for data, meta in zip(records.payloads, metas)]
+    records.meta_lens = [len(meta) for meta in metas]
+    records.sizes = None if plain else sizes
+
+
+def _check_metas(metas: list[bytes], sizes: list[int]) -> bool:
+    """Tidy them, and add what each takes; returns whether all are as short as they can be."""
+    plain = True
     for i, meta in enumerate(metas):
         if not meta:
             continue
@@ -239,9 +253,32 @@ def _add_meta(records: cmd.Records, metas: list[bytes]) -> None:
             raise InvalidRequest(f"the meta of record {i} has more than {limits.META_KEYS_MAX} keys")
         sizes[i] += size
         plain = plain and size == len(meta)
-    records.payloads = [data + meta for data, meta in zip(records.payloads, metas)]
-    records.meta_lens = [len(meta) for meta in metas]
-    records.sizes = None if plain else sizes
+    return plain
+
+
+def _add_trace(metas: list[bytes], sizes: list[int], traceparent: str) -> None:
+    """One more key in each meta: not in one that has it, is no object or has no room. A trace makes no write fail."""
+    member = b'"%b":"%b"' % (META_KEY.encode(), traceparent.encode())
+    alone = b"{%b}" % member
+    for i, meta in enumerate(metas):
+        if sizes[i] + len(alone) > limits.RECORD_BYTES_MAX:
+            continue
+        if not meta:
+            metas[i] = alone
+            sizes[i] += len(alone)
+            continue
+        known = _members(meta)
+        if known is None or META_KEY in known or len(known) >= limits.META_KEYS_MAX:
+            continue
+        added = b"," + member if known else member
+        text = meta.rstrip()[:-1] + added + b"}"
+        if len(text) <= META_BYTES_MAX:
+            metas[i] = text
+            sizes[i] += len(added)
+
+
+def _members(meta: bytes) -> dict[str, msgspec.Raw] | None:
+    return decode(_meta.decode, meta) if meta.lstrip()[:1] == b"{" else None
 
 
 def _raw_records(rows: list[RecordBody]) -> cmd.Records:

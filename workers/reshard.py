@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -53,6 +54,7 @@ def main() -> int:
     become("reshard")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    gc.disable()  # as a shard does while it recovers; this is all that is done here
     settings = Settings.from_env(os.environ)
     logs.configure("reshard", settings.log_format, secrets_of(settings.api_keys))
     try:

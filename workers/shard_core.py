@@ -32,6 +32,7 @@ from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
 from workers.caps import Caps
 from workers.catch_up import LATE, READS, say_late
 from workers.doors import Doors, is_headers_only
+from workers.feeds import Feed
 from workers.forwarder import Batch as CopyBatch
 from workers.forwarding import Counting, Forwarding
 from workers.jobs_desk import JobsDesk
@@ -115,6 +116,7 @@ class ShardCore:
         self._claimed_us: dict[bytes, int] = {}  # when a front sent a claim last, which may wait
         self._probe_at_us = 0
         self._wake_at_ms: int | None = None  # as the engine said last
+        self._began_us = 0  # the last turn
         engine.shard.may_wake = self._may_wake
         self.pressure = ShardPressure(engine, now_us)
         self._peers: dict[int, int] = {}
@@ -292,14 +294,12 @@ class ShardCore:
         if request.op == wire.READY:
             body = msgspec.msgpack.encode(self.metrics.readiness(self.progress))
         elif request.op == wire.METRICS:
-            report = self.metrics.report(self.progress)
-            report.watch_sessions = self.desk.sessions.count
-            report.streams_elsewhere = self.desk.streams_elsewhere(peer)
-            self.forwarding.report(report)
-            report.pressure = self.pressure.value
-            report.pressure_refused = self.pressure.refused
-            report.forwards = self.rules.book.count if self.rules is not None else 0
-            body = msgspec.msgpack.encode(report)
+            try:
+                body = self._report(peer)
+            except Exception as error:  # whoever looks at it must not take it down
+                logger.exception("the figures could not be told")
+                self._refuse(peer, request, TopicsError(f"the figures could not be told: {error!r}"))
+                return
         elif request.op == wire.CATALOG:
             try:
                 self.caps.receive_report(peer, request.body)
@@ -322,6 +322,16 @@ class ShardCore:
             self._at_desk(peer, request)
             return
         self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
+
+    def _report(self, peer: bytes) -> bytes:
+        report = self.metrics.report(self.progress)
+        report.watch_sessions = self.desk.sessions.count
+        report.streams_elsewhere = self.desk.streams_elsewhere(peer)
+        self.forwarding.report(report)
+        report.pressure = self.pressure.value
+        report.pressure_refused = self.pressure.refused
+        report.forwards = self.rules.book.count if self.rules is not None else 0
+        return msgspec.msgpack.encode(report)
 
     def _unclaim(self, peer: bytes, request: wire.Request) -> None:
         """Who claimed is gone. If the claim still waits it is ended, and nothing is handed out for it."""
@@ -384,7 +394,9 @@ class ShardCore:
         self._turn = Turn()
         self.metrics.queued(len(requests_))
         batches = self.engine.counters["batches"]
+        self._began_us = self._now_us()
         outcome = self.engine.turn(requests_)
+        self.metrics.turns.add(self._now_us() - self._began_us)
         self.metrics.queued(0)
         if self.engine.counters["batches"] > batches:
             turn.append_ms = self.metrics.append_ms()
@@ -450,6 +462,7 @@ class ShardCore:
         elif job.kind == JOB_KIND:
             self.desk.saved(error)
             return self._act(Outcome([], [], self._wake_at_ms), 0.0)
+        self._began_us = self._now_us()
         outcome = self.engine.finish(job, error)
         return self._act(outcome, took_ms, job.held_ms)
 
@@ -552,14 +565,18 @@ class ShardCore:
         self, token: Token, result: object, now_us: int, sync_ms: float, *, is_told: bool = False
     ) -> None:
         """`is_told`: the catalog has heard of the rules that went with a topic."""
-        peer, request, options, turn, _ = token
+        peer, request, options, turn, command = token
         if request.op == wire.FOLLOW:
+            if type(options) is Feed:  # a group may be far behind, and says nothing of how fast we are
+                self.metrics.delivered(result, now_us - self._began_us)
+            self.metrics.told(result)
             self.desk.answered(options, token, result)
             return
         if not peer:
             self._own_answered(options, result)
             return
         if request.op == wire.WORK:
+            self.metrics.told(result)
             self.jobs.answered(options, token, result)
             return
         total_ms = (now_us - request.received_us) / MS
@@ -596,6 +613,8 @@ class ShardCore:
                     peer, request, TopicsError(f"the answer could not be made: {error!r}", **unknown)
                 )
                 return
+            self.metrics.told(result)
+        self.metrics.answered(request.op, command, now_us - request.received_us)
         self._send(peer, request.id, status, kind, head, body)
 
     def _throttled(self) -> bytes:
@@ -636,6 +655,8 @@ class ShardCore:
 
     def _refuse(self, peer: bytes, request: wire.Request, error: TopicsError) -> None:
         status, body = error_parts(error)
+        if request.op != wire.UNCLAIM:  # nobody is there to be refused anything
+            self.metrics.refused(error.code)
         self._send(peer, request.id, status, wire.JSON, error_head(status), body)
 
     def _send(

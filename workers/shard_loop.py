@@ -140,6 +140,7 @@ class ShardLoop:
         core = self._core
         look_at = 0.0
         began = time.monotonic()
+        gc.disable()  # all of it stays: to walk it again and again while it grows would take longer than to build it
         for progress in core.engine.recover_steps():
             core.progress = min(progress, 0.9999)
             now = time.monotonic()
@@ -151,8 +152,8 @@ class ShardLoop:
                 if self._stopping:
                     return
         core.progress = 1.0
-        gc.collect()
-        gc.freeze()  # what recovery built stays; the collector need not walk it again and again
+        gc.freeze()  # nor need it be walked later
+        gc.enable()
         core.start()
         self._control.send(Ready())
         fields = {
@@ -208,6 +209,7 @@ class ShardLoop:
     def _close(self) -> None:
         """Finish the jobs that are out, then the engine's last turn, then the last replies."""
         core = self._core
+        gc.disable()  # the process ends: a checkpoint of many topics need not wait for it
         core.engine.stop_cold()
         while self._jobs_out:
             self._poll(100)

@@ -12,6 +12,7 @@ from router.exchange import Respond
 from router.query import decode_cursor, flag, number, optional_flag, parse_query
 from topics import wire
 from topics.engine.errors import InvalidRequest
+from topics.traces import read_traceparent
 
 
 def write(call: Call, respond: Respond) -> None:
@@ -27,6 +28,9 @@ def write(call: Call, respond: Respond) -> None:
     if request.idempotency_key:
         args = args or wire.Args()
         args.idempotency_key = _text(request.idempotency_key, "the header Idempotency-Key")
+    if request.traceparent:
+        args = args or wire.Args()
+        args.traceparent = read_traceparent(request.traceparent)
     if request.content_type[: len(LINES_TYPE)].lower() != LINES_TYPE:
         ask_owner(call, wire.WRITE, respond, flags, args)
         return

@@ -218,7 +218,7 @@ def _machine(meta: dict[str, Any]) -> list[str]:
         ),
     ]
     commands = dict.fromkeys([meta["command"], *(one["command"] for one in meta.get("added", {}).values())])
-    repeat = "\n".join(["```", *commands, "```"])
+    repeat = "\n".join(["<!-- not run: it takes an hour -->", "```sh", *commands, "```"])
     return ["## Machine and versions", table(("", ""), rows), "## How to repeat it", wording.REPEAT, repeat]
 
 

@@ -12,7 +12,8 @@ from contextvars import ContextVar
 
 from spark_pipeline.java import NoJava
 from spark_pipeline.jobs.consolidate import JobFailed
-from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine
+from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, TaskFailed, be_idle
+from spark_pipeline.offline import CannotStart, InUse, private_server
 from spark_pipeline.session import MEMORY, NoSpark, session
 from spark_pipeline.tasks.manifest import NoManifest
 from spark_pipeline.tasks.server import TOKEN_ENV, Refused, Server, Unreachable
@@ -29,6 +30,7 @@ exit codes: 0 done, or there was nothing to do; 1 something is damaged, or could
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _LENT: ContextVar[Engine | None] = ContextVar("lent engine", default=None)
+_CANNOT = (NoJava, NoSpark, NoManifest, Unreachable, JobFailed, TaskFailed, CannotStart, ValueError)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -54,6 +56,15 @@ def add_server(parser: argparse.ArgumentParser, *, default: str | None = None) -
     )
 
 
+def add_offline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--offline",
+        metavar="dir",
+        default="",
+        help="the data directory of a server that does not run: one is started for this job alone, and stopped again",
+    )
+
+
 def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", choices=("spark", "local"), default="spark", help="who does the work [spark]"
@@ -62,6 +73,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", default=MEMORY, help=f"of Spark's driver [{MEMORY}]")
     parser.add_argument(
         "--workers", metavar="n", type=int, default=0, help="processes of --engine local [cores]"
+    )
+    parser.add_argument(
+        "--idle", action="store_true", help="take only processor time that nobody else on this machine wants"
     )
 
 
@@ -93,6 +107,8 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[Engine]:
     if lent is not None:
         yield lent
         return
+    if arguments.idle:
+        be_idle()
     engine: Engine
     if arguments.engine == "local":
         engine = LocalEngine(arguments.workers)
@@ -114,21 +130,40 @@ def lending(engine: Engine) -> Iterator[None]:
         _LENT.reset(token)
 
 
+@contextmanager
+def _reached(arguments: argparse.Namespace) -> Iterator[None]:
+    """With --offline, the server that is started for the job is the one that it talks to."""
+    if not getattr(arguments, "offline", ""):
+        yield
+        return
+    cold_dir = arguments.cold_dir or os.environ.get("TOPICS_COLD_DIR") or ""
+    with private_server(arguments.offline, cold_dir) as private:
+        arguments.url, arguments.token_env = private.url, private.token_env
+        yield
+
+
 def server_of(arguments: argparse.Namespace) -> Server:
-    return Server(arguments.url, arguments.token_env)
+    def say(text: str) -> None:
+        print(f"topics-spark: {safe(text)}", file=sys.stderr, flush=True)
+
+    return Server(arguments.url, arguments.token_env, on_wait=say)
 
 
-def told(command: str, work: Callable[[], int]) -> int:
+def told(command: str, arguments: argparse.Namespace, work: Callable[[argparse.Namespace], int]) -> int:
     """Run a command; what keeps it from its work is one line on stderr, and an exit code."""
     try:
-        return work()
+        with _reached(arguments):
+            return work(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read has seen enough; Python must not complain of it once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except (NoJava, NoSpark, NoManifest, Unreachable, JobFailed, ValueError) as error:
+    except InUse as error:
+        print(f"topics-spark {command}: {safe(str(error))}", file=sys.stderr)
+        return LATER
+    except _CANNOT as error:
         said = str(error)
     except Refused as error:
         said = f"the server says: {error}" + (f" ({error.code})" if error.code else "")

@@ -22,8 +22,10 @@ from spark_pipeline.tasks.manifest import NoManifest, topics_in
 from spark_pipeline.tasks.server import Refused, Unreachable
 from topics.cli.tables import safe
 from topics.engine.errors import TopicsError
+from topics.engine.layout import COLD_ID_NAME
 
 GOOD, BAD, LEFT_OUT = "ok", "failed", "skipped"
+
 SIGNS = {GOOD: "ok     ", BAD: "FAILED ", LEFT_OUT: "skipped"}
 
 
@@ -164,6 +166,10 @@ class Doctor:
 
     def _files(self) -> str:
         folder = self._arguments.cold_dir
+        if os.path.isfile(os.path.join(folder, COLD_ID_NAME)) and not os.path.exists(
+            os.path.join(folder, "topics")
+        ):
+            return f"{folder} is a server's, and nothing has moved there yet"
         try:
             topics = list(topics_in(folder))
         except (NoManifest, TopicsError) as error:

@@ -1,4 +1,4 @@
-"""`topics-spark export`: cold records as Parquet files, by topic and day."""
+"""`topics-spark export`: cold records as Parquet files, by topic and day, plain or as Delta tables."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from spark_pipeline.cli.arguments import (
     LATER,
     OK,
     add_engine,
+    add_offline,
     add_output,
     add_server,
     engine_of,
@@ -23,11 +24,14 @@ from spark_pipeline.cli.arguments import (
     size,
     told,
 )
-from spark_pipeline.jobs.exporting import Busy, Exported, ExportFailed, Job, export
+from spark_pipeline.jobs.exporting import Exported, Job, export
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.snapshots import pinned
+from spark_pipeline.lake.forms import FORMS
+from spark_pipeline.lake.table import Busy, ExportFailed
 from spark_pipeline.tasks.manifest import find_topics
 from topics.cli.tables import as_bytes, safe
+from topics.engine.errors import TopicsError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,24 +49,28 @@ def main(argv: Sequence[str]) -> int:
         help="the cold directory; without --url as its manifests have it [$TOPICS_COLD_DIR]",
     )
     parser.add_argument(
+        "--format", choices=FORMS, default="parquet", help="plain Parquet, or a Delta table a topic [parquet]"
+    )
+    parser.add_argument(
         "--part-bytes", type=size, default=size("256MiB"), help="records of one file at most [256MiB]"
     )
     parser.add_argument(
         "--skip-damaged", action="store_true", help="leave out what is damaged, for good, and tell it"
     )
     add_server(parser)
+    add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    if not arguments.url and not arguments.cold_dir:
+    if not arguments.url and not arguments.cold_dir and not arguments.offline:
         parser.error("say where to look: --url of a server, or --cold-dir")
-    return told("export", lambda: _run(arguments))
+    return told("export", arguments, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     progress = Progress(sys.stderr, as_json=True if arguments.json else None)
     wanted = ",".join(arguments.topics) or "*"
-    job = Job(arguments.out, max(arguments.part_bytes, 1), arguments.skip_damaged)
+    job = Job(arguments.out, arguments.format, max(arguments.part_bytes, 1), arguments.skip_damaged)
     try:
         if arguments.url:
             with pinned(server_of(arguments), wanted, arguments.cold_dir) as topics:
@@ -73,6 +81,10 @@ def _run(arguments: argparse.Namespace) -> int:
     except (Busy, ExportFailed) as error:
         print(f"topics-spark export: {safe(str(error))}", file=sys.stderr)
         return LATER if isinstance(error, Busy) else CANNOT
+    except TopicsError as error:
+        advice = "--skip-damaged leaves it out, for good; `topics verify --repair` or a backup of the file mends it"
+        print(f"topics-spark export: {safe(str(error))}. {advice}", file=sys.stderr)
+        return DAMAGED
     print(msgspec.json.encode(found).decode() if arguments.json else _line(found))
     return DAMAGED if found.damaged else OK
 

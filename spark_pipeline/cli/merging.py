@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from spark_pipeline.cli.arguments import (
     LATER,
     OK,
     add_engine,
+    add_offline,
     add_output,
     add_server,
     engine_of,
@@ -39,13 +41,14 @@ NEVER = 2**31  # neighbours: of a purge, which is about dead records alone
 
 def main(command: str, argv: Sequence[str]) -> int:
     arguments = _parser(command).parse_args(argv)
-    return told(command, lambda: _plan(arguments) if command == "plan" else _merge(command, arguments))
+    return told(command, arguments, _plan if command == "plan" else partial(_merge, command))
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = parser_of(command, DESCRIPTIONS[command])
     parser.add_argument("topics", metavar="topic", nargs="+", help="a name, or a pattern like 'orders.*'")
     add_server(parser, default=DEFAULT_URL)
+    add_offline(parser)
     if command != "purge":
         parser.add_argument(
             "--target-bytes", metavar="size", type=size, help="how large segments become [1GiB]"
@@ -57,13 +60,13 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "--min-garbage", metavar="share", type=share, help="dead bytes that are worth a rewrite [0.1]"
     )
     parser.add_argument("--max-groups", metavar="n", type=int, help="outputs of one plan [64]")
+    parser.add_argument(
+        "--cold-dir",
+        metavar="path",
+        default="",
+        help="where the cold tier is mounted here [as on the server]",
+    )
     if command != "plan":
-        parser.add_argument(
-            "--cold-dir",
-            metavar="path",
-            default="",
-            help="where the cold tier is mounted here [as on the server]",
-        )
         parser.add_argument("--lease-ms", metavar="ms", type=int, default=60_000, help="[60000]")
         add_engine(parser)
     add_output(parser)

@@ -15,6 +15,7 @@ from spark_pipeline.cli.arguments import (
     DEFAULT_URL,
     OK,
     add_engine,
+    add_offline,
     add_output,
     add_server,
     engine_of,
@@ -24,8 +25,10 @@ from spark_pipeline.cli.arguments import (
 )
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.reporting import collect
+from spark_pipeline.report import scrubs
 from spark_pipeline.report.model import Report
 from spark_pipeline.report.outputs import write
+from spark_pipeline.report.trend import read_previous
 from spark_pipeline.schedule.state import StateFile, as_rows
 from topics.cli.tables import as_bytes, safe
 
@@ -41,32 +44,49 @@ def main(argv: Sequence[str]) -> int:
         "--state", metavar="file", default="", help="of a schedule, whose runs are shown, too [none]"
     )
     parser.add_argument(
+        "--lake",
+        metavar="dir",
+        action="append",
+        default=[],
+        help="a folder of exports, whose freshness is shown, too; may be given several times [none]",
+    )
+    parser.add_argument(
+        "--scrubs", metavar="file", default="", help="what scrubs have found [scrub.json in --out]"
+    )
+    parser.add_argument(
         "--cold-dir",
         metavar="path",
         default="",
         help="where the cold tier is mounted here [as on the server]",
     )
     add_server(parser, default=DEFAULT_URL)
+    add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    return told("report", lambda: _run(arguments))
+    return told("report", arguments, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     progress = Progress(sys.stderr, as_json=True if arguments.json else None)
     history = as_rows(StateFile(arguments.state).load()) if arguments.state else []
+    folder = Path(arguments.out)
+    found = scrubs.read(Path(arguments.scrubs) if arguments.scrubs else folder / scrubs.NAME)
+    wanted = ",".join(arguments.topics) or "*"
     with engine_of(arguments) as engine:
         report = collect(
             server_of(arguments),
-            ",".join(arguments.topics) or "*",
+            wanted,
             engine,
             progress,
             cold_dir=arguments.cold_dir,
-            history=history,
-            top=arguments.top,
+            lakes=arguments.lake,
         )
-    folder = Path(arguments.out)
+    report.history, report.top = history, arguments.top
+    report.scrubs = {
+        topic.topic: scrub for topic in report.topics if (scrub := found.topics.get(topic.topic))
+    }
+    report.previous = read_previous(folder / "report.json", wanted)
     write(report, folder)
     result = _result(report)
     if arguments.json:
@@ -87,4 +107,6 @@ def _result(report: Report) -> dict[str, Any]:
         "records": total.live,
         "bytes": total.payload_bytes,
         "failed": len(report.failed()),
+        "damaged": sum(scrub.damaged for scrub in report.scrubs.values()),
+        "behind": sum(one.behind_cold for topic in report.topics for one in topic.exports),
     }

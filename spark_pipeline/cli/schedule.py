@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     for one in (run, out):
         one.add_argument("--config", required=True, metavar="file", help="TOML; see docs/spark.md")
     arguments = parser.parse_args(argv)
-    return told("schedule", lambda: (_run if arguments.command == "run" else _emit)(arguments))
+    return told("schedule", arguments, _run if arguments.command == "run" else _emit)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -118,7 +118,7 @@ def status(argv: Sequence[str]) -> int:
     where.add_argument("--state", metavar="file", help=f"the state itself [{default_state()}]")
     add_output(parser)
     arguments = parser.parse_args(argv)
-    return told("status", lambda: _status(arguments))
+    return told("status", arguments, _status)
 
 
 def _status(arguments: argparse.Namespace) -> int:

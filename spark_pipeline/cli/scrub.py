@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +14,7 @@ from spark_pipeline.cli.arguments import (
     DAMAGED,
     OK,
     add_engine,
+    add_offline,
     add_output,
     add_server,
     engine_of,
@@ -23,6 +25,7 @@ from spark_pipeline.cli.arguments import (
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.scrubbing import Scrubbed, scrub
 from spark_pipeline.jobs.snapshots import pinned
+from spark_pipeline.report import scrubs
 from spark_pipeline.tasks.manifest import find_topics
 from topics.cli.tables import as_bytes
 
@@ -38,13 +41,20 @@ def main(argv: Sequence[str]) -> int:
         default=os.environ.get("TOPICS_COLD_DIR") or "",
         help="the cold directory; without --url as its manifests have it [$TOPICS_COLD_DIR]",
     )
+    parser.add_argument(
+        "--out",
+        metavar="dir",
+        default="",
+        help="the folder of a report, which then tells of this scrub, too [none]",
+    )
     add_server(parser)
+    add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    if not arguments.url and not arguments.cold_dir:
+    if not arguments.url and not arguments.cold_dir and not arguments.offline:
         parser.error("say where to look: --url of a server, or --cold-dir")
-    return told("scrub", lambda: _run(arguments))
+    return told("scrub", arguments, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -60,6 +70,8 @@ def _run(arguments: argparse.Namespace) -> int:
         topics = find_topics(arguments.cold_dir, wanted)
         with engine_of(arguments) as engine:
             found = scrub(topics, engine, progress)
+    if arguments.out:
+        scrubs.add(Path(arguments.out), found.by_topic)
     print(msgspec.json.encode(found).decode() if arguments.json else _line(found))
     return DAMAGED if found.damage else OK
 

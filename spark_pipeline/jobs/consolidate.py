@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from spark_pipeline.jobs.engines import Engine
+from spark_pipeline.jobs.engines import Engine, last_line
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks.merge import MergeResult, MergeTask, merge_group
 from spark_pipeline.tasks.server import Refused, Server, Unreachable
@@ -103,12 +103,17 @@ def look_at_plan(server: Server, topic: str, parameters: Parameters) -> Plan:
     # A plan that is there already may be wanted by a job in a moment.
     plan = ask_for_plan(server, topic, parameters, lease_ms=LEASE_MS if had is None else 1000)
     if plan.plan_id is not None and (had is None or had["plan_id"] != plan.plan_id):
-        try:
-            server.post(f"{path}/{plan.plan_id}/abandon", {"lease": plan.lease})
-        except Refused as error:
-            if error.code not in {"lease_lost", "plan_not_found"}:
-                raise  # else it is gone, or somebody else's
+        abandon(server, topic, plan)
     return plan
+
+
+def abandon(server: Server, topic: str, plan: Plan) -> None:
+    """Nobody is going to do it."""
+    try:
+        server.post(server.topic(topic, f"/consolidation/{plan.plan_id}/abandon"), {"lease": plan.lease})
+    except Refused as error:
+        if error.code not in {"lease_lost", "plan_not_found"}:
+            raise  # else it is gone, or somebody else's
 
 
 class Consolidation:
@@ -135,7 +140,14 @@ class Consolidation:
         self._outcome = Outcome(topic)
 
     def run(self) -> Outcome:
-        """Plan after plan, until there is nothing left to do, or one has changed nothing."""
+        """Plan after plan, until there is nothing left to do, or one has changed nothing.
+
+        On a topic that is written to there is always something left: segments that have become cold meanwhile, and what was
+        made of others just now. They are for the next run: a plan has to begin where the last one has ended, and with what was
+        written when this run began.
+        """
+        head_seq = int(self._server.get(self._server.topic(self._topic, "?touch=false"))["head_seq"])
+        done_seq = 0
         for _ in range(PLANS_MAX):
             try:
                 plan = ask_for_plan(self._server, self._topic, self._parameters, lease_ms=self._lease_ms)
@@ -145,6 +157,10 @@ class Consolidation:
                 return self._end("leased", str(error))
             if plan.plan_id is None:
                 break
+            if not done_seq <= min(group.first_seq for group in plan.groups) <= head_seq:
+                abandon(self._server, self._topic, plan)
+                break
+            done_seq = max(group.next_seq for group in plan.groups)
             try:
                 if not self._do(plan):
                     break
@@ -231,7 +247,7 @@ class Consolidation:
             # With the plan its staging goes, under whoever works there. Is it gone, or is this a fault of its own?
             self._renew(plan)
             raise JobFailed(
-                f"{self._topic}: a task failed: {_last_line(error)}; run it again, and it goes on from here"
+                f"{self._topic}: {last_line(error)}; run it again, and it goes on from here"
             ) from error
 
     def _renew(self, plan: Plan) -> None:
@@ -304,10 +320,3 @@ class Consolidation:
     def _call(self, plan: Plan, what: str, body: dict[str, Any]) -> Any:
         path = self._server.topic(self._topic, f"/consolidation/{plan.plan_id}/{what}")
         return self._server.post(path, body)
-
-
-def _last_line(error: Exception) -> str:
-    """Spark tells of errors with all that was called; what a user wants to know stands at the end of the first part."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if "Error:" in line or "Error]" in line]
-    return (named or lines or [type(error).__name__])[0][:500]

@@ -8,13 +8,54 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from topics.engine.errors import TopicsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class TaskFailed(Exception):
+    """A task could not be done, and not because of the records; the text says why."""
+
+
+class Damaged(TopicsError):
+    """A task has found damage and could not go on."""
+
+    code = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """A function whose complaints about records come back as text: not all of them survive the way between processes."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, task: Any) -> tuple[Any, str | None]:
+        try:
+            return self.function(task), None
+        except TopicsError as error:
+            return None, str(error)
+
+
+def _opened(found: list[tuple[Any, str | None]]) -> list[Any]:
+    for _, damage in found:
+        if damage is not None:
+            raise Damaged(damage)
+    return [result for result, _ in found]
+
+
+def last_line(error: BaseException) -> str:
+    """Spark tells of errors with all that was called; what a user wants to know stands at the end of the first part."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error:" in line or "Error]" in line]
+    return (named or lines or [type(error).__name__])[0][:500]
 
 
 class Running(Protocol[R]):
@@ -27,7 +68,7 @@ class Running(Protocol[R]):
         """How many tasks have ended."""
 
     def results(self) -> list[R]:
-        """In the order of the tasks. Raises what a task has raised."""
+        """In the order of the tasks. Damaged, TaskFailed or an OSError when one of them could not be done."""
 
     def cancel(self) -> None:
         """Nobody wants the results any more."""
@@ -43,6 +84,11 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+def be_idle() -> None:
+    """This process, and those that it starts from now on, only get what others leave."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 # ── Processes ─────────────────────────────────────────────────────────────────────────
 
 
@@ -55,7 +101,7 @@ class LocalEngine:
         self._pool = ProcessPoolExecutor(self.workers, mp_context=multiprocessing.get_context("spawn"))
 
     def start(self, function: Callable[[T], R], tasks: Sequence[T]) -> Running[R]:
-        return _LocalRunning([self._pool.submit(function, task) for task in tasks])
+        return _LocalRunning([self._pool.submit(_Guarded(function), task) for task in tasks])
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -74,7 +120,11 @@ class _LocalRunning:
 
     def results(self) -> list[Any]:
         try:
-            return [future.result() for future in self._futures]
+            return _opened([future.result() for future in self._futures])
+        except BrokenProcessPool as error:
+            raise TaskFailed(
+                "a worker process has died, or was killed for its memory; run it again"
+            ) from error
         finally:
             self.cancel()
 
@@ -134,7 +184,7 @@ class _SparkRunning:
                 self._group, f"topics-spark {function.__name__}", interruptOnCancel=False
             )
             if tasks:
-                self._results = self._context.parallelize(tasks, len(tasks)).map(function).collect()
+                self._results = self._context.parallelize(tasks, len(tasks)).map(_Guarded(function)).collect()
         except BaseException as error:
             self._error = error
         finally:
@@ -157,9 +207,11 @@ class _SparkRunning:
 
     def results(self) -> list[Any]:
         self._ended.wait()
+        if isinstance(self._error, Exception):
+            raise TaskFailed(f"a task of Spark's failed: {last_line(self._error)}") from self._error
         if self._error is not None:
             raise self._error
-        return self._results
+        return _opened(self._results)
 
     def cancel(self) -> None:
         if not self._ended.is_set():

@@ -10,9 +10,12 @@ from typing import Any
 from spark_pipeline.jobs.engines import Engine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.snapshots import Pinned, pinned_or_http
-from spark_pipeline.report.model import Report, TopicReport
+from spark_pipeline.lake.forms import freshness_of
+from spark_pipeline.lake.table import ExportFailed
+from spark_pipeline.report.model import Export, Report, TopicReport
 from spark_pipeline.tasks.figures import Figures, FiguresTask, count, split_http, tasks_of
 from spark_pipeline.tasks.http_reading import HttpSlice
+from spark_pipeline.tasks.manifest import NoManifest
 from spark_pipeline.tasks.reading import Range, slices_of
 from spark_pipeline.tasks.server import Refused, Server, wanted_topics
 
@@ -39,10 +42,11 @@ def collect(
     progress: Progress,
     *,
     cold_dir: str = "",
-    history: Sequence[dict[str, Any]] = (),
-    top: int = 20,
+    lakes: Sequence[str] = (),
 ) -> Report:
     with pinned_or_http(server, wanted_topics(server, wanted), cold_dir) as topics:
+        if not topics and wanted != "*":
+            raise NoManifest(f"{server.url} has no topic {wanted!r} that this key may see")
         tasks = [task for one in topics for task in _tasks(server, one, engine.workers)]
         progress.step(
             "count",
@@ -52,16 +56,17 @@ def collect(
         )
         found: dict[str, Figures] = {one.topic: Figures(one.topic) for one in topics}
         for part in _results(engine, tasks, progress):
-            found[part.topic].add(part)
-        reports = [report for one in topics if (report := _about(server, one, found[one.topic])) is not None]
+            found[part.topic].follow(part)
+        reports = [
+            report for one in topics if (report := _about(server, one, found[one.topic], lakes)) is not None
+        ]
     return Report(
         run_id=uuid.uuid4().hex,
         made_at_ms=time.time_ns() // 1_000_000,
         url=server.url,
+        wanted=wanted,
         topics=reports,
-        history=list(history),
         server=_server_metrics(server),
-        top=top,
     )
 
 
@@ -82,7 +87,7 @@ def _results(engine: Engine, tasks: Sequence[FiguresTask], progress: Progress) -
     return running.results()
 
 
-def _about(server: Server, one: Pinned, figures: Figures) -> TopicReport | None:
+def _about(server: Server, one: Pinned, figures: Figures, lakes: Sequence[str]) -> TopicReport | None:
     """None: it was deleted meanwhile."""
     try:
         state = server.get(server.topic(one.topic, "?touch=false"))
@@ -107,7 +112,26 @@ def _about(server: Server, one: Pinned, figures: Figures) -> TopicReport | None:
         queue=state.get("queue"),
         dead_letter=state["config"].get("dead_letter"),
         consumers=consumers,
+        exports=[export for lake in lakes for export in _exports(lake, one, figures)],
     )
+
+
+def _exports(lake: str, one: Pinned, figures: Figures) -> list[Export]:
+    try:
+        found = freshness_of(lake, one.topic)
+    except ExportFailed as error:
+        figures.failed.append((f"its export to {lake}", str(error)))
+        return []
+    cold_next_seq = one.cold.manifest.cold_next_seq if one.cold is not None else 1
+    return [
+        Export(
+            lake,
+            fresh,
+            behind_cold=max(cold_next_seq - fresh.next_seq, 0),
+            behind=max(one.stop_seq - fresh.next_seq, 0),
+        )
+        for fresh in found
+    ]
 
 
 def _consumers(server: Server, topic: str) -> list[dict[str, Any]]:

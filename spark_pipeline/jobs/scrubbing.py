@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spark_pipeline.jobs.engines import Engine
 from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.report.scrubs import RANGES_MAX, Range, TopicScrub
 from spark_pipeline.tasks.manifest import ColdTopic
 from spark_pipeline.tasks.scrub import ScrubResult, ScrubTask, scrub_segment
 from spark_pipeline.tasks.segments import Damage
@@ -21,6 +23,7 @@ class Scrubbed:
     records: int = 0
     bytes: int = 0
     damage: list[tuple[str, str, Damage]] = field(default_factory=list)  # topic, segment, what
+    by_topic: dict[str, TopicScrub] = field(default_factory=dict)
 
 
 def scrub(topics: Sequence[ColdTopic], engine: Engine, progress: Progress) -> Scrubbed:
@@ -36,7 +39,8 @@ def scrub(topics: Sequence[ColdTopic], engine: Engine, progress: Progress) -> Sc
     except BaseException:
         running.cancel()
         raise
-    found = Scrubbed(topics=len(topics))
+    now_ms = time.time_ns() // 1_000_000
+    found = Scrubbed(topics=len(topics), by_topic={topic.name: TopicScrub(now_ms) for topic in topics})
     for result in running.results():
         _add(found, result, progress)
     return found
@@ -46,7 +50,16 @@ def _add(found: Scrubbed, result: ScrubResult, progress: Progress) -> None:
     found.segments += 1
     found.records += result.records
     found.bytes += result.bytes
+    topic = found.by_topic[result.topic]
+    topic.segments += 1
+    topic.records += result.records
+    topic.bytes += result.bytes
+    topic.damaged += len(result.damage)
     for one in result.damage:
+        if len(topic.ranges) < RANGES_MAX:
+            topic.ranges.append(
+                Range(result.segment, one.first_seq, one.last_seq, one.path, one.offset, one.what)
+            )
         found.damage.append((result.topic, result.segment, one))
         seqs = f"records {one.first_seq} to {one.last_seq}: " if one.last_seq else ""
         progress.step(

@@ -7,11 +7,30 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
+from spark_pipeline.lake.table import Freshness
+from spark_pipeline.report.scrubs import TopicScrub
+from spark_pipeline.report.trend import Previous, changes, points
 from spark_pipeline.tasks.figures import Figures
 from spark_pipeline.tasks.statistics import HOUR_MS, Statistics, size_of_class
 from topics.engine.manifest import Segment
 
 PERCENTILES = (0.5, 0.9, 0.99, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """How far a topic has got into a lake."""
+
+    lake: str
+    fresh: Freshness
+    behind_cold: int  # seqs that could be exported
+    behind: int  # and those that are too new
+
+    @property
+    def name(self) -> str:
+        return self.lake if self.fresh.form == "parquet" else f"{self.lake} ({self.fresh.form})"
 
 
 @dataclass(slots=True)
@@ -27,17 +46,26 @@ class TopicReport:
     queue: dict[str, int] | None = None
     dead_letter: str | None = None
     consumers: list[dict[str, Any]] = field(default_factory=list)
+    exports: list[Export] = field(default_factory=list)
     total: Statistics = field(init=False)
 
     def __post_init__(self) -> None:
         self.total = Statistics()
-        self.total.add(self.figures.cold)
-        self.total.add(self.figures.hot)
+        self.total.follow(self.figures.cold)
+        self.total.follow(self.figures.hot)
 
     @property
     def gone(self) -> int:
         """Seqs that were given out since the earliest, have no record any more and take no space."""
         return max(self.total.rows - self.total.live - self.total.dead, 0)
+
+    @property
+    def gaps(self) -> int:
+        """Runs of seqs from the earliest to the newest that have no record any more."""
+        if not self.total.first_seq:
+            return int(self.earliest_seq <= self.head_seq)
+        before, behind = self.total.first_seq > self.earliest_seq, self.total.last_seq < self.head_seq
+        return self.total.gaps + before + behind
 
     @property
     def lag(self) -> int:
@@ -50,8 +78,11 @@ class Report:
     made_at_ms: int
     url: str
     topics: list[TopicReport]
+    wanted: str = "*"
     history: list[dict[str, Any]] = field(default_factory=list)  # runs of scheduled jobs, oldest first
     server: dict[str, float] = field(default_factory=dict)  # metrics of the server that belong to no topic
+    scrubs: dict[str, TopicScrub] = field(default_factory=dict)  # of those topics that were scrubbed
+    previous: Previous | None = None
     top: int = 20
 
     def total(self) -> Statistics:
@@ -75,6 +106,8 @@ def rows_of(report: Report) -> Iterator[Row]:
     """A figure a row. The topic is empty for what is about all of them."""
     for topic in report.topics:
         for metric, dimension, value in _topic_rows(topic, report.top):
+            yield topic.topic, metric, dimension, float(value)
+        for metric, dimension, value in _job_rows(report, topic):
             yield topic.topic, metric, dimension, float(value)
     for name, value in sorted(report.server.items()):
         yield "", "server", name, value
@@ -101,7 +134,7 @@ def _topic_rows(topic: TopicReport, top: int) -> Iterator[tuple[str, str, float]
     yield "segments", "cold", len(topic.segments)
     yield "segments", "retired", topic.retired
     yield "segments", "failed", len(topic.figures.failed)
-    yield "gaps", "", total.gaps
+    yield "gaps", "", topic.gaps
     for reason in sorted({reason for _, _, reason in topic.losses}):
         yield (
             "lost_records",
@@ -125,6 +158,25 @@ def _topic_rows(topic: TopicReport, top: int) -> Iterator[tuple[str, str, float]
             yield f"consumer_{name}", one["consumer"], one[name]
 
 
+def _job_rows(report: Report, topic: TopicReport) -> Iterator[tuple[str, str, float]]:
+    """What jobs have made of it, and what has changed."""
+    for one in topic.exports:
+        yield "export_next_seq", one.name, one.fresh.next_seq
+        yield "export_rows", one.name, one.fresh.rows
+        yield "export_bytes", one.name, one.fresh.bytes
+        yield "export_behind_cold_seqs", one.name, one.behind_cold
+        yield "export_behind_seqs", one.name, one.behind
+        if one.fresh.at_ms:
+            yield "export_age_ms", one.name, max(report.made_at_ms - one.fresh.at_ms, 0)
+    scrub = report.scrubs.get(topic.topic)
+    if scrub is not None:
+        yield "scrub_records", "", scrub.records
+        yield "scrub_damaged_ranges", "", scrub.damaged
+        yield "scrub_age_ms", "", max(report.made_at_ms - scrub.at_ms, 0)
+    for name, value in changes(topic, report.previous).items():
+        yield "change", name, value
+
+
 def as_json(report: Report) -> dict[str, Any]:
     """The same for whoever alerts: figures by topic and metric, and what is wrong."""
     topics: dict[str, dict[str, dict[str, float]]] = {topic.topic: {} for topic in report.topics}
@@ -135,6 +187,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "run_id": report.run_id,
         "made_at_ms": report.made_at_ms,
         "url": report.url,
+        "wanted": report.wanted,
+        "previous_made_at_ms": report.previous.made_at_ms if report.previous else None,
         "topics": topics,
         "server": report.server,
         "failed": [
@@ -145,5 +199,11 @@ def as_json(report: Report) -> dict[str, Any]:
             for one in report.topics
             for first, last, reason in one.losses
         ],
+        "damage": [
+            {"topic": topic, **msgspec.structs.asdict(one)}
+            for topic, scrub in report.scrubs.items()
+            for one in scrub.ranges
+        ],
         "history": report.history,
+        "trend": points(report),
     }

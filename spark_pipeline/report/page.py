@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 from spark_pipeline.report.charts import columns, over_time, ranking, shares
 from spark_pipeline.report.model import PERCENTILES, Report, TopicReport
+from spark_pipeline.report.trend import changes, points
 from spark_pipeline.tasks.statistics import Statistics, size_of_class
 from topics.cli.tables import as_bytes, as_time
 
@@ -15,6 +16,7 @@ TOPICS_SHOWN = 50  # with charts: those with the most bytes. The table and the o
 ROWS_SHOWN = 1000  # of the table
 OPEN = 5  # topics whose charts are open at once
 RUNS_SHOWN = 60
+WARNINGS_SHOWN = 20
 
 STYLE = """
 :root{color-scheme:light dark;--ground:#f6f7f9;--card:#fff;--ink:#1b1f24;--soft:#5c6670;--line:#dde1e6;--a:#2563c9;--b:#c2740c;--c:#9aa3ad;--bad:#b3261e}
@@ -27,7 +29,7 @@ p{margin:.3em 0}.card p{font-size:.85rem}.soft,.none{color:var(--soft)}
 .grid-of{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(min(100%,320px),1fr));align-items:start}
 .tiles{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(130px,1fr))}
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px;min-width:0}
-.tile b{display:block;font-size:1.3rem;font-weight:600}
+.tile b{display:block;font-size:1.3rem;font-weight:600}.change{display:block;font-size:.85rem}
 .warn{border-color:var(--bad)}.warn h3,.bad{color:var(--bad)}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:.9rem}
@@ -50,8 +52,8 @@ def page(report: Report) -> str:
         _warnings(report),
         _tiles(report),
         _overview(report),
-        _table_of_topics(shown),
-        *(_topic(one, report.top, is_open=number < OPEN) for number, one in enumerate(shown[:TOPICS_SHOWN])),
+        _table_of_topics(report, shown),
+        *(_topic(report, one, is_open=number < OPEN) for number, one in enumerate(shown[:TOPICS_SHOWN])),
         _more(shown),
         _history(report.history),
     ]
@@ -72,13 +74,25 @@ def _head(report: Report) -> str:
 
 
 def _warnings(report: Report) -> str:
-    lines = [
-        f"{escape(topic)}: {escape(segment)} is not counted: {escape(why)}"
-        for topic, segment, why in report.failed()
-    ]
+    lines = [f"{topic}: {segment} is not counted: {why}" for topic, segment, why in report.failed()]
+    for topic, scrub in report.scrubs.items():
+        when = f"by the scrub of {_moment(scrub.at_ms)}"
+        for one in scrub.ranges:
+            seqs = _seqs(one.first_seq, one.last_seq)
+            lines.append(f"{topic}: {one.segment}, {seqs}: {one.what}, {when}")
+        if scrub.damaged > len(scrub.ranges):
+            lines.append(f"{topic}: {_number(scrub.damaged - len(scrub.ranges))} further ranges, {when}")
     if not lines:
         return ""
-    return _card("Damaged", "".join(f"<p>{line}</p>" for line in lines[:20]), "warn")
+    more = f"<p>… and {_number(len(lines) - WARNINGS_SHOWN)} more</p>" if len(lines) > WARNINGS_SHOWN else ""
+    text = "".join(f"<p>{escape(line)}</p>" for line in lines[:WARNINGS_SHOWN])
+    return _card("Damaged", text + more, "warn", margin=True)
+
+
+def _seqs(first_seq: int, last_seq: int) -> str:
+    if not last_seq:
+        return "between records"
+    return f"record {first_seq}" if first_seq == last_seq else f"records {first_seq} to {last_seq}"
 
 
 def _tiles(report: Report) -> str:
@@ -94,14 +108,32 @@ def _tiles(report: Report) -> str:
         ("largest lag", _number(lag)),
         ("lost", _number(lost)),
     ]
+    exports = [export for one in report.topics for export in one.exports]
+    if exports:
+        found.append(("cold, not exported", _number(sum(one.behind_cold for one in exports))))
+    if report.scrubs:
+        found.append(("damaged ranges", _number(sum(one.damaged for one in report.scrubs.values()))))
     if queues:
         found.append(("jobs waiting", _number(sum(queue["ready"] for queue in queues))))
         found.append(("dead-lettered", _number(sum(queue["dead_lettered"] for queue in queues))))
+    before = report.previous
+    changed: dict[str, str] = {}
+    if before is not None:
+        changed = {
+            "topics": _change(len(report.topics) - len(before.topics), _number),
+            "records": _change(total.live - before.total("records"), _number),
+            "payload": _change(total.payload_bytes - before.total("payload_bytes"), _bytes),
+            "dead in files": _change(total.dead_bytes - before.total("dead_bytes"), _bytes),
+        }
     tiles = "".join(
-        f'<div class="card tile"><b>{escape(value)}</b><span class="soft">{name}</span></div>'
+        f'<div class="card tile"><b>{escape(value)}</b><span class="soft">{name}</span>'
+        f'<span class="soft change">{escape(changed.get(name, ""))}</span></div>'
         for name, value in found
     )
-    return f'<div class="tiles">{tiles}</div>'
+    since = (
+        f'<p class="soft">Changes are since the report of {_moment(before.made_at_ms)}.</p>' if before else ""
+    )
+    return f'<div class="tiles">{tiles}</div>{since}'
 
 
 def _overview(report: Report) -> str:
@@ -122,18 +154,25 @@ def _overview(report: Report) -> str:
             ),
         ),
     ]
+    runs = points(report)
+    if len(runs) > 1:
+        shown = [(_moment(run["made_at_ms"]), run["records"]) for run in runs]
+        cards.append(_card("Records, by report", columns(shown, _number, "Records by report")))
+        shown = [(_moment(run["made_at_ms"]), run["payload_bytes"]) for run in runs]
+        cards.append(_card("Payload, by report", columns(shown, _bytes, "Payload by report")))
     if lags:
         lags.sort(key=lambda pair: (-pair[1], pair[0]))
         cards.append(_card("Consumer lag, records", ranking(lags[:8], _number, "Consumer lag")))
     return f'<h2>All topics</h2><div class="grid-of">{"".join(cards)}</div>'
 
 
-def _table_of_topics(topics: Sequence[TopicReport]) -> str:
-    heads = ("topic", "records", "payload", "dead", "segments", "tags", "lag", "newest")
+def _table_of_topics(report: Report, topics: Sequence[TopicReport]) -> str:
+    heads = ("topic", "records", "change", "payload", "dead", "segments", "tags", "lag", "newest")
     rows = [
         (
             one.topic,
             _number(one.total.live),
+            _records_changed(report, one),
             as_bytes(one.total.payload_bytes),
             as_bytes(one.total.dead_bytes),
             _number(len(one.segments)),
@@ -146,6 +185,13 @@ def _table_of_topics(topics: Sequence[TopicReport]) -> str:
     return _card("", _table(heads, rows), "wide", margin=True)
 
 
+def _records_changed(report: Report, one: TopicReport) -> str:
+    if report.previous is None:
+        return ""
+    found = changes(one, report.previous)
+    return _change(found["records"], _number) if found else "new"
+
+
 def _more(topics: Sequence[TopicReport]) -> str:
     left = len(topics) - TOPICS_SHOWN
     return f'<p class="soft">{left} smaller topics are in report.json alone.</p>' if left > 0 else ""
@@ -154,8 +200,8 @@ def _more(topics: Sequence[TopicReport]) -> str:
 # ── One of them ───────────────────────────────────────────────────────────────────────
 
 
-def _topic(one: TopicReport, top: int, *, is_open: bool) -> str:
-    total = one.total
+def _topic(report: Report, one: TopicReport, *, is_open: bool) -> str:
+    total, top = one.total, report.top
     cards = [
         _traffic(total),
         _live(total, one.gone),
@@ -166,6 +212,7 @@ def _topic(one: TopicReport, top: int, *, is_open: bool) -> str:
         ),
         _segments(one),
         _gaps(one),
+        _jobs(report, one),
     ]
     if one.queue is not None:
         cards.append(_queue(one))
@@ -228,7 +275,7 @@ def _segments(one: TopicReport) -> str:
 def _gaps(one: TopicReport) -> str:
     words = [
         f"seqs {one.earliest_seq} to {one.head_seq}",
-        f"{_number(one.total.gaps)} gaps of deleted or expired records",
+        f"{_number(one.gaps)} gaps of deleted or expired records",
         f"{_number(one.total.out_of_order)} records older than the one before",
     ]
     text = "".join(f"<p>{escape(word)}</p>" for word in words)
@@ -238,6 +285,29 @@ def _gaps(one: TopicReport) -> str:
         ]
         text += _table(("tombstone", "seqs", "records"), rows)
     return _card("Gaps and tombstones", text, "warn" if one.losses else "")
+
+
+def _jobs(report: Report, one: TopicReport) -> str:
+    """How far its exports are, and when it was last scrubbed."""
+    rows = [
+        (
+            export.name,
+            _number(export.fresh.rows),
+            as_bytes(export.fresh.bytes),
+            _number(export.behind_cold),
+            _moment(export.fresh.at_ms) if export.fresh.at_ms else "",
+        )
+        for export in one.exports
+    ]
+    text = _table(("lake", "rows", "bytes", "not yet", "last"), rows) if rows else ""
+    scrub = report.scrubs.get(one.topic)
+    if scrub is None:
+        text += '<p class="soft">not scrubbed yet, as far as this report knows</p>'
+        return _card("Exports and scrubs", text, "wide")
+    found = f"{_number(scrub.damaged)} damaged ranges" if scrub.damaged else "nothing damaged"
+    words = f"scrubbed {_moment(scrub.at_ms)}: {_number(scrub.records)} records, {found}"
+    kind = "wide warn" if scrub.damaged else "wide"
+    return _card("Exports and scrubs", text + f"<p>{escape(words)}</p>", kind)
 
 
 def _queue(one: TopicReport) -> str:
@@ -332,6 +402,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: int | N
 
 def _number(value: float) -> str:
     return f"{value:,.0f}".replace(",", "\u202f")
+
+
+def _change(value: float, show: Callable[[float], str]) -> str:
+    if not value:
+        return "±0"
+    return ("+" if value > 0 else "\u2212") + show(abs(value))
 
 
 def _bytes(value: float) -> str:

@@ -39,6 +39,7 @@ class SparkPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     memory: str = MEMORY
     workers: int = 0  # of the engine `local`; 0: as many as there are cores
     reuse_session: bool = True
+    idle: bool = False  # only processor time that nobody else wants
 
 
 class SchedulePart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -83,7 +84,7 @@ class Schedule:
 
     def engine_arguments(self) -> list[str]:
         spark = self.spark
-        found = ["--engine", spark.engine]
+        found = ["--engine", spark.engine, *(["--idle"] if spark.idle else [])]
         if spark.engine == "local":
             return [*found, "--workers", str(spark.workers)]
         return [*found, "--master", spark.master, "--memory", spark.memory]
@@ -92,7 +93,14 @@ class Schedule:
         """All of it: what a unit of systemd or cron runs."""
         [run, *rest] = job.command()
         cold = ["--cold-dir", self.settings.cold_dir] if self.settings.cold_dir else []
-        return [run, *self.server_arguments(), *cold, *self.engine_arguments(), *rest]
+        return [run, *self.server_arguments(), *cold, *self._lakes(job), *self.engine_arguments(), *rest]
+
+    def _lakes(self, job: Job) -> list[str]:
+        """A report tells of what the other jobs export."""
+        if job.run != "report" or "lake" in job.parameters:
+            return []
+        lakes = dict.fromkeys(str(one.parameters["out"]) for one in self.jobs if one.run == "export")
+        return [word for lake in lakes for word in ("--lake", lake)]
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────────────
@@ -115,8 +123,8 @@ _MERGE: dict[str, Callable[[str], Any]] = {"min_garbage": share, "max_groups": _
 PARAMETERS: dict[str, dict[str, Callable[[str], Any]]] = {
     "compact": {**_MERGE, "target_bytes": size, "min_segments": _count},
     "purge": _MERGE,
-    "scrub": {},
-    "report": {"out": _text, "top": _count},
+    "scrub": {"out": _text},
+    "report": {"out": _text, "top": _count, "lake": _text, "scrubs": _text},
     "export": {},  # `topics-spark export` knows its own, and tells what is wrong
 }
 _FREE = frozenset({"export"})

@@ -12,7 +12,7 @@ import msgspec
 
 from spark_pipeline.cli.arguments import CANNOT, DAMAGED, INTERRUPTED, LATER, OK, lending
 from spark_pipeline.java import NoJava
-from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine
+from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, be_idle
 from spark_pipeline.schedule.config import Job, Schedule
 from spark_pipeline.schedule.runner import EngineGone, Result
 from spark_pipeline.session import NoSpark, session
@@ -65,6 +65,8 @@ class Work:
             raise EngineGone("Spark has died since the last job")
         if self._engine is None:
             spark = self._schedule.spark
+            if spark.idle:
+                be_idle()
             if spark.engine == "local":
                 self._engine = LocalEngine(spark.workers)
             else:

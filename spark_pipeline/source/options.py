@@ -13,13 +13,13 @@ from spark_pipeline.tasks.columns import COLUMNS
 from spark_pipeline.tasks.reading import SEQ_MAX, Range, Wanted
 from spark_pipeline.tasks.segments import VERIFY
 from spark_pipeline.tasks.server import TOKEN_ENV
-from topics.engine.limits import MIB
+from topics.engine.limits import KEY_BYTES_MAX, MIB
 
 OPTIONS = (
     "path", "url", "topic", "columns", "dataAs", "startSeq", "endSeq", "startTs", "endTs", "startingOffsets",
     "includeDeleted", "verify", "onCorrupt", "report", "maxPartitionBytes", "minPartitions", "maxRecordsPerTrigger",
     "maxBytesPerTrigger", "failOnDataLoss", "pushdown", "tokenEnv", "pinTtl", "coldFiles",
-    "tagColumn", "dataColumn", "nodeColumn", "metaColumn", "delivery", "txnTtl", "checkpointLocation", "queryName",
+    "tagColumn", "dataColumn", "nodeColumn", "metaColumn", "delivery", "txnTtl", "producer", "batch", "checkpointLocation", "queryName",
 )  # fmt: skip
 
 _BY_LOWER = {name.lower(): name for name in OPTIONS}
@@ -65,6 +65,8 @@ class SinkOptions:
     node_column: str = ""
     meta_column: str = ""
     txn_ttl_ms: int = 3_600_000
+    producer: str = ""  # of a batch write: a lasting name
+    batch: int | None = None  # its number there; None: a new one
     token_env: str = TOKEN_ENV
 
 
@@ -79,6 +81,11 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
         raise BadOption(
             "topics are written through their server: give its address as url, like http://127.0.0.1:4000"
         )
+    producer = options.get("producer", "").strip()
+    if options.get("batch") and not producer:
+        raise BadOption("batch is a number of a producer's: give that a name with the option producer")
+    if len(producer.encode()) > KEY_BYTES_MAX:
+        raise BadOption(f"producer is a name of up to {KEY_BYTES_MAX} bytes")
     return SinkOptions(
         url=options["url"],
         topic=topic,
@@ -88,6 +95,8 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
         node_column=options.get("nodeColumn", ""),
         meta_column=options.get("metaColumn", ""),
         txn_ttl_ms=read.duration("txnTtl", 3_600_000),
+        producer=producer,
+        batch=read.number("batch", 0) if options.get("batch") else None,
         token_env=options.get("tokenEnv") or TOKEN_ENV,
     )
 

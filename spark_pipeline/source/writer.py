@@ -11,6 +11,7 @@ and the server refuses to abort it.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from spark_pipeline.source.options import BadOption, SinkOptions
 from spark_pipeline.tasks.sending import (
+    BatchFailed,
     Fields,
     Staged,
     Target,
@@ -69,25 +71,39 @@ class _Writer:
 
 
 class TopicsWriter(_Writer, DataSourceArrowWriter):
-    """A batch: one that is run again is another one."""
+    """A batch: one that is run again is another one, unless it has a number that says otherwise."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
-        # It travels to the tasks, and to where the commit is made.
-        self._run = f"spark-run-{uuid.uuid4().hex}"
+        # These travel to the tasks, and to where the commit is made.
+        self._run = options.producer or f"spark-run-{uuid.uuid4().hex}"
+        # Without a number of the user's, one above all that this name has had: the server counts a lower one as written.
+        self._batch = time.time_ns() // 1000 if options.batch is None else options.batch
+        self._is_new = options.batch is None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self._write(iterator, _task(), self._run, 1)
+        found = self._write(iterator, _task(), self._run, self._batch)
+        if self._is_new and found.staged is not None and not found.staged.chunks:
+            raise BatchFailed(
+                f"another write of the producer {self._run} was faster, or the clock was set back: nothing of this one was written. "
+                "Run it again; writes that go on at once need a producer each"
+            )
+        return found
 
     def commit(self, messages: list[Any]) -> None:
         self._commit(messages)
 
     def abort(self, messages: list[Any]) -> None:
         if not self._is_direct:
-            abort_batch(self._target, self._run, 1)
+            abort_batch(self._target, self._run, self._batch)
 
 
 class TopicsStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        if options.producer:
+            raise BadOption("a stream is known by its checkpoint: producer and batch are for batch writes")
+        super().__init__(options, schema, overwrite)
+
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         task = _task()
         query, batch = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)

@@ -36,7 +36,7 @@ class ExportTask:
 
 @dataclass(frozen=True, slots=True)
 class ExportFile:
-    """A file below the topic's folder. Seqs are half-open."""
+    """A file below the topic's folder. Seqs are half-open; the least and the greatest time are in ms."""
 
     path: str
     aside: str
@@ -44,6 +44,8 @@ class ExportFile:
     bytes: int
     first_seq: int
     next_seq: int
+    ts_min: int
+    ts_max: int
 
 
 @dataclass(slots=True)
@@ -100,13 +102,16 @@ class _Writer:
         (self._root / self._folder).mkdir(parents=True, exist_ok=True)
         self._aside = f"{self._folder}/.part-{os.getpid()}-{os.urandom(8).hex()}"
         self._parquet = pq.ParquetWriter(self._root / self._aside, WANTED.schema(), compression="zstd")
-        self._rows = self._first_seq = self._last_seq = 0
+        self._rows = self._first_seq = self._last_seq = self._ts_max = 0
+        self._ts_min = (day + 1) * DAY_US
 
     def add(self, batch: Any) -> None:
         seqs = batch.column(batch.schema.names.index("seq"))
         self._first_seq = self._first_seq or seqs[0].as_py()
         self._last_seq = seqs[-1].as_py()
         self._rows += batch.num_rows
+        ts = np.asarray(batch.column(batch.schema.names.index("ts")).cast("int64"))
+        self._ts_min, self._ts_max = min(self._ts_min, int(ts.min())), max(self._ts_max, int(ts.max()))
         self._parquet.write_batch(batch, row_group_size=ROW_GROUP_ROWS)
 
     def close(self) -> ExportFile:
@@ -120,6 +125,8 @@ class _Writer:
             bytes=sync(self._root / self._aside),
             first_seq=self._first_seq,
             next_seq=self._last_seq + 1,
+            ts_min=self._ts_min // 1000,
+            ts_max=-(-self._ts_max // 1000),
         )
 
     def discard(self) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import numpy as np
-
 from spark_pipeline.tasks.http_reading import Gap, HttpSlice, read_frames
 from spark_pipeline.tasks.reading import Slice, Wanted
 from spark_pipeline.tasks.statistics import Statistics, statistics_of, statistics_of_frames
@@ -33,9 +31,10 @@ class Figures:
     lost: list[Gap] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)  # segment, why it could not be counted
 
-    def add(self, other: Figures) -> None:
-        self.cold.add(other.cold)
-        self.hot.add(other.hot)
+    def follow(self, other: Figures) -> None:
+        """The parts behind these."""
+        self.cold.follow(other.cold)
+        self.hot.follow(other.hot)
         self.lost += [gap for gap in other.lost if gap not in self.lost]
         self.failed += other.failed
 
@@ -64,23 +63,21 @@ def count(task: FiguresTask) -> Figures:
     found = Figures(task.topic)
     for part in task.parts:
         if isinstance(part, HttpSlice):
-            found.hot.add(_count_http(part, found.lost))
+            found.hot.follow(_count_http(part, found.lost))
             continue
         try:
-            found.cold.add(statistics_of(part))
+            found.cold.follow(statistics_of(part))
         except (TopicsError, OSError) as error:
-            # The others count; the report tells which is missing.
+            # The others count; the report tells which is missing. It is no gap: nobody knows what is in it.
             found.failed.append((part.segment.name, str(error)))
+            found.cold.follow(
+                Statistics(first_seq=part.segment.first_seq, last_seq=part.segment.next_seq - 1)
+            )
     return found
 
 
 def _count_http(part: HttpSlice, lost: list[Gap]) -> Statistics:
     total = Statistics(rows=part.end_seq - part.start_seq)
-    last = part.start_seq - 1
     for frames in read_frames(part, Wanted(), lost):
-        total.add(statistics_of_frames(frames))
-        here = frames.headers["seq"].astype(np.int64)
-        total.gaps += int(np.count_nonzero(np.diff(here, prepend=last) > 1))
-        last = int(here[-1])
-    total.gaps += last + 1 < part.end_seq
+        total.follow(statistics_of_frames(frames))
     return total

@@ -191,6 +191,9 @@ def commit(target: Target, found: Sequence[Staged]) -> None:
         while server.post(path, {"parts": parts, "wait_ms": COMMIT_WAIT_MS})["state"] != "committed":
             pass
     except Refused as error:
+        # A task was told that the batch is decided: it is there, and a later one since, so the server has forgotten the transaction.
+        if error.code == "txn_not_found" and any(not one.chunks for one in found):
+            return
         raise _explained(target, error) from error
     finally:
         server.close()
@@ -242,7 +245,7 @@ _ADVICE: Mapping[str, str] = {
     "forbidden": "the key needs the scope write for this topic",
 }
 _LIMIT_ADVICE: Mapping[str, str] = {
-    "txn_producers": "every batch write is a producer of its own, and 1000 within 7 days is what a topic remembers; write with delivery=direct, or as a stream",
+    "txn_producers": "a batch write without a name is a producer of its own, and 1000 within 7 days is what a topic remembers; give such writes a lasting name with the option producer",
     "txn_max_bytes": "the batch is larger than TOPICS_TXN_MAX_BYTES; write less at once (maxRecordsPerTrigger of a stream), or raise it",
 }
 

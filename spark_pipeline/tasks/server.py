@@ -9,7 +9,7 @@ import http.client
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -60,6 +60,7 @@ class Server:
         *,
         patience_s: float = PATIENCE_S,
         answer_s: float = ANSWER_S,
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         """ValueError says what is wrong with the address. The key's variable may be absent: then no key is sent."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -73,6 +74,7 @@ class Server:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.token_env = token_env
         self.patience_s, self._answer_s = patience_s, answer_s
+        self._on_wait = on_wait  # hears once that there is no answer yet
         self._connection: http.client.HTTPConnection | None = None
 
     def get(self, path: str) -> Any:
@@ -118,6 +120,9 @@ class Server:
                 self.close()
                 if time.monotonic() + wait_s > give_up:
                     raise Unreachable(f"{self.url} does not answer: {_reason(error)}") from error
+                if self._on_wait is not None:
+                    self._on_wait(f"{self.url} does not answer ({_reason(error)}); still trying")
+                    self._on_wait = None
             else:
                 if 200 <= answer.status < 300:
                     return answer

@@ -40,11 +40,28 @@ class Statistics:
     tag_hashes: list[int] = field(default_factory=list)  # the least ones, ascending
     untagged: int = 0
     out_of_order: int = 0  # records that are older than the one before
-    gaps: int = 0  # runs of rows that are purged or dead
+    gaps: int = 0  # runs of seqs without a live record between two that have one
     ts_min: int = 0
     ts_max: int = 0
+    # Of the first and the last live record, 0 when there is none: what lies between two parts of a topic belongs to neither.
+    first_seq: int = 0
+    last_seq: int = 0
+    first_ts: int = 0
+    last_ts: int = 0
+
+    def follow(self, other: Statistics) -> None:
+        """Add the next part of the same topic: what crosses their border counts once."""
+        if self.last_seq and other.first_seq:
+            self.gaps += other.first_seq - self.last_seq > 1
+            self.out_of_order += 0 < other.first_ts < self.last_ts
+        if other.first_seq:
+            if not self.first_seq:
+                self.first_seq, self.first_ts = other.first_seq, other.first_ts
+            self.last_seq, self.last_ts = other.last_seq, other.last_ts
+        self.add(other)
 
     def add(self, other: Statistics) -> None:
+        """Of another topic, too."""
         for name in (
             "segments", "rows", "live", "dead", "data_bytes", "live_bytes", "dead_bytes", "payload_bytes",
             "untagged", "out_of_order", "gaps",
@@ -101,9 +118,9 @@ def statistics_of(part: Slice) -> Statistics:
         live_bytes=int(kept["length"].sum(dtype=np.int64)),
         dead_bytes=int(rows["length"][present & ~live].sum(dtype=np.int64)),
         payload_bytes=int(kept["size"].sum(dtype=np.int64)),
-        gaps=int(np.count_nonzero(live[:-1] & ~live[1:])) + int(len(live) > 0 and not live[0]),
     )
     if len(kept):
+        _count_gaps(found, np.flatnonzero(live) + part.segment.first_seq + part.first_row)
         _count_times(found, kept)
         _count_sizes(found, kept["size"])
         _count_tags(found, kept["tag"], tags)
@@ -111,7 +128,7 @@ def statistics_of(part: Slice) -> Statistics:
 
 
 def statistics_of_frames(frames: Frames) -> Statistics:
-    """The same of records that came over HTTP. What is not there any more nobody tells: the caller knows the range."""
+    """The same of records that came over HTTP. Of what is not there any more nothing is known but the gaps that it leaves."""
     headers = frames.headers
     lengths = int((headers["length"].astype(np.int64) + 4).sum())
     sizes = frames.sizes()
@@ -122,6 +139,7 @@ def statistics_of_frames(frames: Frames) -> Statistics:
         payload_bytes=int(sizes.sum()),
     )
     if len(headers):
+        _count_gaps(found, headers["seq"].astype(np.int64))
         kept = np.zeros(len(headers), dtype=ROW)
         kept["ts"], kept["size"] = headers["ts"], sizes
         _count_times(found, kept)
@@ -132,8 +150,14 @@ def statistics_of_frames(frames: Frames) -> Statistics:
     return found
 
 
+def _count_gaps(found: Statistics, seqs: npt.NDArray[np.int64]) -> None:
+    found.first_seq, found.last_seq = int(seqs[0]), int(seqs[-1])
+    found.gaps = int(np.count_nonzero(np.diff(seqs) > 1))
+
+
 def _count_times(found: Statistics, kept: Rows) -> None:
     ts = kept["ts"].astype(np.int64)
+    found.first_ts, found.last_ts = int(ts[0]), int(ts[-1])
     found.ts_min, found.ts_max = int(ts.min()), int(ts.max())
     found.out_of_order = int(np.count_nonzero(np.diff(ts) < 0))
     hours, where = np.unique(ts // HOUR_MS, return_inverse=True)

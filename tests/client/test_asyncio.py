@@ -50,7 +50,9 @@ def test_receipts_of_a_producer_that_is_cancelled_are_told(topic: str) -> None:
         client = AsyncClient("http://127.0.0.1:1", token="")
         producer = client.producer(topic, linger_ms=0, max_batch_bytes=20)
         receipts = [await producer.send("x" * 15) for _ in range(3)]
-        await asyncio.sleep(0.01)  # the first one is on its way
+        async with asyncio.timeout(60):
+            while len(producer._batcher._batches) == 3:  # until the first one is on its way
+                await asyncio.sleep(0)
         assert producer._task is not None
         producer._task.cancel()
         with pytest.raises(ClientError) as caught:

@@ -191,6 +191,16 @@ def test_an_answer_that_was_lost_on_the_way_to_a_stream(
         assert take(tail, 3) == rows(topic, 1, 1, 2, 3)
 
 
+def test_the_first_events_of_a_stream_are_lost_on_the_way(
+    proxy: CuttingProxy, connect: Connect, client: Any, topic: str
+) -> None:
+    client.create_topic(topic)
+    proxy.swallow(b"retry:", b'"on its way"')
+    with connect(proxy.url).tail(topic) as tail:
+        client.write(topic, "on its way")  # the server has sent it, and we have not even an id
+        assert take(tail, 1) == rows(topic, 1, "on its way")
+
+
 def test_two_members_of_a_group_share(client: Any, connect: Connect, server: TestServer, topic: str) -> None:
     client.create_topic(topic)
     found: list[Any] = []

@@ -220,18 +220,23 @@ def begin(job):
 if kind == "threads":
     def handler(job):
         begin(job)
-        time.sleep(0.5)
+        while not worker._is_stopping:  # as long as it takes until the signal is heard
+            time.sleep(0.005)
         done(job)
     with Client() as client:
-        stats = client.worker(queue, handler, concurrency=2, poll_ms=100).run()
+        worker = client.worker(queue, handler, concurrency=2, poll_ms=100)
+        stats = worker.run()
 else:
     async def handler(job):
         begin(job)
-        await asyncio.sleep(0.5)
+        while not worker._is_stopping:
+            await asyncio.sleep(0.005)
         done(job)
     async def main():
+        global worker
         async with AsyncClient() as client:
-            return await client.worker(queue, handler, concurrency=2, poll_ms=100).run()
+            worker = client.worker(queue, handler, concurrency=2, poll_ms=100)
+            return await worker.run()
     stats = asyncio.run(main())
 print("stopped", stats.done, stats.lost, flush=True)
 """

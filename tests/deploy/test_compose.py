@@ -24,8 +24,6 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "topics.json").read_text())
 METRIC = re.compile(r"\btopics_[a-z_]+\b")
-# They are there once a queue is.
-LATER = {"topics_topic_queue_ready", "topics_topic_queue_in_flight"}
 
 
 def test_a_plain_up_runs_the_server_and_the_jobs() -> None:
@@ -76,11 +74,25 @@ def expressions() -> list[str]:
 
 
 def test_every_metric_that_is_asked_for_exists(tmp_path: Path) -> None:
+    """After a little of everything each of them has a value, not just a name; and so has each label that is asked for."""
     with running(tmp_path) as server:
+        server.put("/v0/topics/jobs", {"type": "queue"})
+        server.write("jobs", 1)
+        server.put("/v0/topics/short", {"cap_records": 1})
+        server.put("/v0/topics/short/consumers/mine", {})
+        server.write("short", 1, 2)
+        server.post("/v0/topics/short/diff", {"from_seq": 0})  # told of what the cap took
+        server.post("/v0/topics/none/diff", {})  # refused
         text = server.get("/v0/metrics", Accept="text/plain").body.decode()
-    offered = set(re.findall(r"^# HELP (topics_\w+)", text, re.M))
-    asked = {re.sub(r"_bucket$", "", name) for text in expressions() for name in METRIC.findall(text)}
-    assert asked - offered - LATER == set()
+    samples = re.findall(r"^(topics_\w+)(?:\{(.*)\})? ", text, re.M)
+    offered = {name for name, _ in samples}
+    asked = {name for text in expressions() for name in METRIC.findall(text)}
+    assert asked - offered == set()
+    labels = {label for text in expressions() for label in re.findall(r'(\w+="[^"]+")', text)}
+    given = {label for _, pairs in samples for label in re.findall(r'\w+="[^"]*"', pairs)}
+    assert labels - given == {'job="topics"'}  # Prometheus' own
+    named = {name for text in expressions() for name in re.findall(r"by \((\w+)", text)}
+    assert named <= {label.partition("=")[0] for label in given}
 
 
 def test_every_alert_has_a_runbook_entry() -> None:

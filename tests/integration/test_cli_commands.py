@@ -23,6 +23,7 @@ from tests.support.server import ROOT, Server, running, until
 from topics.cli import contexts, top
 from topics.cli.__main__ import main
 from topics.cli.quantities import milliseconds, size, when
+from topics.cli.tables import as_time
 
 KEYS = "root,reader:read:open."
 
@@ -409,7 +410,41 @@ def test_completion(cli: Cli, topic: str) -> None:
         ).stdout  # fmt: skip
 
     assert completed("topics", "con").split() == ["plain,consumer", "plain,context"]
-    assert completed("topics", "read", f"{topic}.l").split() == [f"plain,{topic}.long.name"]
+    until(
+        lambda: completed("topics", "read", f"{topic}.l").split() == [f"plain,{topic}.long.name"]
+    )  # it gives up soon
+    cli("consumer", "create", f"{topic}.long.name", "billing")
+    until(
+        lambda: (
+            completed("topics", "consumer", "info", f"{topic}.long.name", "b").split() == ["plain,billing"]
+        )
+    )  # it gives up soon
+    cli("router", "create", f"{topic}.rule", f"{topic}.long.name", f"{topic}.copy")
+    until(
+        lambda: completed("topics", "router", "delete", f"{topic}.r").split() == [f"plain,{topic}.rule"]
+    )  # it gives up soon
+    cli("context", "add", "there", "http://127.0.0.1:1")
+    assert completed("topics", "context", "use", "th").split() == ["plain,there"]
+    # Nobody waits for a server that is away, and nothing is printed into the line that is typed.
+    assert completed("topics", "read", "--context", "there", "x").strip() == ""
+
+
+def test_a_command_that_is_nearly_right(cli: Cli) -> None:
+    for typed, meant in (("topics", "topic"), ("consumers", "consumer"), ("tial", "tail")):
+        assert cli(typed) == 2
+        assert meant in cli.err.partition("Did you mean")[2]
+    assert cli("quux") == 2
+    assert "No such command 'quux'" in cli.err
+
+
+def test_moments_are_shown_as_such(cli: Cli, topic: str) -> None:
+    cli("pub", topic, "1")
+    (row,) = cli.rows("topic", "info", topic)
+    assert cli("topic", "info", topic) == 0
+    shown = dict(line.split(maxsplit=1) for line in cli.out.splitlines())
+    assert shown["last_write_ts"] == as_time(row["last_write_ts"])
+    assert shown["config.dead_letter"] == "-"
+    assert shown["count"] == "1"
 
 
 # -- words -------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_fifty_workers_with_deaths_finish_every_job(
     assert not floor.faults, floor.faults[:5]
     assert floor.acked == Counter(range(1, JOBS + 1)), "each job is acked exactly once"
     assert counts(server, "jobs") == {"ready": 0, "in_flight": 0, "dead_lettered": 0}
-    assert floor.deaths >= DEATHS / 2, "hardly anybody died"
+    assert floor.deaths >= DEATHS / 4, "hardly anybody died"
     again = sum(count - 1 for count in floor.deliveries.values())
     print(f"{again} redeliveries, {min(floor.deaths, DEATHS)} deaths")
 

@@ -1,7 +1,8 @@
 """A real server with a cold directory whose number of shards changes, with that directory there and not.
 
 Goal: every record is read as before, the metrics of the tiers add up as before, nothing in the cold directory is
-touched, and `topics verify` finds both tiers sound. Method: segments of 10 records, all but the open ones cold; 2, 5 and 1 shards.
+touched, and `topics verify` finds both tiers sound; jobs and producers that are at work go on with the new owners. Method: segments of
+10 records, all but the open ones cold; 2, 5 and 1 shards.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.contract import ok
+from tests.support.contract import ok, refused
 from tests.support.faults import fault
 from tests.support.length import pick
-from tests.support.server import ROOT, Server, until
+from tests.support.merger import Merger
+from tests.support.server import ROOT, Reply, Server, until
+from workers.local_store import LocalSegmentStore
 
 TOPICS = [f"t{i}" for i in range(6)]
 COUNT = 45
@@ -101,3 +105,72 @@ def test_two_five_one(tmp_path: Path, is_there: bool) -> None:
         assert verify(server)["sound"]
     finally:
         server.close()
+
+
+def test_jobs_and_producers_go_on(tmp_path: Path) -> None:
+    environment = {
+        "TOPICS_COLD_DIR": str(tmp_path / "cold"),
+        "TOPICS_HOT_RETAIN_SEGMENTS": "0",
+        "TOPICS_SEGMENT_MAX_EVENTS": "1000",
+    }
+    server = Server(tmp_path, environment=environment, shards=2).start()
+    try:
+        ok(server.put("/v0/topics/t", {"durability": "fsync"}), 201)
+        ok(server.write("t", *range(4500)), 200)
+        restart(server, 2)
+        until(lambda: metric(server, "topics_relocations_total") == 4)
+        pin = ok(server.post("/v0/topics/t/snapshots"))
+        plan = ok(server.post("/v0/topics/t/consolidation"))
+        Merger(LocalSegmentStore(plan["cold_dir"], 99), plan).run()
+        small, large = begin(server, "small"), begin(server, "large")
+        ok(stage(server, "small", small, 0, [1, 2]))
+        for chunk in range(3):
+            ok(stage(server, "large", large, chunk, range(chunk * 4000, chunk * 4000 + 4000)))
+        body = {"parts": [{"part": "p", "chunks": 3, "records": 12_000}], "wait_ms": 0}
+        commit = server.post(f"/v0/topics/large/transactions/{large}/commit", body)
+        assert commit.status in (200, 202)
+        server.kill()
+
+        server.shards = 5
+        server.start()
+        ok(server.post(f"/v0/topics/large/transactions/{large}/commit", body | {"wait_ms": 30_000}))
+        assert read(server, "large") == list(range(12_000))
+        assert begun(server, "small") == "open"
+        assert ok(stage(server, "small", small, 0, [1, 2]))["repeated"]
+        path = f"/v0/topics/t/consolidation/{plan['plan_id']}"
+        refused(server.post(f"{path}/commit", {"lease": plan["lease"]}), 410, "lease_lost")
+        again = ok(server.post("/v0/topics/t/consolidation"))
+        assert (again["plan_id"], again["groups"]) == (plan["plan_id"], plan["groups"])
+        done = ok(server.post(f"{path}/commit", {"lease": again["lease"]}))
+        assert len(done["groups"]) == 1
+        ok(server.post(f"/v0/topics/t/snapshots/{pin['snapshot_id']}/renew"))
+
+        restart(server, 1)
+        assert ok(server.post(f"{path}/commit", {"lease": "whoever"}))["groups"] == done["groups"]
+        state = ok(server.get("/v0/topics/t/consolidation"))
+        assert (state["snapshots"], state["retired_segments"]) == (1, 4)
+        assert read(server, "t") == list(range(4500))
+        small_body = {"parts": [{"part": "p", "chunks": 1, "records": 2}]}
+        assert ok(server.post(f"/v0/topics/small/transactions/{small}/commit", small_body))["count"] == 2
+        assert read(server, "small") == [1, 2]
+        assert begun(server, "large") == "committed"
+        ok(server.delete(f"/v0/topics/t/snapshots/{pin['snapshot_id']}"))
+        assert server.stop() == 0
+        assert verify(server)["sound"]
+    finally:
+        server.close()
+
+
+def begun(server: Server, topic: str) -> Any:
+    return ok(server.post(f"/v0/topics/{topic}/transactions", {"producer": "p", "batch": 1}))["state"]
+
+
+def begin(server: Server, topic: str) -> str:
+    txn = ok(server.post(f"/v0/topics/{topic}/transactions", {"producer": "p", "batch": 1}))["txn"]
+    assert isinstance(txn, str)
+    return txn
+
+
+def stage(server: Server, topic: str, txn: str, chunk: int, data: Iterable[int]) -> Reply:
+    body = {"part": "p", "chunk": chunk, "records": [{"data": one} for one in data]}
+    return server.post(f"/v0/topics/{topic}/transactions/{txn}/stage", body)

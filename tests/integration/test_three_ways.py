@@ -92,6 +92,10 @@ CORPUS = [
     post(T + "new", {**one(), "create": False}),
     post(T + "new", {**one(), "config": {"durability": "fsync"}}),
     post(T + "w", one(), ("User-Agent", "a/1 (b)"), ("Accept", "*/*"), ("traceparent", "00-1-2-01")),
+    post(T + "traced", one(), ("traceparent", f"00-{1:032x}-{2:016x}-01")),
+    post(T + "traced", one(meta={"a": 1}), ("Traceparent", f"cc-{3:032x}-{4:016x}-03-more")),
+    post(T + "traced", one(), *[("traceparent", f"00-{5:032x}-{6:016x}-01")] * 2, hot=False),
+    post(T + "traced/diff"),
     post(T + "w", one(), ("X-Anything", "1"), hot=False),
     post(T + "w", one(), ("Accept-Encoding", "gzip, br")),
     post(

@@ -52,6 +52,12 @@ def data_of(server: Server, topic: str) -> list[Any]:
         from_seq = page["next_from_seq"]
 
 
+def figure(server: Server, name: str) -> int:
+    text = server.get("/v0/metrics").body.decode()
+    (line,) = (line for line in text.splitlines() if line.startswith(f"topics_transaction{name} "))
+    return int(line.split()[1])
+
+
 # -- bodies ------------------------------------------------------------------------------------------------
 
 
@@ -290,11 +296,14 @@ def test_a_stop_keeps_open_transactions(start_server: Callable[..., Server]) -> 
     server.start()
     assert begin(server, "t")["state"] == "open"
     assert ok(stage(server, "t", txn, "a", 0, 1, 2))["repeated"]
+    assert figure(server, "s_open") == 1 and figure(server, "_bytes_staged") > 0
     assert server.stop() == 0
     server.environment = {"TOPICS_WAL_SHARDS": "3"}  # another owner finds it
     server.start()
     assert ok(commit(server, "t", txn, ("a", 1, 2)))["count"] == 2
     assert data_of(server, "t") == [1, 2]
+    assert until(lambda: figure(server, "_bytes_staged") == 0), "its file goes once the end is synced"
+    assert (figure(server, "s_open"), figure(server, "s_committed_total")) == (0, 1)
 
 
 def test_a_body_that_is_large(shared_server: Server, topic: str) -> None:

@@ -50,8 +50,9 @@ def spark(event_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     found.stop()
 
 
-TOPICS = tuple(f"m{i}" for i in range(1, 15))  # one for each test that changes its topic
+TOPICS = tuple(f"m{i}" for i in range(1, 20))  # one for each test that changes its topic
 COUNT = 100
+PAGE_TOPIC = "orders"  # of docs/spark.md
 SEGMENT = 10
 
 
@@ -68,13 +69,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     found = Server(folder, environment=environment, shards=1).start()
     found.environment = {**environment, "TOPICS_PORT": str(found.port)}  # the same after a restart
     try:
-        for topic in TOPICS:
+        for topic in (*TOPICS, PAGE_TOPIC):
             for first in range(1, COUNT + 1, 5):
                 records = [record(n) for n in range(first, first + 5)]
                 assert found.post(f"/v0/topics/{topic}", {"records": records}).status in {200, 201}
         assert found.stop() == 0  # the last snapshot has all of it in segments
         found.start()
-        until(lambda: all(segments_of(found, topic) >= 9 for topic in TOPICS))
+        until(lambda: all(segments_of(found, topic) >= 9 for topic in (*TOPICS, PAGE_TOPIC)))
         # Now it says that they are cold: after a kill they would have to move once more.
         assert found.stop() == 0
         found.start()

@@ -18,8 +18,10 @@ from spark_pipeline.cli import arguments
 from spark_pipeline.cli.__main__ import main
 from spark_pipeline.jobs import exporting
 from spark_pipeline.jobs.engines import Engine, SparkEngine
-from spark_pipeline.jobs.exporting import Busy, ExportFailed, Job, export
+from spark_pipeline.jobs.exporting import Job, export
 from spark_pipeline.jobs.progress import Progress
+from spark_pipeline.lake import parquet, table
+from spark_pipeline.lake.table import Busy, ExportFailed
 from spark_pipeline.tasks.manifest import find_topics
 from tests.spark.conftest import url_of
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
@@ -86,9 +88,9 @@ def test_an_export_has_every_live_record_by_day(tier: ColdTier, tmp_path: Path) 
     out = tmp_path / "lake"
     found = run(tier, out)
     assert (found.rows, seqs(out)) == (77, sorted(tier.live))
-    table = ds.dataset(out, format="parquet", partitioning="hive").to_table()
-    assert set(table.column("topic").to_pylist()) == {"orders"}
-    for row in table.to_pylist():
+    rows = ds.dataset(out, format="parquet", partitioning="hive").to_table()
+    assert set(rows.column("topic").to_pylist()) == {"orders"}
+    for row in rows.to_pylist():
         assert f"{row['ts']:%Y-%m-%d}" == str(row["date"])
         assert row["data"] == tier.live[row["seq"]].data
     manifest = json.loads((out / "topic=orders/_manifest.json").read_bytes())
@@ -119,7 +121,7 @@ def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
 ) -> None:
     """Each rename and each sync is once the last thing that a run does."""
     out, calls = tmp_path / "lake", 0
-    replace, sync = os.replace, exporting.sync
+    replace, sync = os.replace, table.sync
 
     def counted(call: Any) -> Any:
         def run_it(*arguments: Any) -> Any:
@@ -132,8 +134,9 @@ def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
         return run_it
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporting.os, "replace", counted(replace))
-        patch.setattr(exporting, "sync", counted(sync))
+        patch.setattr(os, "replace", counted(replace))
+        for module in (table, parquet):
+            patch.setattr(module, "sync", counted(sync))
         with pytest.raises(KeyboardInterrupt):
             run(tier, out)
     manifest = out / "topic=orders" / "_manifest.json"
@@ -161,7 +164,7 @@ def test_damage_is_never_passed_over_silently(tier: ColdTier, tmp_path: Path) ->
 def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
     out = tmp_path / "lake"
     (out / "topic=orders").mkdir(parents=True)
-    with exporting._locked(out / "topic=orders", "orders"), pytest.raises(Busy, match="run it again later"):
+    with table.locked(out / "topic=orders", "orders"), pytest.raises(Busy, match="run it again later"):
         run(tier, out)
     run(tier, out)
     again = ColdTier(tmp_path / "again", topic_id=0x401)
@@ -182,6 +185,14 @@ def test_the_command(
     assert main([*command[:-2]]) == 0
     assert "nothing new in 1 topics" in capsys.readouterr().out
     assert main([*command[:2], "--cold-dir", str(tmp_path), "--out", str(out)]) == 3
+    # Damage that a task finds is told as such, with what to do.
+    path = tier.folder / f"{tier.segments[0].name}.data"
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+    command[command.index(str(out))] = str(tmp_path / "other")
+    assert main([*command, "--workers", "1"]) == 1
+    assert "--skip-damaged leaves it out" in capsys.readouterr().err
 
 
 def test_with_a_server(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -343,10 +343,15 @@ def test_units_have_the_command_of_each_job() -> None:
 class Process:
     """`topics-spark schedule run`, whose jobs are due at once: its state says that they have not run for an hour."""
 
-    def __init__(self, folder: Path, server: Server, *jobs: str, lasting_s: float = HOUR) -> None:
-        head = (
-            f'[spark]\nengine="local"\nworkers=1\n[schedule]\nurl="{url_of(server)}"\nmetrics="127.0.0.1:0"\n'
-        )
+    def __init__(
+        self,
+        folder: Path,
+        server: Server,
+        *jobs: str,
+        lasting_s: float = HOUR,
+        engine: str = 'engine="local"\nworkers=1',
+    ) -> None:
+        head = f'[spark]\n{engine}\n[schedule]\nurl="{url_of(server)}"\nmetrics="127.0.0.1:0"\n'
         self.config = write(folder, *jobs, head=head)
         self.file = StateFile(str(folder / "state.json"))
         names = [job.name for job in load(self.config).jobs]

@@ -140,9 +140,16 @@ def test_two_tries_of_a_task_and_repeated_commits(server: Server, topic: str) ->
     assert replayed is not None and replayed.chunks == 0, "the batch is there already"
     commit(target, [replayed])
     assert numbers(server, topic) == [1, 2, 3]
-    gone = stage(target, "q", 1, "0-0", chunks())
+    later = stage(target, "q", 2, "0-0", chunks())
+    assert later is not None
+    commit(target, [later])
+    overtaken = stage(target, "q", 0, "0-9", chunks())
+    assert overtaken is not None and overtaken.chunks == 0
+    commit(target, [overtaken])
+    assert numbers(server, topic) == sorted([1, 2, 3] * 2)
+    gone = stage(target, "q", 3, "0-0", chunks())
     assert gone is not None
-    abort_batch(target, "q", 1)
+    abort_batch(target, "q", 3)
     with pytest.raises(BatchFailed, match="Run it again, with a longer txnTtl"):
         commit(target, [gone])
 
@@ -168,6 +175,23 @@ def test_a_batch_that_fails_leaves_nothing(spark: Any, server: Server, topic: st
     with pytest.raises(Exception, match=r"which is no JSON.*to_json"):
         write(frame, server, topic)
     assert read(server, topic) == []
+
+
+def test_a_lasting_name(spark: Any, server: Server, topic: str) -> None:
+    """With a number a batch is there once; without one each run is another batch. Neither takes a place of a producer's."""
+    frame = rows(spark, 4)
+    for batch in ("7", "7", "8", "7"):
+        write(frame, server, topic, producer="etl", batch=batch)
+    assert numbers(server, topic) == sorted([0, 1, 2, 3] * 2)
+    for _ in range(2):
+        write(frame, server, topic, producer="other")
+    assert numbers(server, topic) == sorted([0, 1, 2, 3] * 4)
+    write(frame, server, topic, producer="other", batch=str(2**62))
+    with pytest.raises(Exception, match="another write of the producer other was faster"):
+        write(frame, server, topic, producer="other")
+    assert len(read(server, topic)) == 20
+    with pytest.raises(Exception, match="give that a name with the option producer"):
+        write(frame, server, topic, batch="1")
 
 
 def test_options_that_make_no_sense(spark: Any, server: Server, topic: str) -> None:

@@ -18,6 +18,7 @@ class CuttingProxy:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._answers_to_lose = 0
+        self._swallows: tuple[bytes, bytes] | None = None
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -25,6 +26,11 @@ class CuttingProxy:
         """The server gets the next requests; instead of so many answers the connection ends."""
         with self._lock:
             self._answers_to_lose = count
+
+    def swallow(self, since: bytes, until: bytes) -> None:
+        """Of the next answer that has this text, nothing from there on arrives; with the other text its connection ends."""
+        with self._lock:
+            self._swallows = since, until
 
     def cut(self) -> None:
         """End all connections of now."""
@@ -55,11 +61,24 @@ class CuttingProxy:
             threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        swallowed, end = None, b""
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 if is_answer and self._loses():
                     break
-                sink.sendall(data)
+                if is_answer and swallowed is None:
+                    with self._lock:
+                        since, end = self._swallows or (b"", b"")
+                        if since and since in data:
+                            self._swallows = None
+                            data, _, swallowed = data.partition(since)
+                    sink.sendall(data)
+                elif swallowed is not None:
+                    swallowed += data
+                else:
+                    sink.sendall(data)
+                if swallowed is not None and end in swallowed:
+                    break
         self._end(source)
         self._end(sink)
 

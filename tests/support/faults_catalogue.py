@@ -123,6 +123,7 @@ def page(rows: dict[str, list[Row]]) -> str:
         "",
         "This page is made from the `fault` marks of the tests, and a test fails when it is not what they say. Make it again:",
         "",
+        "<!-- not run: it makes this page; tests/unit/test_faults_catalogue.py compares the two -->",
         "```bash",
         ".venv/bin/python -m tests.support.faults_catalogue",
         "```",

@@ -64,6 +64,8 @@ class Seat(Harness):
         self.open()
 
     def close(self) -> None:
+        """As the shell does it: what is at work comes to its next piece."""
+        self.engine.stop_cold()
         self.rest()
         self._take(self.engine.close())
         self._die()

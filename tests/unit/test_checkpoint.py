@@ -7,6 +7,7 @@ Method: small segments and log files on a SimDisk behind a line that notes every
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.support.checkpoint_rig import INLINE, expected, filled, with_suffix
@@ -18,11 +19,13 @@ from tests.support.engine_harness import (
     WAL_DIR,
     Harness,
     append,
+    holders,
     numbered,
 )
 from tests.support.faults import fault
 from topics.engine import commands as c
 from topics.engine.config import EngineConfig, TopicConfig
+from topics.engine.frames import DEAD
 from topics.engine.sealing import drain, read_sum, verify_steps
 from topics.engine.segments import SegmentMeta
 from topics.engine.subjects import TagMatch
@@ -456,3 +459,51 @@ def test_wal_directory_holds_only_log_files() -> None:
     h = filled(60)
     h.checkpoint()
     assert all(path.startswith(f"{WAL_DIR}/wal-") and path.endswith(".log") for path in h.wal_files())
+
+
+# ---- small topics
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 0], ids=["remembered", "read again"])
+def test_frames_of_a_small_topic_are_those_of_the_long_way(cache_bytes: int) -> None:
+    """Over several log files, a block of an earlier checkpoint, deletes and a floor; one row at a time as all together."""
+    config = msgspec.structs.replace(INLINE, cache_bytes=cache_bytes, wal_file_bytes=4096)
+    h = Harness(msgspec.structs.replace(config, segment_max_events=64, inline_bytes=4096))
+    h.put("t", FSYNC)
+    h.put("other", DISK)
+    looked_at = 0
+    for round_ in range(1, 13):
+        h.append("t", *numbered(round_ * 10, 1 + round_ % 3))
+        if round_ % 2:
+            h.append("other", b"1" * 1500)  # another log file, by and by
+        if round_ == 5:
+            h.do(c.Delete("t", seqs=[2, 3, 7]))
+        if round_ == 8:
+            h.do(c.Delete("t", before_seq=2))
+            h.checkpoint()  # what was there lies in a block from now on
+        log = h.engine.shard.published["t"]
+        (chunk,) = log.chunks
+        live = chunk.live(0, chunk.count, DEAD)
+        live[: log.first_seq - chunk.first_seq] = False
+        lengths = np.where(live, chunk.rows["length"], 0).astype(np.int64)
+        offsets = np.where(live, np.cumsum(lengths) - lengths, 0)
+        data, found_offsets, found_lengths = h.engine.reader.frames_of_few(log, chunk)
+        assert data == h.engine.reader.frames_of(log, chunk, log.runs, np.flatnonzero(live))
+        assert (found_offsets, found_lengths) == (offsets.tolist(), lengths.tolist())
+        looked_at = max(looked_at, len(log.runs))
+    assert looked_at > 2
+    before = h.rows("t")
+    h.restart()
+    assert h.rows("t") == before
+
+
+def test_a_small_topic_whose_log_has_rotted_is_not_taken_for_good() -> None:
+    h = Harness(msgspec.structs.replace(INLINE, cache_bytes=0))
+    h.put("t", FSYNC)
+    h.append("t", *numbered(1, 3))
+    (path,) = holders(h.disk, numbered(2, 1)[0])
+    content = bytes(h.disk._find(path).live)  # type: ignore[union-attr]
+    h.disk.flip_bit(path, content.index(numbered(2, 1)[0]) + 2)
+    h.checkpoint()
+    assert h.engine.shard.read_only is not None and "damage" in h.engine.shard.read_only
+    assert h.snapshots() == []

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from topics import consumer_responses, forward_responses, responses, schemas
-from topics.client import answers, calls, errors, queue_calls, router_calls, watching
+from topics import consumer_responses, forward_responses, responses, schemas, transaction_responses
+from topics.client import answers, calls, errors, queue_calls, router_calls, transaction_calls, watching
 from topics.http_errors import STATUS
 
 PAIRS = [
@@ -48,6 +48,9 @@ PAIRS = [
     (forward_responses.ForwardRow, answers.RouterRow),
     (forward_responses.ForwardList, answers.RouterList),
     (forward_responses.ForwardDeleted, answers.RouterDeleted),
+    (transaction_responses.Transaction, answers.Transaction),
+    (transaction_responses.ChunkStaged, answers.ChunkStaged),
+    (transaction_responses.TransactionAborted, answers.TransactionAborted),
 ]
 
 
@@ -84,6 +87,8 @@ def test_what_can_be_asked_for_can_be_said() -> None:
         assert names(schemas.WatchBody) - {"node", "topics"} <= parameters(call)
     assert names(schemas.ClaimBody) <= parameters(queue_calls.claim)
     assert names(schemas.FetchBody) <= parameters(queue_calls.fetch)
+    assert names(schemas.BeginBody) <= parameters(transaction_calls.begin_transaction)
+    assert names(schemas.StageBody) <= parameters(transaction_calls.stage)
 
 
 def test_every_code_has_its_exception() -> None:
@@ -94,10 +99,7 @@ def test_every_code_has_its_exception() -> None:
         "request_timeout",
         "unsupported_media_type",
         "header_fields_too_large",
-        # of transactions, and of merges of the cold tier
-        "txn_not_found",
-        "txn_incomplete",
-        "txn_committed",
+        # of merges of the cold tier
         "plan_not_found",
         "plan_leased",
         "snapshot_not_found",

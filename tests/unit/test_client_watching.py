@@ -182,9 +182,32 @@ def test_more_topics_than_a_request_can_name_lose_and_repeat_nothing() -> None:
 
 def test_an_event_that_was_cut_off_has_not_happened() -> None:
     whole = records("a", "id-1", 1, "x")
-    world = World(made(a=0), [whole[:-1]], [whole], [b"\n\n" + records("a", "id-2", 2, "y")])
+    world = World(made(a=0), [whole[:-1]], made("2", a=0), [whole], [b"\n\n" + records("a", "id-2", 2, "y")])
     assert data(world.read(tail(world.core, "a", start=0))) == ["x", "y"]
     assert [last_id for method, _, _, last_id in world.asked if method == "GET"][:3] == [None, None, "id-1"]
+
+
+@pytest.mark.parametrize(
+    "first", [[b"retry: 10\n\n", cut()], [cut()], [], cut()], ids=["silent", "cut", "ended", "lost"]
+)
+def test_a_session_whose_first_events_were_lost_is_not_used_again(first: Any) -> None:
+    """The server would go on behind what it has sent, and we have no id that says that it did not come."""
+    world = World(made(a=3), first, made("2", a=3), [records("a", "id-1", 4, "x")])
+    assert data(world.read(tail(world.core, "a"), 1)) == ["x"]
+    assert world.bodies == [{"a": {"tail": True}}, {"a": {"from_seq": 3}}]
+
+
+def test_a_session_whose_stream_was_refused_is_used_again() -> None:
+    busy = Response(429, b'{"error":{"code":"throttled","message":"later"}}', "1")
+    world = World(made(a=3), busy, busy, [records("a", "id-1", 4, "x")])
+    assert data(world.read(tail(world.core, "a"), 1)) == ["x"]
+    assert len(world.bodies) == 1
+
+
+def test_a_server_that_forgets_at_once_is_not_asked_without_a_pause() -> None:
+    world = World(made(a=3), GONE, made("2", a=3), GONE, made("3", a=3), [records("a", "id-1", 4, "x")])
+    assert data(world.read(tail(world.core, "a"), 1)) == ["x"]
+    assert len(world.pauses) == 2
 
 
 def test_gaps_that_lie_behind_us_are_no_news() -> None:

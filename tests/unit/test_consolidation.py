@@ -21,6 +21,7 @@ from tests.support.faults import fault
 from tests.support.merge_rig import (
     CONFIG,
     GRACE_MS,
+    NEEDLE,
     begun,
     check_tidy,
     commit,
@@ -50,6 +51,7 @@ from topics.engine.errors import (
 )
 from topics.engine.files import HEADER_BYTES, header, with_digest, xxh
 from topics.engine.manifest import Manifest, decode_manifest
+from topics.engine.merge_check import Acceptance
 from topics.engine.merges import NO_MERGES, Merged, MergedGroup
 from topics.engine.plans import Parameters
 from topics.engine.sealing import Sum
@@ -771,3 +773,124 @@ def test_committed_plans_are_remembered_up_to_a_bound() -> None:
     assert [bool(one.groups) for one in merges.committed[-5:]] == [False, True, True, True, True]
     assert merges.find(f"{99:016x}") is merges.committed[-1]
     assert merges.find(f"{0:016x}") is None
+
+
+# ---- names that are given twice
+
+
+def test_an_erase_of_what_a_commit_has_put_into_place_keeps_its_segment() -> None:
+    """What the erase writes has the name that the output would have had: it is not what is left of the commit."""
+    store = ObjectStore()
+    h = begun(store, secret=3)
+    merged(h)
+    h.do(c.Delete("t", seqs=[6]))
+    body = plan(h, parameters=Parameters(min_garbage=0.01))
+    work(h, body)
+    rows = seen(h)[0]
+    (token,) = h.ask(mrg.CommitPlan("t", body["plan_id"], body["lease"]))
+    while not any(isinstance(getattr(job.work, "__self__", None), Acceptance) for job in h.jobs):
+        h.run_job() if h.jobs else h.ask()
+    (comparing,) = (job for job in h.jobs if isinstance(getattr(job.work, "__self__", None), Acceptance))
+    comparing.run()  # on its thread, where it has come to its end when the erase comes
+    h.jobs.remove(comparing)
+    (erase,) = h.ask(c.Delete("t", seqs=[3], erase=True))
+    h.rest()
+    h._take(h.engine.finish(comparing))
+    h.rest()
+    assert isinstance(h.replies[token], InputsChanged)
+    assert h.replies[erase].deleted == 1
+    assert seen(h)[0] == [row for row in rows if row[0] != 3]
+    assert [key for key, data in store.objects.items() if NEEDLE in data] == []
+    h.kill_and_open()
+    h.rest()
+    assert seen(h)[0] == [row for row in rows if row[0] != 3]
+    check_tidy(h)
+
+
+def test_a_group_that_is_tried_again_is_not_taken_for_what_is_left_of_the_first_try() -> None:
+    """Its first try meets a store that fails, the second is good, and the group behind it is refused; then all of it is done."""
+    store = ObjectStore()
+    h = begun(store)
+    before = seen(h)
+    body = plan(h, parameters=Parameters(target_bytes=700))
+    assert len(body["groups"]) == 2
+    work(h, body)
+    output = f"{body['staging']}/group-1.1.data"
+    good = store.objects[output]
+    store.objects[output] = good[:-1]
+    name = f"{h.topic_dir('t')}/seg-{body['groups'][0]['first_seq']:016x}-1.sum"
+    fails = [1]
+
+    def fail_once(call: str, key: str) -> None:
+        if (call, key) == ("put", name) and fails:
+            fails.pop()
+            raise OSError(errno.EIO, "as planned")
+
+    store.on_call = fail_once
+    (first,) = h.ask(mrg.CommitPlan("t", body["plan_id"], body["lease"]))
+    while first not in h.replies:
+        h.run_job() if h.jobs else h.ask()
+    assert isinstance(h.replies[first], ColdStoreFailed)
+    (second,) = h.ask(mrg.CommitPlan("t", body["plan_id"], body["lease"]))
+    while second not in h.replies:
+        h.run_job() if h.jobs else h.ask()
+    assert isinstance(h.replies[second], OutputInvalid)
+    h.pass_time(limits.COLD_PAUSE_MS_MAX + 1)
+    store.objects[output] = good
+    again = plan(h, parameters=Parameters(target_bytes=700), lease=body["lease"])
+    work(h, again)
+    store.objects[output] = good
+    assert len(commit(h, again).body["groups"]) == 2
+    assert seen(h) == before
+    h.kill_and_open()
+    assert seen(h) == before
+    check_tidy(h)
+
+
+# ---- a plan that somebody else has written
+
+
+TAMPERED: dict[str, Any] = {
+    "generation": lambda plan: plan["groups"][0].update(generation=0),
+    "chain": lambda plan: plan["groups"][0].update(chain="no hex at all!!!"),
+    "origin": lambda plan: plan["groups"][0].update(origin=""),
+    "next_seq": lambda plan: plan["groups"][0].update(next_seq=1 << 70),
+    "number": lambda plan: plan["groups"][0].update(group=5),
+    "no inputs": lambda plan: plan["groups"][0].update(inputs=[]),
+    "an input's rows": lambda plan: plan["groups"][0]["inputs"][0].update(rows=-4),
+    "an input's name": lambda plan: plan["groups"][0]["inputs"][0].update(name="../../x"),
+    "marks": lambda plan: plan["groups"][0]["inputs"][0].update(dead="../../../etc/passwd"),
+    "topic": lambda plan: plan.update(topic_id="-1"),
+    "staging": lambda plan: plan.update(staging="topics"),
+    "epoch": lambda plan: plan.update(delete_epoch=7),
+    "words": lambda plan: plan.update(groups="many"),
+    "nested": None,
+}
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+def test_a_plan_that_is_not_the_servers_own_is_thrown_away(what: str) -> None:
+    """Staging is open to jobs, and a start reads plans there: none may lead an output over a segment, or end the worker."""
+    store = ObjectStore()
+    h = begun(store)
+    before = seen(h)
+    body = plan(h)
+    work(h, body)
+    key = f"{body['staging']}/plan.json"
+    if TAMPERED[what] is None:
+        store.objects[key] = b'{"topic": ' + b"[" * 100_000
+    else:
+        made = msgspec.json.decode(store.objects[key])
+        TAMPERED[what](made)
+        store.objects[key] = msgspec.json.encode(made)
+    files = {
+        name: data for name, data in store.objects.items() if "/seg-" in name and name.startswith("topics/")
+    }
+    h.kill_and_open()
+    h.rest()
+    h.refused(mrg.CommitPlan("t", body["plan_id"], body["lease"]), PlanNotFound)
+    assert not [name for name in keys(h) if name.startswith("staging/")]
+    assert {name: store.objects.get(name) for name in files} == files
+    merged(h)
+    assert seen(h) == before
+    check_tidy(h)

@@ -1,47 +1,20 @@
-"""The pages are true: the engine's tour runs and prints what it shows, and the README lists the modules in import order."""
+"""The pages are true: links lead somewhere, and the README lists the modules in import order. (Code: tests/integration/test_pages.py.)"""
 
 from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.pages import pages
+from tests.support.server import ROOT
+
 ENGINE = ROOT / "topics" / "engine"
 README = (ROOT / "README.md").read_text()
 
 
 def section(title: str) -> str:
     return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def without_times(text: str) -> str:
-    return re.sub(r'"\$ts":\d{13}\b', '"$ts":…', text)
-
-
-def test_the_tour_of_the_engine_prints_what_it_shows() -> None:
-    tour = (ROOT / "docs" / "engine.md").read_text()
-    scripts, shown = blocks(tour, "bash"), blocks(tour, "text")
-    assert scripts
-    assert len(scripts) == len(shown)
-    for script, expected in zip(scripts, shown, strict=True):
-        assert ".venv/bin/python" in script
-        run = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script.replace(".venv/bin/python", sys.executable)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert run.returncode == 0, run.stderr
-        assert without_times(run.stdout) == without_times(expected)
 
 
 def engine_imports(module: str) -> set[str]:
@@ -64,11 +37,49 @@ def test_the_table_lists_every_module_below_what_it_imports() -> None:
         above.add(module)
 
 
+def plain(markdown: str) -> str:
+    """Without what stands in code: that is no link and no heading."""
+    text = re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", lambda code: "x" * len(code[0]), text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that headings get: lower case, no punctuation, dashes for blanks; the second of a name ends with -1."""
+    found: dict[str, int] = {}
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        count = found[name] = found.get(name, -1) + 1
+        if count:
+            found[f"{name}-{count}"] = 0
+    return set(found)
+
+
 def test_links_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    for page in pages:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            assert "://" in target or (page.parent / target).exists(), (page.name, target)
+    broken: list[str] = []
+    for name in pages():
+        page = ROOT / name
+        for target in re.findall(r"\]\(([^)\s]+)\)", plain(page.read_text())):
+            path, _, anchor = target.partition("#")
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            linked = page if not path else page.parent / path
+            if not linked.exists() or (anchor and anchor not in anchors(linked)):
+                broken.append(f"{name}: {target}")
+    assert broken == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached: set[Path] = set()
+    to_read = [ROOT / "README.md"]
+    while to_read:
+        page = to_read.pop().resolve()
+        if page.suffix == ".md" and page.exists() and page not in reached:
+            reached.add(page)
+            targets = re.findall(r"\]\(([^)#\s]+)", plain(page.read_text()))
+            to_read += [page.parent / target for target in targets if "://" not in target]
+    assert [name for name in pages() if (ROOT / name).resolve() not in reached] == []
 
 
 def test_the_limits_page_names_every_bound() -> None:
@@ -77,3 +88,11 @@ def test_the_limits_page_names_every_bound() -> None:
     config = (ENGINE / "config.py").read_text().split("class EngineConfig", 1)[1]
     names += re.findall(r"^    (\w+): ", config, flags=re.MULTILINE)
     assert [name for name in names if name not in {"KIB", "MIB"} and f"`{name}`" not in page] == []
+
+
+def test_the_comparison_has_the_figures_of_the_benchmarks() -> None:
+    measured = (ROOT / "docs" / "comparison.md").read_text().split("\n## Measured\n", 1)[1]
+    figures = re.findall(r"[\d.]+ ×|[\d.]+ ms", measured.split("\n\n", 2)[1])
+    known = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert len(figures) > 20
+    assert [figure for figure in figures if figure.removesuffix(" ms") not in known] == []

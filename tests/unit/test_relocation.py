@@ -30,6 +30,7 @@ from tests.support.stores import ObjectStore
 from topics.engine import commands as c
 from topics.engine import consumer_commands as con
 from topics.engine import limits
+from topics.engine import merge_commands as mrg
 from topics.engine.config import TopicConfig
 from topics.engine.errors import ColdStoreFailed, ErasePutOff, Throttled
 from topics.engine.loading import is_explained
@@ -501,6 +502,24 @@ def test_a_slow_move_holds_up_no_checkpoint_and_no_erase_of_others() -> None:
     h.jobs.append(job)
     h.rest()
     assert tiers(h)[:2] == ["cold", "cold"]
+
+
+@pytest.mark.parametrize("asked", ["erase", "snapshot"])
+def test_who_waits_is_served_between_two_moves(asked: str) -> None:
+    """A topic with a long backlog, as after a start with a cold tier that is new, and something else to do in another one."""
+    h = moved(ObjectStore())
+    h.put("long", FSYNC)
+    h.append("long", *numbered(1, 400))
+    h.engine.checkpoint()
+    while h.engine.counters["relocations"] < 6:
+        h.run_job() if h.jobs else h.ask()
+    before = h.engine.counters["relocations"]
+    h.do(c.Delete("t", seqs=[3], erase=True) if asked == "erase" else mrg.PinSnapshot("t"))
+    assert h.engine.counters["relocations"] - before <= 10, "of a hundred"
+    h.rest()
+    assert set(tiers(h, "long")[:-2]) == {"cold"}, "and the rest goes on"
+    cold = h.engine.checkpointer.usage.totals["cold"]
+    assert cold.live > 390 * len(numbered(1, 1)[0])
 
 
 def test_readers_of_one_block_share_a_fetch() -> None:

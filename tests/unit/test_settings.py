@@ -5,10 +5,13 @@ Method: environments as plain dicts; defaults are checked against the interface'
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import configuration_page
 from topics import settings
 from topics.settings import Settings, is_loopback, join_host
 
@@ -46,6 +49,7 @@ DEFAULTS = {
     "TOPICS_TEST_MIN_HEARTBEAT_MS": 1000,
     "TOPICS_FRONTS": 1,
     "TOPICS_PING_TIMEOUT_MS": 30000,
+    "TOPICS_OTEL": None,
     "TOPICS_LOG_FORMAT": "auto",
     "TOPICS_VERIFY": False,
     "TOPICS_CACHE_BYTES": 33554432,
@@ -206,3 +210,39 @@ def test_keys_are_never_shown() -> None:
 def test_a_name_that_does_not_resolve_is_not_trusted() -> None:
     assert not is_loopback("no-such-host.invalid")
     assert not is_loopback("a" * 300)
+
+
+# ---- the page
+
+
+def test_the_page_is_made_of_the_code() -> None:
+    assert configuration_page.PAGE.read_text("utf-8") == configuration_page.page(), (
+        "run: python -m tests.support.configuration_page"
+    )
+
+
+def test_the_page_has_every_variable_its_default_and_links_that_lead_somewhere() -> None:
+    text = configuration_page.page()
+    rows = dict(re.findall(r"^\| `(TOPICS_\w+)` \| (.*?) \|", text, flags=re.MULTILINE))
+    for name, default, _ in settings.describe():
+        assert not default or rows[name] == f"`{default}`"
+    docs = configuration_page.PAGE.parent
+    for path, anchor in re.findall(r"\]\(([\w/.-]+\.md)(?:#([\w-]+))?\)", text):
+        headings = re.findall(r"^#+ (.+)$", (docs / path).read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in anchors, (path, anchor)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOPICS_URL", "TOPICS_TOKEN", "TOPICS_API_KEY", "TOPICS_CONFIG", "NO_COLOR"]
+)
+def test_what_the_page_says_of_the_command_is_read_somewhere(name: str) -> None:
+    package = configuration_page.PAGE.parents[1] / "topics"
+    assert f"`{name}`" in configuration_page.TAIL
+    read = [
+        path
+        for folder in ("cli", "client")
+        for path in (package / folder).glob("*.py")
+        if f'"{name}"' in path.read_text()
+    ]
+    assert read

@@ -7,6 +7,7 @@ with a crash or an error at each of its disk calls. Large transactions are made 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -40,7 +41,9 @@ from topics.engine.errors import (
     TransactionIncomplete,
     TransactionNotFound,
 )
+from topics.engine.files import HEADER_BYTES
 from topics.engine.verify import Found, verify_shard
+from workers.metrics import ShardMetrics
 
 CLASSES = [FSYNC, DISK, MEMORY, EPHEMERAL]
 Parts = list[tuple[str, int, int]]
@@ -68,6 +71,18 @@ def commit(h: Harness, txn: int, parts: Parts, wait_ms: int = 10_000) -> t.Trans
 
 def payloads(h: Harness) -> list[bytes]:
     return [payload for _, payload in h.rows("t")]
+
+
+def figures(h: Harness) -> dict[str, int]:
+    """What the metrics tell of transactions."""
+    report = ShardMetrics(h.engine, lambda: 0).report(1.0)
+    return {
+        "open": report.txn_open,
+        "staged": report.txn_bytes,
+        "committed": report.txn_committed,
+        "expired": report.txn_expired,
+        "left": report.txn_left,
+    }
 
 
 def filled(config: TopicConfig = FSYNC, options: Any = SMALL) -> tuple[Harness, int]:
@@ -342,6 +357,37 @@ def test_idle_producers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(h.engine.shard.staged["t"].transactions.producers) == ["b", "c"]  # type: ignore[union-attr]
 
 
+# ---- figures
+
+
+def test_what_is_open_staged_and_committed_is_counted(in_pieces: None) -> None:
+    h, txn = filled()
+    (name,) = staged_files(h)
+    size = h.disk.size(h.disk.open(f"{h.topic_dir('t')}/{name}")) - HEADER_BYTES
+    assert figures(h) == {"open": 1, "staged": size, "committed": 0, "expired": 0, "left": 0}
+    begin(h, 2, "q")
+    assert figures(h)["open"] == 2
+    commit(h, txn, PARTS)
+    h.rest()
+    assert figures(h) == {"open": 1, "staged": 0, "committed": 1, "expired": 0, "left": 0}
+
+
+def test_a_file_that_cannot_be_removed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    h, txn = filled()
+    remove = h.disk.remove
+
+    def refuse(path: str) -> None:
+        if "/txn-" in path:
+            raise OSError(errno.EIO, "no")
+        remove(path)
+
+    monkeypatch.setattr(h.disk, "remove", refuse)
+    commit(h, txn, PARTS)
+    h.rest()
+    assert staged_files(h)
+    assert figures(h) == {"open": 0, "staged": 0, "committed": 1, "expired": 0, "left": 1}
+
+
 # ---- ends
 
 
@@ -352,6 +398,7 @@ def test_an_aborted_one_leaves_nothing() -> None:
     h.refused(t.CommitTransaction("t", txn, PARTS), TransactionNotFound)
     h.rest()
     assert (staged_files(h), h.engine.shard.staged_bytes, h.engine.shard.staged_chunks) == ([], 0, 0)
+    assert figures(h) == {"open": 0, "staged": 0, "committed": 0, "expired": 0, "left": 0}
     assert begin(h).state == "open"
     h.refused(t.CommitTransaction("t", txn, PARTS), TransactionIncomplete)
 
@@ -366,10 +413,12 @@ def test_one_that_nobody_works_on_expires() -> None:
     stage(h, txn, "a", 1, b'"b"')
     due_ms = h.engine.shard.transactions_due_ms
     assert due_ms is not None and h._wake_at is not None and h._wake_at <= due_ms, "it wakes by itself"
+    assert figures(h)["open"] == 1
     h.pass_time(5000)
     h.refused(t.CommitTransaction("t", txn, [("a", 2, 2)]), TransactionNotFound)
     h.rest()
     assert not staged_files(h)
+    assert figures(h) == {"open": 0, "staged": 0, "committed": 0, "expired": 1, "left": 0}
     h.kill_and_open()
     h.refused(t.CommitTransaction("t", txn, [("a", 2, 2)]), TransactionNotFound)
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -53,6 +54,16 @@ class Lazy(click.Group):
             return _foreign(cmd_name, module)
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # A new user's first words are often nearly right.
+        known = COMMANDS.keys()
+        near = get_close_matches(args[0], known, 3, 0.5) if args and args[0] not in known else []
+        if near:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # From the table: the modules stay where they are.

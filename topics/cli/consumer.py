@@ -7,7 +7,7 @@ from typing import Any, Literal
 import click
 
 from topics.cli.quantities import SEQ, duration, durations, setting, when
-from topics.cli.session import Session, confirm, topic_argument, with_server, yes_option
+from topics.cli.session import Session, confirm, consumer_argument, topic_argument, with_server, yes_option
 from topics.client.answers import Consumer
 
 NAMED = ("all", "new", "last", "last_per_tag")
@@ -42,7 +42,7 @@ def _cells(row: Consumer) -> list[str]:
 
 @consumer.command("info")
 @topic_argument
-@click.argument("name")
+@consumer_argument
 @with_server
 def info(session: Session, topic: str, name: str) -> None:
     """State and configuration."""
@@ -59,7 +59,7 @@ def where(text: str) -> str | dict[str, int]:
 
 @consumer.command("create")
 @topic_argument
-@click.argument("name")
+@consumer_argument
 @click.option("--ack", type=click.Choice(["none", "all", "explicit"]), help="What an ack means. [explicit]")
 @click.option("--ack-wait", "ack_wait_ms", type=duration, help="How long a record is a worker's. [30s]")
 @click.option(
@@ -103,7 +103,7 @@ def create(
 
 @consumer.command("reset")
 @topic_argument
-@click.argument("name")
+@consumer_argument
 @click.option("--to", type=click.Choice(["start", "end"]))
 @click.option("--seq", type=SEQ, help="At this seq.")
 @click.option("--since", type=when, help="With what was written since so long ago (10m), or since a time.")
@@ -132,7 +132,7 @@ def reset(
 
 @consumer.command("delete")
 @topic_argument
-@click.argument("name")
+@consumer_argument
 @yes_option
 @with_server
 def delete(session: Session, topic: str, name: str, is_sure: bool) -> None:

@@ -60,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--records is {RECORDS_MAX} at most")
     try:
         found = look(arguments.file, arguments.records, arguments.from_seq, arguments.cold_dir)
+    except IsADirectoryError:
+        text = "is a directory; name one of the files below it. `topics du` tells what is there"
+        print(f"topics inspect: {safe(arguments.file)} {text}", file=sys.stderr)
+        return CANNOT
     except OSError as error:
         print(f"topics inspect: {safe(arguments.file)}: {error.strerror or error}", file=sys.stderr)
         return CANNOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from topics.cli.session import Session, complete_topic, confirm, with_server, yes_option
+from topics.cli.session import Session, complete_topic, confirm, router_argument, with_server, yes_option
 from topics.client.answers import RouterRow
 
 
@@ -29,7 +29,7 @@ def ls(session: Session, prefix: str, source: str | None, dest: str | None) -> N
 
 
 @router.command("info")
-@click.argument("name")
+@router_argument
 @with_server
 def info(session: Session, name: str) -> None:
     """A router, and how many copies it has made."""
@@ -42,7 +42,7 @@ def _predicate(tag: str) -> str | list[str]:
 
 
 @router.command("create")
-@click.argument("name")
+@router_argument
 @click.argument("source", shell_complete=complete_topic)
 @click.argument("dest", shell_complete=complete_topic)
 @click.option(
@@ -80,7 +80,7 @@ def create(
 
 
 @router.command("delete")
-@click.argument("name")
+@router_argument
 @yes_option
 @with_server
 def delete(session: Session, name: str, is_sure: bool) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import click
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from topics.cli import contexts
 from topics.cli.advice import failed
 from topics.cli.failures import INTERRUPTED, USAGE, Failed
-from topics.cli.tables import safe, table
+from topics.cli.tables import as_time, safe, table
 from topics.client import Client, ClientError, Retries, Timeouts
 
 
@@ -83,8 +84,7 @@ class Session:
         pairs = list(flat(as_plain(found)))
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            print(f"{name:<{width}}  {safe(text)}")
+            print(f"{name:<{width}}  {safe(as_text(name, value))}")
 
 
 def as_plain(found: Any) -> Any:
@@ -92,6 +92,15 @@ def as_plain(found: Any) -> Any:
     if isinstance(plain, dict):
         plain.pop("performance", None)
     return plain
+
+
+def as_text(name: str, value: Any) -> str:
+    """A field for people: moments as such, and what is not there as nothing."""
+    if value is None:
+        return "-"
+    if name.endswith("_ts") and isinstance(value, int):
+        return as_time(value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def as_line(found: Any) -> bytes:
@@ -164,16 +173,37 @@ def confirm(what: str, *, is_sure: bool) -> None:
         raise Failed("nothing was done")
 
 
-def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Topics whose names begin so. Whoever types must not wait for a server that is away."""
-    given = ctx.params
-    try:
+Complete: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
+COMPLETED_MAX = 100
+
+
+def completing(names: Callable[[Client, click.Context, str], Iterable[str]]) -> Complete:
+    """Names of a server's that begin like this. Whoever types must not wait for a server that is away."""
+
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+        given = ctx.params
         quick = Timeouts(connect_s=0.5, answer_s=1.0)
-        with connect(given.get("url"), given.get("token"), given.get("context"), timeouts=quick) as client:
-            return [row.topic for _, row in zip(range(100), client.topics(incomplete, page_size=100))]
-    except (ClientError, Failed):
-        return []
+        try:
+            client = connect(given.get("url"), given.get("token"), given.get("context"), timeouts=quick)
+            with client:
+                found = (name for name in names(client, ctx, incomplete) if name.startswith(incomplete))
+                return list(islice(found, COMPLETED_MAX))
+        except (ClientError, Failed):
+            return []
+
+    return complete
 
 
+complete_topic = completing(
+    lambda client, _, begun: (row.topic for row in client.topics(begun, page_size=COMPLETED_MAX))
+)
+complete_router = completing(
+    lambda client, _, begun: (row.router for row in client.routers(begun, page_size=COMPLETED_MAX))
+)
+complete_consumer = completing(
+    lambda client, ctx, _: (row.consumer for row in client.consumers(ctx.params.get("topic") or ""))
+)
 topic_argument = click.argument("topic", shell_complete=complete_topic)
+consumer_argument = click.argument("name", shell_complete=complete_consumer)
+router_argument = click.argument("name", shell_complete=complete_router)
 yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")

@@ -418,6 +418,38 @@ class RouterDeleted(Struct, kw_only=True):
     performance: Performance = {}
 
 
+# -- transactions ------------------------------------------------------------------------------------------
+
+
+class Transaction(Struct, kw_only=True):
+    """Where a batch is. Seqs and count are None unless it is the last one that its producer has committed."""
+
+    topic: str
+    txn: str
+    state: Literal["open", "committing", "committed"]
+    first_seq: int | None = None
+    last_seq: int | None = None
+    count: int | None = None
+    progress: float | None = None  # 0 to 1, while it is committing
+    performance: Performance = {}
+
+
+class ChunkStaged(Struct, kw_only=True):
+    topic: str
+    part: str
+    chunk: int
+    records: int
+    repeated: bool  # it was there already, and stays as it was
+    performance: Performance = {}
+
+
+class TransactionAborted(Struct, kw_only=True):
+    topic: str
+    txn: str
+    state: str
+    performance: Performance = {}
+
+
 # -- streams -----------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from topics.client.errors import (
     RecordTooLarge,
 )
 from topics.client.flows import JSON, Core, Flow, Repeat, Request
+from topics.client.tracing import traced_meta
 from topics.client.writing import NewRecord, body_of, encode, is_bytes
 
 BATCH_RECORDS_MAX = 10_000  # of one write
@@ -148,15 +149,19 @@ class Batcher(Generic[S]):
 def part_of(data: Any, tag: str | None, node: str | None, meta: Any, ttl_ms: int) -> tuple[bytes, bool]:
     """A record as it will be sent. Now, and not when its turn comes: what is wrong with it is told to whoever sends it."""
     record = NewRecord(data, tag=tag, node=node, meta=meta, ttl_ms=ttl_ms)
-    return encode(record), is_bytes(record)
+    if is_bytes(record):
+        return encode(record), True
+    record.meta = traced_meta(meta)
+    return encode(record), False
 
 
 def deliver(core: Core, topic: str, options: Batching, batch: Batch[S]) -> Flow[list[Result]]:
     """Write a batch: by record its seq, or why it has none."""
     # What waited long is not tried as long again: when the server is away for good, all fail at about the same time.
     left_s = batch.born_at + options.deliver_for_s - core.now()
-    patient = dataclasses.replace(core, retries=dataclasses.replace(core.retries, for_s=max(0.0, left_s)))
-    return _deliver(patient, topic, batch.parts)
+    retries = dataclasses.replace(core.retries, for_s=max(0.0, left_s))
+    # Records have the trace of whoever sent them; what is current here is none of theirs.
+    return _deliver(dataclasses.replace(core, retries=retries, traceparent=str), topic, batch.parts)
 
 
 def _deliver(core: Core, topic: str, parts: list[bytes]) -> Flow[list[Result]]:

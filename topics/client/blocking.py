@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from topics.client import calls, job_streams, queue_calls, router_calls, watching
+from topics.client import calls, job_streams, queue_calls, router_calls, transaction_calls, watching
 from topics.client.errors import ClientError
 from topics.client.flows import Close, Core, Effect, Flow, Open, Read, Retries, Send, Sleep
 from topics.client.http_pool import HttpPool
@@ -193,6 +193,12 @@ class Client:
     pause_consumer = _call(queue_calls.pause_consumer)
     resume_consumer = _call(queue_calls.resume_consumer)
     reset_consumer = _call(queue_calls.reset_consumer)
+
+    begin_transaction = _call(transaction_calls.begin_transaction)
+    stage = _call(transaction_calls.stage)
+    commit_transaction = _call(transaction_calls.commit_transaction)
+    abort_transaction = _call(transaction_calls.abort_transaction)
+    write_batch = _call(transaction_calls.write_batch)
 
     create_router = _call(router_calls.create_router)
     get_router = _call(router_calls.get_router)

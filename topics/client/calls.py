@@ -30,6 +30,7 @@ from topics.client.answers import (
 from topics.client.flows import Core, Flow, Repeat, Request, json_request
 from topics.client.patterns import matches, prefix_of
 from topics.client.sources import OnLost, Pages, Reading, Source
+from topics.client.tracing import publish
 from topics.client.writing import NewRecord, body_of, encode
 
 Predicate = str | Sequence[str]
@@ -174,9 +175,9 @@ def write_many(
         else:
             said["idempotency_key"] = key
     path = topic_path(topic) if return_seqs else topic_path(topic) + "?return_seqs=false"
-    body = body_of([encode(record) for record in records], said)
+    parts = [encode(record) for record in records]
     repeat = Repeat.IF_UNDONE if key is None else Repeat.SAFE
-    return core.call(Request("POST", path, body, headers), Written, repeat)
+    return publish(core, topic, len(parts), Request("POST", path, body_of(parts, said), headers), repeat)
 
 
 # -- reading -----------------------------------------------------------------------------------------------

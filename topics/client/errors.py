@@ -177,6 +177,23 @@ class WrongLastSeq(Conflict):
     hint = "somebody wrote in between: read what, decide again, and write with the new seq"
 
 
+class TransactionNotFound(NotFound):
+    code = "txn_not_found"
+    hint = "it was aborted, has expired or was overtaken: begin it again, and stage everything again"
+
+
+class TransactionIncomplete(Conflict):
+    """`detail["parts"]` has what is missing."""
+
+    code = "txn_incomplete"
+    hint = "stage what is missing, and commit again"
+
+
+class TransactionCommitted(Conflict):
+    code = "txn_committed"
+    hint = "it is decided: commit_transaction() again tells its seqs"
+
+
 class PayloadTooLarge(ApiError):
     code = "payload_too_large"
     hint = "send it in parts"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -124,6 +124,9 @@ class Core:
     wall_ms: Callable[[], int]
     chance: random.Random
     kinds: Mapping[Any, Any] = field(default_factory=dict)  # types that stand in for others
+    traceparent: Callable[[], str] = (
+        str  # of the span that is current, for the header of that name; see `tracing`
+    )
 
     def new_key(self) -> str:
         return f"{self.chance.getrandbits(128):032x}"
@@ -143,6 +146,9 @@ class Core:
     def exchange(self, request: Request, repeat: Repeat = Repeat.SAFE) -> Flow[Response]:
         """The answer, if it is a success; attempts go on for as long as they may and make sense."""
         give_up = self.now() + self.retries.for_s
+        traceparent = self.traceparent()
+        if traceparent and "traceparent" not in request.headers:
+            request = replace(request, headers={**request.headers, "traceparent": traceparent})
         attempt = 0
         outcome_was_unknown = False
         while True:

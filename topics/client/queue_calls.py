@@ -23,6 +23,7 @@ from topics.client.answers import (
 from topics.client.calls import When, as_ms, topic_path
 from topics.client.flows import Core, Flow, Request, json_request
 from topics.client.sources import Pages, Source
+from topics.client.tracing import begun_ns, received
 
 SEQS_MAX = 1000  # of one request
 
@@ -81,8 +82,10 @@ def fetch(
 
 
 def _hand_out(core: Core, request: Request, node: Any) -> Flow[Claimed]:
+    since_ns = begun_ns()
     claimed = yield from core.call(request, Claimed)
     hold(claimed.topic, claimed.consumer, node, claimed.jobs)
+    received(core, claimed.topic, claimed.jobs, since_ns)
     if claimed.tombstone is not None:
         claimed.tombstone.topic, claimed.tombstone.consumer = claimed.topic, claimed.consumer
     return claimed

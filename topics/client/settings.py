@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from topics.client.flows import Core, Retries
 from topics.client.raw import RAW
+from topics.client.tracing import current_traceparent
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 
@@ -94,6 +95,7 @@ def settle(
         lambda: time.time_ns() // 1_000_000,
         chance,
         RAW if raw else {},
+        current_traceparent,
     )
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return Settings(address, headers, timeouts or Timeouts(), ssl_context, pool_size, core)

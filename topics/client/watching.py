@@ -59,7 +59,8 @@ class Watching(Streaming[WatchEvent]):
         self._begins_anywhere: set[str] = set()  # their first gap is no loss
         self._has_session = False
         self._path: str | None = None  # of the session's stream
-        self._is_new = False  # the session was not streamed from yet
+        self._is_new = False  # the session was made for the opening that is under way
+        self._is_used = False  # the server may have sent events of it
         self.idle_s = 2 * heartbeat_ms / 1000 + 5
 
     def take(self) -> WatchEvent | None:
@@ -87,13 +88,18 @@ class Watching(Streaming[WatchEvent]):
     # -- sessions ------------------------------------------------------------------------------------------
 
     def _prepare(self) -> Flow[Request]:
+        if self._is_used and not self._reader.last_id:
+            # Events of it may have been lost on the way, and with them all that could tell the server how far we are: it
+            # would go on behind them. Another session begins where we say.
+            self._path = None
+        self._is_new = self._path is None
         if self._path is None:
             yield from (self._begin_again() if self._has_session else self._begin())
         assert self._path is not None
         headers = {"Accept": "text/event-stream"}
         if self._reader.last_id:
             headers["Last-Event-ID"] = self._reader.last_id
-        self._is_new = False
+        self._is_used = True
         return Request("GET", self._path, None, headers)
 
     def _begin(self) -> Flow[None]:
@@ -142,7 +148,7 @@ class Watching(Streaming[WatchEvent]):
         path = "/v0/watch?lenient=true" if is_lenient else "/v0/watch"
         body = {"topics": entries, **self._wanted.options}
         made = yield from self._core.call(json_request("POST", path, body), WatchMade)
-        self._path, self._is_new = made.stream_url, True
+        self._path = made.stream_url
         self._reader.last_id = ""  # ids are those of the session
         return made.topics
 
@@ -185,6 +191,7 @@ class Watching(Streaming[WatchEvent]):
         self._path = None
 
     def _refused(self, error: ClientError) -> bool:
+        self._is_used = False
         if not isinstance(error, NotFound) or not self._has_session:
             return False
         self._path = None

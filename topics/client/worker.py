@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from topics.client.answers import Job
 from topics.client.errors import ClientError
+from topics.client.tracing import processing
 from topics.client.worker_core import BACKOFF as BACKOFF
 from topics.client.worker_core import WorkerCore, WorkerStats, log
 from topics.client.worker_core import WorkerOptions as WorkerOptions
@@ -119,7 +120,8 @@ class Worker:
 
     def _handle(self, job: Job) -> BaseException | None:
         try:
-            self._handler(job)
+            with processing(self._client._core, job):
+                self._handler(job)
         except BaseException as error:
             log.info("%s seq %d failed", job.topic, job.seq, exc_info=error)
             if not isinstance(error, Exception):  # sys.exit() means the program
@@ -246,7 +248,8 @@ class AsyncWorker:
 
     async def _handle(self, job: Job) -> BaseException | None:
         try:
-            await self._handler(job)
+            with processing(self._client._core, job):
+                await self._handler(job)
         except (Exception, asyncio.CancelledError) as error:
             if self._is_ending and isinstance(error, asyncio.CancelledError):
                 raise

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from topics.engine import frames, limits
 from topics.engine.config import EngineConfig, TopicConfig
@@ -134,8 +133,8 @@ class _Inline:
     chunk: Chunk
     rows: int
     data: bytes
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    offsets: list[int]
+    lengths: list[int]
 
 
 @dataclass(slots=True)
@@ -347,11 +346,7 @@ class Checkpointer:
             return None
         self._inline_bytes[log.id] = size
         self._inline_total += size
-        live = chunk.live(0, chunk.count, frames.DEAD)
-        live[: max(0, log.first_seq - chunk.first_seq)] = False
-        data = self._reader.frames_of(log, chunk, log.runs, np.flatnonzero(live))
-        lengths = np.where(live, chunk.rows["length"], 0).astype(np.int64)
-        return _Inline(chunk, chunk.count, data, np.cumsum(lengths) - lengths, lengths)
+        return _Inline(chunk, chunk.count, *self._reader.frames_of_few(log, chunk))
 
     def _age_out(self, log: TopicLog) -> None:
         age_max = self._config.segment_max_age_ms

@@ -54,6 +54,8 @@ class Committing(Transactions):
                 yield from self._remove_file(txn)
                 return
             if txn.decision is not None:
+                if self.putting_off:
+                    return
                 yield from self._carry_out(txn, txn.decision)
             elif not txn.is_known:
                 yield from self._learn(txn)
@@ -167,7 +169,7 @@ class Committing(Transactions):
             try:
                 yield Blocking(STAGE_KIND, lambda: disk.remove(path))
             except OSError:
-                self.counters["txn_left"] = self.counters.get("txn_left", 0) + 1  # the next start removes it
+                self.counters["txn_left"] += 1  # the next start removes it
         self._forget_transaction(txn)
 
     # -- up to the decision --------------------------------------------------------------------------------
@@ -317,7 +319,7 @@ class Committing(Transactions):
                         return
                 self._lose(txn, decision.records - decision.count)
                 self._advance(txn, decision, decision.chunks, 0, decision.size - decision.size_done)
-        while not txn.is_ended:
+        while not txn.is_ended and not self.putting_off:
             placed = _next_slice(txn.order, decision.done)
             try:
                 read = yield Blocking(STAGE_KIND, partial(read_chunks, disk, path, placed))
@@ -401,7 +403,7 @@ class Committing(Transactions):
             if over is not txn:
                 self._answer_all(over, TransactionNotFound(log.name, over.id))
             self.busy[over] = None
-        self.counters["txn_committed"] = self.counters.get("txn_committed", 0) + 1
+        self.counters["txn_committed"] += 1
         for one in asked:
             if not one.is_answered:
                 self.add_op(Op(log, one.token, self._committed(log, txn.id), sync=True))

@@ -408,7 +408,9 @@ class Consolidator:
             self._give_up(plan, InputsChanged("records of this topic are erased; ask for another plan"))
 
     def erase_steps(self, log: TopicLog) -> Steps:
-        """No copy may be left where jobs work, or of what they have made."""
+        """No copy may be left where jobs work, or of what they have made. What was in place of the plan goes first: what is written
+        again has the same name.
+        """
         self.stop_plan(log)
         yield from self._committer.remove_doubtful()
         for plan_id in list(self._trash):

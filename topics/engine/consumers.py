@@ -176,7 +176,6 @@ class Consumers(Settling):
     def _consumer_state(self, log: TopicLog, consumer: Consumer) -> con.ConsumerState:
         counters, now_ms = consumer.counters, self.now_ms
         lag = self.lag(log, consumer)
-        oldest = self._next_live(log, consumer, consumer.firsts[0] if consumer.firsts else consumer.cursor)
         entries, config = len(consumer.entries), consumer.config
         tombstone, _, _ = self._lost(log, consumer.cursor)
         return con.ConsumerState(
@@ -196,13 +195,18 @@ class Consumers(Settling):
             given_up=counters.given_up,
             waiting=len(consumer.waiters),
             lag_records=lag,
-            lag_ms=max(0, now_ms - oldest[0].ts_at(oldest[1])) if lag and oldest is not None else 0,
+            lag_ms=self.lag_ms(log, consumer, now_ms) if lag else 0,
             last_activity_ts=consumer.active_ms,
             paused=consumer.is_paused(now_ms),
             paused_until_ts=max(consumer.paused_until_ms, 0) if consumer.is_paused(now_ms) else 0,
             stalled=lag > 0 and entries >= config.max_ack_pending,
             tombstone=tombstone,
         )
+
+    def lag_ms(self, log: TopicLog, consumer: Consumer, now_ms: int) -> int:
+        """The age of the oldest record that the consumer wants and that was never handed out."""
+        oldest = self._next_live(log, consumer, consumer.firsts[0] if consumer.firsts else consumer.cursor)
+        return max(0, now_ms - oldest[0].ts_at(oldest[1])) if oldest is not None else 0
 
     # -- moving and pausing --------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ TRUST_MS = 60_000  # what was read and proved right is believed for so long: dis
 
 COUNTERS = (
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "recoveries", "syncs",
-    "batches", "frames", "bytes_written",
+    "batches", "frames", "bytes_written", "txn_committed", "txn_expired", "txn_left",
 )  # fmt: skip
 
 Request: TypeAlias = tuple[object, Command]
@@ -140,6 +140,7 @@ class Engine:
         self._rewrites = _Lane()  # for the reclaimer
         self._cold_stopped = False
         self._space_look_ms = 0
+        self.free_bytes = -1  # on the disk, at the last look; -1: there was none
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
         self._checkpoint_wanted = False
         self._look_at_ms = 0
@@ -443,6 +444,7 @@ class Engine:
             free = self._disk.free_bytes()
         except OSError:
             return  # whoever writes will hear of it
+        self.free_bytes = free
         low = free < self.config.min_free_bytes
         if low and not self.shard.low_space:
             self.counters["low_space"] = self.counters.get("low_space", 0) + 1
@@ -758,12 +760,13 @@ class Engine:
 
     def stop_cold(self) -> None:
         """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at.
-        What is being written again is given up as well, with the next piece of it."""
+        What is being written again is given up as well, and what transactions append put off, with the next piece of it."""
         if self._cold_stopped:
             return
         self._cold_stopped = self.reclaimer.stopped = True
         self.cold.stop()
         self.consolidator.stop()
+        self.shard.put_off_decided()
         self._close_task(self._aside)
 
     def stop_transactions(self) -> None:

@@ -48,6 +48,10 @@ class EngineClock:
         self.now_ms = now_ms
         return now_ms
 
+    def present_ms(self) -> int:
+        """About what `read` would return, for whoever must not advance it."""
+        return self.now_ms + max(0, self._clock.monotonic_ms() - self._last_mono_ms)
+
     @property
     def mono_ms(self) -> int:
         return self._last_mono_ms

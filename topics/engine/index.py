@@ -10,7 +10,7 @@ A numpy view pins its bytearray, so a chunk that must grow is copied into a bigg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -138,6 +138,10 @@ class Chunk:
     def get(self, i: int) -> tuple[int, int, int, int, int, int, int]:
         """offset, length, ts, flags, tag, node, size of row `i`."""
         return ROW_STRUCT.unpack_from(self._buffer, i * ROW_BYTES)
+
+    def each(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+        """`get` of every row, for a chunk of a few."""
+        return ROW_STRUCT.iter_unpack(memoryview(self._buffer)[: self.count * ROW_BYTES])
 
     def flags_at(self, i: int) -> int:
         return self._buffer[i * ROW_BYTES + 16]

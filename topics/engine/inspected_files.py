@@ -24,6 +24,7 @@ from topics.engine.files import (
 from topics.engine.inspected_log import inspect_log
 from topics.engine.inspected_manifest import inspect_manifest
 from topics.engine.inspected_segment import MAGICS, WHOLE_BYTES_MAX, inspect_segment
+from topics.engine.inspected_staging import inspect_staging, kind_in_staging
 from topics.engine.inspection import Digest, Ends, Inspection, PatchLine, TopicLine, text_of
 from topics.engine.intents import MAGIC as INTENT_MAGIC
 from topics.engine.intents import Patch
@@ -77,7 +78,7 @@ def inspect(
     finally:
         disk.close(handle)
     name = path.rpartition("/")[2]
-    kind = _kind(name, head)
+    kind = kind_in_staging(path) or _kind(name, head)
     found = Inspection(path, kind, size, int(HEADER.unpack(head)[1]) if len(head) == HEADER_BYTES else None)
     if name.endswith(TEMP_SUFFIX):
         found.notes.append("it never got its real name: it is being written, or was when a server died")
@@ -149,6 +150,10 @@ def _describe(
             found.facts["id"] = text.decode("ascii").strip()
         case "manifest" | "dead-rows" | "current" | "pin" | "plan":
             inspect_manifest(found, _whole(disk, found))
+        case "sidecar" | "marks" | "output":
+            is_small = found.kind != "output" or name.endswith(".sum")
+            head = _range(disk, found.path, 0, min(found.bytes, HEADER_BYTES))
+            inspect_staging(found, head, _whole(disk, found) if is_small else b"")
         case "lock" | "run":
             found.facts["text"] = text_of(_small(disk, found).strip())
         case _:

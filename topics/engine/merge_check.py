@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from errno import EIO
+from errno import EACCES, EINVAL, EIO, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, ENXIO, EPERM, ESPIPE
 
 import msgspec
 import numpy as np
@@ -47,6 +47,9 @@ from topics.engine.segments import (
 )
 
 SIDECAR_BYTES_MAX = 64 * 1024
+MARK_BYTES = 32  # of a row in .del, at most: blocks of one range each
+# What is there is no file that can be read. A store that cannot be used fails in other ways.
+NO_FILE = frozenset((EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, ENXIO, EPERM, ESPIPE))
 SUFFIXES = ("idx", "dict", "sum")  # beside .data, in the order of copying
 
 
@@ -151,6 +154,12 @@ class Acceptance:
             raise Refused(str(error)) from None
         if isinstance(said, FailedSidecar):
             raise InputDamaged(said.segment[:64], said.failed[:1000])
+        # Nothing is kept that the inputs do not have, so nothing that is read here is larger than they are.
+        _demand(
+            0 < said.data_bytes <= group.data_bytes
+            and 0 <= said.dict_bytes <= sum(one.dict_bytes for one in group.inputs),
+            "data_bytes or dict_bytes are more than those of the inputs",
+        )
         files = {
             suffix: self._staged(output_key(self._plan_id, said, suffix), size)
             for suffix, size in (
@@ -178,10 +187,10 @@ class Acceptance:
     def _staged(self, key: str, size_max: int) -> bytes:
         try:
             return read_whole(self._store, key, size_max)
-        except FileNotFoundError:
-            raise Refused(f"{key} is missing") from None
         except Corrupt as error:
             raise Refused(str(error)) from None
+        except OSError as error:
+            raise _refused_or_store(key, error) from None
 
     def _check_sum(self, said: Sidecar, files: dict[str, bytes]) -> Sum:
         group, content = self._group, files["sum"]
@@ -306,7 +315,7 @@ class Acceptance:
         if key is None:
             return None
         bare = SegmentMeta(meta.first_seq, meta.generation, meta.rows)
-        return salvage_deleted(self._staged(key, 1 << 30), bare)
+        return salvage_deleted(self._staged(key, 64 * 1024 + MARK_BYTES * meta.rows), bare)
 
     def _input(self, meta: SegmentMeta) -> tuple[Rows, tuple[list[bytes], list[bytes]], Rows]:
         """Rows, names and expiries of an input as the hot tier has them, if they are what was sealed."""
@@ -358,8 +367,8 @@ class Acceptance:
     def _output_bytes(self, key: str, offset: int, length: int) -> bytes:
         try:
             return self._store.read_range(key, offset, length)
-        except FileNotFoundError:
-            raise Refused(f"{key} is missing") from None
+        except OSError as error:
+            raise _refused_or_store(key, error) from None
 
     def _wanted(self, present: Mask) -> Iterator[bytes]:
         yield header(DATA_MAGIC)
@@ -438,6 +447,17 @@ class _BlockDigests:
         self._number += 1
         self._hasher = Hasher()
         self._room = BLOCK_BYTES
+
+
+def _refused_or_store(key: str, error: OSError) -> Refused | OSError:
+    """What is wrong with a file that a job has put there is no failure of the store."""
+    if isinstance(error, FileNotFoundError):
+        return Refused(f"{key} is missing")
+    if error.errno in NO_FILE:
+        return Refused(
+            f"{key} cannot be read: {error.strerror}; it must be a plain file that the server may read"
+        )
+    return error
 
 
 def _demand(holds: bool, otherwise: str) -> None:

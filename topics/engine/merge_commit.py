@@ -57,7 +57,9 @@ class Committer:
         self._planner = planner
         self._manifests = manifests
         self._retirement = retirement
-        self.doubtful: list[tuple[int, SegmentMeta]] = []  # files that are in place and will not be published
+        # Files that are in place and will not be published, by topic, first seq and generation. The same name may be given again, to
+        # another try or to what an erase makes: whoever writes under it takes it out of here first.
+        self.doubtful: dict[tuple[int, int, int], SegmentMeta] = {}
 
     def is_current(self, log: TopicLog, group: PlanGroup) -> bool:
         """Whether the group's inputs are what the topic has there now."""
@@ -109,6 +111,7 @@ class Committer:
         assert self._store is not None
         work = Acceptance(self._disk, self._store, directory, plan.id, group, sources, plan.watch)
         meta = SegmentMeta(group.first_seq, group.generation)
+        self.doubtful.pop((log.id, meta.first_seq, meta.generation), None)
         try:
             made = yield Blocking(MOVE_KIND, work.run)
             if plan.watch.stopped:
@@ -117,9 +120,9 @@ class Committer:
         except InputDamaged as error:
             plan.fail(group, error.segment, error.reason)
             self._planner.refuse(log.id, group, error.segment)
-            self.doubtful.append((log.id, meta))
+            self._doubt(log.id, meta)
         except Refused as error:
-            self.doubtful.append((log.id, meta))
+            self._doubt(log.id, meta)
             if error.outdated:
                 plan.fail(group, "", f"{CHANGED}: {error.reason}")
                 return
@@ -127,7 +130,7 @@ class Committer:
             yield from delete_keys(self._store, [sidecar_key(plan.id, group.group)])
             raise OutputInvalid(group.group, error.reason) from None
         except (OSError, Stopped):
-            self.doubtful.append((log.id, meta))
+            self._doubt(log.id, meta)
             raise
 
     def _publish(self, plan: Plan) -> Steps:
@@ -148,7 +151,7 @@ class Committer:
         for number in list(plan.made):
             if number not in prepared or not self.is_current(log, plan.groups[number]):
                 prepared.pop(number, None)
-                self.doubtful.append((log.id, plan.made.pop(number)))
+                self._doubt(log.id, plan.made.pop(number))
                 plan.fail(plan.groups[number], "", GONE)
         if not prepared and all(one.reason.startswith(CHANGED) for one in plan.failed.values()):
             raise InputsChanged("none of the plan's segments are the topic's any more; ask for another plan")
@@ -213,10 +216,24 @@ class Committer:
         store = self._store
         assert store is not None
         while self.doubtful:
-            topic_id, meta = self.doubtful[-1]
-            directory = self._reader.topic_dir(topic_id)
-            yield Blocking(MOVE_KIND, partial(self._remove_both, directory, meta))
-            self.doubtful.pop()
+            key = next(iter(self.doubtful))
+            if not self._is_in_use(*key):
+                directory = self._reader.topic_dir(key[0])
+                yield Blocking(MOVE_KIND, partial(self._remove_both, directory, self.doubtful[key]))
+            del self.doubtful[key]
+
+    def _doubt(self, topic_id: int, meta: SegmentMeta) -> None:
+        self.doubtful[topic_id, meta.first_seq, meta.generation] = meta
+
+    def _is_in_use(self, topic_id: int, first_seq: int, generation: int) -> bool:
+        log = self._shard.by_id.get(topic_id)
+        if log is None:
+            return False
+        metas = log.stored if log.stored is not None else [chunk.meta for chunk in log.chunks]
+        return any(
+            meta is not None and (meta.first_seq, meta.generation) == (first_seq, generation)
+            for meta in metas
+        )
 
     def _remove_both(self, directory: str, meta: SegmentMeta) -> None:
         assert self._store is not None
@@ -225,7 +242,8 @@ class Committer:
 
     def discard(self, plan: Plan) -> None:
         """Nobody will publish what is in place of a plan."""
-        self.doubtful += [(plan.log.id, meta) for meta in plan.made.values()]
+        for meta in plan.made.values():
+            self._doubt(plan.log.id, meta)
         plan.made.clear()
 
 

@@ -26,6 +26,7 @@ from topics.engine.limits import (
     PLAN_SEGMENTS_MAX,
 )
 from topics.engine.manifest import Segment
+from topics.engine.segments import segment_name
 
 STAGING = "staging/plans"
 PLAN_NAME = "plan.json"
@@ -138,10 +139,40 @@ def encode_plan(plan: PlanFile) -> bytes:
 
 
 def decode_plan(path: str, data: bytes) -> PlanFile:
+    """Staging is open to jobs: what is not as a server writes it is no plan, whatever it says."""
     try:
-        return msgspec.json.decode(data, type=PlanFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        plan = msgspec.json.decode(data, type=PlanFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(path, 0, f"cannot be decoded: {error}") from error
+    if problem := _problem_of(plan):
+        raise Corrupt(path, 0, problem)
+    return plan
+
+
+def _problem_of(plan: PlanFile) -> str:
+    inputs = [one for group in plan.groups for one in group.inputs]
+    if not _ID.fullmatch(plan.topic_id) or plan.staging != staging_of(plan.plan_id):
+        return "names no topic, or another directory"
+    if plan.plan_id != plan_id_of(plan.topic_id, plan.delete_epoch, plan.parameters, inputs):
+        return "is not the plan of its id"
+    for number, group in enumerate(plan.groups):
+        if group.group != number or not group.inputs:
+            return f"group {number} is not where it belongs, or empty"
+        if not (_ID.fullmatch(group.chain) and _ID.fullmatch(group.origin)):
+            return f"group {number} has no chain or no origin"
+        at = group.first_seq
+        for one in group.inputs:
+            marks = f"{plan.staging}/{one.name}.del"
+            if one.name != segment_name(one.first_seq, one.generation) or one.dead not in (None, marks):
+                return f"group {number} has an input that is not what its name says"
+            if one.first_seq != at or one.rows < 1:
+                return f"the inputs of group {number} are no neighbours"
+            at = one.next_seq
+        # An output of any other generation might lie where a segment is.
+        generation = max(one.generation for one in group.inputs) + 1
+        if (at, generation) != (group.next_seq, group.generation):
+            return f"group {number} ends elsewhere than its inputs, or has another generation"
+    return ""
 
 
 def decode_sidecar(path: str, data: bytes, group: int) -> Sidecar | FailedSidecar:
@@ -153,7 +184,7 @@ def decode_sidecar(path: str, data: bytes, group: int) -> Sidecar | FailedSideca
             found = msgspec.convert(fields, FailedSidecar)
         else:
             found = msgspec.convert(fields, Sidecar)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     if found.group != group:
         raise ValueError(f"{path} is of group {found.group}")

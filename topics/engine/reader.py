@@ -245,6 +245,16 @@ class FewRecords:
         )  # fmt: skip
 
 
+@dataclass(slots=True)
+class _Span:
+    """Frames that lie back to back, in a log file or a block."""
+
+    where: int | bytes | bytearray
+    start: int
+    end: int = 0
+    records: list[tuple[int, int]] = field(default_factory=list)  # seq and length
+
+
 class _OpenSegment:
     __slots__ = ("blocks", "checked", "handle", "path", "sealed", "verified")
 
@@ -550,6 +560,50 @@ class Reader:
     def frames_of(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: Picked) -> bytes:
         """The frames of these rows back to back, as a segment wants them."""
         return b"".join(self._slices(log, chunk, runs, rows)) if len(rows) else b""
+
+    def frames_of_few(self, log: TopicLog, chunk: Chunk) -> tuple[bytes, list[int], list[int]]:
+        """The living frames of a small chunk without files, back to back, with place and length of each row's there. Row by row: a
+        checkpoint does this for every small topic that has changed, and numpy would cost it more than it saves.
+        """
+        runs, floor, row = log.runs, log.first_seq, -1
+        at = find_run(runs, max(floor, chunk.first_seq))
+        until = runs[at + 1][0] if at + 1 < len(runs) else chunk.next_seq
+        spans: list[_Span] = []
+        offsets, lengths = [0] * chunk.count, [0] * chunk.count
+        size = 0
+        for offset, length, _, flags, _, _, _ in chunk.each():
+            row += 1
+            seq = chunk.first_seq + row
+            if flags & DEAD or not length or seq < floor:
+                continue
+            if spans and spans[-1].end == offset and seq < until:
+                span = spans[-1]
+            else:
+                if seq >= until:
+                    at = find_run(runs, seq)
+                    until = runs[at + 1][0] if at + 1 < len(runs) else chunk.next_seq
+                span = _Span(runs[at][1], offset)
+                spans.append(span)
+            span.end = offset + length
+            span.records.append((seq, length))
+            offsets[row], lengths[row] = size, length
+            size += length
+        return b"".join([self._take_span(log, span) for span in spans]), offsets, lengths
+
+    def _take_span(self, log: TopicLog, span: _Span) -> bytes:
+        where, start, size = span.where, span.start, span.end - span.start
+        if not isinstance(where, int):
+            return bytes(where[start : span.end])
+        cached = self.cache.find(where, start, size)
+        if cached is not None:
+            return cached[0][cached[1] : cached[1] + size]
+        data = self._disk.read(self.wal_handles[where], start, size)
+        at = 0
+        for seq, length in span.records:
+            if not is_record(data[at : at + length], log.id, seq):
+                raise Corrupt(f"log file {where}", start + at, "this is not the record, or it has changed")
+            at += length
+        return data
 
     def _slices(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: Picked) -> list[bytes]:
         """The frames of these rows back to back, in as few pieces as there are runs of neighbours."""

@@ -204,40 +204,57 @@ class Relocator:
         return found[::-1]
 
     def _relocate(self, log: TopicLog) -> Steps:
-        """Move what is too much of one topic, one segment after the other."""
+        """Move what is too much of one topic, one segment after the other, until somebody waits for something else."""
         checkpointer = self._checkpointer
+        wanted: list[Chunk] | None = None  # the oldest last
         try:
-            while not log.dropped:
+            # What is copied during an erase might hold what must not be anywhere; after it the topic is looked at again.
+            while not log.dropped and not log.erasing:
                 if log.is_away:
                     self._shard.loader(log)
+                    wanted = None
                     yield WaitSynced(0)
-                chunk = self._next_chunk(log)
-                if chunk is None:
-                    self._consolidator.manifests.look(log)
-                    return
+                    continue
+                if wanted is None:
+                    surplus = {meta.first_seq for meta in self._surplus(self._metas_of(log))}
+                    wanted = [chunk for chunk in log.chunks if chunk.first_seq in surplus][::-1]
+                if not wanted:
+                    break
+                chunk = wanted.pop()
+                if not self._may_move(log, chunk):
+                    continue
                 checkpointer.moving, checkpointer.moving_of = chunk, log
                 try:
                     yield from self._move(log, chunk)
                 finally:
                     checkpointer.moving = checkpointer.moving_of = None
+                if self._is_pressed:
+                    self._look_at[log.id] = log
+                    return
+            self._consolidator.manifests.look(log)
         except (OSError, TopicsError):
             self._look_at[log.id] = log
             raise
+        finally:
+            if not log.dropped:
+                checkpointer.usage.set(log.id, self._metas_of(log))
 
-    def _next_chunk(self, log: TopicLog) -> Chunk | None:
-        if log.erasing:
-            return None  # what is copied now might hold what must not be anywhere; after it the topic is looked at again
-        surplus = {meta.first_seq for meta in self._surplus(self._metas_of(log))}
-        for chunk in log.chunks:
-            meta = chunk.meta
-            if meta is None or chunk.first_seq not in surplus or chunk.stored != chunk.count:
-                continue
-            if (log.id, meta.first_seq, meta.generation) in self._refused:
-                continue
-            if chunk is self._checkpointer.rewriting or chunk.next_seq <= log.first_seq:
-                continue
-            return chunk
-        return None
+    @property
+    def _is_pressed(self) -> bool:
+        """Whether somebody waits. A backlog of moves may take hours."""
+        return bool(self._erases) or self._consolidator.is_urgent
+
+    def _may_move(self, log: TopicLog, chunk: Chunk) -> bool:
+        meta = chunk.meta
+        return (
+            meta is not None
+            and meta.tier == HOT
+            and meta.sealed
+            and chunk.stored == chunk.count
+            and chunk is not self._checkpointer.rewriting
+            and chunk.next_seq > log.first_seq
+            and (log.id, meta.first_seq, meta.generation) not in self._refused
+        )
 
     def _move(self, log: TopicLog, chunk: Chunk) -> Steps:
         meta = chunk.meta
@@ -258,7 +275,6 @@ class Relocator:
             return
         chunk.meta = msgspec.structs.replace(meta, tier=COLD)
         self._checkpointer.relieve(log.id, chunk.meta)
-        self._checkpointer.usage.set(log.id, self._metas_of(log))
         self._shard.touched[log.id] = log
         self._count("relocations")
 
@@ -308,18 +324,19 @@ class Relocator:
 
     def _remove_gone(self) -> Steps:
         gone, self._gone = self._gone, []
-        while gone:
-            topic_id, meta = gone[-1]
-            if not self._consolidator.retirement.keeps(topic_id, (meta.first_seq, meta.generation)):
-                directory = self._reader.topic_dir(topic_id)
-                try:
+        try:
+            while gone:
+                topic_id, meta = gone[-1]
+                # Kept: it left its topic while a manifest was written that lists it, and that is pinned by now.
+                if not self._consolidator.retirement.keeps(topic_id, (meta.first_seq, meta.generation)):
+                    directory = self._reader.topic_dir(topic_id)
                     yield self._run(partial(self._delete_segment, directory, meta))
-                except (OSError, GeneratorExit):
-                    self._gone += gone
-                    raise
-                self._worked()
-            # Else it left its topic while a manifest was written that lists it, and that is pinned by now.
-            gone.pop()
+                    self._worked()
+                gone.pop()
+                if self._is_pressed:
+                    return
+        finally:
+            self._gone += gone
 
     def _is_current(self, key: str) -> bool:
         """Whether a merge has given its name to a segment since the file was found to be nobody's."""

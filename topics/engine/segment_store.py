@@ -64,8 +64,11 @@ class DiskSegmentStore:
             return
         self._disk.remove(key)
         self._disk.sync_dir(directory)
-        if not self._disk.list(directory):
+        while not self._disk.list(directory):
             self._disk.remove_dir(directory)
+            directory = parent(directory)
+            if not directory.startswith(PLANS_PREFIX):
+                return  # a job may make directories in directories
 
     def list(self, prefix: str) -> builtins.list[str]:
         found: builtins.list[str] = []

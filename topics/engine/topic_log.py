@@ -628,6 +628,8 @@ class TopicLog:
 
     def release_ram(self) -> int:
         """Drop RAM blocks whose rows are in segments by now; returns the (negative) change of RAM bytes."""
+        if not self.ram_bytes:
+            return 0
         before = self.ram_bytes
         kept: list[Run] = []
         for i, (seq, where) in enumerate(self.runs):

@@ -68,6 +68,7 @@ class Transactions(Forwards):
         self.staged_bytes = 0
         self.staged_chunks = 0
         self.busy: dict[Transaction, None] = {}  # there is work for them
+        self.putting_off = False  # what is decided goes on after the next start
         self._txn_look_ms = NEVER_MS  # when time may do something to one of them, on the monotonic clock
 
     # -- begin ---------------------------------------------------------------------------------------------
@@ -340,6 +341,10 @@ class Transactions(Forwards):
         if txn.log.transactions is not None:
             txn.log.transactions.leaving.pop(txn.number, None)
 
+    @property
+    def open_transactions(self) -> int:
+        return sum(not txn.is_ended for txn in self.transactions)
+
     # -- time ----------------------------------------------------------------------------------------------
 
     @property
@@ -368,7 +373,7 @@ class Transactions(Forwards):
                 continue
             if txn.expires_ms <= mono_ms and self._has_room_at_all():
                 self._end_transaction(txn)
-                self.counters["txn_expired"] = self.counters.get("txn_expired", 0) + 1
+                self.counters["txn_expired"] += 1
             else:
                 look_ms = min(look_ms, max(txn.expires_ms, mono_ms + limits.TXN_RETRY_MS))
         self._txn_look_ms = look_ms
@@ -407,6 +412,20 @@ class Transactions(Forwards):
                 self._keep_transaction(txn)
                 if txn.decision is not None:
                     self.busy[txn] = None
+
+    def put_off_decided(self) -> None:
+        """The server stops, and does not wait for batches of any size: with the piece at hand they rest until the next start.
+        Whoever waits for one hears that it goes on.
+        """
+        self.putting_off = True
+        for txn in self.transactions:
+            if txn.decision is None:
+                continue
+            for asked in txn.asked:
+                if not asked.is_answered:
+                    asked.is_answered = True
+                    state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
+                    self.ready.append((asked.token, state))
 
     def clearing_of(self, log: TopicLog) -> Callable[[], None]:
         """What an erase has to do about a topic's transactions: records that are in the log lie in no file of theirs after it.

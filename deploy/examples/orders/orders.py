@@ -1,0 +1,108 @@
+"""An order pipeline: a log of orders, a router, a queue with dead letters, workers.
+
+    orders (log) ──router: tag paid──▶ shipping (queue) ──worker──▶ shipped (log)
+                                              └─ given up, or failed 3 times ──▶ shipping.dead
+
+    python orders.py setup | shop [COUNT] | ship [--drain] | dead | retry ADDRESS
+
+The server is TOPICS_URL, or http://127.0.0.1:4000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+
+from topics import Client
+from topics.client import GiveUp
+from topics.client.flows import Retries
+
+TOWNS = ("Oslo", "Bergen", "", "Narvik")  # one order in four has no address
+
+
+def setup(client: Client) -> None:
+    """All of it may be repeated: what is there stays."""
+    client.create_topic("orders", durability="fsync")
+    client.create_topic("shipped", durability="fsync")
+    client.create_topic(
+        "shipping", type="queue", durability="fsync", max_deliveries=3, dead_letter="shipping.dead"
+    )
+    client.create_router("paid-orders", "orders", "shipping", filter="paid")
+
+
+def shop(client: Client, count: int) -> None:
+    """A shop that writes orders, in batches, each once although answers may be lost."""
+    with client.producer("orders") as producer:
+        for number in range(1, count + 1):
+            order = {"order": number, "address": TOWNS[(number - 1) % len(TOWNS)]}
+            producer.send(order, tag="paid" if number % 5 else "open")
+    print(f"{count} orders written")
+
+
+def ship(client: Client, *, drain: bool) -> None:
+    """A worker. Run as many as you like, on any machines; Ctrl-C lets them finish what they hold."""
+
+    def handle(job) -> None:  # type: ignore[no-untyped-def]
+        order = job.data
+        if not order["address"]:
+            raise GiveUp("no address")  # at once to the dead letters
+        if order["order"] % 4 == 0 and job.deliveries == 1:
+            raise ConnectionError("the carrier does not answer")  # again, a little later
+        # A job may be done twice: its worker may die before its ack. The key makes that one record.
+        client.write("shipped", order, idempotency_key=f"order-{order['order']}")
+        print(f"order {order['order']} to {order['address']}, delivery {job.deliveries}", flush=True)
+
+    worker = client.worker(
+        "shipping", handle, concurrency=2, poll_ms=500, backoff=Retries(first_s=0.2, most_s=60)
+    )
+    if drain:
+        threading.Thread(target=stop_when_empty, args=(client, worker), daemon=True).start()
+    print(worker.run())
+
+
+def stop_when_empty(client: Client, worker) -> None:  # type: ignore[no-untyped-def]
+    while client.get_topic("shipping").count:
+        time.sleep(0.1)
+    worker.stop()
+
+
+def dead(client: Client) -> None:
+    for letter in client.records("shipping.dead"):
+        print(f"order {letter.data['order']}: {letter.meta.get('$dead_letter_reason', 'failed 3 times')}")
+
+
+def retry(client: Client, address: str) -> None:
+    """Puts dead letters back, with an address. Stopped anywhere it may be run again: the key makes one job of two tries."""
+    for letter in client.records("shipping.dead"):
+        client.write("shipping", {**letter.data, "address": address}, idempotency_key=f"retry-{letter.seq}")
+        client.delete("shipping.dead", seqs=[letter.seq])
+        print(f"order {letter.data['order']} is back in the queue")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("setup")
+    commands.add_parser("shop").add_argument("count", type=int, nargs="?", default=12)
+    commands.add_parser("ship").add_argument("--drain", action="store_true", help="end when nothing is left")
+    commands.add_parser("dead")
+    commands.add_parser("retry").add_argument("address")
+    wanted = parser.parse_args()
+    with Client() as client:
+        if wanted.command == "setup":
+            setup(client)
+        elif wanted.command == "shop":
+            shop(client, wanted.count)
+        elif wanted.command == "ship":
+            ship(client, drain=wanted.drain)
+        elif wanted.command == "dead":
+            dead(client)
+        else:
+            retry(client, wanted.address)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""A Delta table for each topic, by delta-rs: tasks write its files, and one commit of the driver's adds them.
+
+How far an export is stands in the table's own log: each commit carries a transaction of the application
+`topics-spark:<topic id>`, whose version is the next seq. Files and seq are one entry of that log, so they cannot disagree.
+
+Files that the log has dropped (by an optimize) are still needed by older versions of the table. So an orphan is not what the
+newest version lacks, but a file of ours that begins at or behind the next seq.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+
+from spark_pipeline.lake.table import Busy, ExportFailed, Freshness, give_names, made_anew, remove_files
+from spark_pipeline.tasks.export import WANTED, ExportFile, sync
+
+LOG = "_delta_log"
+APPLICATION = "topics-spark:"
+SCHEMA = WANTED.schema().append(pa.field("date", pa.date32()))
+_NEXT_SEQ = "topics_next_seq"  # in the notes of a commit, for people and reports
+_LOOK_BACK = 50  # commits, for the newest one of ours
+
+
+def folder_of(out: str, topic: str) -> Path:
+    """Topics have no ~ in their names; delta-rs cannot find its way through percent signs."""
+    return Path(os.path.abspath(out)) / quote(topic, safe="").replace("%", "~")
+
+
+class DeltaTable:
+    def __init__(self, folder: Path, topic: str, topic_id: str) -> None:
+        self._folder, self._topic = folder, topic
+        self._application = f"{APPLICATION}{topic_id}"
+        self._table = _open(folder)
+        self.next_seq = 1
+        if self._table is not None:
+            found = self._table.transaction_version(self._application)
+            if found is None:
+                raise made_anew(folder, topic)
+            self.next_seq = int(found)
+
+    def remove_orphans(self) -> None:
+        remove_files(self._folder, lambda path, first_seq: first_seq >= self.next_seq)
+
+    def publish(self, files: Sequence[ExportFile], next_seq: int) -> None:
+        delta = _package()
+        give_names(self._folder, files)
+        sync(self._folder)  # the folders of new days
+        if self._table is None:
+            # With a version from its beginning: a table without one is of another topic.
+            self._table = delta.DeltaTable.create(
+                self._folder,
+                SCHEMA,
+                partition_by=["date"],
+                name=self._topic,
+                description=f"records of the topic {self._topic}",
+                commit_properties=self._properties(1),
+            )
+            sync(self._folder.parent)
+        before = self._table.version()
+        try:
+            self._table.create_write_transaction(
+                [_added(file) for file in files],
+                mode="append",
+                schema=SCHEMA,
+                partition_by=["date"],
+                commit_properties=self._properties(next_seq),
+            )
+        except delta.exceptions.CommitFailedError as error:
+            raise Busy(f"somebody else has changed {self._folder}: {error}; run it again later") from error
+        self._table.update_incremental()
+        self._sync_log(before)
+        self.next_seq = next_seq
+
+    def _properties(self, next_seq: int) -> Any:
+        delta = _package()
+        return delta.CommitProperties(
+            custom_metadata={_NEXT_SEQ: str(next_seq)},
+            app_transactions=[delta.Transaction(self._application, next_seq)],
+        )
+
+    def _sync_log(self, since: int) -> None:
+        """delta-rs leaves that to the system."""
+        log = self._folder / LOG
+        for path in log.iterdir():
+            number = path.name[:20]
+            if number.isdigit() and int(number) >= since:
+                sync(path)
+        sync(log)
+        sync(self._folder)
+
+
+def _added(file: ExportFile) -> Any:
+    from deltalake.transaction import AddAction
+
+    stats = {
+        "numRecords": file.rows,
+        "minValues": {"seq": file.first_seq, "ts": _moment(file.ts_min)},
+        "maxValues": {"seq": file.next_seq - 1, "ts": _moment(file.ts_max)},
+        "nullCount": {"seq": 0, "ts": 0},
+    }
+    return AddAction(
+        path=file.path,
+        size=file.bytes,
+        partition_values={"date": file.path.partition("/")[0].removeprefix("date=")},
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=True,
+        stats=msgspec.json.encode(stats).decode(),
+    )
+
+
+def _moment(ts_ms: int) -> str:
+    return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _package() -> Any:
+    try:
+        import deltalake
+    except ImportError:
+        raise ExportFailed("Delta tables need the package deltalake: pip install 'topics[delta]'") from None
+    return deltalake
+
+
+def _open(folder: Path) -> Any:
+    """None: there is no table yet."""
+    delta = _package()
+    if "%" in str(folder):
+        raise ExportFailed(
+            f"{folder}: delta-rs does not find paths with a percent sign; export to another folder"
+        )
+    if not (folder / LOG).exists():
+        return None
+    try:
+        return delta.DeltaTable(folder)
+    except delta.exceptions.TableNotFoundError:
+        return None  # a run has died before the first entry of the log
+    except Exception as error:  # of many kinds, by what it stumbles over
+        raise ExportFailed(
+            f"{folder} is no Delta table that can be read ({error}). If the newest file of {LOG} is cut off, as a power cut may leave it, "
+            f"remove that one; else take {LOG} from a backup, or remove {folder} to export all of it again"
+        ) from error
+
+
+def freshness(folder: Path) -> Freshness | None:
+    table = _open(folder) if (folder / LOG).exists() else None
+    if table is None:
+        return None
+    actions = pa.table(table.get_add_actions(flatten=True))
+    next_seq = at_ms = 0
+    for entry in table.history(_LOOK_BACK):
+        if _NEXT_SEQ in entry:
+            next_seq, at_ms = int(entry[_NEXT_SEQ]), int(entry.get("timestamp") or 0)
+            break
+    rows = actions.column("num_records").to_pylist()
+    return Freshness(
+        "delta",
+        next_seq,
+        sum(count or 0 for count in rows),
+        sum(actions.column("size_bytes").to_pylist()),
+        len(rows),
+        at_ms,
+    )

@@ -1,0 +1,233 @@
+"""Goal: what a release consists of is whole: the sdist builds the wheel, and the wheel alone, with the packages that it declares and no
+others, is a server and a command; licence, version and list of contents are in it and agree.
+
+Method: built from a clean tree as pip would. The wheel is installed into an empty environment, which gets the files of the
+declared packages, and those that these declare, from here; so a package that is used and not declared is missing there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.parser import HeaderParser
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import topics
+from tests.support.server import START_S, until
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 120
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was made from it."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    ):
+        if name and not name.startswith(("tests/", "docs/", "scripts/")) and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree))
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of commands of an environment that has the wheel and what it needs."""
+    folder = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+    python = folder / "bin" / "python"
+    site = Path(run(str(python), "-c", "import site; print(site.getsitepackages()[0])").strip())
+    for needed in closure(wheel):
+        link(needed, site)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    run(*pip, "install", "-q", "--no-index", "--no-deps", str(wheel))
+    run(*pip, "check")
+    return python.parent
+
+
+def run(*command: str, env: dict[str, str] | None = None, given: str = "") -> str:
+    done = subprocess.run(
+        command,
+        cwd="/",
+        env=env,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def metadata(wheel: Path) -> dict[str, list[str]]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        parsed = HeaderParser().parsestr(archive.read(name).decode())
+    return {key: parsed.get_all(key, []) for key in parsed}
+
+
+def closure(wheel: Path) -> list[Distribution]:
+    """The packages that the wheel needs without any extra, and that these need."""
+    waiting = metadata(wheel)["Requires-Dist"]
+    found: dict[str, Distribution] = {}
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        name = requirement.name.lower()
+        if name not in found:
+            found[name] = distribution(name)
+            waiting += found[name].requires or []
+    return list(found.values())
+
+
+def link(package: Distribution, site: Path) -> None:
+    assert package.files is not None
+    for top in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
+        target = site / top
+        if not target.exists():
+            target.symlink_to(Path(str(package.locate_file(top))))
+
+
+# ---- what is in it
+
+
+def test_the_version_is_said_in_one_place(built: Path, wheel: Path) -> None:
+    assert metadata(wheel)["Version"] == [topics.__version__]
+    assert {path.name for path in built.iterdir()} == {
+        f"topics-{topics.__version__}.tar.gz", f"topics-{topics.__version__}-py3-none-any.whl",
+    }  # fmt: skip
+    said = [
+        path
+        for path in [
+            ROOT / "pyproject.toml",
+            *(ROOT / "topics").rglob("*.py"),
+            *(ROOT / "router").rglob("*.py"),
+        ]
+        if f'"{topics.__version__}"' in path.read_text()
+    ]
+    assert said == [ROOT / "topics" / "__init__.py"]
+
+
+def test_the_licence_is_in_both(built: Path, wheel: Path) -> None:
+    licence = (ROOT / "LICENSE").read_bytes()
+    assert metadata(wheel)["License-Expression"] == ["Apache-2.0"]
+    assert metadata(wheel)["License-File"] == ["LICENSE"]
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
+        assert archive.read(name) == licence
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as sdist:
+        file = sdist.extractfile(f"topics-{topics.__version__}/LICENSE")
+        assert file is not None and file.read() == licence
+
+
+def test_every_module_and_no_test_is_in_the_wheel(wheel: Path) -> None:
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    for package in ("topics", "workers", "router", "spark_pipeline"):
+        for path in (ROOT / package).rglob("*"):
+            if path.suffix in (".py", ".properties", ".typed") and "registration" not in path.parts:
+                assert str(path.relative_to(ROOT)) in packed
+    assert "pyspark_topics/__init__.py" in packed or "pyspark_topics.py" in packed
+    tops = {name.partition("/")[0] for name in packed}
+    assert tops - {f"topics-{topics.__version__}.dist-info"} <= {
+        "topics", "workers", "router", "spark_pipeline", "pyspark_topics", "pyspark_topics.py",
+    }  # fmt: skip
+
+
+# ---- what it does
+
+
+@pytest.fixture(scope="module")
+def address(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of commands that speak to a server of the wheel's."""
+    folder = tmp_path_factory.mktemp("served")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TOPICS_", "PYTHON"))}
+    env = {
+        **clean, "TOPICS_DATA_DIR": str(folder / "data"), "TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(folder / "port"),
+        "TOPICS_WAL_SHARDS": "1", "TOPICS_WAL_FILE_BYTES": str(1 << 20), "HOME": str(folder),
+    }  # fmt: skip
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [installed / "topics", "serve"], cwd=folder, env=env, stdout=log, stderr=log
+        )
+    try:
+        until(lambda: (folder / "port").exists() or server.poll() is not None, START_S)
+        assert server.poll() is None, (folder / "log").read_text()
+        yield {**clean, "TOPICS_URL": f"http://{(folder / 'port').read_text().strip()}", "HOME": str(folder)}
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_it_serves_writes_and_reads(installed: Path, address: dict[str, str]) -> None:
+    command = str(installed / "topics")
+    assert topics.__version__ in run(command, "--version")
+    run(command, "health", "--wait", "60", env=address)
+    run(command, "pub", "orders", env=address, given='{"item":"tea"}\n')
+    assert json.loads(run(command, "read", "orders", "--json", env=address))["data"] == {"item": "tea"}
+    text = "from topics import Client; print(Client().get_topic('orders').head_seq)"
+    assert run(str(installed / "python"), "-c", text, env=address) == "1\n"
+
+
+def test_what_is_optional_is_not_there(installed: Path) -> None:
+    for name in ("pyspark", "opentelemetry", "pytest", "pip"):
+        done = subprocess.run(
+            [installed / "python", "-c", f"import {name}"], capture_output=True, check=False
+        )
+        assert b"ModuleNotFoundError" in done.stderr, name
+    done = subprocess.run(
+        [installed / "topics-spark", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "topics[spark]" in done.stdout + done.stderr
+
+
+def test_the_list_of_contents(installed: Path, wheel: Path, tmp_path: Path) -> None:
+    """That scripts/release makes in the same way."""
+    out = tmp_path / "topics.cdx.json"
+    run(
+        str(ROOT / "scripts" / "sbom"),
+        str(out),
+        str(installed / "python"),
+        env={**os.environ, "VIRTUAL_ENV": ""},
+    )
+    bom = json.loads(out.read_text())
+    assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
+    listed = {component["name"].lower(): component for component in bom["components"]}
+    wanted = {package.name.lower(): package.version for package in closure(wheel)}
+    assert {name: found["version"] for name, found in listed.items()} == wanted | {
+        "topics": topics.__version__
+    }
+    assert all(component.get("licenses") for component in listed.values())
+    assert all(
+        component["purl"].startswith("pkg:pypi/") for name, component in listed.items() if name != "topics"
+    )

@@ -1,0 +1,147 @@
+"""Goal: one trace goes from a program's span over its write and the server to whoever works on the record; and nothing traces unasked.
+
+Method: a real server and a real program, each with the OpenTelemetry SDK, and a collector that takes their spans over OTLP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.otlp_receiver import OtlpReceiver, Span, collecting
+from tests.support.server import PATIENCE_S, ROOT, running
+from topics.settings import Settings, wants_spans
+
+SERVER, CLIENT, PRODUCER, CONSUMER = 2, 3, 4, 5  # kinds of spans, as OTLP has them
+SOON = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
+
+
+@pytest.fixture(scope="module", params=["blocking", "asyncio"])
+def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OtlpReceiver, Any]]:
+    """What the collector got, and what the program printed."""
+    with collecting() as receiver:
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, **SOON}
+        with running(tmp_path_factory.mktemp("traced"), environment=environ) as server:
+            program = subprocess.run(
+                [sys.executable, "-m", "tests.support.traced_program", f"http://{server.host}:{server.port}", request.param],
+                cwd=ROOT,
+                env={**os.environ, **environ, "OTEL_SERVICE_NAME": "program"},
+                capture_output=True,
+                text=True,
+                timeout=4 * PATIENCE_S,
+                check=False,
+            )  # fmt: skip
+            assert program.returncode == 0, program.stderr
+            assert server.stop() == 0
+        # Both have ended, and have sent all they had.
+        yield receiver, json.loads(program.stdout)
+
+
+def test_a_trace_from_the_span_of_a_program_to_its_worker(told: tuple[OtlpReceiver, Any]) -> None:
+    receiver, _ = told
+    order, publish = receiver.one("order"), receiver.one("publish jobs")
+    receive, process = receiver.one("receive jobs"), receiver.one("process jobs")
+    assert (publish.parent_id, process.parent_id) == (order.span_id, publish.span_id)
+    assert publish.trace_id == process.trace_id == order.trace_id
+    assert (publish.kind, receive.kind, process.kind) == (PRODUCER, CLIENT, CONSUMER)
+    assert receive.links == [publish.span_id]
+    # What the handler wrote belongs to it, too, and so does what is done with that.
+    done, later = receiver.one("publish done"), receiver.one("read later")
+    assert (done.parent_id, later.parent_id) == (process.span_id, done.span_id)
+    assert later.trace_id == order.trace_id
+    assert process.is_error  # it gave up
+
+
+def test_records_carry_it(told: tuple[OtlpReceiver, Any]) -> None:
+    receiver, printed = told
+    (done,) = printed["done"]
+    assert ids_in(done) == ids_of(receiver.one("publish done"))
+    # A producer's records: each that of its own sender.
+    batched, in_none = printed["batched"]
+    assert ids_in(batched) == ids_of(receiver.one("many"))
+    assert in_none is None
+
+
+def ids_in(meta: dict[str, str]) -> list[str]:
+    (traceparent,) = meta.values()
+    return traceparent.split("-")[1:3]
+
+
+def ids_of(span: Span) -> list[str]:
+    return [span.trace_id, span.span_id]
+
+
+def test_the_server_has_a_span_for_each_request(told: tuple[OtlpReceiver, Any]) -> None:
+    receiver, _ = told
+    spans = [span for span in receiver.spans if span.service == "topics"]
+    assert {span.kind for span in spans} == {SERVER}
+    publish = receiver.one("publish jobs")
+    (write,) = [span for span in spans if span.parent_id == publish.span_id]
+    assert (write.name, write.attributes["http.response.status_code"]) == ("POST /v0/topics/{topic}", 200)
+    assert write.attributes["url.path"] == "/v0/topics/jobs"
+    look = receiver.one("look")
+    under = {span.name for span in spans if span.parent_id == look.span_id}
+    assert under == {"GET /v0/topics/{topic}"}
+    (claim, *_) = [span for span in spans if span.name == "POST /v0/topics/{topic}/claim"]
+    assert claim.parent_id == ""
+
+
+def test_a_write_that_fails_has_a_span_that_says_so(told: tuple[OtlpReceiver, Any]) -> None:
+    receiver, _ = told
+    failed = receiver.one("publish none")
+    assert failed.is_error
+    assert failed.parent_id == receiver.one("look").span_id
+
+
+# ---- off
+
+
+def test_without_the_variables_nobody_imports_opentelemetry() -> None:
+    code = "import router.__main__, topics.client.asynchronous, topics.client.worker, topics.cli.__main__, workers.supervisor"
+    assert "opentelemetry" not in modules_of(f"{code}\nassert router.__main__.open_spans(0) is None")
+
+
+def modules_of(code: str) -> str:
+    text = f"{code}\nimport sys\nprint(*sys.modules)"
+    return subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_a_collector_that_is_away_harms_nobody(tmp_path: Path) -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", **SOON}
+    with running(tmp_path, environment=environ) as server:
+        assert server.write("a", 1).status == 201
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, False),
+        ({"TOPICS_OTEL": "1"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, False),
+        ({"TOPICS_OTEL": "0", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, False),
+        ({"OTEL_SERVICE_NAME": "x"}, False),
+        ({"TOPICS_OTEL": "1", "OTEL_SDK_DISABLED": "true"}, False),
+    ],
+)
+def test_when_spans_are_wanted(environ: dict[str, str], wanted: bool) -> None:
+    assert wants_spans(environ) is wanted
+
+
+def test_wanted_without_the_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics.settings.find_spec", lambda name: None)
+    (problem,) = Settings(otel=True).problems()
+    assert "topics[otel]" in problem
+    assert Settings().problems() == []

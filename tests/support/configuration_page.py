@@ -1,0 +1,108 @@
+"""Makes docs/configuration.md of the settings in the code: `python -m tests.support.configuration_page` writes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from topics import settings
+from topics.settings import LogFormat, Settings
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+
+# The first setting of each group, in the order of the fields.
+GROUPS = {
+    "host": "Where it listens, and for whom",
+    "data_dir": "Where data is, and in what portions",
+    "max_body_bytes": "What a request may hold",
+    "max_topics": "What may exist at once",
+    "fronts": "How the processes run",
+}
+# Where more is said.
+MORE = {
+    "api_keys": "[keys](http.md#keys)",
+    "wal_shards": "[another number of shards](resharding.md)",
+    "cold_dir": "[tiers](storage.md#tiers)",
+    "hot_retain_segments": "[tiers](storage.md#tiers)",
+    "retire_grace_ms": "[what is kept, and how long](consolidation.md#what-is-kept-and-how-long)",
+    "plan_ttl_ms": "[consolidation](consolidation.md)",
+    "min_free_bytes": "[full disks](storage.md#the-disk-is-full-or-nearly)",
+    "reclaim_bytes_per_s": "[giving space back](storage.md#giving-space-back)",
+    "wal_file_bytes": "each shard has two of them from the start",
+    "max_body_bytes": "413 `payload_too_large`",
+    "max_topics": "429 `throttled`, as all of these",
+    "max_memory_bytes": "[what an ack means](decisions/0002-commit-classes.md)",
+    "txn_max_bytes": "[transactions](transactions.md#errors)",
+    "txn_shard_bytes": "[transactions](transactions.md#errors)",
+    "request_timeout_ms": "408 `request_timeout`",
+    "otel": "[tracing](tracing.md#spans-of-the-server)",
+}
+
+HEAD = """\
+# Configuration
+
+Everything is set by environment variables; there is no configuration file. `topics serve --help` prints the same, and a test keeps this page to the code (`python -m tests.support.configuration_page` makes it).
+
+Text that is no number means the default, and a number outside of its range the nearest end of it (a port beyond 65535: the default). What would be unsafe is not forgiven: the server refuses to start, and says why. All processes
+of a server read the same variables at its start; to change one, restart it.
+"""
+
+TAIL = """
+## The command and the Python client
+
+| Variable | Default | Meaning | See |
+|---|---|---|---|
+| `TOPICS_URL` | http://127.0.0.1:4000 | where the server is | [which server](cli.md#which-server) |
+| `TOPICS_TOKEN` | – | its key; `TOPICS_API_KEY` is read where this is unset | [keys](http.md#keys) |
+| `TOPICS_CONFIG` | `~/.config/topics/contexts.json` | saved servers, of the command | [contexts](cli.md#which-server) |
+| `NO_COLOR` | – | set: no colours, of the command | |
+
+OpenTelemetry's own variables (`OTEL_…`) are in [tracing](tracing.md#spans-of-the-server).
+"""
+
+
+def page() -> str:
+    return "".join([HEAD, *_tables(), TAIL])
+
+
+def _tables() -> Iterator[str]:
+    shown = {name: (default, meaning) for name, default, meaning in settings.describe()}
+    for name, kind, meta in settings._fields():
+        if name in GROUPS:
+            yield f"\n## {GROUPS[name]}\n\n| Variable | Default | Values | Meaning | See |\n|---|---|---|---|---|\n"
+        default, meaning = shown[settings.variable(name)]
+        # The help text has a default that is no value in brackets; here it has a column.
+        meaning, _, said = meaning.partition(" [")
+        default = f"`{default}`" if default else said.rstrip("]") or "–"
+        cells = [
+            f"`{settings.variable(name)}`",
+            default,
+            _values(kind, meta.ge, meta.le),
+            meaning,
+            MORE.get(name, ""),
+        ]
+        yield f"| {' | '.join(cells)} |\n"
+
+
+def _values(kind: object, least: object, most: object) -> str:
+    kinds = (kind, *get_args(kind))
+    if kind == LogFormat:
+        return ", ".join(get_args(LogFormat))
+    if bool in kinds:
+        return "0, 1"
+    if int not in kinds:
+        return "text"
+    return f"{least or 0} to {most}" if most is not None else f"from {least or 0}"
+
+
+assert set(GROUPS) | set(MORE) <= set(Settings.__struct_fields__), (
+    "a setting that is spoken of here is not there"
+)
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--print"]:
+        print(page(), end="")
+    else:
+        PAGE.write_text(page(), "utf-8")
