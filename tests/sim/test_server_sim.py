@@ -40,7 +40,7 @@ pytestmark = pytest.mark.sim
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, SEEDS_PER_TEST = length.pick(short=24, long=240), 6
 FRESH_S = length.pick(short=3, long=60)
-RICH = (2042, 2048, 1035, 1039, 1040, 1057, 1000, 1031, 1052)  # stories in which all of this happens
+RICH = (2143, 2042, 2048, 1035, 1039, 1040, 1057, 1000, 1031, 1052)  # stories in which all of this happens
 RARE = [
     "starts", "recoveries", "kills", "front kills", "power cuts", "stops", "crashes at a call", "failed starts",
     "read only", "rot", "fill_disk", "slow_disk", "stall", "set_clock", "lull", "checkpoint", "fail_call",
@@ -102,7 +102,7 @@ ANSWERS = [
     "pushed gap crash", "pushed gap recreated", "stream resumed", "stream broken",
     "ack", "ack skipped", "nack", "extend", "extend skipped", "claimed", "claimed again", "fetched", "fetched again",
     "404 consumer_not_found", "dead letter", "router made", "router changed", "router ended", "ended with its topic", "counted",
-    "202", "404 txn_not_found", "409 txn_incomplete", "409 txn_committed", "404 plan_not_found", "409 plan_leased",
+    "202", "409 txn_incomplete", "409 txn_committed", "404 plan_not_found", "409 plan_leased",
     "410 lease_lost", "422 output_invalid",
     "404 router_not_found", "409 topic_exists_incompatible", "409 router_cycle", "gap source_trim", "late",
 ]  # fmt: skip
