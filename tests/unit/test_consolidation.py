@@ -677,6 +677,34 @@ def test_a_segment_that_leaves_while_its_manifest_is_written_is_pinned_all_the_s
     check_tidy(h)
 
 
+def test_a_move_that_comes_to_nothing_leaves_the_copy_of_an_earlier_one_that_is_pinned() -> None:
+    """The server dies before a snapshot says that a segment has moved, so it moves again, and dies out on the way."""
+    h = begun(moved=False)
+    h.checkpoint()
+    pinned = h.do(mrg.PinSnapshot("t", 500_000)).body
+    h.kill_and_open()
+    for _ in range(100):
+        if h.engine.checkpointer.moving is not None:
+            break
+        if h.jobs:
+            h.run_job()
+        else:
+            h.ask()
+    assert h.engine.checkpointer.moving is not None and h.engine.checkpointer.moving.first_seq == 1
+    h.ask(c.Delete("t", seqs=[1, 2, 3, 4]))
+    h.rest()
+    for _ in range(3):
+        h.append("t", b'"more"')
+        h.checkpoint()
+    assert (1, 0) not in [one[:2] for one in segments(h)]
+    manifest = decode_manifest("m", h.cold.objects[pinned["path"]])
+    assert listed(manifest)[0] == f"seg-{1:016x}-0"
+    for one in manifest.segments:
+        assert f"{h.topic_dir('t')}/{one.name}.data" in keys(h), one.name
+    h.do(mrg.ReleaseSnapshot("t", pinned["snapshot_id"]))
+    check_tidy(h)
+
+
 def test_a_manifest_follows_every_change() -> None:
     h = begun(moved=False)
     assert not [key for key in keys(h) if "MANIFEST" in key]

@@ -264,6 +264,7 @@ class Relocator:
         copied = yield self._run(lambda: self._copy(directory, meta))
         self._worked()
         if copied.problem:
+            yield from self._drop_copy(log, meta)
             self._refused.add((log.id, meta.first_seq, meta.generation))
             self.problem = copied.problem
             self._count("cold_refused")
@@ -271,12 +272,20 @@ class Relocator:
         # A checkpoint that has looked at the segment puts what it has seen into memory when it is done.
         yield WaitUntil(lambda: not self._checkpointer.capturing)
         if log.dropped or log.erasing or chunk.meta is not meta or chunk not in log.chunks:
-            yield self._run(partial(self._delete_segment, directory, meta))
+            yield from self._drop_copy(log, meta)
             return
         chunk.meta = msgspec.structs.replace(meta, tier=COLD)
         self._checkpointer.relieve(log.id, chunk.meta)
         self._shard.touched[log.id] = log
         self._count("relocations")
+
+    def _drop_copy(self, log: TopicLog, meta: SegmentMeta) -> Steps:
+        """Of a move that comes to nothing. That of a move before the last start may be pinned: only an erase and a drop do not
+        heed that.
+        """
+        name = (meta.first_seq, meta.generation)
+        if log.dropped or log.erasing or not self._consolidator.retirement.keeps(log.id, name):
+            yield self._run(partial(self._delete_segment, self._reader.topic_dir(log.id), meta))
 
     def _copy(self, directory: str, meta: SegmentMeta) -> _Copied:
         """On another thread: put the segment's files into the store and read them back."""
@@ -301,7 +310,6 @@ class Relocator:
             if not isinstance(error, Corrupt) and disk.exists(segment_path(directory, meta, "data")):
                 raise  # it is the store that has lost something
             # A reader will find out which records are damaged; a copy would only spread it.
-            self._delete_segment(directory, meta)
             return _Copied(str(error))
         return _Copied()
 
@@ -327,8 +335,12 @@ class Relocator:
         try:
             while gone:
                 topic_id, meta = gone[-1]
-                # Kept: it left its topic while a manifest was written that lists it, and that is pinned by now.
-                if not self._consolidator.retirement.keeps(topic_id, (meta.first_seq, meta.generation)):
+                # Kept: it left its topic while a manifest was written that lists it, and that is pinned by now. Or it has
+                # come back: a pin kept the copy of a move that came to nothing, and the next move has put it there again.
+                name = (meta.first_seq, meta.generation)
+                if not self._is_cold(topic_id, name) and not self._consolidator.retirement.keeps(
+                    topic_id, name
+                ):
                     directory = self._reader.topic_dir(topic_id)
                     yield self._run(partial(self._delete_segment, directory, meta))
                     self._worked()
@@ -337,6 +349,12 @@ class Relocator:
                     return
         finally:
             self._gone += gone
+
+    def _is_cold(self, topic_id: int, name: tuple[int, int]) -> bool:
+        """Whether it is a segment of its topic, and read from there."""
+        log = self._shard.by_id.get(topic_id)
+        metas = self._metas_of(log) if log is not None and not log.dropped else []
+        return any((meta.first_seq, meta.generation) == name and meta.tier == COLD for meta in metas)
 
     def _is_current(self, key: str) -> bool:
         """Whether a merge has given its name to a segment since the file was found to be nobody's."""
