@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
@@ -215,4 +216,5 @@ class _SparkRunning:
 
     def cancel(self) -> None:
         if not self._ended.is_set():
-            self._context.cancelJobGroup(self._group)
+            with contextlib.suppress(Exception):  # whatever the way to a dead JVM ends in: its tasks have ended, too
+                self._context.cancelJobGroup(self._group)

@@ -161,7 +161,7 @@ def test_a_forgotten_session_is_made_again_from_the_cursors() -> None:
 def test_a_server_that_forgets_at_once_is_asked_after_a_pause() -> None:
     with serving(
         made(t=0),
-        Answer(body=SOON),
+        Answer(body=SOON + event("caught-up", "z", topic="t", head_seq=0)),
         refusal(404, "not_found"),
         made("wid_2", t=0),
         refusal(404, "not_found", "no such watch"),
@@ -217,7 +217,7 @@ def test_a_pattern_outlives_its_topics() -> None:
 def test_a_topic_deleted_while_nobody_looked() -> None:
     with serving(
         made(a=1, b=1),
-        Answer(body=SOON),
+        Answer(body=SOON + event("caught-up", "z", topic="b", head_seq=1)),
         refusal(404, "not_found"),
         made(b=1),
         Answer(body=records("b", "x", 2, 2), holds=True),
@@ -243,7 +243,9 @@ def test_why_a_stream_ended_is_told() -> None:
     bye = event("error", code="server_shutting_down", error="stopping", message="the server is stopping")
     advice = event("error", code=429, error="slow down", message="slow down", retry_after_ms=5, topics=["t"])
     with serving(
-        made(t=0), Answer(body=SOON + advice + bye), Answer(body=records("t", "a", 1, 1), holds=True)
+        made(t=0),
+        Answer(body=SOON + event("caught-up", "z", topic="t", head_seq=0) + advice + bye),
+        Answer(body=records("t", "a", 1, 1), holds=True),
     ) as server:
         run = Run(server, count=1)
     assert run.told == [
