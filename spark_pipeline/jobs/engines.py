@@ -216,5 +216,7 @@ class _SparkRunning:
 
     def cancel(self) -> None:
         if not self._ended.is_set():
-            with contextlib.suppress(Exception):  # whatever the way to a dead JVM ends in: its tasks have ended, too
+            with contextlib.suppress(
+                Exception
+            ):  # whatever the way to a dead JVM ends in: its tasks have ended, too
                 self._context.cancelJobGroup(self._group)
