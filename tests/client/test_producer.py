@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.cutting_proxy import CuttingProxy
-from topics.client import errors
+from topics.client import NewRecord, errors
 from topics.testing import TestServer
 
 Connect = Callable[..., Any]
@@ -49,6 +49,15 @@ def test_bytes_and_values_may_be_mixed(client: Any, topic: str) -> None:
         receipts = [producer.send(value) for value in values]
     assert [receipt.result() for receipt in receipts] == [1, 2, 3, 4, 5]
     assert data(client, topic) == values
+
+
+def test_a_record_is_no_data(client: Any, topic: str) -> None:
+    with client.producer(topic) as producer, pytest.raises(TypeError, match="give its fields"):
+        producer.send(NewRecord(1, tag="a"))
+    with pytest.raises(TypeError, match="give its fields"):
+        client.write(topic, NewRecord(1, tag="a"))
+    client.write_many(topic, [NewRecord(1, tag="a")])
+    assert data(client, topic) == [1]
 
 
 def test_a_bad_record_fails_alone(client: Any, topic: str) -> None:

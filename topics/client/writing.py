@@ -22,6 +22,10 @@ class NewRecord(msgspec.Struct, omit_defaults=True):
     meta: Mapping[str, Any] | None = None
     ttl_ms: int = 0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.data, NewRecord):  # its tag would become part of the data, without a word
+            raise TypeError("a NewRecord is no data: give its fields one by one, or use write_many")
+
 
 class _Bytes(msgspec.Struct, omit_defaults=True):
     data_base64: str
