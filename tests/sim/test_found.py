@@ -242,6 +242,7 @@ def test_stories_that_the_judge_took_for_broken(seed: int) -> None:
     [
         1104,  # a claim of cold jobs fetched their blocks again and again: test_cold_blocks
         93_000_048,  # a move that came to nothing took the copy away that a pin from before the start names
+        94_000_098,  # an index that had rotted was copied into the cold tier: test_relocation
     ],
 )
 def test_stories_of_the_cold_tier(seed: int) -> None:

@@ -448,6 +448,23 @@ def test_a_damaged_segment_stays_hot() -> None:
     assert h.gaps("t") == [(1, 1, "corrupt")]
 
 
+def test_a_damaged_index_is_not_copied() -> None:
+    """A job that reads the cold tier would find a segment that does not agree with its digests."""
+    h = filled()
+    h.config = msgspec.structs.replace(TIERED, hot_retain_segments=9)
+    h.restart()
+    h.config = TIERED
+    h.kill()
+    h.open()
+    h.disk.flip_bit(f"{h.topic_dir('t')}/seg-0000000000000001-0.idx", 40)
+    h.rest()
+    assert tiers(h) == ["hot", "cold", "hot", "hot"]
+    assert not any(name.startswith("seg-0000000000000001") for name in cold_files(h))
+    assert h.rows("t") == records(*range(1, 15))
+    h.restart()
+    assert h.rows("t") == records(*range(1, 15))
+
+
 def test_a_store_that_loses_what_it_was_given_gets_no_pointer() -> None:
     store = ObjectStore()
     put = store.put

@@ -292,7 +292,8 @@ class Relocator:
         store, disk = self._store, self._disk
         assert store is not None
         try:
-            blocks = read_sum(disk, directory, meta.first_seq, meta.generation)[0].blocks
+            summary = read_sum(disk, directory, meta.first_seq, meta.generation)[0]
+            blocks, digests = summary.blocks, {"idx": summary.idx_digest, "dict": summary.dict_digest}
             path = segment_path(directory, meta, "data")
             if not self._is_whole(path, meta, blocks):
                 store.put(path, _verified_blocks(disk, path, meta.data_bytes, blocks))
@@ -303,6 +304,8 @@ class Relocator:
                     continue
                 path = segment_path(directory, meta, suffix)
                 content = read_file(disk, path)
+                if suffix in digests and xxh(content) != digests[suffix]:
+                    raise Corrupt(path, 0, "it does not agree with its digest")
                 store.put(path, [content])
                 if store.read_range(path, 0, len(content) + 1) != content:
                     raise OSError(EIO, f"{path} is not in the cold tier as it was put there")
