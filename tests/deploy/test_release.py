@@ -70,7 +70,7 @@ def run(*command: str, env: dict[str, str] | None = None, given: str = "") -> st
     done = subprocess.run(
         command,
         cwd="/",
-        env=env,
+        env=outside() if env is None else env,
         input=given,
         capture_output=True,
         text=True,
@@ -79,6 +79,11 @@ def run(*command: str, env: dict[str, str] | None = None, given: str = "") -> st
     )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
+
+
+def outside() -> dict[str, str]:
+    """As in another shell. Spark's tests of this process have put the tree on the path, where pip would find the package."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TOPICS_", "PYTHON"))}
 
 
 def metadata(wheel: Path) -> dict[str, list[str]]:
@@ -164,7 +169,7 @@ def test_every_module_and_no_test_is_in_the_wheel(wheel: Path) -> None:
 def address(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of commands that speak to a server of the wheel's."""
     folder = tmp_path_factory.mktemp("served")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TOPICS_", "PYTHON"))}
+    clean = outside()
     env = {
         **clean, "TOPICS_DATA_DIR": str(folder / "data"), "TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(folder / "port"),
         "TOPICS_WAL_SHARDS": "1", "TOPICS_WAL_FILE_BYTES": str(1 << 20), "HOME": str(folder),
@@ -197,11 +202,12 @@ def test_it_serves_writes_and_reads(installed: Path, address: dict[str, str]) ->
 def test_what_is_optional_is_not_there(installed: Path) -> None:
     for name in ("pyspark", "opentelemetry", "pytest", "pip"):
         done = subprocess.run(
-            [installed / "python", "-c", f"import {name}"], capture_output=True, check=False
+            [installed / "python", "-c", f"import {name}"], env=outside(), capture_output=True, check=False
         )
         assert b"ModuleNotFoundError" in done.stderr, name
     done = subprocess.run(
         [installed / "topics-spark", "doctor"],
+        env=outside(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
