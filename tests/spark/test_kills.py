@@ -23,7 +23,7 @@ from spark_pipeline.jobs.engines import Running, SparkEngine
 from spark_pipeline.tasks import merge
 from tests.spark.conftest import record, segments_of, seqs_of, url_of
 from tests.spark.test_consolidate import SMALL, job
-from tests.spark.test_sink import numbers, open_transactions, rows
+from tests.spark.test_sink import numbers, rows, transactions_end
 from tests.support.server import ROOT, Server, _children_of, is_alive, until
 from tests.support.watching_proxy import WatchingProxy, watching
 
@@ -131,7 +131,7 @@ def test_a_stream_whose_driver_is_killed_at_a_commit(
     assert numbers(server, topic) == list(range(1, there + 1))
     copy(spark, url_of(server), url_of(server), topic, str(tmp_path / "checkpoint"))
     assert numbers(server, topic) == list(range(1, COUNT + 1))
-    assert open_transactions(server) == []
+    transactions_end(server)
 
 
 def test_a_stream_whose_workers_are_killed(
@@ -150,7 +150,7 @@ def test_a_stream_whose_workers_are_killed(
     assert proxy.sprung.is_set()
     copy(spark, source, proxy.url, topic, checkpoint)
     assert numbers(server, topic) == list(range(1, 51))
-    assert open_transactions(server) == []
+    transactions_end(server)
 
 
 @pytest.mark.parametrize(("count", "when"), [(24_000, "during"), (50, "before")])
@@ -168,7 +168,7 @@ def test_a_server_that_is_killed_at_a_commit(
     rows(spark, count).write.format("topics").options(**given).mode("append").save()
     assert proxy.sprung.is_set()
     assert numbers(server, topic) == list(range(count))
-    until(lambda: not open_transactions(server))
+    transactions_end(server)
 
 
 # ── Merges ────────────────────────────────────────────────────────────────────────────
