@@ -113,7 +113,8 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[Engine]:
     if arguments.engine == "local":
         engine = LocalEngine(arguments.workers)
     else:
-        engine = SparkEngine(session(arguments.master, memory=arguments.memory), stop_session=True)
+        started = session(arguments.master, memory=arguments.memory, only_tasks=True)
+        engine = SparkEngine(started, stop_session=True)
     try:
         yield engine
     finally:
