@@ -28,7 +28,7 @@ from spark_pipeline.cli.arguments import (
 )
 from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters, Plan, look_at_plan
 from spark_pipeline.jobs.progress import Progress
-from spark_pipeline.tasks.server import wanted_topics
+from spark_pipeline.tasks.server import Refused, wanted_topics
 from topics.cli.tables import as_bytes, safe, table
 
 DESCRIPTIONS = {
@@ -137,7 +137,14 @@ def _merge(command: str, arguments: argparse.Namespace) -> int:
                 cold_dir=arguments.cold_dir,
                 lease_ms=arguments.lease_ms,
             )
-            outcomes.append(job.run())
+            try:
+                outcomes.append(job.run())
+            except Refused as error:
+                if error.code != "topic_not_found" or len(names) == 1:
+                    raise
+                # Deleted since it was listed: no reason to leave the others alone.
+                outcomes.append(Outcome(name, "gone", message=str(error)))
+                progress.step("gone", f"{name}: {error}", topic=name)
     if arguments.json:
         print(msgspec.json.encode(outcomes).decode())
     else:

@@ -71,7 +71,7 @@ class Outcome:
     """What became of one topic."""
 
     topic: str
-    state: str = "nothing_to_do"  # committed · nothing_to_do · leased · lost · changed · failed
+    state: str = "nothing_to_do"  # committed · nothing_to_do · leased · lost · changed · failed · gone
     plans: int = 0
     groups: int = 0
     resumed: int = 0
