@@ -70,6 +70,22 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def ended(query: Any) -> None:
+    """Run a stream over all there is. Spark gives a stream's Python ten seconds to start, which a busy machine may not have: then
+    it is started again, and goes on from its checkpoint.
+    """
+    for tries_left in range(5, -1, -1):
+        running = query.trigger(availableNow=True).start()
+        try:
+            assert running.awaitTermination(240)
+            return
+        except Exception as error:
+            if not tries_left or "failed to connect back" not in str(error):
+                raise
+        finally:
+            running.stop()
+
+
 TOPICS = tuple(f"m{i}" for i in range(1, 20))  # one for each test that changes its topic
 COUNT = 100
 PAGE_TOPIC = "orders"  # of docs/spark.md

@@ -20,7 +20,7 @@ import pytest
 
 from spark_pipeline.jobs.engines import Running, SparkEngine
 from spark_pipeline.tasks import merge
-from tests.spark.conftest import record, segments_of, seqs_of, url_of
+from tests.spark.conftest import ended, record, segments_of, seqs_of, url_of
 from tests.spark.test_consolidate import SMALL, job
 from tests.spark.test_sink import numbers, rows, transactions_end
 from tests.support.server import ROOT, Server, is_alive, until
@@ -50,11 +50,7 @@ def copy(spark: Any, source: str, sink: str, topic: str, folder: str) -> None:
     options = {"columns": "data", "dataAs": "json", "maxRecordsPerTrigger": str(BATCH), "minPartitions": "2"}
     stream = spark.readStream.format("topics").options(url=source, topic=f"{topic}.source", **options).load()
     query = stream.writeStream.format("topics").options(url=sink, topic=topic, checkpointLocation=folder)
-    running = query.trigger(availableNow=True).start()
-    try:
-        running.awaitTermination(240)
-    finally:
-        running.stop()
+    ended(query)
 
 
 DRIVER = """
