@@ -19,6 +19,7 @@ from spark_pipeline.cli.arguments import (
     add_offline,
     add_output,
     add_server,
+    count,
     engine_of,
     parser_of,
     server_of,
@@ -54,12 +55,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
             "--target-bytes", metavar="size", type=size, help="how large segments become [1GiB]"
         )
         parser.add_argument(
-            "--min-segments", metavar="n", type=int, help="neighbours that are worth a merge [2]"
+            "--min-segments", metavar="n", type=count, help="neighbours that are worth a merge [2]"
         )
     parser.add_argument(
         "--min-garbage", metavar="share", type=share, help="dead bytes that are worth a rewrite [0.1]"
     )
-    parser.add_argument("--max-groups", metavar="n", type=int, help="outputs of one plan [64]")
+    parser.add_argument("--max-groups", metavar="n", type=count, help="outputs of one plan [64]")
     parser.add_argument(
         "--cold-dir",
         metavar="path",

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from spark_pipeline.cli.__main__ import main
+from spark_pipeline.cli.arguments import lending
 from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters
 from spark_pipeline.jobs.engines import Engine, LocalEngine, Running, SparkEngine
 from spark_pipeline.jobs.progress import Progress
@@ -301,5 +302,29 @@ def test_what_is_wrong_is_one_line(
     assert main(["scrub", "--cold-dir", str(tmp_path), *local]) == 3
     assert "TOPICS_COLD_DIR" in capsys.readouterr().err
     assert main(["bogus"]) == 2
-    with pytest.raises(SystemExit):
-        main(["compact", "m1", "--min-garbage", "2"])
+    assert main(["compact", " ", "--url", url_of(server), *local]) == 3
+    assert "the name of a topic is empty; '*' are all of them" in capsys.readouterr().err
+    assert main(["scrub", "--url", "http://127.0.0.1:99999", *local]) == 3
+    assert "'http://127.0.0.1:99999' is no address of a server" in capsys.readouterr().err
+    for wrong in (["--min-garbage", "2"], ["--max-groups", "0"], ["--workers", "-3"]):
+        with pytest.raises(SystemExit):
+            main(["compact", "m1", *wrong])
+        assert f"argument {wrong[0]}: '{wrong[1]}' is no " in capsys.readouterr().err
+
+
+def test_a_topic_that_goes_meanwhile_does_not_end_the_job_of_others(
+    server: Server, local: LocalEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It is deleted when it has been listed, and before it is asked about."""
+
+    def told(asks: str, *words: str) -> Any:
+        server.write("a.going", 1)
+        with watching(url_of(server)) as proxy, lending(local):
+            proxy.at(asks, "before", lambda _: server.delete("/v0/topics/a.going"))
+            assert main([*words, "--url", proxy.url, "--json", "--", "a.going", "m19"]) == 0
+            assert proxy.sprung.is_set()
+        return json.loads(capsys.readouterr().out)
+
+    assert told("/a.going/snapshots", "export", "--out", str(tmp_path / "lake"))["topics"] == 1
+    outcomes = told("/a.going", "compact")
+    assert {one["topic"]: one["state"] for one in outcomes} == {"a.going": "gone", "m19": "committed"}
