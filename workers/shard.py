@@ -60,6 +60,7 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         min_free_bytes=reserve(settings),
         hot_retain_segments=settings.hot_retain_segments,
         hot_retain_bytes=settings.hot_retain_bytes,
+        relocate_bytes_per_s=settings.relocate_bytes_per_s,
         cold_cache_bytes=settings.cold_cache_bytes,
         cold_dir=os.path.abspath(settings.cold_dir) if settings.cold_dir else "",
         retire_grace_ms=settings.retire_grace_ms,

@@ -78,6 +78,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     min_free_bytes: int = 0  # below so much space on the disk appends are refused; 0: only when there is none
     hot_retain_segments: int = 4  # the newest sealed segments of a topic that stay out of the cold tier
     hot_retain_bytes: int = 0  # a further bound on them; 0: none
+    relocate_bytes_per_s: int = 32 * limits.MIB  # that move to the cold tier; 0: as fast as it can
     cold_cache_bytes: int = 32 * limits.MIB  # blocks of the cold tier that were read last
     cold_dir: str = ""  # where jobs find the cold tier; only told, never opened
     retire_grace_ms: int = 86_400_000  # how long the files of merged segments stay

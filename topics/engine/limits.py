@@ -97,8 +97,12 @@ SLICE_NAMES = 512
 READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read
 RAM_BLOCK_BYTES = 64 * KIB  # records that are never logged are kept in blocks of this size
 
-# Giving space back. What was not used of the pace for so long may be used at once; more is not saved up.
-RECLAIM_BURST_MS = 250
+# Rewriting and moving at a pace. What was not used of it for so long may be used at once; more is not saved up.
+PACE_BURST_MS = 250
+PACE_SPAN_MS = 10_000  # over which it is looked how fast the log grows
+MOVES_PER_GROWTH = 2  # segments move so many times as fast as the log grows, at least
+
+# Giving space back.
 TRIM_RECORDS = 128  # that a new cap per tag takes in one slice: about 2 ms, each in another place of the log
 TRIM_TAGS = 65_536  # that are looked at for it
 REFUSED_MAX = 4096  # damaged segments that are known not to be rewritten; the oldest is tried again
