@@ -13,6 +13,7 @@ import time
 from topics import logs
 from topics.api_keys import secrets_of
 from topics.control_channel import Channel, Message, Ping, Pong, inherited
+from topics.engine import limits
 from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine
 from topics.engine.errors import TopicsError
@@ -53,6 +54,7 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         segment_max_bytes=settings.segment_max_bytes,
         segment_max_age_ms=settings.segment_max_age_ms,
         snapshot_wal_bytes=settings.wal_file_bytes,
+        log_bytes_max=max(limits.LOG_FILES * settings.wal_file_bytes, limits.LOG_BYTES_MIN),
         cache_bytes=settings.cache_bytes,
         memory_bytes_max=settings.max_memory_bytes,
         max_topics=settings.max_topics,

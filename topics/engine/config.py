@@ -67,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     segment_max_age_ms: int = 3_600_000
     snapshot_wal_bytes: int = 64 * limits.MIB
     snapshot_interval_ms: int = 60_000
+    log_bytes_max: int = 0  # since the last checkpoint: records beyond it are refused; 0: no bound
     cache_bytes: int = 32 * limits.MIB
     memory_bytes_max: int = 256 * limits.MIB  # payloads that live in RAM only
     index_rows_max: int = 50_000_000  # rows resident before idle topics are put away

@@ -214,10 +214,7 @@ class Engine:
 
     def _finish_turn(self) -> Outcome:
         shard = self.shard
-        if self.clock.mono_ms >= self._look_at_ms:
-            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
-            if self._task_kind != "checkpoint" and self.checkpointer.is_due(self.clock.mono_ms):
-                self._checkpoint_wanted = True
+        self._look_at_log()
         if self._has_background_work():
             self._run_background()
         if self._cold_store is not None:
@@ -242,6 +239,19 @@ class Engine:
         jobs, self._jobs = self._jobs, []
         self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
         return Outcome(replies, jobs, self._wake_at_ms())
+
+    def _look_at_log(self) -> None:
+        """Whether a checkpoint is due: now and then, but at once when much was written. One that failed for want of space waits
+        for its retry."""
+        is_running = self._main.task is not None and self._task_kind == "checkpoint"
+        is_long = (
+            self.checkpointer.log_share * limits.LOG_CHECKPOINT_PARTS >= 1 and self._full_retry_ms is None
+        )
+        if self.clock.mono_ms >= self._look_at_ms:
+            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+            is_long = is_long or self.checkpointer.is_due(self.clock.mono_ms)
+        if is_long and not is_running:
+            self._checkpoint_wanted = True
 
     def _wake_at_ms(self) -> int | None:
         """The earliest moment at which something is due without a request."""
@@ -319,6 +329,7 @@ class Engine:
         wal = self.wal
         if not wal.files or self.shard.read_only is not None:
             return
+        self.shard.log_full = self.checkpointer.log_share >= 1
         active = wal.files[-1]
         room = active.capacity - active.position
         if wal.spare is not None:

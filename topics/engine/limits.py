@@ -27,6 +27,13 @@ SKIP_MAX = 1 << 32
 GROUP_FRAMES_MAX = 65_536
 GROUP_BYTES_MAX = 8 * MIB
 
+# The log since the last checkpoint. A quarter of `log_bytes_max` begins one at once; from a half on it is pressure; past it
+# records are refused with 429 until one has come to its end.
+LOG_BYTES_MIN = 256 * MIB  # of `log_bytes_max`, which is else so many log files
+LOG_FILES = 4
+LOG_CHECKPOINT_PARTS = 4
+LOG_RETRY_MS = 1000  # when whoever was refused may come again
+
 # Idempotency memory per topic. Past it the oldest key is forgotten before its window ends:
 # at 100 keys a second a default window of two minutes holds 12 000.
 DEDUPE_KEYS_MAX = 100_000
