@@ -8,7 +8,8 @@ from topics.engine.commands import Page
 from topics.engine.frames import DEAD
 from topics.engine.index import Chunk
 from topics.engine.tail_cache import TailCache
-from topics.engine.topic_log import TopicLog, find_run
+from topics.engine.topic_log import TopicLog
+from topics.engine.topic_rows import find_run
 
 LOOKED_AT_MAX = 64  # rows, dead ones included
 

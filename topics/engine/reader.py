@@ -25,7 +25,8 @@ from topics.engine.picking import Picked, Wanted, collect
 from topics.engine.ports import Disk
 from topics.engine.subjects import TagFilter
 from topics.engine.tail_cache import TailCache
-from topics.engine.topic_log import Run, TopicLog, find_run
+from topics.engine.topic_log import Run, TopicLog
+from topics.engine.topic_rows import find_run
 
 FETCH_ALONE = 8  # pages up to this many records look in the cache record by record
 CHECKED_CHUNKS_MAX = 256  # of which it is kept which rows in the log were checked
