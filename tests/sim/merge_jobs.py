@@ -429,8 +429,12 @@ def _listed(store: JobStore, pin: dict[str, Any]) -> Iterable[dict[str, Any]]:
 # -- rest ----------------------------------------------------------------------------------------------------
 
 
-def check_tidy(disk: SimDisk, directories: dict[str, set[tuple[int, int]]]) -> None:
-    """Of plans, pins and old segments nothing is left, once their time is over. `directories`: what each topic has there."""
+def check_tidy(
+    disk: SimDisk, directories: dict[str, set[tuple[int, int]]], losses: dict[str, list[tuple[int, int, str]]]
+) -> None:
+    """Of plans, pins and old segments nothing is left, once their time is over. `directories`: what each topic has there. Files of
+    a segment whose marks have rotted are kept: what was lost may be wanted yet.
+    """
     for path in disk.paths():
         assert not path.startswith("staging/plans/"), f"{path} is left of a plan"
         if not path.startswith("topics/"):
@@ -439,7 +443,8 @@ def check_tidy(disk: SimDisk, directories: dict[str, set[tuple[int, int]]]) -> N
         assert directory in directories, f"{path} is of a topic that is not there"
         parsed = parse_segment_name(name)
         if parsed is not None:
-            assert (parsed[0], parsed[1]) in directories[directory], f"{path} is nobody's any more"
+            is_kept = any(first <= parsed[0] <= last for first, last, _ in losses[directory])
+            assert is_kept or (parsed[0], parsed[1]) in directories[directory], f"{path} is nobody's any more"
         else:
             assert is_of_manifests(name) and pinned_id(name) is None, f"{path} is left of a pin"
 
