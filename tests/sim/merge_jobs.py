@@ -352,11 +352,11 @@ class SnapshotReader:
         return "pin", {"ttl_ms": rng.choice((1000, 60_000, 60_000))}
 
     def told(self, op: Op) -> None:
-        if op.ok and op.kind == "pin":
-            self.pin = op
+        if op.ok and op.kind in ("pin", "renew_pin"):  # a renewal may bring the end nearer
+            self.pin = op if op.kind == "pin" else self.pin
             self._until_us = self.world.now_us + op.request["ttl_ms"] * MS * 8 // 10
             self._powers = self._power_cuts()
-        elif op.kind != "renew_pin" or not op.ok:
+        else:
             self.pin = None
         pause_us = (
             self.rng.choice((5, 100, 400, 1500)) if self.pin is not None else self.rng.choice((20, 100))
