@@ -8,6 +8,7 @@ rename nor in-place writes, or with a second SimDisk behind it; every call of a 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pytest
@@ -467,14 +468,14 @@ def test_a_damaged_index_is_not_copied() -> None:
 
 def test_a_store_that_loses_what_it_was_given_gets_no_pointer() -> None:
     store = ObjectStore()
-    put = store.put
+    put_steps = store.put_steps
 
-    def forgetful(key: str, pieces: object) -> None:
-        put(key, pieces)  # type: ignore[arg-type]
+    def forgetful(key: str, pieces: Iterable[bytes]) -> Iterator[None]:
+        yield from put_steps(key, pieces)
         if key.endswith(".data"):
             store.objects[key] = store.objects[key][:-1]
 
-    store.put = forgetful  # type: ignore[method-assign, assignment]
+    store.put_steps = forgetful  # type: ignore[method-assign, assignment]
     h = filled(store)
     h.checkpoint()
     assert tiers(h) == ["hot"] * 4
@@ -614,6 +615,26 @@ def test_a_damaged_index_on_the_hot_side_is_made_again_from_cold_records() -> No
     h.disk.flip_bit(f"topics/{1024:016x}/seg-0000000000000001-0.idx", 40)
     h.open()
     assert h.rows("t") == records(*range(1, 15))
+
+
+@fault(
+    "index",
+    "one is damaged, and the records that it could be made from are not in the cold tier",
+    "the shard starts, and these records are an announced loss",
+)
+@pytest.mark.parametrize("suffix", ["idx", "sum"])
+def test_a_damaged_index_of_records_that_are_gone(suffix: str) -> None:
+    """As a crash leaves it that stops an erase: the snapshot names a segment whose records are not there any more."""
+    store = ObjectStore()
+    h = relocated(store)
+    h.kill()
+    h.disk.flip_bit(f"topics/{1024:016x}/seg-0000000000000001-0.{suffix}", 40)
+    del store.objects[next(key for key in store.objects if key.endswith("1-0.data"))]
+    h.open()
+    found, gaps = h.read("t")
+    (gap,) = gaps
+    assert gap[0] == 1 and gap[2] == "corrupt"
+    assert found == records(*range(gap[1] + 1, 15))
 
 
 def test_a_long_poll_and_answers_by_tag_reach_cold_records() -> None:
