@@ -346,13 +346,15 @@ class Forwarder:
             chase.part_done()
 
     def _go_on(self, flow: Flow) -> None:
-        """The dest has said how far it is."""
+        """The dest has said how far it is. Those who waited for it hear that last: they may ask for more at once, and must find
+        the flow as it is then.
+        """
         flow.pause_ms = 0
-        self._reach(flow)
         if flow.mark >= flow.stream.log.view.head:
             self._owe_nothing(flow, IDLE)
         else:
             self._make_ready(flow)
+        self._reach(flow)
 
     @staticmethod
     def _reach(flow: Flow) -> None:
