@@ -193,6 +193,11 @@ class Forwarder:
         return any(flow.state != PAUSED for flows in self._owing.values() for flow in flows)
 
     @property
+    def is_chased(self) -> bool:
+        """Whether somebody waits for copies."""
+        return bool(self._chases)
+
+    @property
     def flows_owing(self) -> int:
         return sum(map(len, self._owing.values()))
 
