@@ -40,7 +40,7 @@ DRAIN_MESSAGES = 256  # in one turn; the rest waits for the next
 DRAIN_REQUESTS = 32  # enough to share a write; more would keep the fronts waiting for the first answers
 DRAIN_BYTES = 16 << 20
 SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
-COPIES_WAIT_NS = 1_000_000  # they leave the cores to the answers before them for so long
+COPIES_WAIT_NS = 600_000  # they leave the cores to the answers before them for so long
 POLL_MS_MAX = 3_600_000  # a wait has 32 bits, and an idle consumer may be due in a month
 RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
 
@@ -106,7 +106,8 @@ class ShardLoop:
         self._owes: bool | None = None  # as told last
         self._control_fd = control.fileno()
         self._poller = select.poll()
-        for fd in (descriptor(self._socket), self._wake_fd, self._control_fd):
+        self._fds = (descriptor(self._socket), self._wake_fd, self._control_fd)
+        for fd in self._fds:
             self._poller.register(fd, select.POLLIN)
         self._peers = PeerSockets(self._context, self._poller)
         signal.signal(signal.SIGTERM, self._on_term)
@@ -176,7 +177,10 @@ class ShardLoop:
             timeout_ms = max(0, self._wake_at_ms - time.monotonic_ns() // 1_000_000)
             timeout_ms = min(timeout_ms, POLL_MS_MAX)
         if self._copies_at_ns is not None and timeout_ms != 0:
-            timeout_ms = max(0, -((time.monotonic_ns() - self._copies_at_ns) // 1_000_000))
+            wait_ns = self._copies_at_ns - time.monotonic_ns()
+            if wait_ns > 0:  # less than a poll can wait. What other workers say has that much time, too
+                select.select(self._fds, (), (), wait_ns / 1e9)
+            timeout_ms = 0
         self._poll(timeout_ms)
 
     def _has_mail(self) -> bool:
