@@ -352,11 +352,11 @@ class SnapshotReader:
         return "pin", {"ttl_ms": rng.choice((1000, 60_000, 60_000))}
 
     def told(self, op: Op) -> None:
-        if op.ok and op.kind == "pin":
-            self.pin = op
+        if op.ok and op.kind in ("pin", "renew_pin"):  # a renewal may bring the end nearer
+            self.pin = op if op.kind == "pin" else self.pin
             self._until_us = self.world.now_us + op.request["ttl_ms"] * MS * 8 // 10
             self._powers = self._power_cuts()
-        elif op.kind != "renew_pin" or not op.ok:
+        else:
             self.pin = None
         pause_us = (
             self.rng.choice((5, 100, 400, 1500)) if self.pin is not None else self.rng.choice((20, 100))
@@ -429,8 +429,12 @@ def _listed(store: JobStore, pin: dict[str, Any]) -> Iterable[dict[str, Any]]:
 # -- rest ----------------------------------------------------------------------------------------------------
 
 
-def check_tidy(disk: SimDisk, directories: dict[str, set[tuple[int, int]]]) -> None:
-    """Of plans, pins and old segments nothing is left, once their time is over. `directories`: what each topic has there."""
+def check_tidy(
+    disk: SimDisk, directories: dict[str, set[tuple[int, int]]], losses: dict[str, list[tuple[int, int, str]]]
+) -> None:
+    """Of plans, pins and old segments nothing is left, once their time is over. `directories`: what each topic has there. Files of
+    a segment whose marks have rotted are kept: what was lost may be wanted yet.
+    """
     for path in disk.paths():
         assert not path.startswith("staging/plans/"), f"{path} is left of a plan"
         if not path.startswith("topics/"):
@@ -439,7 +443,8 @@ def check_tidy(disk: SimDisk, directories: dict[str, set[tuple[int, int]]]) -> N
         assert directory in directories, f"{path} is of a topic that is not there"
         parsed = parse_segment_name(name)
         if parsed is not None:
-            assert (parsed[0], parsed[1]) in directories[directory], f"{path} is nobody's any more"
+            is_kept = any(first <= parsed[0] <= last for first, last, _ in losses[directory])
+            assert is_kept or (parsed[0], parsed[1]) in directories[directory], f"{path} is nobody's any more"
         else:
             assert is_of_manifests(name) and pinned_id(name) is None, f"{path} is left of a pin"
 
