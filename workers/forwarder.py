@@ -212,8 +212,8 @@ class Forwarder:
         """Whether somebody waits for copies."""
         return bool(self._chases)
 
-    @property
     def flows_owing(self) -> int:
+        self._look_at_news()
         return sum(map(len, self._owing.values()))
 
     # -- time ----------------------------------------------------------------------------------------------
@@ -288,6 +288,11 @@ class Forwarder:
         if flow is not None and flow.state == PAUSED:
             flow.pause_ms = 0
             self._make_ready(flow)
+
+    def _look_at_news(self) -> None:
+        """What was published since the last turn for copies; the others were looked at."""
+        for log in list(self._shard.flowing.values()):
+            self._line_up(log)
 
     def _line_up(self, log: TopicLog) -> Stream:
         """Idle flows that owe something now are ready, or rest."""
@@ -556,8 +561,7 @@ class Forwarder:
 
     def chase(self, uids: Iterable[int], done: Callable[[list[int]], None]) -> None:
         """Bring all that these rules have published so far to their dests. `done` hears of it, perhaps at once."""
-        for log in list(self._shard.flowing.values()):  # since the last turn; the others were looked at
-            self._line_up(log)
+        self._look_at_news()
         chase = Chase(self._now_us() + CHASE_US, done)
         for uid in uids:
             for flow in list(self._owing.get(uid, ())):

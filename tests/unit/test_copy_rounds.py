@@ -104,7 +104,7 @@ def test_what_comes_while_a_batch_is_on_its_way_rests_too() -> None:
     made = with_dests()
     write(made, SOURCE, ["record 1"])
     rig = made.rig(1)
-    while not rig.core.forwarding.forwarder.flows_owing:
+    while not rig.core.forwarding.forwarder.flows_owing():
         rig.step()
     write(made, SOURCE, ["record 2"])
     made.rest()

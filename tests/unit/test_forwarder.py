@@ -140,7 +140,7 @@ def test_rules_go_by_their_filters() -> None:
     made.rest()
     assert texts(made, FAR) == ["of a"]
     assert texts(made, NEAR) == ["of b1", "of c"]
-    assert not made.rig(1).core.forwarding.forwarder.flows_owing
+    assert not made.rig(1).core.forwarding.forwarder.flows_owing()
 
 
 def test_topics_that_a_pattern_finds_later_join() -> None:

@@ -69,7 +69,7 @@ def test_a_topic_takes_its_rules_with_it(dest: str, end: str) -> None:
         write(made, SOURCE, numbered(4, 4))
         settle(made)
         assert stored(made, dest) == 0
-    assert not made.rig(1).core.forwarding.forwarder.flows_owing
+    assert not made.rig(1).core.forwarding.forwarder.flows_owing()
 
 
 def test_a_topic_that_a_pattern_finds_takes_nothing_with_it() -> None:
@@ -175,7 +175,7 @@ def test_metrics_tell_of_copies() -> None:
     assert (dest.copies, source.copies) == (3, 0)
     assert source.copy_batches >= 1 and dest.copy_batches == 0
     assert (dest.catch_ups, dest.catch_ups_late) == (1, 0)
-    assert source.flows_owing == 0
+    assert source.flows_owing() == 0
 
 
 def test_bounds_fit_each_other() -> None:
