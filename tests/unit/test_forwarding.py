@@ -175,7 +175,7 @@ def test_metrics_tell_of_copies() -> None:
     assert (dest.copies, source.copies) == (3, 0)
     assert source.copy_batches >= 1 and dest.copy_batches == 0
     assert (dest.catch_ups, dest.catch_ups_late) == (1, 0)
-    assert source.flows_owing() == 0
+    assert source.flows_owing == 0
 
 
 def test_bounds_fit_each_other() -> None:
