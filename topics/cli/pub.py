@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from topics.cli.advice import advice_of
 from topics.cli.failures import FAILED, OK, UNKNOWN, UNREACHABLE, Failed
-from topics.cli.session import Session, topic_argument, with_server
+from topics.cli.session import Session, as_plain, topic_argument, with_server
 from topics.cli.tables import as_bytes
 from topics.client import ApiError, ClientError, Disconnected, NewRecord
 from topics.client.producer import Receipt
@@ -67,7 +67,8 @@ def pub(
             if number > AT_ONCE_MAX:
                 raise Failed(f"one write takes {AT_ONCE_MAX} records at most: leave --at-once out")
             records.append(record)
-        return write_at_once(session, topic, records) if records else OK
+        if records:
+            return write_at_once(session, topic, records)
     return Stream(session, topic).run(lines)
 
 
@@ -126,7 +127,9 @@ def write_at_once(session: Session, topic: str, records: list[NewRecord]) -> int
         if written.count == 1
         else f"seqs {written.first_seq} to {written.last_seq}"
     )
-    session.one(written, f"{topic}: {seqs}")
+    told = as_plain(written)
+    del told["seqs"]  # not asked for: they are those from the first to the last
+    session.one(told, f"{topic}: {seqs}")
     return OK
 
 
@@ -146,7 +149,7 @@ class Stream:
     def run(self, lines: Iterable[tuple[int, NewRecord]]) -> int:
         self._knock()
         producer = self._session.client.producer(self._topic)
-        wrong: Failed | None = None
+        wrong: Failed | KeyboardInterrupt | None = None
         try:
             for number, record in lines:
                 receipt = producer.send(
@@ -156,7 +159,10 @@ class Stream:
                 self._waiting.append((number, receipt))
                 self._settle(0 if len(self._waiting) < IN_HAND_MAX else IN_HAND_MAX // 2)
                 self._progress()
-        except Failed as error:  # a line that is none; those before it are written
+        except (
+            Failed,
+            KeyboardInterrupt,
+        ) as error:  # a line that is none, or the end; those before it are written
             wrong = error
         finally:
             try:
@@ -166,6 +172,8 @@ class Stream:
         self._settle(len(self._waiting))
         self._progress(is_end=True)
         self._tell()
+        if isinstance(wrong, KeyboardInterrupt):
+            raise wrong
         if wrong is not None:
             raise Failed(f"{wrong.message}. The lines before it are written, and none after it")
         if self._is_unknown:
