@@ -111,7 +111,7 @@ def test_leases_are_kept_while_a_handler_runs(client: Any, jobs: str) -> None:
         # Longer than the lease: without extensions somebody else would have it by now.
         wait(lambda: time.time() * 1000 > job.deadline + 300)
 
-    with working(client, jobs, handler, lease_ms=2000, concurrency=2) as worker:
+    with working(client, jobs, handler, lease_ms=5000, concurrency=2) as worker:
         wait(lambda: worker.stats.done)
     assert (seen, worker.stats.lost) == ([1], 0)
 

@@ -330,7 +330,7 @@ class Story(Faults):
                 engine.checkpoint()
             self.world.run_for(20 * S)
         for engine, disk in zip(engines, self.machine.colds, strict=True):
-            named = {}
+            named, losses = {}, {}
             for topic_id, log in engine.shard.by_id.items():
                 metas = (
                     [*log.stored]
@@ -342,7 +342,8 @@ class Story(Faults):
                 ]  # with the next one
                 cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == "cold"}
                 named[engine.reader.topic_dir(topic_id)] = cold
-            check_tidy(disk, named)
+                losses[engine.reader.topic_dir(topic_id)] = list(log.view.losses)
+            check_tidy(disk, named, losses)
 
     def _answered(self, op: Op) -> None:
         if op.kind == "delete" and op.ok and op.request.get("erase"):

@@ -616,6 +616,26 @@ def test_a_damaged_index_on_the_hot_side_is_made_again_from_cold_records() -> No
     assert h.rows("t") == records(*range(1, 15))
 
 
+@fault(
+    "index",
+    "one is damaged, and the records that it could be made from are not in the cold tier",
+    "the shard starts, and these records are an announced loss",
+)
+@pytest.mark.parametrize("suffix", ["idx", "sum"])
+def test_a_damaged_index_of_records_that_are_gone(suffix: str) -> None:
+    """As a crash leaves it that stops an erase: the snapshot names a segment whose records are not there any more."""
+    store = ObjectStore()
+    h = relocated(store)
+    h.kill()
+    h.disk.flip_bit(f"topics/{1024:016x}/seg-0000000000000001-0.{suffix}", 40)
+    del store.objects[next(key for key in store.objects if key.endswith("1-0.data"))]
+    h.open()
+    found, gaps = h.read("t")
+    (gap,) = gaps
+    assert gap[0] == 1 and gap[2] == "corrupt"
+    assert found == records(*range(gap[1] + 1, 15))
+
+
 def test_a_long_poll_and_answers_by_tag_reach_cold_records() -> None:
     h = relocated()
     h.do(c.Delete("t", seqs=[10, 12, 14]))

@@ -219,9 +219,10 @@ class Committing(Transactions):
         txn.bytes += len(entry)
         self.staged_bytes += len(entry)
         txn.order = chosen
-        txn.decision = Decision(end, len(chosen), records, size)
+        decision = Decision(end, len(chosen), records, size)
+        txn.decide(decision)
         self.bytes_promised += size
-        self._log_entry(log, frames.TXN_DECIDED, Decided(txn.id, txn.decision))
+        self._log_entry(log, frames.TXN_DECIDED, Decided(txn.id, decision))
         yield WaitSynced(0)
 
     def _choose(self, txn: Transaction, parts: list[tuple[str, int, int]]) -> Generator[None, Any, Choice]:
@@ -363,8 +364,7 @@ class Committing(Transactions):
             self._append_chunk(txn, records, sync=sync)
             count += len(records.payloads)
         if count:
-            # A crash may have lowered the head of a topic in memory since the first ones.
-            decision.first_seq = min(decision.first_seq or first, first)
+            decision.first_seq = decision.first_seq or first
             decision.last_seq = log.next_seq - 1
         self._advance(txn, decision, decision.done + len(placed), count, size)
 
@@ -383,9 +383,12 @@ class Committing(Transactions):
         entry = Advanced(
             txn.id, False, done, decision.first_seq, decision.last_seq, count, size, self.now_ms, []
         )
-        self._log_entry(txn.log, frames.TXN_ADVANCED, entry)
+        # Records of an ephemeral topic are in no log. A start has to append them again, so it must not be told of them.
+        is_logged = txn.log.config.durability != "ephemeral"
+        if is_logged:
+            self._log_entry(txn.log, frames.TXN_ADVANCED, entry)
         assert txn.log.transactions is not None
-        txn.log.transactions.note_advanced(entry)
+        txn.log.transactions.note_advanced(entry, is_logged=is_logged)
 
     def _end_committed(
         self, txn: Transaction, first_seq: int, last_seq: int, count: int, done: int, size: int

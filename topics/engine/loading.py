@@ -290,6 +290,9 @@ class Loader:
             raise ColdStoreFailed("records are in the cold tier; set TOPICS_COLD_DIR to read them", path=path)
         try:
             data = self._cold.read_range(path, 0, meta.data_bytes)
+        except FileNotFoundError:
+            # The tier is there and the file is not: gone as on the hot tier, and by an erase if a crash stopped that halfway.
+            raise
         except OSError as error:
             raise ColdStoreFailed(f"{path} of the cold tier cannot be read: {error}", path=path) from error
         if len(data) != meta.data_bytes:

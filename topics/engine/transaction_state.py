@@ -130,6 +130,7 @@ class OpenTransaction(Generic[LogT]):
     batch: int
     ttl_ms: int
     decision: Decision | None = None
+    logged: Decision | None = None  # as far as the log has its records: from there a start goes on
     is_ended: bool = False
     expires_ms: int = 0  # on the monotonic clock
     # Of its file.
@@ -162,10 +163,13 @@ class OpenTransaction(Generic[LogT]):
         """Bytes that are decided and not in the log yet."""
         return self.decision.size - self.decision.size_done if self.decision is not None else 0
 
+    def decide(self, decision: Decision | None) -> None:
+        self.decision = decision
+        self.logged = _copy(decision)
+
     def row(self) -> OpenRow:
         opened = Opened(self.id, self.number, self.producer, self.batch, self.ttl_ms)
-        decision = self.decision
-        return OpenRow(opened, msgspec.structs.replace(decision) if decision is not None else None)
+        return OpenRow(opened, _copy(self.logged))
 
 
 class TopicTransactions(Generic[LogT]):
@@ -187,7 +191,7 @@ class TopicTransactions(Generic[LogT]):
         for producer in row.producers:
             made._set_producer(producer)
         for opened in row.opened:
-            made.note_opened(log, opened.opened).decision = opened.decision
+            made.note_opened(log, opened.opened).decide(opened.decision)
         return made
 
     def row(self) -> TransactionsRow | None:
@@ -204,7 +208,7 @@ class TopicTransactions(Generic[LogT]):
             case Decided():
                 txn = self.open.get(entry.txn)
                 if txn is not None:
-                    txn.decision = entry.decision
+                    txn.decide(entry.decision)
             case Advanced():
                 self.note_advanced(entry)
             case int():
@@ -228,7 +232,7 @@ class TopicTransactions(Generic[LogT]):
             self.leaving[txn.number] = txn
         return txn
 
-    def note_advanced(self, entry: Advanced) -> list[OpenTransaction[LogT]]:
+    def note_advanced(self, entry: Advanced, *, is_logged: bool = True) -> list[OpenTransaction[LogT]]:
         """Returns those that are over by it: its own, and what the same producer had begun for earlier batches."""
         txn = self.open.get(entry.txn)
         if txn is None:
@@ -237,6 +241,7 @@ class TopicTransactions(Generic[LogT]):
         if decision is not None:
             decision.done, decision.count, decision.size_done = entry.done, entry.count, entry.size_done
             decision.first_seq, decision.last_seq = entry.first_seq, entry.last_seq
+            txn.logged = _copy(decision) if is_logged else txn.logged
         if not entry.ended:
             return []
         for name in entry.forgotten:
@@ -284,6 +289,10 @@ class TopicTransactions(Generic[LogT]):
         left = [txn.decision for txn in self.open.values() if txn.decision is not None]
         records = sum(decision.records - decision.count for decision in left)
         return records, sum(txn.promised for txn in self.open.values())
+
+
+def _copy(decision: Decision | None) -> Decision | None:
+    return msgspec.structs.replace(decision) if decision is not None else None
 
 
 def transaction_id(producer: str, batch: int) -> int:

@@ -104,7 +104,7 @@ class Copies:
         return (
             self._holes.get(topic, False)
             or line.rotten < FOREVER
-            or any(zone.kind != "drop" for zone in line.zones)
+            or line.may_lose
             or any(_retains_less(config) for config in configs)
         )
 

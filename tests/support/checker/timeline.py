@@ -94,6 +94,7 @@ class Timeline:
     calms: list[int] = field(default_factory=list)
     rotten: int = FOREVER  # the first rot that can touch the topic
     skipped: int = FOREVER  # the first crash after which seqs of a `disk` topic may be left out
+    may_lose: bool = False  # a crash can have taken records, perhaps while it was being dropped
     _all_configs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     _starts: list[int] = field(default_factory=list)
     _ends: list[int] = field(default_factory=list)
@@ -179,6 +180,7 @@ def make_timeline(history: History, topic: str, ops: list[Op]) -> Timeline:
                     event.at, event.until or event.at, kind, event.kind != "kill" or event.topics is not None
                 )
             )
+    line.may_lose = len(cuts) > len(drops)
     line.cut(_merged(cuts))
     _place_settings(line)
     return line
