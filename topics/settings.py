@@ -59,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segment_max_age_ms: Annotated[int, _doc("age that seals a segment; 0: none")] = 3_600_000
     hot_retain_segments: Annotated[int, _doc("newest sealed segments kept hot")] = 4
     hot_retain_bytes: Annotated[int, _doc("a further bound on them; 0: none")] = 0
+    relocate_bytes_per_s: Annotated[int, _doc("segments that move there, per shard; 0: no bound")] = (
+        32 * limits.MIB
+    )
     cold_cache_bytes: Annotated[int, _doc("cold records in memory, per shard")] = 32 * limits.MIB
     retire_grace_ms: Annotated[int, _doc("merged segments stay on disk this long")] = 86_400_000
     plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten after this")] = 604_800_000

@@ -218,6 +218,8 @@ class Background(GroupCommit):
                 times.append(max(self.relocator.retry_ms, self.clock.mono_ms))
         elif self._aside.is_runnable:
             times.append(self.clock.mono_ms)
+        elif self.relocator.pace.wake_ms is not None:
+            times.append(self.relocator.pace.wake_ms)
         times += self._merge_times()
         return times
 
@@ -246,7 +248,8 @@ class Background(GroupCommit):
             return [max(self.reclaimer.retry_ms, now_ms)] if self.reclaimer.has_work else []
         if lane.is_runnable:
             return [now_ms]
-        return [max(self.reclaimer.paid_ms, now_ms + 1)] if lane.until is not None else []
+        wake_ms = self.reclaimer.pace.wake_ms
+        return [wake_ms] if wake_ms is not None else []
 
     # -- end -----------------------------------------------------------------------------------------------
 

@@ -137,10 +137,7 @@ class Engine(Background):
 
     def _finish_turn(self) -> Outcome:
         shard = self.shard
-        if self.clock.mono_ms >= self._look_at_ms:
-            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
-            if self._task_kind != "checkpoint" and self.checkpointer.is_due(self.clock.mono_ms):
-                self._checkpoint_wanted = True
+        self._look_at_log()
         if self._has_background_work():
             self._run_background()
         if self._cold_store is not None:
@@ -174,6 +171,18 @@ class Engine(Background):
         held_ms: int = 0,
     ) -> None:
         self._jobs.append(Job(kind, work, done, held_ms=held_ms))
+
+    def _look_at_log(self) -> None:
+        """Whether a checkpoint is due: now and then, but at once when much was written. One that failed for want of space waits
+        for its retry."""
+        is_running = self._main.task is not None and self._task_kind == "checkpoint"
+        is_long = self.checkpointer.log_share * limits.LOG_CHECKPOINT_PARTS >= 1
+        is_due = is_long and self._full_retry_ms is None
+        if self.clock.mono_ms >= self._look_at_ms:
+            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+            is_due = is_due or self.checkpointer.is_due(self.clock.mono_ms)
+        if is_due and not is_running:
+            self._checkpoint_wanted = True
 
     def _wake_at_ms(self) -> int | None:
         """The earliest moment at which something is due without a request."""

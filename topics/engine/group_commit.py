@@ -87,6 +87,7 @@ class GroupCommit(ABC):
         wal = self.wal
         if not wal.files or self.shard.read_only is not None:
             return
+        self.shard.log_full = self.checkpointer.log_share >= 1
         active = wal.files[-1]
         room = active.capacity - active.position
         if wal.spare is not None:
