@@ -140,22 +140,15 @@ def as_json(totals: Totals) -> dict[str, object]:
 def as_text(totals: Totals) -> bytes:
     lines: list[str] = []
     for name, kind, text, value in _plain(totals):
-        lines += _head(name, kind, text)
-        lines.append(f"{name} {value}")
-    lines += _head("topics_topics_by_class", "gauge", "Topics by durability class")
-    lines += [f'topics_topics_by_class{{class="{name}"}} {totals.of_class(name)}' for name in CLASSES]
-    lines += _head("topics_delivered_cost_total", "counter", "Delivered, by band of the scheduler")
-    lines += [
-        f'topics_delivered_cost_total{{band="B{band}"}} {cost}' for band, cost in enumerate(totals.by_band)
-    ]
-    lines += _head("topics_shard_pressure", "gauge", "Pressure of a shard, 0 to 1")
-    lines += [
-        f'topics_shard_pressure{{shard="{report.shard}"}} {round(report.pressure, 3)}'
-        for report in totals.reports
-    ]
-    lines += _head("topics_disk_free_bytes", "gauge", "Space left on the disk of the data directory")
-    if totals.disk_free is not None:
-        lines.append(f"topics_disk_free_bytes {totals.disk_free}")
+        lines += _metric(name, kind, text, [("", value)])
+    by_class = [(f'class="{name}"', totals.of_class(name)) for name in CLASSES]
+    lines += _metric("topics_topics_by_class", "gauge", "Topics by durability class", by_class)
+    by_band = [(f'band="B{band}"', cost) for band, cost in enumerate(totals.by_band)]
+    lines += _metric("topics_delivered_cost_total", "counter", "Delivered, by band of the scheduler", by_band)
+    by_shard = [(f'shard="{report.shard}"', round(report.pressure, 3)) for report in totals.reports]
+    lines += _metric("topics_shard_pressure", "gauge", "Pressure of a shard, 0 to 1", by_shard)
+    free = [("", totals.disk_free)] if totals.disk_free is not None else []
+    lines += _metric("topics_disk_free_bytes", "gauge", "Space left on the disk of the data directory", free)
     lines += _tier_lines(totals)
     lines += _topic_lines(totals)
     lines += _consumer_lines(totals)
@@ -267,8 +260,17 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     )
 
 
+def _metric(name: str, kind: str, text: str, rows: Iterable[tuple[str, object]]) -> list[str]:
+    """What it is, then a row for each of its labels."""
+    return [*_head(name, kind, text), *(f"{name}{_braced(label)} {value}" for label, value in rows)]
+
+
 def _head(name: str, kind: str, text: str) -> list[str]:
     return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def _braced(label: str) -> str:
+    return f"{{{label}}}" if label else ""
 
 
 def _tier_lines(totals: Totals) -> list[str]:
@@ -279,15 +281,16 @@ def _tier_lines(totals: Totals) -> list[str]:
         ("reclaimable", "Dead bytes that a rewrite or, of the cold tier, a consolidation frees"),
     )
     for i, (name, text) in enumerate(columns):
-        lines += _head(f"topics_segment_bytes_{name}", "gauge", text)
-        for tier in TIERS:
-            value = sum(report.tiers.get(tier, (0, 0, 0))[i] for report in totals.reports)
-            lines.append(f'topics_segment_bytes_{name}{{tier="{tier}"}} {value}')
+        by_tier = [
+            (f'tier="{tier}"', sum(report.tiers.get(tier, (0, 0, 0))[i] for report in totals.reports))
+            for tier in TIERS
+        ]
+        lines += _metric(f"topics_segment_bytes_{name}", "gauge", text, by_tier)
     return lines
 
 
 def _topic_lines(totals: Totals) -> list[str]:
-    rows = totals.topic_rows
+    rows = [(f'topic="{_label(row.topic)}"', row) for row in totals.topic_rows]
     lines: list[str] = []
     columns = (
         ("head_seq", "head_seq", "Highest published seq"),
@@ -296,35 +299,32 @@ def _topic_lines(totals: Totals) -> list[str]:
         ("bytes_live", "bytes", "Bytes of live records"),
     )
     for name, field, text in columns:
-        lines += _head(f"topics_topic_{name}", "gauge", text)
-        lines += [f'topics_topic_{name}{{topic="{_label(r.topic)}"}} {getattr(r, field)}' for r in rows]
-    queues = [row for row in rows if row.is_queue]
+        values = [(label, getattr(row, field)) for label, row in rows]
+        lines += _metric(f"topics_topic_{name}", "gauge", text, values)
+    queues = [(label, row) for label, row in rows if row.is_queue]
     if queues:
-        lines += _head("topics_topic_queue_ready", "gauge", "Jobs that may be claimed")
-        lines += [f'topics_topic_queue_ready{{topic="{_label(r.topic)}"}} {r.ready}' for r in queues]
-        lines += _head("topics_topic_queue_in_flight", "gauge", "Jobs that are leased")
-        lines += [f'topics_topic_queue_in_flight{{topic="{_label(r.topic)}"}} {r.in_flight}' for r in queues]
-        lines += _head("topics_topic_queue_oldest_seconds", "gauge", "Age of the oldest job")
-        lines += [
-            f'topics_topic_queue_oldest_seconds{{topic="{_label(r.topic)}"}} {r.oldest_ms / 1000}'
-            for r in queues
-        ]
+        ready = [(label, row.ready) for label, row in queues]
+        lines += _metric("topics_topic_queue_ready", "gauge", "Jobs that may be claimed", ready)
+        in_flight = [(label, row.in_flight) for label, row in queues]
+        lines += _metric("topics_topic_queue_in_flight", "gauge", "Jobs that are leased", in_flight)
+        oldest = [(label, row.oldest_ms / 1000) for label, row in queues]
+        lines += _metric("topics_topic_queue_oldest_seconds", "gauge", "Age of the oldest job", oldest)
     return lines
 
 
 def _consumer_lines(totals: Totals) -> list[str]:
     rows = [
-        (f'{{topic="{_label(r.topic)}",consumer="{_label(r.consumer)}"}}', r) for r in totals.consumer_rows
+        (f'topic="{_label(row.topic)}",consumer="{_label(row.consumer)}"', row)
+        for row in totals.consumer_rows
     ]
-    lines = _head("topics_consumer_lag_records", "gauge", "Records that were never handed out")
-    lines += [f"topics_consumer_lag_records{label} {row.lag}" for label, row in rows]
-    lines += _head("topics_consumer_lag_seconds", "gauge", "Age of the oldest of them")
-    lines += [
-        f"topics_consumer_lag_seconds{label} {row.lag_ms / 1000}" for label, row in rows if row.lag_ms >= 0
+    lag = [(label, row.lag) for label, row in rows]
+    lag_s = [(label, row.lag_ms / 1000) for label, row in rows if row.lag_ms >= 0]
+    pending = [(label, row.ack_pending) for label, row in rows]
+    return [
+        *_metric("topics_consumer_lag_records", "gauge", "Records that were never handed out", lag),
+        *_metric("topics_consumer_lag_seconds", "gauge", "Age of the oldest of them", lag_s),
+        *_metric("topics_consumer_ack_pending", "gauge", "Records handed out and not settled", pending),
     ]
-    lines += _head("topics_consumer_ack_pending", "gauge", "Records handed out and not settled")
-    lines += [f"topics_consumer_ack_pending{label} {row.ack_pending}" for label, row in rows]
-    return lines
 
 
 def _counted(totals: Totals) -> list[str]:
@@ -334,8 +334,8 @@ def _counted(totals: Totals) -> list[str]:
         ("topics_tombstones_total", "reason", "Losses announced to readers", "tombstones"),
         ("topics_refusals_total", "code", "Requests that a shard refused", "refusals"),
     ):
-        lines += _head(name, "counter", text)
-        lines += [f'{name}{{{label}="{key}"}} {count}' for key, count in totals.counts(field).items()]
+        rows = [(f'{label}="{key}"', count) for key, count in totals.counts(field).items()]
+        lines += _metric(name, "counter", text, rows)
     return lines
 
 
@@ -379,7 +379,7 @@ def _seconds(name: str, label: str, timed: list[Timed]) -> list[str]:
 
 def _histogram(name: str, label: str, bounds: list[str], counts: list[int], total: str) -> list[str]:
     lines: list[str] = []
-    running, comma, braces = 0, f"{label}," if label else "", f"{{{label}}}" if label else ""
+    running, comma, braces = 0, f"{label}," if label else "", _braced(label)
     for bound, count in zip((*bounds, "+Inf"), counts):
         running += count
         lines.append(f'{name}_bucket{{{comma}le="{bound}"}} {running}')

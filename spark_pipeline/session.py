@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from spark_pipeline.java import Java, use_java
+from topics.extras import install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +34,7 @@ def session(
 ) -> SparkSession:
     """Start a session, or return the one that this process has."""
     if find_spec("pyspark") is None:
-        raise NoSpark("PySpark is not installed: pip install 'topics[spark]'")
+        raise NoSpark(f"PySpark is not installed: {install('spark')}")
     from pyspark.sql import SparkSession
 
     java = use_java()

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from topics import api_keys
 from topics.engine import limits
+from topics.extras import install
 
 PREFIX = "TOPICS_"
 LogFormat = Literal["auto", "human", "json"]
@@ -58,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     segment_max_age_ms: Annotated[int, _doc("age that seals a segment; 0: none")] = 3_600_000
     hot_retain_segments: Annotated[int, _doc("newest sealed segments kept hot")] = 4
     hot_retain_bytes: Annotated[int, _doc("a further bound on them; 0: none")] = 0
+    relocate_bytes_per_s: Annotated[int, _doc("segments that move there, per shard; 0: no bound")] = (
+        32 * limits.MIB
+    )
     cold_cache_bytes: Annotated[int, _doc("cold records in memory, per shard")] = 32 * limits.MIB
     retire_grace_ms: Annotated[int, _doc("merged segments stay on disk this long")] = 86_400_000
     plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten after this")] = 604_800_000
@@ -120,9 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError as error:
             return [f"TOPICS_API_KEYS: {error}"]
         if self.otel and not _can_trace():
-            return [
-                "TOPICS_OTEL=1 needs packages that are not installed: pip install 'topics[otel]', or unset it"
-            ]
+            return [f"TOPICS_OTEL=1 needs packages that are not installed: {install('otel')}, or unset it"]
         if not self.host:
             return ["TOPICS_HOST names a port but no host"]
         if not keys and not self.allow_insecure_no_auth and not is_loopback(self.host):

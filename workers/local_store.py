@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 from topics.engine.layout import COLD_ID_NAME
 from topics.engine.ports import Disk
@@ -38,9 +38,11 @@ class LocalSegmentStore(DiskSegmentStore):
         self._root = root
         self._identity = identity
 
-    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+    def put_steps(self, key: str, pieces: Iterable[bytes]) -> Generator[None, None, None]:
         self.check()
-        super().put(key, pieces)
+        for _ in super().put_steps(key, pieces):
+            yield
+            self.check()  # a step may come long after the one before
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         self.check()

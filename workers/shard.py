@@ -13,6 +13,7 @@ import time
 from topics import logs
 from topics.api_keys import secrets_of
 from topics.control_channel import Channel, Message, Ping, Pong, inherited
+from topics.engine import limits
 from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine
 from topics.engine.errors import TopicsError
@@ -53,6 +54,7 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         segment_max_bytes=settings.segment_max_bytes,
         segment_max_age_ms=settings.segment_max_age_ms,
         snapshot_wal_bytes=settings.wal_file_bytes,
+        log_bytes_max=max(limits.LOG_FILES * settings.wal_file_bytes, limits.LOG_BYTES_MIN),
         cache_bytes=settings.cache_bytes,
         memory_bytes_max=settings.max_memory_bytes,
         max_topics=settings.max_topics,
@@ -60,6 +62,7 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         min_free_bytes=reserve(settings),
         hot_retain_segments=settings.hot_retain_segments,
         hot_retain_bytes=settings.hot_retain_bytes,
+        relocate_bytes_per_s=settings.relocate_bytes_per_s,
         cold_cache_bytes=settings.cold_cache_bytes,
         cold_dir=os.path.abspath(settings.cold_dir) if settings.cold_dir else "",
         retire_grace_ms=settings.retire_grace_ms,

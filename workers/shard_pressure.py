@@ -25,6 +25,7 @@ _DISABLED = re.compile(rb'"disable_backpressure"\s*:\s*true')
 class ShardPressure:
     def __init__(self, engine: Engine, now_us: Callable[[], int]) -> None:
         self._shard = engine.shard
+        self._checkpointer = engine.checkpointer
         self._now_us = now_us
         self._pressure = Pressure()
         engine.shard.measures = self._pressure.measures
@@ -85,6 +86,7 @@ class ShardPressure:
             backlog=self._shard.backlog,
             wait_ms=waited_ms / picks if picks else 0.0,
             sync_ms=(now_us - began_us) / 1000 if began_us is not None else 0.0,
+            log_share=self._checkpointer.log_share,
             elsewhere=max((value for value, _ in self._fronts.values()), default=0.0),
         )
         self.text = b',"pressure":%.2f' % pressure.value if pressure.value > RUNGS[COALESCE][0] else b""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from router.exchange import Request, Response
 from tests.sim import merge_jobs, sinks
 from tests.sim import router_clients as routers
+from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping
 from tests.sim.exchanges import make_request, read_answer
 from tests.sim.processes import SimFront, SimServer
 from tests.sim.queue_workers import LETTERS, QUEUES, QueueWorker, Spot
@@ -23,7 +24,6 @@ from tests.sim.world import MS, S
 from tests.support.history import History, Op
 
 SETTLE_US = 60 * S  # more than any wire, stall, parking place or pair of syncs can hold a request
-RETRY_AFTER_US = 1 * S  # what a server that stops asks for
 
 TAGS = ["a.1", "a.2", "a.3", "b", "b.1"]
 NODES = ["n1", "n2"]
@@ -82,6 +82,7 @@ class Appetite:
 class Asker(Protocol):
     """Whoever sends requests."""
 
+    name: str
     patience: float  # how often it waits for its answer
 
     def told(self, op: Op) -> None:
@@ -108,8 +109,6 @@ class Crowd:
         self.on_answer: Callable[[Op], None] = lambda op: None
         server.on_front_death = self._front_died
         self.clients = [Client(self, f"c{i}") for i in range(clients)]
-        for client in self.clients:
-            self.world.after(self.rng.randrange(5 * MS), client.go)
         self.watchers = [Watcher(self, f"w{i}") for i in range(watchers)]
         self.workers: list[QueueWorker] = []
         self.sinks: list[sinks.Sink] = []
@@ -161,6 +160,15 @@ class Crowd:
             self.history.happened("rest")
 
     # -- the network ---------------------------------------------------------------------------------------
+
+    @property
+    def has_front(self) -> bool:
+        return any(front is not None and front.alive for front in self.server.fronts)
+
+    def ask(self, client: Asker, kind: str, topic: str, request: dict[str, Any]) -> Op:
+        op = self.history.sent(client.name, kind, topic, request)
+        assert self.send(client, op, make_request(kind, topic, request))
+        return op
 
     def send(self, client: Asker, op: Op, request: Request) -> bool:
         """Whether there was a front to talk to."""
@@ -225,37 +233,17 @@ class Crowd:
         self.world.after(SETTLE_US, settle)
 
 
-class Client:
-    patience = 0.99  # how often it waits for its answer
+class Client(Actor):
+    patience = 0.99
 
     def __init__(self, crowd: Crowd, name: str) -> None:
-        self.crowd, self.name = crowd, name
-        self.rng, self.world = crowd.rng, crowd.world
+        super().__init__(crowd, name, begins_within_us=5 * MS)
         self.cursors: dict[str, int] = {}
         self.own = [f"own-{name}-{kind}" for kind in ("fsync", "disk")]
         self._retry: Op | None = None
         self._look_at = ""  # the dest of what it has just written
 
-    def go(self) -> None:
-        """Send the next request."""
-        crowd = self.crowd
-        if crowd.stopped:
-            return
-        if self.world.now_us < crowd.paused_until_us:
-            self.world.at(crowd.paused_until_us + self.rng.randrange(3 * MS), self.go)
-            return
-        if not any(front is not None and front.alive for front in crowd.server.fronts):
-            self.world.after(5 * MS, self.go)
-            return
-        kind, topic, request = self._next()
-        self.send(kind, topic, request)
-
-    def send(self, kind: str, topic: str, request: dict[str, Any]) -> None:
-        op = self.crowd.history.sent(self.name, kind, topic, request)
-        assert self.crowd.send(self, op, make_request(kind, topic, request))
-
     def told(self, op: Op) -> None:
-        """An answer, or the news that there will be none."""
         self._retry = None
         if op.ok:
             self._learn(op)
@@ -275,8 +263,8 @@ class Client:
         ):
             dests = routers.dests_of(op.topic, self.crowd.appetite.routers)
             self._look_at, pause_us = self.rng.choice(dests) if dests else "", 0
-        if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
-            pause_us = RETRY_AFTER_US  # or refusals would be most of the story
+        if is_stopping(op):
+            pause_us = RETRY_AFTER_US
         self.world.after(pause_us, self.go)
 
     def _learn(self, op: Op) -> None:
@@ -295,7 +283,7 @@ class Client:
 
     # -- what to do next -----------------------------------------------------------------------------------
 
-    def _next(self) -> tuple[str, str, dict[str, Any]]:
+    def _next(self) -> Wish:
         if self._retry is not None and self.rng.random() < 0.9:
             op = self._retry
             return op.kind, op.topic, op.request
@@ -324,7 +312,7 @@ class Client:
             return rng.choice(appetite.topics) if rng.random() < 0.5 else ""
         return rng.choice(appetite.topics) if rng.random() < 0.9 else ""
 
-    def _about_routers(self, kind: str) -> tuple[str, str, dict[str, Any]]:
+    def _about_routers(self, kind: str) -> Wish:
         rng, crowd = self.rng, self.crowd
         unknown = [name for name in crowd.appetite.routers if name not in crowd.routers]
         if unknown and rng.random() < 0.7:
@@ -499,8 +487,7 @@ class Auditor:
 
     def ask(self, kind: str, topic: str, request: dict[str, Any]) -> Op:
         self._answer = None
-        op = self.crowd.history.sent(self.name, kind, topic, request)
-        assert self.crowd.send(self, op, make_request(kind, topic, request))
+        op = self.crowd.ask(self, kind, topic, request)
         self.crowd.world.run_until(
             lambda: self._answer is not None, within_us=60 * S, what=f"an answer to {kind} {topic} {request}"
         )

@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 from router.exchange import Request, Response
 from tests.sim import merge_jobs, queue_workers, sinks
 from tests.sim import router_clients as routers
+from tests.sim.actors import json_request
 from tests.sim.frames import read_frames
 from tests.support.history import Op
 
-JSON_TYPE = b"application/json"
 LINES_TYPE = b"application/x-ndjson"
 FRAMES_TYPE = b"application/vnd.topics.frames"
 
@@ -38,16 +38,16 @@ def make_request(kind: str, topic: str, request: dict[str, Any]) -> Request:
             name: str(value).lower() if value in (True, False) else value for name, value in request.items()
         }
         return Request(_METHODS[kind], path.encode(), urlencode(pairs).encode(), 0)
-    made = Request(_METHODS.get(kind, b"POST"), path.encode(), b"", 0, content_type=JSON_TYPE)
+    method = _METHODS.get(kind, b"POST")
     if request.get("lines"):
-        made.content_type = LINES_TYPE
+        made = Request(method, path.encode(), b"", 0, content_type=LINES_TYPE)
         made.idempotency_key = str(request.get("idempotency_key", "")).encode()
         made.body = b"".join(json.dumps(record).encode() + b"\n" for record in request["records"])
         return made
+    body = {name: value for name, value in request.items() if name not in ("lines", "frames")}
+    made = json_request(method, path, body)
     if request.get("frames"):
         made.accept = FRAMES_TYPE
-    body = {name: value for name, value in request.items() if name not in ("lines", "frames")}
-    made.body = json.dumps(body).encode()
     return made
 
 

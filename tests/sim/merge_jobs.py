@@ -9,7 +9,6 @@ manifest lists, which becomes a read in the history: as of the pin, however late
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Iterable
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 
 from router.exchange import Request
+from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
 from tests.sim.frames import frames
 from tests.sim.processes import Machine
 from tests.sim.world import MS
@@ -103,8 +103,8 @@ class Outputs(Merger):
 
 def wrong_outputs(
     store: JobStore, plan: dict[str, Any], group: dict[str, Any], attempt: str, rng: Random
-) -> list[tuple[str, bytes]]:
-    """What a job with a bug makes of a group."""
+) -> tuple[str, list[tuple[str, bytes]]]:
+    """What a job with a bug makes of a group, and which bug that is."""
     lie = rng.choice(LIES)
     if lie == "undead":
         group = {**group, "inputs": [{**one, "dead": None} for one in group["inputs"]]}
@@ -117,7 +117,7 @@ def wrong_outputs(
         where = rng.randrange(len(data))
         changed = bytes([data[where] ^ 1 << rng.randrange(8)])
         made[at] = name, data[:where] + (changed + data[where + 1 :] if lie == "flip" else b"")
-    return made
+    return lie, made
 
 
 class Proposals:
@@ -132,44 +132,24 @@ class Proposals:
             assert (op.request["plan_id"], group["group"]) in self.right, f"published, and wrong: {op}"
 
 
-class MergeJob:
-    patience = 0.97
-
+class MergeJob(Actor):
     def __init__(self, crowd: Crowd, name: str, topics: list[str], proposals: Proposals) -> None:
-        self.crowd, self.name, self.topics, self.proposals = crowd, name, topics, proposals
-        self.rng, self.world = crowd.rng, crowd.world
+        self.topic = crowd.rng.choice(topics)
+        super().__init__(crowd, name, begins_within_us=100 * MS)
+        self.topics, self.proposals = topics, proposals
         self.attempts = 0
-        self.topic = self.rng.choice(topics)
         self.plan: dict[str, Any] | None = None
         self.puts: list[tuple[str, bytes]] | None = None  # None: nothing is made yet
-        self._again: tuple[str, dict[str, Any]] | None = None
-        self.world.after(self.rng.randrange(100 * MS), self.go)
 
-    def go(self) -> None:
-        crowd = self.crowd
-        if crowd.stopped:
-            return
-        if self.world.now_us < crowd.paused_until_us:
-            self.world.at(crowd.paused_until_us + self.rng.randrange(3 * MS), self.go)
-            return
-        if self.plan is not None and self._again is None and self._work():
-            self.world.after(self.rng.choice((0, 200, 2 * MS, 20 * MS)), self.go)
-            return
-        if not any(front is not None and front.alive for front in crowd.server.fronts):
-            self.world.after(5 * MS, self.go)
-            return
-        kind, request = self._again or self._next()
-        self._again = None
-        op = crowd.history.sent(self.name, kind, self.topic, request)
-        assert crowd.send(self, op, self._call(kind, request))
+    def _is_busy(self) -> bool:
+        if self.plan is None or self._again is not None or not self._work():
+            return False
+        self.world.after(self.rng.choice((0, 200, 2 * MS, 20 * MS)), self.go)
+        return True
 
-    def _call(self, kind: str, request: dict[str, Any]) -> Request:
-        if kind != "delete":
-            return make_call(kind, self.topic, request)
-        path = f"/v0/topics/{self.topic}/delete".encode()
-        return Request(
-            b"POST", path, b"", 0, content_type=b"application/json", body=json.dumps(request).encode()
-        )
+    def _send(self, wish: Wish) -> None:
+        kind, _, request = wish
+        super()._send((kind, self.topic, request))  # it may have turned to another topic meanwhile
 
     # -- the work --------------------------------------------------------------------------------------------
 
@@ -200,10 +180,11 @@ class MergeJob:
                 continue
             honest = Outputs(store, self.plan, f"{self.name}-{self.attempts}", self.rng)
             honest.merge(group)
-            made = honest.made
+            lie, made = "", honest.made
             if self.rng.random() < 0.2:
-                made = wrong_outputs(store, self.plan, group, f"{self.name}-{self.attempts}", self.rng)
-            if made == honest.made:
+                lie, made = wrong_outputs(store, self.plan, group, f"{self.name}-{self.attempts}", self.rng)
+            # Whoever reads would notice a record that is dropped, unless it is deleted by then: then it is right to drop it.
+            if made == honest.made or lie == "drop":
                 self.proposals.right.add((self.plan["plan_id"], group["group"]))
             self.puts += made
 
@@ -224,19 +205,19 @@ class MergeJob:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def _next(self) -> tuple[str, dict[str, Any]]:
-        rng, plan = self.rng, self.plan
+    def _next(self) -> Wish:
+        rng, plan, topic = self.rng, self.plan, self.topic
         if plan is None:
-            return ("merges", {}) if rng.random() < 0.1 else ("plan", self._wish())
+            return ("merges", topic, {}) if rng.random() < 0.1 else ("plan", topic, self._wish())
         mine = {"plan_id": plan["plan_id"], "lease": plan["lease"]}
         mood = rng.random()
         if mood < 0.05:
-            return "renew", mine
+            return "renew", topic, mine
         if mood < 0.08:
-            return "abandon", mine
+            return "abandon", topic, mine
         if mood < 0.12:
-            return "plan", {**self._wish(), "lease": plan["lease"]}
-        return "publish", {**mine, "wait_ms": rng.choice((0, 5, 300, 10_000))}
+            return "plan", topic, {**self._wish(), "lease": plan["lease"]}
+        return "publish", topic, {**mine, "wait_ms": rng.choice((0, 5, 300, 10_000))}
 
     def _delete(self) -> dict[str, Any]:
         """As if somebody else did: records that are being merged."""
@@ -270,7 +251,7 @@ class MergeJob:
         elif op.status in (404, 409) or op.answer["error"]["code"] == "no_cold_tier":
             self._forget()
         elif op.status == 410:
-            self._again = "plan", self._wish()
+            self._again = "plan", self.topic, self._wish()
         elif op.status == 422:
             self.crowd.server.counts["outputs refused"] += 1
             self.puts = None  # what was wrong is made again
@@ -287,12 +268,12 @@ class MergeJob:
                     self.puts = None
                 self.plan = op.answer
                 if self.rng.random() < 0.4:
-                    self._again = "delete", self._delete()
+                    self._again = "delete", self.topic, self._delete()
         elif op.kind == "publish" and op.status == 200:
             self.proposals.check(op)
             self.crowd.server.counts["merges"] += len(op.answer["groups"])
             if self.rng.random() < 0.2:
-                self._again = op.kind, op.request  # as if nobody had answered
+                self._again = op.kind, op.topic, op.request  # as if nobody had answered
             else:
                 self._forget()
         elif op.kind == "abandon":
@@ -300,56 +281,52 @@ class MergeJob:
 
     def _unheard(self, op: Op) -> None:
         if op.kind == "publish" and self.rng.random() < 0.6:
-            self._again = op.kind, op.request
+            self._again = op.kind, op.topic, op.request
         elif self.rng.random() < 0.5:
-            self._again = "plan", self._wish()
+            self._again = "plan", self.topic, self._wish()
 
     def _pause_us(self, op: Op) -> int:
         rng, think = self.rng, self.crowd.appetite.think_us
         if rng.random() < 0.05:
             return rng.choice((300, 1500, 5000)) * MS  # longer than some leases
-        if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
-            return 1000 * MS
+        if is_stopping(op):
+            return RETRY_AFTER_US
         if self.plan is None or not op.ok:
             return rng.choice((5, 30, 150)) * MS
         return rng.choice((0, think // 4, think))
 
 
-class SnapshotReader:
+class SnapshotReader(Actor):
     """Pins a snapshot, and reads it from the cold disk some time later."""
 
-    patience = 0.97
-
     def __init__(self, crowd: Crowd, name: str, topics: list[str]) -> None:
-        self.crowd, self.name, self.topics = crowd, name, topics
-        self.rng, self.world = crowd.rng, crowd.world
+        super().__init__(crowd, name, begins_within_us=200 * MS)
+        self.topics = topics
         self.topic = ""
         self.pin: Op | None = None
         self._until_us = self._powers = 0
-        self.world.after(self.rng.randrange(200 * MS), self.go)
 
     def go(self) -> None:
+        """It knows no pauses: files can be read while nobody asks anything."""
         crowd = self.crowd
         if crowd.stopped:
             return
-        if not any(front is not None and front.alive for front in crowd.server.fronts):
+        if not crowd.has_front:
             self.world.after(20 * MS, self.go)
             return
         if self.pin is not None:
             self._read(self.pin)
-        kind, request = self._next()
-        op = crowd.history.sent(self.name, kind, self.topic, request)
-        assert crowd.send(self, op, make_call(kind, self.topic, request))
+        self._send(self._next())
 
-    def _next(self) -> tuple[str, dict[str, Any]]:
+    def _next(self) -> Wish:
         rng = self.rng
         if self.pin is not None and rng.random() < 0.9:
             mine = {"snapshot_id": self.pin.answer["snapshot_id"]}
             if rng.random() < 0.7:
-                return "renew_pin", {**mine, "ttl_ms": rng.choice((8000, 60_000))}
-            return "release", mine
+                return "renew_pin", self.topic, {**mine, "ttl_ms": rng.choice((8000, 60_000))}
+            return "release", self.topic, mine
         self.topic = choose(self.crowd, self.topics)
-        return "pin", {"ttl_ms": rng.choice((1000, 60_000, 60_000))}
+        return "pin", self.topic, {"ttl_ms": rng.choice((1000, 60_000, 60_000))}
 
     def told(self, op: Op) -> None:
         if op.ok and op.kind in ("pin", "renew_pin"):  # a renewal may bring the end nearer
@@ -461,10 +438,5 @@ _IN_PATH = ("plan_id", "snapshot_id")
 def make_call(kind: str, topic: str, request: dict[str, Any]) -> Request:
     path = f"/v0/topics/{topic}/{_PATHS[kind].format(**request)}"
     method = _METHODS.get(kind, b"POST")
-    made = Request(method, path.encode(), b"", 0)
-    if method == b"POST":
-        made.content_type = b"application/json"
-        made.body = json.dumps(
-            {name: value for name, value in request.items() if name not in _IN_PATH}
-        ).encode()
-    return made
+    body = {name: value for name, value in request.items() if name not in _IN_PATH}
+    return json_request(method, path, body if method == b"POST" else None)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import msgspec
@@ -81,9 +81,11 @@ class ColdLine(DiskSegmentStore):
         super().__init__(self.disk, f"staging/shard-{shard:02}")  # type: ignore[arg-type]
         self._away, self._shard = machine.away, shard
 
-    def put(self, key: str, pieces: Iterable[bytes]) -> None:
+    def put_steps(self, key: str, pieces: Iterable[bytes]) -> Generator[None, None, None]:
         self._look()
-        super().put(key, pieces)
+        for _ in super().put_steps(key, pieces):
+            yield
+            self._look()
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         self._look()

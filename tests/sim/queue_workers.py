@@ -7,11 +7,11 @@ break off; they repeat what got no answer. When all is quiet, `take_all` waits u
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from router.exchange import Request
+from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
 from tests.sim.world import MS
 from tests.support.history import Op
 
@@ -106,33 +106,16 @@ class Held:
     lease_id: str
 
 
-class QueueWorker:
-    """Claims, works, settles: one request at a time."""
+class QueueWorker(Actor):
+    """Claims, works, settles."""
 
     patience = 0.98
 
     def __init__(self, crowd: Crowd, name: str, node: str, spots: list[Spot]) -> None:
-        self.crowd, self.name, self.node, self.spots = crowd, name, node, spots
-        self.rng, self.world = crowd.rng, crowd.world
+        super().__init__(crowd, name, begins_within_us=8 * MS)
+        self.node, self.spots = node, spots
         self.hands: list[Held] = []
         self.past: list[Held] = []
-        self._again: tuple[str, str, dict[str, Any]] | None = None
-        self.world.after(self.rng.randrange(8 * MS), self.go)
-
-    def go(self) -> None:
-        crowd = self.crowd
-        if crowd.stopped:
-            return
-        if self.world.now_us < crowd.paused_until_us:
-            self.world.at(crowd.paused_until_us + self.rng.randrange(3 * MS), self.go)
-            return
-        if not any(front is not None and front.alive for front in crowd.server.fronts):
-            self.world.after(5 * MS, self.go)
-            return
-        kind, topic, request = self._again or self._next()
-        self._again = None
-        op = crowd.history.sent(self.name, kind, topic, request)
-        assert crowd.send(self, op, make_call(kind, topic, request))
 
     def told(self, op: Op) -> None:
         rng = self.rng
@@ -165,13 +148,13 @@ class QueueWorker:
             return rng.choice((110, 320, 700)) * MS  # some work takes longer than its lease
         if op.ok or self._again is not None:
             return rng.choice((0, think // 4, think))
-        if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
-            return 1000 * MS  # or refusals would be most of the story
+        if is_stopping(op):
+            return RETRY_AFTER_US
         return rng.choice((2, 10, 40)) * MS
 
     # -- what to do next -------------------------------------------------------------------------------------
 
-    def _next(self) -> tuple[str, str, dict[str, Any]]:
+    def _next(self) -> Wish:
         rng = self.rng
         if self.hands and rng.random() < 0.65:
             return self._settle(self.hands)
@@ -195,7 +178,7 @@ class QueueWorker:
             request["wait_ms"] = rng.choice((20, 120, 400))
         return request
 
-    def _settle(self, held: list[Held]) -> tuple[str, str, dict[str, Any]]:
+    def _settle(self, held: list[Held]) -> Wish:
         rng = self.rng
         spot = rng.choice(held).spot
         mine = [one for one in held if one.spot == spot]
@@ -261,7 +244,7 @@ def spots_of(topics: list[str], names: list[str]) -> list[Spot]:
 
 # -- requests as values --------------------------------------------------------------------------------------
 
-_METHODS = {"put": b"PUT", "put_consumer": b"PUT", "consumer": b"GET"}
+_METHODS = {"put_consumer": b"PUT", "consumer": b"GET"}
 
 
 def make_call(kind: str, topic: str, request: dict[str, Any]) -> Request:
@@ -270,7 +253,5 @@ def make_call(kind: str, topic: str, request: dict[str, Any]) -> Request:
     verb = "" if kind in _METHODS else f"/{'fetch' if name and kind == 'claim' else kind}"
     path += f"/consumers/{name}{verb}" if name else verb
     method = _METHODS.get(kind, b"POST")
-    made = Request(method, path.encode(), b"", 0, content_type=b"application/json")
-    if method in (b"POST", b"PUT"):
-        made.body = json.dumps({key: value for key, value in request.items() if key != "consumer"}).encode()
-    return made
+    body = {key: value for key, value in request.items() if key != "consumer"}
+    return json_request(method, path, body if method != b"GET" else None)

@@ -7,12 +7,12 @@ was in force.
 
 from __future__ import annotations
 
-import json
 from random import Random
 from typing import Any
 from urllib.parse import urlencode
 
 from router.exchange import Request
+from tests.sim.actors import json_request
 
 # Sources, all of them matched by a pattern, and dests. The first config is the one that a topic begins with.
 FLOWING: dict[str, list[dict[str, Any]]] = {
@@ -126,7 +126,4 @@ _METHODS = {"put_router": b"PUT", "router": b"GET", "routers": b"GET", "drop_rou
 def make_router_call(kind: str, name: str, request: dict[str, Any]) -> Request:
     path = "/v0/routers" if kind == "routers" else f"/v0/routers/{name}"
     query = urlencode(request).encode() if kind == "routers" else b""
-    made = Request(_METHODS[kind], path.encode(), query, 0, content_type=b"application/json")
-    if kind == "put_router":
-        made.body = json.dumps(request).encode()
-    return made
+    return json_request(_METHODS[kind], path, request if kind == "put_router" else None, query)

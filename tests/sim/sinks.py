@@ -8,12 +8,12 @@ tell whose it is.
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from router.exchange import Request
+from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
 from tests.sim.queue_workers import LETTERS, QUEUES
 from tests.sim.world import MS
 from tests.support.history import Op
@@ -48,52 +48,30 @@ class Try:
     refusals: int = 0  # on end
 
 
-class Sink:
-    """One request at a time."""
-
-    patience = 0.97
-
+class Sink(Actor):
     def __init__(self, crowd: Crowd, name: str, producer: Producer) -> None:
-        self.crowd, self.name, self.producer = crowd, name, producer
-        self.rng, self.world = crowd.rng, crowd.world
+        super().__init__(crowd, name, begins_within_us=8 * MS)
+        self.producer = producer
         self.tries = 0
         self.work: Try | None = None
-        self._again: tuple[str, dict[str, Any]] | None = None
-        self.world.after(self.rng.randrange(8 * MS), self.go)
-
-    def go(self) -> None:
-        crowd = self.crowd
-        if crowd.stopped:
-            return
-        if self.world.now_us < crowd.paused_until_us:
-            self.world.at(crowd.paused_until_us + self.rng.randrange(3 * MS), self.go)
-            return
-        if not any(front is not None and front.alive for front in crowd.server.fronts):
-            self.world.after(5 * MS, self.go)
-            return
-        kind, request = self._again or self._next()
-        self._again = None
-        topic = self.producer.topic
-        op = crowd.history.sent(self.name, kind, topic, request)
-        assert crowd.send(self, op, make_call(kind, topic, request))
 
     # -- what to do next -------------------------------------------------------------------------------------
 
-    def _next(self) -> tuple[str, dict[str, Any]]:
-        rng, work = self.rng, self.work
+    def _next(self) -> Wish:
+        rng, work, topic = self.rng, self.work, self.producer.topic
         if work is None or (work.batch < self.producer.batch and rng.random() < 0.8):
             work = self.work = self._new_try()
         if not work.txn:
-            return "begin", self._begin(work)
+            return "begin", topic, self._begin(work)
         mood = rng.random()
         if mood < 0.02:
-            return "abort", {"txn": work.txn}
+            return "abort", topic, {"txn": work.txn}
         if work.todo and mood > 0.05:
-            return "stage", self._stage(work, work.todo[0])
+            return "stage", topic, self._stage(work, work.todo[0])
         if work.chunks and mood < 0.09:
-            return "stage", self._stage(work, rng.choice(list(work.chunks)))  # once more
+            return "stage", topic, self._stage(work, rng.choice(list(work.chunks)))  # once more
         wait_ms = rng.choice((0, 3, 200, 10_000))
-        return "commit", {"txn": work.txn, "parts": work.parts, "wait_ms": wait_ms}
+        return "commit", topic, {"txn": work.txn, "parts": work.parts, "wait_ms": wait_ms}
 
     def _new_try(self) -> Try:
         """All tries of a batch have as many parts and records, and all of their records are different."""
@@ -172,7 +150,7 @@ class Sink:
             self.crowd.server.counts["batches"] += op.kind == "commit"
             self._go_on(work)
             if self.rng.random() < 0.15:
-                self._again = op.kind, op.request  # as if nobody had answered
+                self._again = op.kind, op.topic, op.request  # as if nobody had answered
         elif op.kind == "begin":
             work.txn = op.answer["txn"]
             if op.answer["state"] == "committing":
@@ -210,8 +188,8 @@ class Sink:
             return rng.choice((200, 1200, 6000)) * MS  # some transactions end meanwhile
         if op.ok:
             return rng.choice((0, think // 4, think))
-        if op.status == 503 and op.answer["error"]["code"] == "shutting_down":
-            return 1000 * MS
+        if is_stopping(op):
+            return RETRY_AFTER_US
         return rng.choice((2, 10, 40, 300)) * MS
 
 
@@ -233,6 +211,4 @@ def make_call(kind: str, topic: str, request: dict[str, Any]) -> Request:
     path = f"/v0/topics/{topic}/transactions"
     if kind != "begin":
         path += f"/{request['txn']}/{kind}"
-    made = Request(b"POST", path.encode(), b"", 0, content_type=b"application/json")
-    made.body = json.dumps({key: value for key, value in request.items() if key != "txn"}).encode()
-    return made
+    return json_request(b"POST", path, {key: value for key, value in request.items() if key != "txn"})

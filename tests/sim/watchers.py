@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from router.exchange import Request, Response
 from router.exchange import Stream as ServerEnd
+from tests.sim.actors import json_request
 from tests.sim.world import MS, S
 from tests.support.history import Frame, Op, Stream
 
@@ -151,7 +152,7 @@ class Watcher:
         """Make a session, or connect to the one that is there."""
         if self.is_connected or self._opening is not None:
             return
-        if not any(front is not None and front.alive for front in self.crowd.server.fronts):
+        if not self.crowd.has_front:
             self.world.after(5 * MS, self.go)
         elif self.wid:
             self._connect()
@@ -160,9 +161,7 @@ class Watcher:
             op = self.history.sent(self.name, "watch", "", request)
             body = {name: value for name, value in request.items() if name != "lenient"}
             query = b"lenient=true" if request.get("lenient") else b""
-            made = Request(b"POST", b"/v0/watch", query, 0, content_type=b"application/json")
-            made.body = json.dumps(body).encode()
-            assert self.crowd.send(self, op, made)
+            assert self.crowd.send(self, op, json_request(b"POST", "/v0/watch", body, query))
 
     def told(self, op: Op) -> None:
         """What came of the wish for a session."""

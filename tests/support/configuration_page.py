@@ -26,6 +26,7 @@ MORE = {
     "wal_shards": "[another number of shards](resharding.md)",
     "cold_dir": "[tiers](storage.md#tiers)",
     "hot_retain_segments": "[tiers](storage.md#tiers)",
+    "relocate_bytes_per_s": "[the pace of moving](storage.md#the-pace-of-moving)",
     "retire_grace_ms": "[what is kept, and how long](consolidation.md#what-is-kept-and-how-long)",
     "plan_ttl_ms": "[consolidation](consolidation.md)",
     "min_free_bytes": "[full disks](storage.md#the-disk-is-full-or-nearly)",

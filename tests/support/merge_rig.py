@@ -98,6 +98,16 @@ def _plain(part: Any) -> Any:
     return [_plain(one) for one in part] if isinstance(part, list | tuple) else part
 
 
+def segments(h: Harness) -> list[tuple[int, int, int, str]]:
+    """First seq, generation, rows and tier of each."""
+    log = h.engine.shard.published["t"]
+    return [
+        (chunk.meta.first_seq, chunk.meta.generation, chunk.count, chunk.meta.tier)
+        for chunk in log.chunks
+        if chunk.meta is not None
+    ]
+
+
 def keys(h: Harness) -> list[str]:
     assert h.cold is not None
     return [*h.cold.list("topics/"), *h.cold.list("staging/plans/")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 from tests.support.sim_disk import SimulatedCrash
 
@@ -43,8 +43,17 @@ class ObjectStore:
     # ---- the port
 
     def put(self, key: str, pieces: Iterable[bytes]) -> None:
+        for _ in self.put_steps(key, pieces):
+            pass
+
+    def put_steps(self, key: str, pieces: Iterable[bytes]) -> Generator[None, None, None]:
         self._enter("put", key)
-        self.objects[key] = b"".join(pieces)
+        parts: builtins.list[bytes] = []
+        for piece in pieces:
+            if parts:
+                yield
+            parts.append(piece)
+        self.objects[key] = b"".join(parts)
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         self._enter("read_range", key)

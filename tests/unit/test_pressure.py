@@ -30,13 +30,19 @@ class Sampled:
         wait_ms: float = 0.0,
         sync_ms: float = 0.0,
         elsewhere: float = 0.0,
+        log_share: float = 0.0,
     ) -> float:
         for _ in range(times):
             self.now_ms += SAMPLE_MS
             if delay_ms:
                 self.pressure.delayed(int(delay_ms * 1000))
             self.pressure.sample(
-                self.now_ms, backlog=backlog, wait_ms=wait_ms, sync_ms=sync_ms, elsewhere=elsewhere
+                self.now_ms,
+                backlog=backlog,
+                wait_ms=wait_ms,
+                sync_ms=sync_ms,
+                elsewhere=elsewhere,
+                log_share=log_share,
             )
         return self.pressure.value
 
@@ -73,6 +79,15 @@ def test_each_cause_alone_makes_pressure_and_its_end_ends_it(
     assert sampled.sample(20, **cause) == pytest.approx(0.8, abs=0.01)  # type: ignore[arg-type]
     assert sampled.sample(20) == 0
     assert sampled.measures == Measures()
+
+
+def test_a_log_that_grows_is_pressure_from_a_half_of_its_bound_on(sampled: Sampled) -> None:
+    assert sampled.sample(50, log_share=0.5) == 0.0
+    assert sampled.sample(50, log_share=0.75) == pytest.approx(0.5, abs=0.01)
+    assert sampled.measures.window_ms > 0
+    assert not sampled.measures.refuses
+    assert sampled.sample(50, log_share=7.0) == pytest.approx(1.0, abs=0.01)
+    assert sampled.measures.refuses
 
 
 def test_below_the_bounds_there_is_none(sampled: Sampled) -> None:

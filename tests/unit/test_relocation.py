@@ -8,6 +8,7 @@ rename nor in-place writes, or with a second SimDisk behind it; every call of a 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pytest
@@ -467,14 +468,14 @@ def test_a_damaged_index_is_not_copied() -> None:
 
 def test_a_store_that_loses_what_it_was_given_gets_no_pointer() -> None:
     store = ObjectStore()
-    put = store.put
+    put_steps = store.put_steps
 
-    def forgetful(key: str, pieces: object) -> None:
-        put(key, pieces)  # type: ignore[arg-type]
+    def forgetful(key: str, pieces: Iterable[bytes]) -> Iterator[None]:
+        yield from put_steps(key, pieces)
         if key.endswith(".data"):
             store.objects[key] = store.objects[key][:-1]
 
-    store.put = forgetful  # type: ignore[method-assign, assignment]
+    store.put_steps = forgetful  # type: ignore[method-assign, assignment]
     h = filled(store)
     h.checkpoint()
     assert tiers(h) == ["hot"] * 4

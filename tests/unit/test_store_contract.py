@@ -95,6 +95,39 @@ def test_a_put_that_fails_half_way_leaves_what_was_there(store: SegmentStore) ->
     assert store.list("topics/") == [KEY]
 
 
+def test_a_put_in_steps_is_seen_when_it_has_come_to_its_end(store: SegmentStore) -> None:
+    taken: list[bytes] = []
+
+    def pieces() -> Iterator[bytes]:
+        for piece in (b"ab", b"cd", b"ef"):
+            taken.append(piece)
+            yield piece
+
+    store.put(KEY, [b"before"])
+    steps = store.put_steps(KEY, pieces())
+    assert taken == [], "nothing is done before the first step"
+    seen: list[int] = []
+    for _ in steps:
+        seen.append(len(taken))
+        assert store.read_range(KEY, 0, 100) == b"before"
+    assert seen == sorted(set(seen)), "each step takes a piece or two"
+    assert len(seen) >= 2
+    assert store.read_range(KEY, 0, 100) == b"abcdef"
+    assert store.list("") == [KEY]
+
+
+def test_a_put_that_is_given_up_between_two_steps_has_done_nothing(store: SegmentStore) -> None:
+    store.put(KEY, [b"before"])
+    for key in (KEY, OTHER):
+        steps = store.put_steps(key, [b"ab", b"cd", b"ef"])
+        next(steps)
+        steps.close()
+    assert store.list("") == [KEY]
+    assert store.read_range(KEY, 0, 100) == b"before"
+    store.put(OTHER, [b"later"])
+    assert store.read_range(OTHER, 0, 100) == b"later"
+
+
 # ---- the right directory
 
 

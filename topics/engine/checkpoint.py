@@ -188,16 +188,24 @@ class Checkpointer:
         self._inline_total = 0
         self.closing = False
         self.last_ms = 0
-        self.last_wal_bytes = 0
+        self.covered_bytes = 0  # of what was written to the log; below 0: what a start has found there beside
+
+    @property
+    def log_bytes(self) -> int:
+        """How much of the log a start would have to do again."""
+        return self._wal.bytes_written - self.covered_bytes
+
+    @property
+    def log_share(self) -> float:
+        """The same, as a part of what it may be."""
+        bound = self._config.log_bytes_max
+        return self.log_bytes / bound if bound else 0.0
 
     def is_due(self, mono_ms: int) -> bool:
-        if not self._shard.touched and not self._relieved:
-            return False
-        grown = self._wal.bytes_written - self.last_wal_bytes
-        return (
-            grown >= self._config.snapshot_wal_bytes
-            or mono_ms - self.last_ms >= self._config.snapshot_interval_ms
-        )
+        if self.log_bytes >= self._config.snapshot_wal_bytes:
+            return True
+        has_changed = bool(self._shard.touched or self._relieved)
+        return has_changed and mono_ms - self.last_ms >= self._config.snapshot_interval_ms
 
     @property
     def holds_back(self) -> bool:
@@ -219,7 +227,7 @@ class Checkpointer:
     # -- the checkpoint ------------------------------------------------------------------------------------
 
     def steps(self) -> Steps:
-        shard, wal = self._shard, self._wal
+        shard = self._shard
         yield from self._load_touched()
         # Nothing may come between this and the base LSN: a change up to there of a topic that is not captured is lost.
         touched, shard.touched = shard.touched, {}
@@ -232,7 +240,6 @@ class Checkpointer:
         finally:
             self.capturing = False
         self.last_ms = shard.clock.mono_ms
-        self.last_wal_bytes = wal.bytes_written
         shard.counters["checkpoints"] += 1
         logs = list(touched.values())
         for first in range(0, len(logs), limits.SLICE_TOPICS):
@@ -256,6 +263,7 @@ class Checkpointer:
         number = self.snapshots[-1][0] + 1 if self.snapshots else 1
         captures: list[_Capture] = []
         self.capturing = True
+        covered_bytes = wal.bytes_written
         head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
         own = shard.own_ids
         head.first_id, head.adopted, head.others = own.first_id, own.packed, own.others
@@ -276,6 +284,7 @@ class Checkpointer:
             writer.abandon()
             raise
         self.snapshots.append((number, head.base_lsn))
+        self.covered_bytes = covered_bytes
         while captures:  # emptied as it goes: letting go of thousands at once would be a long turn of its own
             self._install(captures.pop())
             if len(captures) % limits.SLICE_TOPICS == 0:

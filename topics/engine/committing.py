@@ -344,7 +344,7 @@ class Committing(Transactions):
             self._touch(txn.log)
         except (OSError, TopicsError):
             return False
-        if (self.low_space or self.disk_full) and txn.log.config.durability != "ephemeral":
+        if (self.low_space or self.disk_full or self.log_full) and txn.log.config.durability != "ephemeral":
             return False
         made = [records for records in read if records is not None]
         return self.has_room(self._need(txn, made) + len(read) * CONTROL_BYTES)

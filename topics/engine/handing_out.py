@@ -33,10 +33,13 @@ from topics.engine.errors import (
     TopicNotFound,
     TopicsError,
 )
+from topics.engine.few_records import FewRecords
 from topics.engine.index import Chunk
+from topics.engine.open_segments import DamagedSegment
 from topics.engine.page import Page, Tombstone
+from topics.engine.picking import Picked
 from topics.engine.queries import Queries
-from topics.engine.reader import DamagedSegment, FewRecords, Picked, Reader
+from topics.engine.reader import Reader
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.topic_log import Op, Range, TopicLog
 from topics.engine.writes import Writes
@@ -223,16 +226,16 @@ class HandingOut(Writes, Queries):
         is_plain = consumer.filter is None and not consumer.firsts and consumer.config.replay == "instant"
         if limit > FEW or not is_plain or cursor < consumer.rescan:
             return None
-        few = FewRecords()
-        if not self.reader.add_few(log, few, returned):
+        few = FewRecords(log, self.reader.cache)
+        if not few.add(returned):
             return None
         room = min(limit - len(returned), policy.max_pending - len(consumer.entries))
         if room > 0 and (budget > 0 or not returned):
-            found = self.reader.take_few(log, few, cursor, stop, room, budget)
+            found = few.take(cursor, stop, room, budget)
             if found is None:
                 return None
             cursor = found
-        return few.page(log), cursor
+        return few.page(), cursor
 
     def _pick_returned(
         self, log: TopicLog, consumer: Consumer, policy: Policy, limit: int, budget: int

@@ -27,8 +27,8 @@ from topics.engine.consumers import Consumers
 from topics.engine.control import LettersTaken
 from topics.engine.errors import CallerError, TopicsError
 from topics.engine.handing_out import SEQ_BYTES, no_page, rows_of
+from topics.engine.open_segments import DamagedSegment
 from topics.engine.page import Page
-from topics.engine.reader import DamagedSegment
 from topics.engine.staging import CONTROL_BYTES, as_ranges
 from topics.engine.topic_log import Op, TopicLog
 from topics.engine.writes import frame_bytes_at_most

@@ -27,6 +27,13 @@ SKIP_MAX = 1 << 32
 GROUP_FRAMES_MAX = 65_536
 GROUP_BYTES_MAX = 8 * MIB
 
+# The log since the last checkpoint. A quarter of `log_bytes_max` begins one at once; from a half on it is pressure; past it
+# records are refused with 429 until one has come to its end.
+LOG_BYTES_MIN = 256 * MIB  # of `log_bytes_max`, which is else so many log files
+LOG_FILES = 4
+LOG_CHECKPOINT_PARTS = 4
+LOG_RETRY_MS = 1000  # when whoever was refused may come again
+
 # Idempotency memory per topic. Past it the oldest key is forgotten before its window ends:
 # at 100 keys a second a default window of two minutes holds 12 000.
 DEDUPE_KEYS_MAX = 100_000
@@ -97,8 +104,12 @@ SLICE_NAMES = 512
 READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read
 RAM_BLOCK_BYTES = 64 * KIB  # records that are never logged are kept in blocks of this size
 
-# Giving space back. What was not used of the pace for so long may be used at once; more is not saved up.
-RECLAIM_BURST_MS = 250
+# Rewriting and moving at a pace. What was not used of it for so long may be used at once; more is not saved up.
+PACE_BURST_MS = 250
+PACE_SPAN_MS = 10_000  # over which it is looked how fast the log grows
+MOVES_PER_GROWTH = 2  # segments move so many times as fast as the log grows, at least
+
+# Giving space back.
 TRIM_RECORDS = 128  # that a new cap per tag takes in one slice: about 2 ms, each in another place of the log
 TRIM_TAGS = 65_536  # that are looked at for it
 REFUSED_MAX = 4096  # damaged segments that are known not to be rewritten; the oldest is tried again

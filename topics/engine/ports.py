@@ -8,7 +8,7 @@ decides what that means (a failed WAL write or sync is final).
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Protocol
 
 
@@ -78,6 +78,10 @@ class SegmentStore(Protocol):
 
     def put(self, key: str, pieces: Iterable[bytes]) -> None:
         """The file is there whole or not at all, and lasts once this returns; one of that name is replaced."""
+
+    def put_steps(self, key: str, pieces: Iterable[bytes]) -> Generator[None, None, None]:
+        """The same, about a piece with each step, for whoever wants to take his time. Closed before its end it has done nothing that
+        can be seen. Nothing else may be put or deleted between two steps."""
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """Up to `length` bytes; fewer only at the end of the file."""

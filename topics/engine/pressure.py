@@ -3,8 +3,9 @@
     delay      how long requests and deliveries wait for their turn, against 5 ms
     backlog    topics that wait to be delivered, against 256
     sync       how long the sync that runs has taken so far, against 50 ms
+    log        what was written since the last checkpoint: 0 up to a half of its bound, 1 at the bound, where records are refused
 
-Each counts as 1 - bound/figure: 0 up to its bound, 0.5 at twice, 0.8 at five times, 0.95 at twenty times. The pressure is the
+Of the first three each counts as 1 - bound/figure: 0 up to its bound, 0.5 at twice, 0.8 at five times, 0.95 at twenty times. The pressure is the
 largest of them, and of what the fronts say of themselves, smoothed over some samples of SAMPLE_MS.
 
     rung      begins           ends     measure
@@ -77,14 +78,25 @@ class Pressure:
     def is_due(self, now_ms: int) -> bool:
         return self._sampled_ms is None or now_ms - self._sampled_ms >= SAMPLE_MS
 
-    def sample(self, now_ms: int, *, backlog: int, wait_ms: float, sync_ms: float, elsewhere: float) -> None:
-        """`wait_ms`: how long deliveries have waited for their turn; `elsewhere`: the pressure that others have told of."""
+    def sample(
+        self,
+        now_ms: int,
+        *,
+        backlog: int,
+        wait_ms: float,
+        sync_ms: float,
+        elsewhere: float,
+        log_share: float = 0.0,
+    ) -> None:
+        """`wait_ms`: how long deliveries have waited for their turn; `elsewhere`: the pressure that others have told of;
+        `log_share`: how much of what the log may be it is."""
         passed = 1 if self._sampled_ms is None else max(1, (now_ms - self._sampled_ms) // SAMPLE_MS)
         self._sampled_ms = now_ms
         delay_ms = self._delay_us / self._delays / 1000 if self._delays else 0.0
         self._delay_us = self._delays = 0
         delay_ms = max(delay_ms, wait_ms)
         found = max(part(delay_ms, DELAY_MS), part(backlog, BACKLOG), part(sync_ms, SYNC_MS))
+        found = max(found, min(2 * log_share - 1, 1.0))
         for _ in range(min(passed - 1, 20)):  # nothing happened in between
             self._own *= 1 - SMOOTHING
         self._own += (found - self._own) * SMOOTHING

@@ -17,7 +17,7 @@ from topics.engine import frames, limits
 from topics.engine.control import Deletion
 from topics.engine.errors import InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.index import Chunk
-from topics.engine.reader import DamagedSegment
+from topics.engine.open_segments import DamagedSegment
 from topics.engine.segments import BLOCK_BYTES
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
 from topics.engine.topic_log import Op, Range, TopicLog

@@ -12,8 +12,8 @@ what was copied is removed when the topic is loaded. Whoever wants to erase a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Generator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from topics.engine.config import EngineConfig
 from topics.engine.errors import Corrupt, TopicsError
 from topics.engine.files import HEADER_BYTES, is_out_of_resources
 from topics.engine.index import Chunk, Rows
+from topics.engine.pacing import Made, Pace, Work
 from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.sealing import read_sum, rewrite_steps, verify_steps
@@ -38,9 +39,6 @@ CHECK_STEP_BYTES = 4 * BLOCK_BYTES  # what one step of checking reads, at most
 COPY_STEP_BYTES = 2 * BLOCK_BYTES  # what one step of copying reads and writes
 COPY_STEPS = 2  # in one job
 
-Made = TypeVar("Made")
-Work = Generator[None, None, Made]
-
 
 class Reclaimer:
     def __init__(
@@ -53,7 +51,7 @@ class Reclaimer:
         self._config = config
         self._look_at: dict[int, TopicLog] = {}  # topics that may have a segment to be written again
         self._refused: dict[tuple[int, int, int], None] = {}  # damaged: a copy would bless what is rotten
-        self._free_at_us = 0  # what was copied so far is paid for at this time
+        self.pace = Pace(shard.clock, self._rate)
         self._pause_ms = 0
         self.retry_ms = 0  # nothing is begun before
         self.working_on: TopicLog | None = None  # files of it are being read and written
@@ -101,11 +99,6 @@ class Reclaimer:
             return False
         return bool(self._shard.trimming or self._look_at)
 
-    @property
-    def paid_ms(self) -> int:
-        """When the next piece may be copied."""
-        return -(-self._free_at_us // 1000) - limits.RECLAIM_BURST_MS
-
     def next_task(self) -> Steps:
         if self._shard.trimming:
             return self._trim(next(iter(self._shard.trimming.values())))
@@ -113,16 +106,10 @@ class Reclaimer:
 
     # -- pace ----------------------------------------------------------------------------------------------
 
-    def _may_go_on(self) -> bool:
+    def _rate(self) -> int:
         """Nobody waits when the disk runs full: then space is wanted more than anything else."""
-        short = self._shard.low_space or self._shard.disk_full or not self._config.reclaim_bytes_per_s
-        return short or self.stopped or self._shard.clock.mono_ms >= self.paid_ms
-
-    def _pay(self, size: int) -> None:
-        rate = self._config.reclaim_bytes_per_s
-        if rate:
-            now_us = self._shard.clock.mono_ms * 1000
-            self._free_at_us = max(self._free_at_us, now_us) + size * 1_000_000 // rate
+        is_short = self._shard.low_space or self._shard.disk_full
+        return 0 if is_short or self.stopped else self._config.reclaim_bytes_per_s
 
     def _pause(self) -> None:
         self._pause_ms = min(max(2 * self._pause_ms, limits.COLD_PAUSE_MS_MIN), limits.COLD_PAUSE_MS_MAX)
@@ -294,33 +281,14 @@ class Reclaimer:
     def _paced(
         self, log: TopicLog, work: Work[Made], steps: int, step_bytes: int, total: int
     ) -> Generator[Any, Any, Made | None]:
-        """Do `work` off the loop, so many steps at a time and no faster than allowed; None when it is given up."""
-        try:
-            while True:
-                yield WaitUntil(lambda: self._may_go_on() or self._is_off(log))
-                if self._is_off(log):
-                    return None
-                ended = yield Blocking(REWRITE_KIND, _advancing(work, steps))
-                cost = total if ended else min(steps * step_bytes, total)
-                total -= cost
-                self._pay(cost)
-                if ended:
-                    made: Made = ended[0]
-                    return made
-        finally:
-            work.close()
-
-
-def _advancing(work: Work[Made], steps: int) -> Callable[[], list[Made]]:
-    def advance() -> list[Made]:
-        try:
-            for _ in range(steps):
-                next(work)
-        except StopIteration as end:
-            return [end.value]
-        return []
-
-    return advance
+        return self.pace.steps(
+            work,
+            kind=REWRITE_KIND,
+            steps=steps,
+            step_bytes=step_bytes,
+            total=total,
+            is_off=lambda: self._is_off(log),
+        )
 
 
 def _metas_of(log: TopicLog) -> list[SegmentMeta]:

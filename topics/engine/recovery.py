@@ -394,6 +394,10 @@ class Recovery:
         for file, envelopes in good:
             synced = [e for e in envelopes if e.lsn <= self._known_synced or shard.read_only is not None]
             self._keep_file(file, envelopes)
+            # What is not synced is written once more, and counted then.
+            self._checkpointer.covered_bytes -= sum(
+                ENVELOPE_BYTES + e.end - e.start for e in synced if e.lsn > self._base_lsn
+            )
             columns, lsns = decode(file.data, [e for e in envelopes if e.lsn > self._base_lsn])
             self._replayer.forget_deleted(columns)
             count = int(np.searchsorted(lsns, synced[-1].lsn, side="right")) if synced else 0

@@ -36,6 +36,7 @@ from topics.engine.files import is_out_of_resources, read_exact, read_file, xxh
 from topics.engine.index import Chunk, Rows
 from topics.engine.layout import COLD_ID_NAME
 from topics.engine.loading import Loader, is_explained
+from topics.engine.pacing import Growth, Pace, Work
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.sealing import drain, read_sum, rewrite_steps
@@ -56,6 +57,7 @@ from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.topic_log import Range, TopicLog
 
 ERASE_ROUNDS = 8
+CHECK_BLOCKS = 4  # that one step reads back
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class Relocator:
         self._refused: set[tuple[int, int, int]] = set()  # segments that are damaged: they stay
         self._pause_ms = 0
         self._retry_ms = 0  # nothing is tried before
+        self._growth = Growth(shard.clock, lambda: shard.counters["bytes_written"])
+        self.pace = Pace(shard.clock, self._rate)
         self.erasing: TopicLog | None = None  # a segment of it is being written again
         self.problem = ""  # why the last try failed
         if store is not None:
@@ -244,6 +248,14 @@ class Relocator:
         """Whether somebody waits. A backlog of moves may take hours."""
         return bool(self._erases) or self._consolidator.is_urgent
 
+    def _rate(self) -> int:
+        """How many bytes a second may move. What is written fast moves faster, or the hot tier would grow without end; and nobody
+        waits for time to pass when the disk runs full."""
+        bound, shard = self._config.relocate_bytes_per_s, self._shard
+        if not bound or shard.low_space or shard.disk_full or self._is_pressed:
+            return 0
+        return max(bound, limits.MOVES_PER_GROWTH * self._growth.per_s)
+
     def _may_move(self, log: TopicLog, chunk: Chunk) -> bool:
         meta = chunk.meta
         return (
@@ -261,9 +273,16 @@ class Relocator:
         assert meta is not None
         directory = self._reader.topic_dir(log.id)
         self._there.add(log.id)
-        copied = yield self._run(lambda: self._copy(directory, meta))
+        copied = yield from self.pace.steps(
+            self._copying(directory, meta),
+            kind=MOVE_KIND,
+            steps=1,
+            step_bytes=BLOCK_BYTES,
+            total=meta.data_bytes + meta.idx_bytes,
+            is_off=lambda: log.dropped or bool(log.erasing),
+        )
         self._worked()
-        if copied.problem:
+        if copied is not None and copied.problem:
             yield from self._drop_copy(log, meta)
             self._refused.add((log.id, meta.first_seq, meta.generation))
             self.problem = copied.problem
@@ -271,7 +290,8 @@ class Relocator:
             return
         # A checkpoint that has looked at the segment puts what it has seen into memory when it is done.
         yield WaitUntil(lambda: not self._checkpointer.capturing)
-        if log.dropped or log.erasing or chunk.meta is not meta or chunk not in log.chunks:
+        is_current = chunk.meta is meta and chunk in log.chunks
+        if copied is None or log.dropped or log.erasing or not is_current:
             yield from self._drop_copy(log, meta)
             return
         chunk.meta = msgspec.structs.replace(meta, tier=COLD)
@@ -287,17 +307,17 @@ class Relocator:
         if log.dropped or log.erasing or not self._consolidator.retirement.keeps(log.id, name):
             yield self._run(partial(self._delete_segment, self._reader.topic_dir(log.id), meta))
 
-    def _copy(self, directory: str, meta: SegmentMeta) -> _Copied:
-        """On another thread: put the segment's files into the store and read them back."""
+    def _copying(self, directory: str, meta: SegmentMeta) -> Work[_Copied]:
+        """On another thread, a MiB at a time: put the segment's files into the store and read them back."""
         store, disk = self._store, self._disk
         assert store is not None
         try:
             summary = read_sum(disk, directory, meta.first_seq, meta.generation)[0]
             blocks, digests = summary.blocks, {"idx": summary.idx_digest, "dict": summary.dict_digest}
             path = segment_path(directory, meta, "data")
-            if not self._is_whole(path, meta, blocks):
-                store.put(path, _verified_blocks(disk, path, meta.data_bytes, blocks))
-                if not self._is_whole(path, meta, blocks):
+            if not (yield from self._is_whole(path, meta, blocks)):
+                yield from store.put_steps(path, _verified_blocks(disk, path, meta.data_bytes, blocks))
+                if not (yield from self._is_whole(path, meta, blocks)):
                     raise OSError(EIO, f"{path} is not in the cold tier as it was put there")
             for suffix in SUFFIXES[1:]:
                 if suffix == "dict" and not meta.dict_bytes:
@@ -316,16 +336,18 @@ class Relocator:
             return _Copied(str(error))
         return _Copied()
 
-    def _is_whole(self, path: str, meta: SegmentMeta, blocks: list[bytes]) -> bool:
+    def _is_whole(self, path: str, meta: SegmentMeta, blocks: list[bytes]) -> Work[bool]:
         """Whether the store has .data as it must be: also of an earlier try."""
         store = self._store
         assert store is not None
         if not store.exists(path) or store.length(path) != meta.data_bytes:
             return False
-        return all(
-            xxh(store.read_range(path, number * BLOCK_BYTES, BLOCK_BYTES)) == digest
-            for number, digest in enumerate(blocks)
-        )
+        for number, digest in enumerate(blocks):
+            if number and number % CHECK_BLOCKS == 0:
+                yield
+            if xxh(store.read_range(path, number * BLOCK_BYTES, BLOCK_BYTES)) != digest:
+                return False
+        return True
 
     # -- removing ------------------------------------------------------------------------------------------
 
@@ -642,7 +664,7 @@ class Relocator:
         return msgspec.structs.replace(made, tier=COLD), new_rows
 
     def _copy_unverified(self, directory: str, meta: SegmentMeta) -> str:
-        """As `_copy`, of what was just written, which may hold damaged records."""
+        """As `_copying`, of what was just written, which may hold damaged records."""
         store, disk = self._store, self._disk
         assert store is not None
         for suffix in SUFFIXES:

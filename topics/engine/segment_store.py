@@ -10,14 +10,14 @@ One process may put and delete at a time under one staging name, and any number 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 from topics.engine.files import ensure_dir, parent
 from topics.engine.ports import Disk
 
 PLANS_PREFIX = "staging/plans/"
 # Who syncs a small write on the same disk waits behind so much, not behind a whole segment.
-SYNC_BYTES = 8 << 20
+SYNC_BYTES = 2 << 20
 
 
 class DiskSegmentStore:
@@ -27,6 +27,10 @@ class DiskSegmentStore:
         self._has_left = True  # perhaps something of an earlier put, which may hold what was to be erased
 
     def put(self, key: str, pieces: Iterable[bytes]) -> None:
+        for _ in self.put_steps(key, pieces):
+            pass
+
+    def put_steps(self, key: str, pieces: Iterable[bytes]) -> Generator[None, None, None]:
         disk = self._disk
         self._clear()
         ensure_dir(disk, parent(self._incoming))
@@ -35,6 +39,8 @@ class DiskSegmentStore:
         try:
             offset = synced = 0
             for piece in pieces:
+                if offset:
+                    yield
                 disk.write(handle, offset, piece)
                 offset += len(piece)
                 if offset - synced >= SYNC_BYTES:

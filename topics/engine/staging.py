@@ -91,6 +91,7 @@ class Staging:
         self.cut_off = False  # it started without the end of its log: what it knows is not the latest
         self.disk_full = False
         self.low_space = False  # less is left on the disk than must be
+        self.log_full = False  # as long since the last checkpoint as it may be, until one is done
         # The group being staged.
         self.frames: list[bytes] = []
         self.frame_bytes = 0

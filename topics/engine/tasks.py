@@ -1,4 +1,4 @@
-"""What background work may ask of the engine between two slices.
+"""What background work may ask of the engine between two slices, and the lane in which one task runs at a time.
 
 A task is a generator. It yields None to let a turn pass, a `Blocking` call to have it run off the loop (and receives
 its result), `WaitSynced` to go on once the log is synced up to there, or `WaitUntil` something holds.
@@ -31,3 +31,25 @@ class WaitUntil:
 
 Step: TypeAlias = Blocking | WaitSynced | WaitUntil | None
 Steps: TypeAlias = Generator[Step, Any, None]
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One task at a time, and what it waits for."""
+
+    task: Steps | None = None
+    blocked: bool = False  # a job of it is out
+    wait_lsn: int = 0
+    until: Callable[[], bool] | None = None
+
+    @property
+    def is_runnable(self) -> bool:
+        if self.task is None or self.blocked or self.wait_lsn:
+            return False
+        return self.until is None or self.until()
+
+    def close(self) -> None:
+        task, self.task = self.task, None
+        self.wait_lsn, self.until = 0, None
+        if task is not None:
+            task.close()

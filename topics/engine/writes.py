@@ -258,6 +258,13 @@ class Writes(Staging):
             )
         elif self.disk_full:
             raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+        elif self.log_full:
+            raise Throttled(
+                "more is written than the disk can store for good; come back later",
+                limit="log",
+                max=self.config.log_bytes_max,
+                retry_after_ms=limits.LOG_RETRY_MS,
+            )
 
     def _over_grant(self, message: str, topics: int, size: int, **detail: object) -> OverGrant:
         """Names all that the request takes: asked for one after the other, two shards could take turns for ever."""
