@@ -40,7 +40,7 @@ DRAIN_MESSAGES = 256  # in one turn; the rest waits for the next
 DRAIN_REQUESTS = 32  # enough to share a write; more would keep the fronts waiting for the first answers
 DRAIN_BYTES = 16 << 20
 SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
-COPIES_WAIT_NS = 600_000  # they leave the cores to the answers before them for so long
+COPIES_WAIT_NS = 400_000  # they leave the cores to the answers before them for so long
 POLL_MS_MAX = 3_600_000  # a wait has 32 bits, and an idle consumer may be due in a month
 RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
 
