@@ -23,6 +23,7 @@ from router.shard_client import ShardClient
 from topics import logs
 from topics.api_keys import secrets_of
 from topics.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
+from topics.extras import install
 from topics.process import become, die_with_parent
 from topics.settings import Settings, wants_spans
 
@@ -50,7 +51,7 @@ def open_spans(front: int) -> Spans | None:
         from router.spans import Spans
     except ImportError as error:
         # TOPICS_OTEL=1 without the packages has been refused; the variables of others may be meant for others.
-        logger.warning("no spans: %s; install topics[otel], or set TOPICS_OTEL=0", error)
+        logger.warning("no spans: %s; %s, or set TOPICS_OTEL=0", error, install("otel"))
         return None
     return Spans(front)
 

@@ -3,9 +3,12 @@
 # The environment is .venv in the project root. A stamp in it names what it was built from (pyproject.toml, the
 # interpreter, the place of the tree); while that still holds, nothing is run and the caller starts at once.
 # PYTHON=/path/to/python chooses another interpreter, 3.11 or later.
+#
+# A caller that only runs what there is sets TOPICS_NEEDS=server before: what developers need is three times as much.
 
 TOPICS_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 TOPICS_VENV="$TOPICS_ROOT/.venv"
+TOPICS_NEEDS="${TOPICS_NEEDS:-dev}"
 cd "$TOPICS_ROOT"
 
 _say() { printf 'topics: %s\n' "$*" >&2; }
@@ -65,15 +68,13 @@ _wanted_stamp() {
 # Without PYTHON the environment's own interpreter answers for the version: a system upgrade that breaks it shows
 # here, and no search is needed.
 _venv_is_current() {
-    local stamp="$TOPICS_VENV/.topics-stamp" wanted
-    [[ -f "$stamp" && -x "$TOPICS_VENV/bin/python" ]] || return 1
-    if [[ -n "${PYTHON:-}" ]]; then
-        wanted="$(_wanted_stamp "$PYTHON")" || return 1
-    else
-        wanted="$(_wanted_stamp "$TOPICS_VENV/bin/python")" || return 1
-    fi
-    [[ "$(<"$stamp")" == "$wanted" ]]
+    local wanted
+    [[ -x "$TOPICS_VENV/bin/python" ]] || return 1
+    wanted="$(_wanted_stamp "${PYTHON:-$TOPICS_VENV/bin/python}")" || return 1
+    _is_stamped .topics-stamp || { [[ "$TOPICS_NEEDS" == server ]] && _is_stamped .topics-server-stamp; }
 }
+
+_is_stamped() { [[ -f "$TOPICS_VENV/$1" && "$(<"$TOPICS_VENV/$1")" == "$wanted" ]]; }
 
 # True when .venv works, was made here and by the interpreter that we would make it with, so that only packages differ.
 # A copied or moved environment is not usable: its commands start the interpreter of the old place.
@@ -84,7 +85,8 @@ _venv_is_usable() {
 }
 
 _build_venv() {
-    local python
+    local python stamp=.topics-stamp packages="$TOPICS_NEEDS"
+    [[ "$TOPICS_NEEDS" != server ]] || stamp=.topics-server-stamp packages=otel
     python="$(_find_python)" ||
         { [[ -z "${PYTHON:-}" ]] && _apt_install python3 python3-venv && python="$(_find_python)"; } ||
         _die "Python 3.11 or later is needed${PYTHON:+, and $PYTHON is not one}; PYTHON=/path chooses it"
@@ -92,8 +94,8 @@ _build_venv() {
     # A link would make this environment somebody else's, and break theirs.
     [[ -L "$TOPICS_VENV" ]] && _die ".venv is a link to another place; remove it, and it is made here"
 
-    _say "setting up .venv with $(_python_version "$python"); later runs skip this"
-    rm -f "$TOPICS_VENV/.topics-stamp"
+    _say "setting up .venv with $(_python_version "$python"), a matter of minutes; later runs skip this"
+    rm -f "$TOPICS_VENV/.topics-stamp" "$TOPICS_VENV/.topics-server-stamp"
     if command -v uv >/dev/null; then
         _venv_is_usable "$python" || { rm -rf "$TOPICS_VENV" && uv venv -q --python "$python" "$TOPICS_VENV" >&2; } ||
             _die "could not make .venv"
@@ -108,11 +110,20 @@ _build_venv() {
             printf '%s' "$TOPICS_ROOT" >"$TOPICS_VENV/.topics-root"
         fi
     fi
-    _install_packages dev || _die "could not install the packages"
+    _install_packages "$packages" || _die "could not install the packages; what pip says is above"
+    _put_tree_on_path
 
     # Only now: an install that was interrupted leaves no stamp and is repeated.
-    _wanted_stamp "$TOPICS_VENV/bin/python" >"$TOPICS_VENV/.topics-stamp.new"
-    mv "$TOPICS_VENV/.topics-stamp.new" "$TOPICS_VENV/.topics-stamp"
+    _wanted_stamp "$TOPICS_VENV/bin/python" >"$TOPICS_VENV/$stamp.new"
+    mv "$TOPICS_VENV/$stamp.new" "$TOPICS_VENV/$stamp"
+}
+
+# An editable install is found after everything on the path, also after a folder `topics` beside a script: where the tree was
+# cloned, that is the tree itself, and taken for a package without code. An entry on the path is found before it.
+_put_tree_on_path() {
+    local site
+    site="$("$TOPICS_VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    printf '%s\n' "$TOPICS_ROOT" >"$site/topics-tree.pth"
 }
 
 # Spark and a Java for it, half a gigabyte: only for those who ask. A stamp of its own names what they were installed from.
@@ -121,9 +132,9 @@ _need_spark() {
     (
         if command -v flock >/dev/null; then flock 9; fi
         [[ -f "$stamp" && "$(<"$stamp")" == "$(_wanted_stamp "$TOPICS_VENV/bin/python")" ]] && exit 0
-        _say "installing Spark into .venv; later runs skip this"
+        _say "installing Spark into .venv, half a gigabyte; later runs skip this"
         # delta-rs is wanted by one form of the export alone, and tests of it tell when it is missing.
-        _install_packages dev,spark,java,delta || _install_packages dev,spark,java || exit 1
+        _install_packages spark,java,delta || _install_packages spark,java || exit 1
         _wanted_stamp "$TOPICS_VENV/bin/python" >"$stamp.new" && mv "$stamp.new" "$stamp"
     ) 9>"$TOPICS_ROOT/.venv.lock"
 }

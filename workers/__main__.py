@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import topics
 from topics import logs, process, settings
 from topics.api_keys import secrets_of
+from topics.printing import while_it_is_read
 from topics.settings import Settings
 from workers import exit_codes, supervisor
 
@@ -18,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         case []:
             return serve()
         case ["--help" | "-h"]:
-            print(help_text(), end="")
+            with while_it_is_read():
+                print(help_text(), end="")
             return 0
         case ["--version"]:
             print(f"topics {topics.__version__}")

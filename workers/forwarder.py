@@ -12,8 +12,11 @@ sent as often as need be: the dest takes what lies above its mark.
 
     idle ──▶ ready ──▶ sent ──▶ idle       nothing is owed
                ▲         ├────▶ ready      there is more
+               │         ├────▶ resting    there is a little more, and the topic has many dests
                │         └────▶ paused     full, down, refused: 50 ms … 1 s, or until somebody wants to catch up
                └── crowded                 as much as may be is on its way to that shard
+
+Copies of a topic with many dests are sent in rounds: see copy_rounds.py.
 
 A *chase* is what a dest asks for before it is read: each flow of its rules that owes something is followed until the dest
 has what was published when it was asked for, or the flow cannot go on.
@@ -40,6 +43,7 @@ from topics.engine.priority import effective_priority
 from topics.engine.scheduler import WAIT_MAX_MS, Scheduler
 from topics.engine.topic_log import TopicLog
 from workers import forward_messages
+from workers.copy_rounds import Copied, CopyRounds
 from workers.peer_links import PeerLinks
 
 logger = logging.getLogger("topics.shard")
@@ -48,13 +52,16 @@ BATCH_RECORDS = 1024
 BATCH_BYTES = 1 * MIB
 BATCHES_MAX = 128
 BYTES_MAX = 16 * MIB
-BATCH_COST = 4 * KIB  # of a batch beside its bytes, for the scheduler
+BATCH_COST = (
+    16 * KIB
+)  # of a batch beside its bytes, for the scheduler: both its ends share a core, about 50 µs
+READS_KEPT = 16  # each up to BATCH_BYTES
 LEAVES_MAX = 64  # topics that are gone, told of in one go
 PAUSE_MS_MIN, PAUSE_MS_MAX = 50, 1_000
 CHASE_US = 1_000_000  # whoever asked for it does not wait any longer
 SWEEP_MIN = 64  # so few topics may be known here after they are gone
 
-IDLE, READY, SENT, CROWDED, PAUSED, GONE = range(6)
+IDLE, READY, SENT, CROWDED, RESTING, PAUSED, GONE = range(7)
 UNKNOWN = -1
 
 
@@ -85,8 +92,13 @@ class Flow:
     chases: list[tuple[int, Chase]] = field(default_factory=list)  # up to which seq
 
 
-@dataclass(slots=True, eq=False)
-class Stream:
+Read = tuple[
+    tuple[int, int, object], fwd.Copies | None
+]  # head, where it begins and what is wanted; what was found
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Stream(Copied):
     """A topic that is copied."""
 
     log: TopicLog
@@ -127,7 +139,7 @@ def _priority_of(flow: Flow) -> float:
 
 
 Submit = Callable[[Batch, fwd.TakeCopies], None]
-Read = dict[tuple[int, object], fwd.Copies | None]  # by where it begins and what is wanted
+Wanted = tuple[int, object, bool]  # after which seq, by which filter, whether it may circle
 
 
 class Forwarder:
@@ -146,6 +158,8 @@ class Forwarder:
         self._submit = submit  # copies for a topic of this shard; the answer comes to `answered`
         self._now_us = now_us
         self._streams: dict[int, Stream] = {}
+        self._read_of = (0, UNKNOWN)  # a topic and its head
+        self._reads: dict[Wanted, fwd.Copies] = {}  # of it
         self._by_rule: dict[int, dict[Stream, None]] = {}
         self._swept = 0  # streams after the last sweep
         self._owing: dict[int, dict[Flow, None]] = {}  # flows that are not idle, by rule
@@ -154,6 +168,7 @@ class Forwarder:
         self._leaving: deque[Flow] = deque()
         self._pausing: list[tuple[int, int, Flow]] = []  # until when, a number, who
         self._pauses = 0
+        self._rounds: CopyRounds[Stream] = CopyRounds(now_us)
         self._chases: deque[Chase] = deque()  # in the order of their ends
         self._peers: dict[int, int] = {}
         self._is_closed = False
@@ -173,7 +188,7 @@ class Forwarder:
                 if flow.shard in new:
                     flow.mark = UNKNOWN
                     flow.pause_ms = 0
-                    if flow.state in (IDLE, PAUSED):
+                    if flow.state in (IDLE, RESTING, PAUSED):
                         self._make_ready(flow)
 
     def closed(self, uid: int) -> None:
@@ -193,7 +208,12 @@ class Forwarder:
         return any(flow.state != PAUSED for flows in self._owing.values() for flow in flows)
 
     @property
+    def is_chased(self) -> bool:
+        """Whether somebody waits for copies."""
+        return bool(self._chases)
+
     def flows_owing(self) -> int:
+        self._look_at_news()
         return sum(map(len, self._owing.values()))
 
     # -- time ----------------------------------------------------------------------------------------------
@@ -205,12 +225,18 @@ class Forwarder:
         due = [self._pausing[0][0]] if self._pausing else []
         if self._chases:
             due.append(self._chases[0].until_us)
+        if self._rounds.wake_at_us is not None:
+            due.append(self._rounds.wake_at_us)
         return min(due, default=None)
 
     def tend(self) -> None:
         """Let time pass; who may go on is in `shard.flowing` afterwards."""
         if self._pausing or self._chases:
             self._let_time_pass(self._now_us())
+        for stream in self._rounds.rested():
+            for flow in stream.flows.values():
+                if flow.state == RESTING:
+                    self._make_ready(flow)
         if self._leaving and not self._is_closed:
             self._take_leave()
         for way in self._ways:
@@ -241,14 +267,18 @@ class Forwarder:
         if self._is_closed:
             return 0
         stream = self._line_up(log)
+        self._rounds.begin(stream, len(stream.flows))
+        if self._read_of != (log.id, log.view.head) or len(self._reads) > READS_KEPT:
+            self._read_of, self._reads = (log.id, log.view.head), {}
         used = 0
-        read: Read = {}  # one read for all rules that want the same
         while stream.ready and used < room:
             flow = stream.ready.popleft()
             if flow.state == READY:
-                used += self._send(flow, read)
+                used += self._send(flow)
         if stream.ready:
             self._shard.flowing[log.id] = log
+        else:
+            self._reads = {}
         return used
 
     def go_on(self, log: TopicLog, uid: int) -> None:
@@ -259,8 +289,13 @@ class Forwarder:
             flow.pause_ms = 0
             self._make_ready(flow)
 
+    def _look_at_news(self) -> None:
+        """What was published since the last turn for copies; the others were looked at."""
+        for log in list(self._shard.flowing.values()):
+            self._line_up(log)
+
     def _line_up(self, log: TopicLog) -> Stream:
-        """Idle flows that owe something now are ready."""
+        """Idle flows that owe something now are ready, or rest."""
         stream = self._streams.get(log.id)
         if stream is None:
             stream = self._add_stream(log)
@@ -271,6 +306,11 @@ class Forwarder:
             stream.head = head
             for flow in stream.flows.values():
                 if flow.state == IDLE and flow.mark < head:
+                    if self._may_rest(flow):
+                        self._rest(flow)
+                    else:
+                        self._owe(flow)
+                elif flow.state == RESTING and not self._may_rest(flow):
                     self._owe(flow)
         return stream
 
@@ -279,7 +319,7 @@ class Forwarder:
             for stream in [stream for stream in self._streams.values() if stream.log.dropped]:
                 self._match_rules(stream)
             self._swept = len(self._streams)
-        self._streams[log.id] = stream = Stream(log)
+        self._streams[log.id] = stream = Stream(log=log)
         return stream
 
     def _match_rules(self, stream: Stream) -> None:
@@ -322,6 +362,15 @@ class Forwarder:
         log = flow.stream.log
         self._shard.flowing[log.id] = log
 
+    def _may_rest(self, flow: Flow) -> bool:
+        stream = flow.stream
+        return flow.mark != UNKNOWN and self._rounds.may_rest(stream, stream.log.view.head - flow.mark)
+
+    def _rest(self, flow: Flow) -> None:
+        flow.state = RESTING
+        self._owing.setdefault(flow.uid, {})[flow] = None
+        self._rounds.rest(flow.stream)
+
     def _owe_nothing(self, flow: Flow, state: int) -> None:
         flow.state = state
         flows = self._owing.get(flow.uid)
@@ -346,13 +395,17 @@ class Forwarder:
             chase.part_done()
 
     def _go_on(self, flow: Flow) -> None:
-        """The dest has said how far it is."""
+        """The dest has said how far it is. Those who waited for it hear that last: they may ask for more at once, and must find
+        the flow as it is then.
+        """
         flow.pause_ms = 0
-        self._reach(flow)
         if flow.mark >= flow.stream.log.view.head:
             self._owe_nothing(flow, IDLE)
+        elif not flow.chases and self._may_rest(flow):
+            self._rest(flow)
         else:
             self._make_ready(flow)
+        self._reach(flow)
 
     @staticmethod
     def _reach(flow: Flow) -> None:
@@ -365,14 +418,14 @@ class Forwarder:
 
     # -- out -----------------------------------------------------------------------------------------------
 
-    def _send(self, flow: Flow, read: Read) -> int:
+    def _send(self, flow: Flow) -> int:
         way = self._ways[flow.shard]
         if way.is_crowded:
             flow.state = CROWDED
             self._crowd(flow)
             return 0
         try:
-            copies = self._copies(flow, read)
+            copies = self._copies(flow)
         except (TopicsError, OSError) as error:  # one topic that cannot be read must not take the shard down
             logger.error("copies cannot be read", extra={"fields": {"error": str(error)}})
             self._pause(flow)
@@ -415,16 +468,20 @@ class Forwarder:
                 copies.is_gone = True
                 self._post(flow, copies)
 
-    def _copies(self, flow: Flow, read: Read) -> fwd.Copies | None:
+    def _copies(self, flow: Flow) -> fwd.Copies | None:
+        """One read for all rules that want the same, also over several slices of a topic."""
         log = flow.stream.log
         forward = self._shard.outflows[flow.uid].forward
         if flow.mark == UNKNOWN:
             return self._shard.copies_from(log, forward, 0)
-        wanted = flow.mark, forward.filter
-        if wanted not in read:
-            read[wanted] = self._shard.copies_after(log, forward, flow.mark, BATCH_RECORDS, BATCH_BYTES)
-        found = read[wanted]
-        if found is None or found.forward is forward:
+        wanted = flow.mark, forward.filter, forward.allow_cycle
+        found = self._reads.get(wanted)
+        if found is None:
+            found = self._shard.copies_after(log, forward, flow.mark, BATCH_RECORDS, BATCH_BYTES)
+            if found is None:
+                return None
+            self._reads[wanted] = found
+        if found.forward is forward:
             return found
         copies = self._shard.copies_from(log, forward, flow.mark)
         copies.upto, copies.frames, copies.lost = found.upto, found.frames, found.lost
@@ -504,14 +561,13 @@ class Forwarder:
 
     def chase(self, uids: Iterable[int], done: Callable[[list[int]], None]) -> None:
         """Bring all that these rules have published so far to their dests. `done` hears of it, perhaps at once."""
-        for log in list(self._shard.flowing.values()):  # since the last turn; the others were looked at
-            self._line_up(log)
+        self._look_at_news()
         chase = Chase(self._now_us() + CHASE_US, done)
         for uid in uids:
             for flow in list(self._owing.get(uid, ())):
                 flow.chases.append((flow.stream.log.view.head, chase))
                 chase.left += 1
-                if flow.state == PAUSED:
+                if flow.state in (RESTING, PAUSED):
                     self._make_ready(flow)
                 elif flow.state == CROWDED:
                     self._crowd(flow)  # where it was it is passed over

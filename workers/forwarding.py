@@ -113,7 +113,7 @@ class Forwarding:
     def report(self, report: ShardReport) -> None:
         """What is to be told of it in metrics."""
         report.copy_batches = self.forwarder.batches_sent
-        report.flows_owing = self.forwarder.flows_owing
+        report.flows_owing = self.forwarder.flows_owing()
         report.catch_ups = self.catch_ups.rounds
         report.catch_ups_late = self.catch_ups.late
 

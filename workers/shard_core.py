@@ -176,6 +176,7 @@ class ShardCore:
 
     @property
     def has_requests(self) -> bool:
+        """Whether a turn is wanted now, for other things than copies."""
         if self._waiting or self._reopened or self.caps.has_released:
             return True
         if self.is_ready and (
@@ -183,6 +184,15 @@ class ShardCore:
         ):
             return True
         return any(map(self._window.is_open, self._held_reads))
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether a turn is wanted for copies, once the answers before them are with the fronts."""
+        return self.is_ready and self.engine.shard.has_copies
+
+    @property
+    def are_copies_awaited(self) -> bool:
+        return self.forwarding.forwarder.is_chased
 
     def start(self) -> None:
         """The shard has recovered."""

@@ -40,6 +40,7 @@ DRAIN_MESSAGES = 256  # in one turn; the rest waits for the next
 DRAIN_REQUESTS = 32  # enough to share a write; more would keep the fronts waiting for the first answers
 DRAIN_BYTES = 16 << 20
 SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
+COPIES_WAIT_NS = 400_000  # they leave the cores to the answers before them for so long
 POLL_MS_MAX = 3_600_000  # a wait has 32 bits, and an idle consumer may be due in a month
 RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
 
@@ -96,6 +97,8 @@ class ShardLoop:
         self._fetches: JobThread | None = None
         self._jobs_out = 0
         self._wake_at_ms: int | None = None
+        self._has_answered = False  # in this step
+        self._copies_at_ns: int | None = None  # when those that wait are begun
         self._state: tuple[bool, str | None] = (False, None)  # disk full, read-only: as told last
         self._cold_problem = ""  # as told last
         self._stopping = False
@@ -103,7 +106,8 @@ class ShardLoop:
         self._owes: bool | None = None  # as told last
         self._control_fd = control.fileno()
         self._poller = select.poll()
-        for fd in (descriptor(self._socket), self._wake_fd, self._control_fd):
+        self._fds = (descriptor(self._socket), self._wake_fd, self._control_fd)
+        for fd in self._fds:
             self._poller.register(fd, select.POLLIN)
         self._peers = PeerSockets(self._context, self._poller)
         signal.signal(signal.SIGTERM, self._on_term)
@@ -172,6 +176,11 @@ class ShardLoop:
         elif self._wake_at_ms is not None:
             timeout_ms = max(0, self._wake_at_ms - time.monotonic_ns() // 1_000_000)
             timeout_ms = min(timeout_ms, POLL_MS_MAX)
+        if self._copies_at_ns is not None and timeout_ms != 0:
+            wait_ns = self._copies_at_ns - time.monotonic_ns()
+            if wait_ns > 0:  # less than a poll can wait. What other workers say has that much time, too
+                select.select(self._fds, (), (), wait_ns / 1e9)
+            timeout_ms = 0
         self._poll(timeout_ms)
 
     def _has_mail(self) -> bool:
@@ -195,16 +204,33 @@ class ShardLoop:
     def _step(self) -> None:
         """Everything that is due, once."""
         core = self._core
+        self._has_answered = False
         self._receive()
         while self._finished:
             self._finish(*self._finished.popleft())
         due = self._wake_at_ms is not None and self._wake_at_ms <= time.monotonic_ns() // 1_000_000
         if core.has_requests or due:
             self._do(core.turn())
-            if core.engine.shard.backlog:
-                self._do(core.turn())  # the answers have left: now for more of what is to be delivered
         else:
             self._do(core.idle())
+        if core.engine.shard.backlog or self._may_copy():
+            self._do(core.turn())  # the answers have left: now for more of what is to be delivered
+
+    def _may_copy(self) -> bool:
+        """Whether copies are begun now. An answer has two processes to pass on its way out of here: if the copies, which have
+        time, took the cores at once, whoever waits for it would wait for them.
+        """
+        core = self._core
+        if not core.has_copies:
+            self._copies_at_ns = None
+            return False
+        now_ns = time.monotonic_ns()
+        if self._copies_at_ns is None and self._has_answered:
+            self._copies_at_ns = now_ns + COPIES_WAIT_NS
+        if self._copies_at_ns is not None and now_ns < self._copies_at_ns and not core.are_copies_awaited:
+            return False
+        self._copies_at_ns = None
+        return True
 
     def _close(self) -> None:
         """Finish the jobs that are out, then the engine's last turn, then the last replies."""
@@ -325,6 +351,7 @@ class ShardLoop:
             logger.critical("the shard is read-only until a restart", extra={"fields": {"reason": read_only}})
 
     def _send(self, actions: Actions) -> None:
+        self._has_answered = self._has_answered or bool(actions.sends)
         for peer, parts in actions.sends:
             try:
                 if len(parts) == 1:

@@ -27,6 +27,7 @@ from topics.engine.repair import QUARANTINE, CannotRepair, Repaired, finish_repa
 from topics.engine.tiered import TieredDisk
 from topics.engine.topic_ids import ID_STEP
 from topics.engine.verify import Finding, verify_shard
+from topics.printing import while_it_is_read
 from workers.data_directory import DataDirectory, read_layout, write_atomically
 from workers.exit_codes import DirectoryLocked, Refusal
 from workers.local_store import ID_NAME, LocalSegmentStore, read_id
@@ -139,10 +140,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CannotVerify, Refusal) as error:
         print(f"topics verify: {error}", file=sys.stderr)
         return CANNOT
-    if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
-    else:
-        print_report(report)
+    with while_it_is_read():
+        if arguments.json:
+            print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        else:
+            print_report(report)
     return SOUND if report.sound else DAMAGED
 
 

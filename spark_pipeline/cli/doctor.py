@@ -23,6 +23,7 @@ from spark_pipeline.tasks.server import Refused, Unreachable
 from topics.cli.tables import safe
 from topics.engine.errors import TopicsError
 from topics.engine.layout import COLD_ID_NAME
+from topics.extras import install
 
 GOOD, BAD, LEFT_OUT = "ok", "failed", "skipped"
 
@@ -125,9 +126,9 @@ class Doctor:
             try:
                 told.append(f"{name} {importlib.metadata.version(name)}")
             except importlib.metadata.PackageNotFoundError:
-                raise Failed(f"{name} is not installed", "pip install 'topics[spark]'") from None
+                raise Failed(f"{name} is not installed", install("spark")) from None
         if not told[0].startswith("pyspark 4.3."):
-            raise Failed(f"{told[0]} is not the version that is supported", "pip install 'topics[spark]'")
+            raise Failed(f"{told[0]} is not the version that is supported", install("spark"))
         return ", ".join(told)
 
     def _spark(self) -> str:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from spark_pipeline.lake.table import Busy, ExportFailed, Freshness, give_names, made_anew, remove_files
 from spark_pipeline.tasks.export import WANTED, ExportFile, sync
+from topics.extras import install
 
 LOG = "_delta_log"
 APPLICATION = "topics-spark:"
@@ -125,7 +126,7 @@ def _package() -> Any:
     try:
         import deltalake
     except ImportError:
-        raise ExportFailed("Delta tables need the package deltalake: pip install 'topics[delta]'") from None
+        raise ExportFailed(f"Delta tables need the package deltalake: {install('delta')}") from None
     return deltalake
 
 

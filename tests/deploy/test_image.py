@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,18 +46,20 @@ def inputs(target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Replay:
-    folder = tmp_path_factory.mktemp("image")
-    folder.chmod(0o755)
-    for parent in list(folder.parents)[:3]:
-        if parent.stat().st_uid == os.geteuid():
-            parent.chmod(0o755)  # the image's user must be able to come here
-    replay = Replay(DEPLOY / "Dockerfile", inputs(folder / "context"), folder / "root")
-    if not IS_ROOT:
-        print("tests/deploy: not root here, so the server of the image runs as this user", file=sys.stderr)
-        replay.stages["runtime"].steps = [step for step in replay.stages["runtime"].steps if step[0] != "RUN"]
-    replay.build("server")
-    return replay
+def image() -> Iterator[Replay]:
+    # Not below the folder of pytest's, which each run of it shuts to others: the image's user must be able to come here.
+    with tempfile.TemporaryDirectory(prefix="topics-image-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        replay = Replay(DEPLOY / "Dockerfile", inputs(folder / "context"), folder / "root")
+        if not IS_ROOT:
+            print(
+                "tests/deploy: not root here, so the server of the image runs as this user", file=sys.stderr
+            )
+            runtime = replay.stages["runtime"]
+            runtime.steps = [step for step in runtime.steps if step[0] != "RUN"]
+        replay.build("server")
+        yield replay
 
 
 def free_port() -> int:
@@ -136,7 +139,7 @@ def test_the_image_has_only_what_runs(image: Replay) -> None:
         env=image.environment(), capture_output=True, text=True, check=True,
     ).stdout.lower()  # fmt: skip
     names = {line.partition("==")[0] for line in listed.splitlines()}
-    assert {"topics", "aiohttp", "pyzmq"} <= names
+    assert {"topics", "aiohttp", "pyzmq", "opentelemetry-sdk"} <= names
     assert not names & {"pytest", "mypy", "ruff", "hypothesis", "pyspark"}
     pinned = {line for line in (DEPLOY / "constraints.txt").read_text().lower().splitlines() if "==" in line}
     assert {

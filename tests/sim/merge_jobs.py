@@ -103,8 +103,8 @@ class Outputs(Merger):
 
 def wrong_outputs(
     store: JobStore, plan: dict[str, Any], group: dict[str, Any], attempt: str, rng: Random
-) -> list[tuple[str, bytes]]:
-    """What a job with a bug makes of a group."""
+) -> tuple[str, list[tuple[str, bytes]]]:
+    """What a job with a bug makes of a group, and which bug that is."""
     lie = rng.choice(LIES)
     if lie == "undead":
         group = {**group, "inputs": [{**one, "dead": None} for one in group["inputs"]]}
@@ -117,7 +117,7 @@ def wrong_outputs(
         where = rng.randrange(len(data))
         changed = bytes([data[where] ^ 1 << rng.randrange(8)])
         made[at] = name, data[:where] + (changed + data[where + 1 :] if lie == "flip" else b"")
-    return made
+    return lie, made
 
 
 class Proposals:
@@ -180,10 +180,11 @@ class MergeJob(Actor):
                 continue
             honest = Outputs(store, self.plan, f"{self.name}-{self.attempts}", self.rng)
             honest.merge(group)
-            made = honest.made
+            lie, made = "", honest.made
             if self.rng.random() < 0.2:
-                made = wrong_outputs(store, self.plan, group, f"{self.name}-{self.attempts}", self.rng)
-            if made == honest.made:
+                lie, made = wrong_outputs(store, self.plan, group, f"{self.name}-{self.attempts}", self.rng)
+            # Whoever reads would notice a record that is dropped, unless it is deleted by then: then it is right to drop it.
+            if made == honest.made or lie == "drop":
                 self.proposals.right.add((self.plan["plan_id"], group["group"]))
             self.puts += made
 

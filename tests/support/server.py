@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Server:
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
     credentials: Mapping[str, str] = field(default_factory=dict)  # headers of every request
+    command: Sequence[str] = (sys.executable, "-m", "workers")
 
     def with_key(self, secret: str) -> Server:
         """The same server, as a client with this key sees it."""
@@ -99,9 +100,7 @@ class Server:
             **self.environment,
         }
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers"], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(self.command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         until(lambda: port_file.exists() or self.process.poll() is not None, START_S)
         if self.process.poll() is not None:
             raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log}")
@@ -123,11 +122,11 @@ class Server:
 
         until(ready, timeout_s)
 
-    def stop(self, timeout_s: float = PATIENCE_S) -> int:
-        """SIGTERM, and the exit code."""
+    def stop(self, timeout_s: float = PATIENCE_S, number: signal.Signals = signal.SIGTERM) -> int:
+        """A signal, and the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:

@@ -127,7 +127,7 @@ class Rig:
             except OSError as failure:
                 error = failure
             self._take(self.core.finish(job, error, 0.0))
-        elif self.core.has_requests or self._is_due():
+        elif self.core.has_requests or self.core.has_copies or self._is_due():
             self.turn()
         else:
             return False

@@ -105,7 +105,7 @@ class FeedRig(Rig):
                 except OSError as failure:
                     error = failure
                 self._take(self.core.finish(due[0], error, 0.0))
-            elif self.core.has_requests or self._is_due():
+            elif self.core.has_requests or self.core.has_copies or self._is_due():
                 self.turn()
             else:
                 return

@@ -249,6 +249,19 @@ def test_a_round_that_began_before_the_write_is_not_enough() -> None:
     assert texts_of(rig.replies[late]) == ["record 1"]
 
 
+def test_a_round_that_begins_as_another_ends_finds_the_dest_where_it_is() -> None:
+    """At one worker both happen in the same moment: the flow that has just come to its end must not be waited for."""
+    made = cluster()
+    forward(made, SOURCE, NEAR)
+    made.rest()
+    write(made, SOURCE, ["record 0"])
+    rig = made.rig(1)
+    keys = [rig.receive(wire.DIFF, NEAR) for _ in range(2)]
+    made.rest()
+    assert all(key in rig.replies for key in keys)
+    assert [texts_of(rig.replies[key]) for key in keys] == [["record 0"]] * 2
+
+
 def test_a_thousand_records_that_are_written_meanwhile_do_not_hold_up_a_read() -> None:
     """A round is over when the dest has what there was at its beginning."""
     made = cluster()
@@ -261,6 +274,7 @@ def test_a_thousand_records_that_are_written_meanwhile_do_not_hold_up_a_read() -
         if key in rig.replies:
             break
         write(made, SOURCE, [f"record {i}"])
+        made.step()  # the turn for its copies
         made.step()
     assert key in rig.replies
     assert "record 0" in texts_of(rig.replies[key])

@@ -61,8 +61,38 @@ def test_an_ack_does_not_wait_for_copies(dest: str) -> None:
     made = cluster()
     forward(made, SOURCE, dest)
     made.rest()
+    sender = made.rig(1).core.forwarding.forwarder
+    before = sender.batches_sent
     write(made, SOURCE, numbered(1, 1))
     assert stored(made, dest) == 0
+    assert sender.batches_sent == before, "not even a batch was made ready"
+    assert made.rig(1).core.has_copies
+    made.rest()
+    assert stored(made, dest) == 1
+    assert not made.rig(1).core.has_copies
+
+
+def test_copies_that_are_under_way_make_room_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a round that takes many turns: a turn that answers has none of them, the next one has."""
+    monkeypatch.setattr(delivery, "TURN_ROOM", 4 * forwarder.BATCH_COST)
+    made = cluster()
+    for i in range(20):
+        forward(made, SOURCE, name_on(0, f"dest-{i}-"), name=f"rule-{i}")
+    other = name_on(1, "other")
+    write(made, other, numbered(1, 1))
+    made.rest()
+    rig = made.rig(1)
+    sender = rig.core.forwarding.forwarder
+    write(made, SOURCE, numbered(1, 1))
+    for _ in range(2):
+        rig.turn()
+        before = sender.batches_sent
+        write(made, other, numbered(1, 1))
+        assert sender.batches_sent == before
+        rig.turn()
+        assert sender.batches_sent > before
+    made.rest()
+    assert all(stored(made, name_on(0, f"dest-{i}-")) == 1 for i in range(20))
 
 
 @EACH_DEST
@@ -110,7 +140,7 @@ def test_rules_go_by_their_filters() -> None:
     made.rest()
     assert texts(made, FAR) == ["of a"]
     assert texts(made, NEAR) == ["of b1", "of c"]
-    assert not made.rig(1).core.forwarding.forwarder.flows_owing
+    assert not made.rig(1).core.forwarding.forwarder.flows_owing()
 
 
 def test_topics_that_a_pattern_finds_later_join() -> None:
@@ -189,6 +219,7 @@ def test_what_somebody_waits_for_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
     made.rest()
     write(made, SOURCE, numbered(1, 1))
     sender = made.rig(1).core.forwarding.forwarder
+    made.rig(1).turn()
     assert [flow.state for flow in sender._owing[rules[-1].uid]] == [forwarder.READY]
     heard: list[list[int]] = []
     sender.chase([rules[-1].uid], heard.append)

@@ -69,7 +69,7 @@ def test_a_topic_takes_its_rules_with_it(dest: str, end: str) -> None:
         write(made, SOURCE, numbered(4, 4))
         settle(made)
         assert stored(made, dest) == 0
-    assert not made.rig(1).core.forwarding.forwarder.flows_owing
+    assert not made.rig(1).core.forwarding.forwarder.flows_owing()
 
 
 def test_a_topic_that_a_pattern_finds_takes_nothing_with_it() -> None:

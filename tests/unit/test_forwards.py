@@ -343,6 +343,27 @@ def test_a_full_server_takes_nothing_of_a_batch() -> None:
 # -- what the source has lost ------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_keeps_holes_that_are_not_visible_yet() -> None:
+    """It has the topic as it stands in the log; a hole whose sync is still to come is part of that."""
+    pair = Pair()
+    pair.source.put("src", TopicConfig(cap_records=2, durability="fsync"))
+    pair.dest.put("dst", TopicConfig(durability="fsync"))
+    forward = pair.open()
+    pair.source.append("src", b"1")
+    pair.carry(forward)
+    for payload in numbered(2, 6):
+        pair.source.append("src", payload)
+    copies = pair.next(forward, 1)
+    assert copies is not None and copies.lost is not None
+    pair.dest.rest()
+    pair.dest.engine.checkpoint()
+    pair.dest.ask(f.TakeCopies(forward.dest, copies))
+    assert not pair.dest.engine.shard.published["dst"].view.losses, "it waits for its sync"
+    pair.dest.rest()
+    pair.dest.kill_and_open()
+    assert pair.dest.gaps("dst") == [(2, 5, "source_trim")]
+
+
 def test_what_the_source_evicted_first_becomes_announced_holes() -> None:
     pair = Pair()
     pair.source.put("src", TopicConfig(cap_records=2, durability="fsync"))

@@ -6,9 +6,18 @@ import os
 import sys
 from collections.abc import Sequence
 
+INTERRUPTED = 130  # as shells say it of SIGINT
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    open_what_is_closed()
+    try:
+        return run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # also while modules are loaded
+        return INTERRUPTED
+
+
+def run(arguments: list[str]) -> int:
     # Nothing is loaded first: two become another program, and the third is asked by container engines all the time.
     match arguments:
         case ["serve", *rest]:
@@ -22,6 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from topics.cli import commands
 
     return commands.run(arguments)
+
+
+def open_what_is_closed() -> None:
+    """A shell may close them (`>&-`). Their numbers must not become those of a socket, nor Python's streams be None."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+        stream = os.fdopen(descriptor, "w" if descriptor else "r")
+        setattr(sys, ("stdin", "stdout", "stderr")[descriptor], stream)
+    os.close(descriptor)
 
 
 def become(module: str, arguments: Sequence[str]) -> None:

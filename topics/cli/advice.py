@@ -24,7 +24,8 @@ _ADVICE: dict[type[errors.ClientError], str] = {
 _MAYBE = "It may have been carried out all the same: look before you repeat it"
 
 
-def failed(error: errors.ClientError) -> Failed:
+def failed(error: errors.ClientError, saved_as: str = "") -> Failed:
+    """`saved_as`: the context that the server's address comes from."""
     code = FAILED
     is_silence = isinstance(error, errors.Disconnected)
     if error.outcome == "unknown" and not isinstance(error, errors.BadAnswer):
@@ -32,6 +33,10 @@ def failed(error: errors.ClientError) -> Failed:
     elif is_silence:
         code = UNREACHABLE
     advice = _MAYBE if code == UNKNOWN else advice_of(error)
+    if code == UNREACHABLE and saved_as:
+        advice = (
+            f"That is the saved server {saved_as!r}: choose another with `topics context use`, or with --url"
+        )
     text = str(error)
     if is_silence:
         text = text.replace("Connection refused", "connection refused")

@@ -70,12 +70,13 @@ class Bench:
         """The call in several threads, for so long: how long each took, and all."""
         times: list[float] = []
         errors: list[ClientError] = []
+        is_over = threading.Event()
         begun = time.perf_counter()
         end = begun + self._seconds
 
         def work() -> None:
             try:
-                while (start := time.perf_counter()) < end and not errors:
+                while (start := time.perf_counter()) < end and not errors and not is_over.is_set():
                     call()
                     times.append(time.perf_counter() - start)
             except ClientError as error:
@@ -84,8 +85,14 @@ class Bench:
         threads = [threading.Thread(target=work, daemon=True) for _ in range(self._threads)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            # After Ctrl-C the topic is deleted, and a write that came later would make it again.
+            is_over.set()
+            for thread in threads:
+                thread.join()
         if errors:
             raise errors[0]
         return times, time.perf_counter() - begun

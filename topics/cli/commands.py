@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,6 +13,7 @@ import click
 
 import topics
 from topics.cli import failures
+from topics.printing import forget_output
 
 # name: module:attribute, and what `topics --help` says. Those with `main` read their arguments themselves.
 COMMANDS = {
@@ -43,6 +44,14 @@ Exit codes: 0 done; 1 refused or failed; 2 wrong arguments; 3 the server cannot 
 
 
 class Lazy(click.Group):
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _until_reader_goes():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _until_reader_goes():
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -107,8 +116,24 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return getattr(error, "code", error.exit_code)
     except BrokenPipeError:
-        # Whoever read has seen enough; Python must not complain of it once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_output()
         return failures.OK
+    except UnicodeEncodeError as error:
+        click.echo(f"topics: {error.object!r} is no text in UTF-8", err=True)
+        return failures.USAGE
+    except OSError as error:
+        forget_output()
+        click.echo(f"topics: {error.filename or 'output'}: {error.strerror or error}", err=True)
+        return failures.FAILED
     except (KeyboardInterrupt, click.Abort):
         return failures.INTERRUPTED
+
+
+@contextlib.contextmanager
+def _until_reader_goes() -> Iterator[None]:
+    """Whoever read a pipe and has gone has seen enough: all is well. Click would call it a failure."""
+    try:
+        yield
+    except BrokenPipeError:
+        forget_output()
+        raise click.exceptions.Exit(failures.OK) from None

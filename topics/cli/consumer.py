@@ -97,7 +97,8 @@ def create(
     made = session.client.create_consumer(topic, name, **config)
     what = "created" if made.created else "it was there; its configuration is this one now"
     session.one(
-        made, f"{topic}/{name}: {what}; next is seq {made.next_seq}, {made.lag_records} records behind"
+        made,
+        f"{topic}/{name}: {what}; next is seq {made.next_seq}, {made.lag_records} record{'' if made.lag_records == 1 else 's'} behind",
     )
 
 

@@ -66,22 +66,24 @@ def save(path: Path, contexts: Contexts) -> None:
         raise Failed(f"cannot write {path}: {error.strerror}") from error
 
 
+def meant(url: str | None, context: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The name of the saved server that `choose` takes, or "" if it takes none of them."""
+    if url is not None or (context is None and environ.get("TOPICS_URL")):
+        return ""
+    return context or load(path_of(environ)).current
+
+
 def choose(
     url: str | None, token: str | None, context: str | None, environ: Mapping[str, str] = os.environ
 ) -> Server:
     """The server that is meant, and its key. "": the client's default. A saved key goes to its own server only."""
     said = environ.get("TOPICS_TOKEN") or environ.get("TOPICS_API_KEY") or ""
-    if url is not None:
-        return Server(url, said if token is None else token)
-    if context is None and environ.get("TOPICS_URL"):
-        return Server(environ["TOPICS_URL"], said if token is None else token)
-    contexts = load(path_of(environ))
-    name = context or contexts.current
-    found = contexts.servers.get(name)
+    name = meant(url, context, environ)
+    if not name:
+        return Server(url or environ.get("TOPICS_URL", ""), said if token is None else token)
+    found = load(path_of(environ)).servers.get(name)
     if found is None:
-        if name:
-            raise Failed(f"no server is saved as {name!r}. `topics context ls` shows which are")
-        return Server("", said if token is None else token)
+        raise Failed(f"no server is saved as {name!r}. `topics context ls` shows which are")
     if token is None:
         # Who names a context means its key; one that is just in use gives way to the environment.
         token = (found.token or said) if context else (said or found.token)

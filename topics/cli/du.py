@@ -12,6 +12,7 @@ import msgspec
 
 from topics.cli.tables import as_bytes, safe, table
 from topics.disk_usage import DiskUsage, NotOurs, Space, TopicUsage, disk_usage
+from topics.printing import while_it_is_read
 from topics.settings import Settings
 
 OK, INCOMPLETE, CANNOT = 0, 1, 3
@@ -69,16 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.end()
     top = arguments.top if arguments.top is not None or arguments.json else TOP
     usage.topics = usage.topics[:top]
-    try:
+    with while_it_is_read():
         if arguments.json:
             print(msgspec.json.format(msgspec.json.encode(usage)).decode())
         else:
             print("\n".join(lines(usage)))
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read has seen enough; Python must not complain of it once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
     for problem in usage.problems:
         print(f"topics du: {safe(problem)}", file=sys.stderr)
     return INCOMPLETE if usage.problems else OK

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from topics.printing import while_it_is_read
 from topics.settings import Settings, join_host
 
 READY, NOT_READY, UNREACHABLE = 0, 1, 3
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         if code == READY or time.monotonic() >= end:
             break
         time.sleep(_LOOK_S)
-    print(text if options.json and code != UNREACHABLE else f"{url}: {summary(code, text)}")
+    with while_it_is_read():
+        print(text if options.json and code != UNREACHABLE else f"{url}: {summary(code, text)}")
     return code
 
 
@@ -68,4 +70,4 @@ def summary(code: int, text: str) -> str:
         said = json.loads(text)
         return str(said.get("message") or said.get("error", {}).get("message") or said.get("status") or text)
     except (ValueError, AttributeError):
-        return text
+        return "it does not answer like a topics server; is this its address?"

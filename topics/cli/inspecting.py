@@ -13,6 +13,7 @@ import msgspec
 from topics.cli.tables import as_bytes, as_time, safe, table
 from topics.engine.inspected_files import inspect
 from topics.engine.inspection import Inspection, Record
+from topics.printing import while_it_is_read
 from topics.read_only_disk import ReadOnlyDisk
 
 SOUND, DAMAGED, CANNOT = 0, 1, 3
@@ -67,15 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"topics inspect: {safe(arguments.file)}: {error.strerror or error}", file=sys.stderr)
         return CANNOT
-    try:
+    with while_it_is_read():
         if arguments.json:
             print(as_json(found))
         else:
             print("\n".join(lines(found)))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read has seen enough; Python must not complain of it once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return SOUND if found.sound else DAMAGED
 
 

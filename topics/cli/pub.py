@@ -16,10 +16,10 @@ from msgspec import Raw
 
 from topics.cli.advice import advice_of
 from topics.cli.failures import FAILED, OK, UNKNOWN, UNREACHABLE, Failed
-from topics.cli.session import Session, topic_argument, with_server
+from topics.cli.session import Session, as_plain, topic_argument, with_server
 from topics.cli.tables import as_bytes
 from topics.client import ApiError, ClientError, Disconnected, NewRecord
-from topics.client.producer import Receipt
+from topics.client.producer import Producer, Receipt
 
 AT_ONCE_MAX = 10_000  # what one write takes
 IN_HAND_MAX = 100_000  # receipts that are not looked at yet
@@ -67,7 +67,8 @@ def pub(
             if number > AT_ONCE_MAX:
                 raise Failed(f"one write takes {AT_ONCE_MAX} records at most: leave --at-once out")
             records.append(record)
-        return write_at_once(session, topic, records) if records else OK
+        if records:
+            return write_at_once(session, topic, records)
     return Stream(session, topic).run(lines)
 
 
@@ -126,7 +127,9 @@ def write_at_once(session: Session, topic: str, records: list[NewRecord]) -> int
         if written.count == 1
         else f"seqs {written.first_seq} to {written.last_seq}"
     )
-    session.one(written, f"{topic}: {seqs}")
+    told = as_plain(written)
+    del told["seqs"]  # not asked for: they are those from the first to the last
+    session.one(told, f"{topic}: {seqs}")
     return OK
 
 
@@ -146,26 +149,21 @@ class Stream:
     def run(self, lines: Iterable[tuple[int, NewRecord]]) -> int:
         self._knock()
         producer = self._session.client.producer(self._topic)
-        wrong: Failed | None = None
+        wrong: Failed | KeyboardInterrupt | None = None
         try:
-            for number, record in lines:
-                receipt = producer.send(
-                    record.data, tag=record.tag, node=record.node, meta=record.meta, ttl_ms=record.ttl_ms
-                )
-                self._bytes += len(record.data)
-                self._waiting.append((number, receipt))
-                self._settle(0 if len(self._waiting) < IN_HAND_MAX else IN_HAND_MAX // 2)
-                self._progress()
-        except Failed as error:  # a line that is none; those before it are written
-            wrong = error
-        finally:
             try:
-                producer.close()
-            except ClientError:
-                pass  # each receipt says it
+                self._send(producer, lines)
+            finally:
+                _close(producer)
+        except (Failed, KeyboardInterrupt) as error:
+            # A line that is none, or Ctrl-C, perhaps in the middle of closing: those before it are written.
+            wrong = error
+            _close(producer)
         self._settle(len(self._waiting))
         self._progress(is_end=True)
         self._tell()
+        if isinstance(wrong, KeyboardInterrupt):
+            raise wrong
         if wrong is not None:
             raise Failed(f"{wrong.message}. The lines before it are written, and none after it")
         if self._is_unknown:
@@ -173,6 +171,16 @@ class Stream:
         if not self._failed:
             return OK
         return FAILED if self._is_refused else UNREACHABLE
+
+    def _send(self, producer: Producer, lines: Iterable[tuple[int, NewRecord]]) -> None:
+        for number, record in lines:
+            receipt = producer.send(
+                record.data, tag=record.tag, node=record.node, meta=record.meta, ttl_ms=record.ttl_ms
+            )
+            self._bytes += len(record.data)
+            self._waiting.append((number, receipt))
+            self._settle(0 if len(self._waiting) < IN_HAND_MAX else IN_HAND_MAX // 2)
+            self._progress()
 
     def _knock(self) -> None:
         """A producer tries for a minute. Whoever has the address wrong hears of it before that."""
@@ -228,3 +236,10 @@ class Stream:
         if self._failed:
             told += f"; {self._failed} failed"
         self._session.one(found, told)
+
+
+def _close(producer: Producer) -> None:
+    try:
+        producer.close()
+    except ClientError:
+        pass  # each receipt says it

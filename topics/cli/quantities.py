@@ -44,11 +44,11 @@ def durations(text: str) -> list[int]:
 def when(text: str) -> datetime.timedelta | datetime.datetime:
     """How long ago, or a time."""
     ago_ms = milliseconds(text)
-    if ago_ms is not None:
-        return datetime.timedelta(milliseconds=ago_ms)
     try:
+        if ago_ms is not None:
+            return datetime.timedelta(milliseconds=ago_ms)
         return datetime.datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         advice = "write how long ago (10m, 1h30m), or 2026-11-17T04:30:00Z"
         raise click.BadParameter(f"{text!r} is no time; {advice}") from None
 
@@ -60,6 +60,13 @@ def size(text: str) -> int:
     if match is None or unit is None:
         raise click.BadParameter(f"{text!r} is no size; write 1000, 64KiB, 10MiB or 2GB")
     return round(float(match[1]) * unit)
+
+
+def filled(text: str) -> str:
+    """A name. What it may be, the server says; without one it would be asked something else."""
+    if not text:
+        raise click.BadParameter("it is empty; is a variable of your shell not set?")
+    return text
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -15,6 +15,7 @@ import msgspec
 from topics.cli import contexts
 from topics.cli.advice import failed
 from topics.cli.failures import INTERRUPTED, USAGE, Failed
+from topics.cli.quantities import filled
 from topics.cli.tables import as_time, safe, table
 from topics.client import Client, ClientError, Retries, Timeouts
 
@@ -22,8 +23,11 @@ from topics.client import Client, ClientError, Retries, Timeouts
 class Session:
     """`with` it: errors of the client leave it as text and exit code."""
 
-    def __init__(self, client: Client, *, name: str, as_json: bool, is_patient: bool) -> None:
+    def __init__(
+        self, client: Client, *, name: str, as_json: bool, is_patient: bool, context: str = ""
+    ) -> None:
         self.client, self.name, self.as_json = client, name, as_json
+        self.context = context  # the saved server that it is, if it is one
         self.is_patient = is_patient  # --retry was said
 
     def __enter__(self) -> Self:
@@ -41,7 +45,7 @@ class Session:
             error.name = self.name
 
     def failure(self, error: ClientError) -> Failed:
-        found = failed(error)
+        found = failed(error, self.context)
         found.name = self.name
         return found
 
@@ -156,7 +160,11 @@ def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         client = connect(url, token, context, retry_s)
         with Session(
-            client, name=click.get_current_context().command_path, as_json=as_json, is_patient=retry_s > 0
+            client,
+            name=click.get_current_context().command_path,
+            as_json=as_json,
+            is_patient=retry_s > 0,
+            context=contexts.meant(url, context),
         ) as session:
             return command(session, **options)
 
@@ -188,7 +196,7 @@ def completing(names: Callable[[Client, click.Context, str], Iterable[str]]) -> 
             with client:
                 found = (name for name in names(client, ctx, incomplete) if name.startswith(incomplete))
                 return list(islice(found, COMPLETED_MAX))
-        except (ClientError, Failed):
+        except (ClientError, Failed, ValueError):
             return []
 
     return complete
@@ -203,7 +211,7 @@ complete_router = completing(
 complete_consumer = completing(
     lambda client, ctx, _: (row.consumer for row in client.consumers(ctx.params.get("topic") or ""))
 )
-topic_argument = click.argument("topic", shell_complete=complete_topic)
-consumer_argument = click.argument("name", shell_complete=complete_consumer)
-router_argument = click.argument("name", shell_complete=complete_router)
+topic_argument = click.argument("topic", type=filled, shell_complete=complete_topic)
+consumer_argument = click.argument("name", type=filled, shell_complete=complete_consumer)
+router_argument = click.argument("name", type=filled, shell_complete=complete_router)
 yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")

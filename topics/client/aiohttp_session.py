@@ -11,7 +11,7 @@ from yarl import URL
 
 from topics.client.errors import BadAnswer, ClientError, Disconnected, Outcome, TimedOut
 from topics.client.flows import Request, Response
-from topics.client.http_pool import ANSWER_BYTES_MAX, CHUNK_BYTES, IDLE_MAX_S
+from topics.client.http_pool import ANSWER_BYTES_MAX, CHUNK_BYTES, IDLE_MAX_S, reason_of
 from topics.client.settings import Settings
 
 
@@ -104,7 +104,7 @@ class AiohttpSession:
             case aiohttp.ConnectionTimeoutError():
                 return TimedOut(url, "it does not answer in time", "none")
             case aiohttp.ClientConnectorError():
-                return Disconnected(url, (error.os_error.strerror or str(error)).lower(), "none")
+                return Disconnected(url, reason_of(error.os_error), "none")
             case TimeoutError():
                 return TimedOut(url, "it does not answer in time", outcome)
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():

@@ -201,6 +201,8 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 def quoted(name: str) -> str:
+    if not name:
+        raise ValueError("a name is empty")  # the path would be another one's
     return quote(name, safe="")
 
 

@@ -246,5 +246,7 @@ def _has_news(sock: socket.socket | None) -> bool:
 def reason_of(error: Exception) -> str:
     if isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected):
         return "the connection broke"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS; is its address one of http://?"
     text = error.strerror if isinstance(error, OSError) else None
     return (text or str(error) or type(error).__name__).lower()

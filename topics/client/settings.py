@@ -39,7 +39,12 @@ class Address:
     @classmethod
     def parse(cls, url: str) -> Address:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        is_odd = parts.scheme not in ("http", "https") or parts.query or parts.fragment
+        if is_odd or not parts.hostname or port == -1:
             raise ValueError(f"{url!r} is no address of a server; one looks like {DEFAULT_URL}")
         is_https = parts.scheme == "https"
         root = parts.path.rstrip("/")
@@ -47,7 +52,7 @@ class Address:
             f"{parts.scheme}://{parts.netloc}{root}",
             is_https,
             parts.hostname,
-            parts.port or (443 if is_https else 80),
+            port or (443 if is_https else 80),
             root,
         )
 

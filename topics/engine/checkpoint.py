@@ -318,7 +318,7 @@ class Checkpointer:
         window_ms = log.config.idempotency_window_ms
         row = TopicRow(
             log.id, log.name, log.config, self._wal.last_lsn, log.next_seq - 1, log.first_seq, log.count, log.bytes,
-            log.cap_lost, log.ttl_lost, list(view.losses), log.ceiling,
+            log.cap_lost, log.ttl_lost, log.logged_losses(), log.ceiling,
             log.dedupe.live(now_ms=self._shard.now_ms, window_ms=window_ms, stores_ram=stores_ram),
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,

@@ -8,6 +8,8 @@ A publication puts its topic among the news (`dirty`, `fed`, `hungry`, `flowing`
 deliver, at most once, and serves listed topics until the room of a turn is used up. A topic is served up to the state that
 it had when it was picked, in slices: what comes meanwhile is delivered when its turn comes again.
 
+Copies wait for a turn without answers: whoever has written hears of it first, however many dests there are.
+
 Nothing of this keeps a record from being read: whoever polls is answered by the same turn that its request is handled in.
 """
 
@@ -75,6 +77,9 @@ class Delivery(Committing):
         self._gathering: list[tuple[int, int, Due]] = []  # until when, a number, what
         self._gatherings = 0
         self.paused: dict[int, TopicLog] = {}  # topics whose pushes wait until there is less pressure
+        self._put_off: dict[
+            Due, int
+        ] = {}  # whose turn came among answers, with nothing but copies; since when they wait
 
     def _priority_of(self, due: Due) -> float:
         log = due.log
@@ -84,19 +89,26 @@ class Delivery(Committing):
 
     @property
     def has_news(self) -> bool:
-        """Whether something was published, or asked for, that is not listed yet."""
-        return bool(self.dirty or self.fed or self.hungry or (self.flowing and self.copier is not None))
+        """Whether something other than copies was published, or asked for, that is not listed yet."""
+        return bool(self.dirty or self.fed or self.hungry)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether a turn without answers is wanted for copies."""
+        return bool(self._put_off or self.flowing) and self.copier is not None
 
     @property
     def deliver_at_ms(self) -> int | None:
-        """When something is to be delivered without a request, other than what claims and long polls wait for."""
+        """When something is to be delivered without a request, other than what claims and long polls wait for. When copies
+        are begun is up to whoever sends the answers before them.
+        """
         if self.has_news or self.scheduler:
             return self.clock.mono_ms
         return self._gathering[0][0] if self._gathering else None
 
     def is_due(self, now_ms: int) -> bool:
         """Whether `deliver` has anything to do."""
-        if self.has_news or self.scheduler or (self.paused and not self.measures.defers):
+        if self.has_news or self.has_copies or self.scheduler or (self.paused and not self.measures.defers):
             return True
         if self._gathering and self._gathering[0][0] <= now_ms:
             return True
@@ -107,7 +119,7 @@ class Delivery(Committing):
 
     @property
     def backlog(self) -> int:
-        """Topics that wait for their turn."""
+        """Topics that wait for their turn, without those that wait for the next one without answers."""
         return len(self.scheduler)
 
     def may_send_again(self) -> None:
@@ -159,7 +171,7 @@ class Delivery(Committing):
         lowered = may_lower and self.measures.defers and due.kinds == COPIES
         due.entry = self.scheduler.add(due, self.clock.mono_ms, lowered=lowered, since_ms=since_ms)
 
-    def _list_news(self) -> None:
+    def _list_news(self, *, with_copies: bool) -> None:
         if self.dirty:
             dirty, self.dirty = self.dirty, {}
             for log in dirty.values():
@@ -172,15 +184,22 @@ class Delivery(Committing):
             hungry, self.hungry = self.hungry, {}
             for key, (log, consumer) in hungry.items():
                 self._line_up(log).hungry[key] = consumer
-        if self.flowing and self.copier is not None:
-            flowing, self.flowing = self.flowing, {}
-            for log in flowing.values():
-                if self.copier.look(log):
-                    self._line_up(log, COPIES)
+        if with_copies and self.copier is not None:
+            self._list_copies(self.copier)
         while self._gathering and self._gathering[0][0] <= self.clock.mono_ms:
             due = heapq.heappop(self._gathering)[2]
             if due.gathers:
                 self._enlist(due)
+
+    def _list_copies(self, copier: Copier) -> None:
+        put_off, self._put_off = self._put_off, {}
+        for due, since_ms in put_off.items():
+            if due.entry is None and due.kinds:
+                self._enlist(due, since_ms=since_ms)
+        flowing, self.flowing = self.flowing, {}
+        for log in flowing.values():
+            if copier.look(log):
+                self._line_up(log, COPIES)
 
     # -- serving -------------------------------------------------------------------------------------------
 
@@ -189,14 +208,15 @@ class Delivery(Committing):
         if not self.measures.defers and self.paused:
             self._push_again()
         self.pass_claim_time()
-        self._list_news()
+        is_answering = bool(self.ready)
+        self._list_news(with_copies=not is_answering)
         now_ms = self.clock.mono_ms
-        room = ANSWER_ROOM if self.ready else TURN_ROOM
+        room = ANSWER_ROOM if is_answering else TURN_ROOM
         while room > 0:
             entry = self.scheduler.pick(now_ms)
             if entry is None:
                 break
-            room -= self._serve_due(entry, min(room, SLICE_ROOM), now_ms)
+            room -= self._serve_due(entry, min(room, SLICE_ROOM), now_ms, with_copies=not is_answering)
         self.end_polls()
         self.end_idle_consumers()
 
@@ -207,7 +227,7 @@ class Delivery(Committing):
             if log.consumers is not None:
                 self.feed(log)
 
-    def _serve_due(self, entry: Entry[Due], room: int, now_ms: int) -> int:
+    def _serve_due(self, entry: Entry[Due], room: int, now_ms: int, *, with_copies: bool) -> int:
         due = entry.item
         due.is_picked = True
         may_push = entry.band > 0 or not self.measures.defers
@@ -218,6 +238,9 @@ class Delivery(Committing):
         if due.hungry and used < room:
             used += self._serve_jobs(due, room - used, may_push=may_push)
         if due.kinds == COPIES and not due.hungry:
+            if not with_copies:
+                self._put_copies_off(entry, used)
+                return used
             if is_mixed and self.measures.defers:
                 self._lower(entry, used + PICK_COST)
                 return used + PICK_COST
@@ -240,6 +263,17 @@ class Delivery(Committing):
         again, due.again = due.again, 0
         due.kinds = again
         self._enlist(due)
+
+    def _put_copies_off(self, entry: Entry[Due], used: int) -> None:
+        """They wait for a turn without answers, and lose nothing of their age by it."""
+        due = entry.item
+        self.scheduler.done(entry, used)
+        due.kinds |= due.again
+        due.entry, due.is_picked, due.again = None, False, 0
+        if due.kinds == COPIES:
+            self._put_off[due] = entry.since_ms
+        else:
+            self._enlist(due, since_ms=entry.since_ms)
 
     def _lower(self, entry: Entry[Due], used: int) -> None:
         """Its copies wait one band lower."""

@@ -465,6 +465,7 @@ class Forwards(Letters):
         loss = (log.next_seq, log.next_seq + count - 1, reason)
         self.add_frame(frames.encode_control(frames.LOSS, log.id, self.now_ms, list(loss)))
         log.stage_loss(loss, op)
+        log.parked_losses += (loss,)
         if log.config.durability == "disk":
             self._raise_ceiling(log)
             op.sync = op.sync or op.head > log.ceiling_synced

@@ -126,6 +126,7 @@ class TopicLog(TopicRows):
         "merges",
         "name",
         "outflows",
+        "parked_losses",
         "pending",
         "safe_head",
         "stored",
@@ -178,6 +179,7 @@ class TopicLog(TopicRows):
         self.consumers: TopicConsumers | None = None
         self.outflows: tuple[int, ...] = ()  # uids of the rules that copy it
         self.epochs: Epochs = []
+        self.parked_losses: tuple[Loss, ...] = ()  # logged, and not published before their sync
         self.inflows: dict[int, Inflow] | None = None  # by uid of the rules that bring it copies
         self.transactions: TopicTransactions[TopicLog] | None = None
         self.doomed: list[
@@ -320,6 +322,13 @@ class TopicLog(TopicRows):
         op.loss = loss
         self._settle(op)
 
+    def logged_losses(self) -> list[Loss]:
+        """Those that readers hear of, and those that they will hear of once they are safe."""
+        losses = list(self.view.losses)
+        for loss in self.parked_losses:
+            add_loss(losses, loss)
+        return losses
+
     def _settle(self, op: Op) -> None:
         self.settle_first()
         op.first_seq = self.first_seq
@@ -388,6 +397,8 @@ class TopicLog(TopicRows):
             view.config = op.config
         if op.loss is not None:
             add_loss(view.losses, op.loss)
+            if self.parked_losses:
+                self.parked_losses = tuple(loss for loss in self.parked_losses if loss != op.loss)
         if op.tags_held:
             self.tags.strings.let_go(op.tags_held)
         if op.nodes_held:

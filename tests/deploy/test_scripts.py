@@ -1,0 +1,72 @@
+"""Goal: scripts/serve of this checkout is a server, as whoever has just cloned it expects.
+
+Method: the script itself, with its environment as it is: what a first run installs comes from the package index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import PATIENCE_S, ROOT, Server, is_alive, until
+
+VENV = ROOT / ".venv"
+
+
+def is_current(stamp: Path) -> bool:
+    wanted = [hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(), str(ROOT)]
+    return stamp.exists() and all(text in stamp.read_text() for text in wanted)
+
+
+# Another one would be installed anew, under the feet of all other tests.
+pytestmark = pytest.mark.skipif(
+    not any(is_current(VENV / name) for name in (".topics-stamp", ".topics-server-stamp")),
+    reason="there is no up-to-date .venv here; scripts/test makes it",
+)
+
+
+def test_serve_serves_and_stops(tmp_path: Path) -> None:
+    server = Server(tmp_path, shards=1, command=["./scripts/serve"])
+    try:
+        server.start()
+        assert server.write("orders", {"item": "tea"}).status == 201
+        children = list(server.children().values())
+        assert len(children) == 2
+        assert server.stop(number=signal.SIGINT) == 0, server.log  # Ctrl-C
+        until(lambda: not any(is_alive(pid) for pid in children))
+
+        server.start()
+        [record] = server.diff("orders").json["records"]
+        assert record["data"] == {"item": "tea"}
+        assert server.stop() == 0, server.log
+        assert "setting up" not in server.log
+    finally:
+        server.close()
+
+
+def test_a_clone_beside_a_script_is_not_taken_for_the_package(tmp_path: Path) -> None:
+    """A folder without code on the path is a package to Python, and found before an editable install."""
+    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
+    run(
+        "bash",
+        "-c",
+        f"TOPICS_NEEDS=server; source scripts/_env.sh && TOPICS_VENV={tmp_path}/venv && _put_tree_on_path",
+    )
+    (tmp_path / "topics").mkdir()
+    (tmp_path / "first.py").write_text("import topics\nprint(topics.__version__)\n")
+    assert run(f"{tmp_path}/venv/bin/python", str(tmp_path / "first.py")).strip()
+
+
+def run(*command: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=clean, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
