@@ -31,8 +31,12 @@ def session(
     app: str = "topics-spark",
     memory: str = MEMORY,
     options: Mapping[str, str] | None = None,
+    only_tasks: bool = False,
 ) -> SparkSession:
-    """Start a session, or return the one that this process has."""
+    """Start a session, or return the one that this process has.
+
+    With `only_tasks` no rows go through the JVM: the work is done by Python's tasks, as in all jobs of `topics-spark`.
+    """
     if find_spec("pyspark") is None:
         raise NoSpark(f"PySpark is not installed: {install('spark')}")
     from pyspark.sql import SparkSession
@@ -47,13 +51,17 @@ def session(
             HERE.parent
         )  # a source tree, which the workers find only if they happen to run in it
     builder = SparkSession.builder.master(master).appName(app)
-    for name, value in {**_defaults(master, memory, java), **(options or {})}.items():
+    for name, value in {**_defaults(master, memory, java, only_tasks=only_tasks), **(options or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _defaults(master: str, memory: str, java: Java) -> dict[str, str]:
+def _defaults(master: str, memory: str, java: Java, *, only_tasks: bool) -> dict[str, str]:
     options = [f"-Dlog4j2.configurationFile={(HERE / 'log4j2.properties').as_uri()}", *java.options()]
+    if only_tasks:
+        # Java's second compiler takes almost half of the processor time until the first job is done, and such a JVM
+        # never does anything for so long that it would get that back.
+        options.append("-XX:TieredStopAtLevel=1")
     found = {
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": " ".join(options),

@@ -72,7 +72,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--master", default="local[*]", help="where Spark runs [local[*]]")
     parser.add_argument("--memory", default=MEMORY, help=f"of Spark's driver [{MEMORY}]")
     parser.add_argument(
-        "--workers", metavar="n", type=int, default=0, help="processes of --engine local [cores]"
+        "--workers", metavar="n", type=count, default=0, help="processes of --engine local [cores]"
     )
     parser.add_argument(
         "--idle", action="store_true", help="take only processor time that nobody else on this machine wants"
@@ -88,6 +88,12 @@ def size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; one looks like 512MiB or 1g")
     return int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
+
+
+def count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of them; the least is 1")
+    return int(text)
 
 
 def share(text: str) -> float:
@@ -113,7 +119,8 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[Engine]:
     if arguments.engine == "local":
         engine = LocalEngine(arguments.workers)
     else:
-        engine = SparkEngine(session(arguments.master, memory=arguments.memory), stop_session=True)
+        started = session(arguments.master, memory=arguments.memory, only_tasks=True)
+        engine = SparkEngine(started, stop_session=True)
     try:
         yield engine
     finally:

@@ -134,7 +134,10 @@ class Doctor:
     def _spark(self) -> str:
         try:
             self._session = session(
-                self._arguments.master, memory=self._arguments.memory, app="topics-spark doctor"
+                self._arguments.master,
+                memory=self._arguments.memory,
+                app="topics-spark doctor",
+                only_tasks=True,
             )
         except (NoJava, NoSpark) as error:
             raise Failed("no session", str(error)) from error

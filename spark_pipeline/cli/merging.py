@@ -19,6 +19,7 @@ from spark_pipeline.cli.arguments import (
     add_offline,
     add_output,
     add_server,
+    count,
     engine_of,
     parser_of,
     server_of,
@@ -28,7 +29,7 @@ from spark_pipeline.cli.arguments import (
 )
 from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters, Plan, look_at_plan
 from spark_pipeline.jobs.progress import Progress
-from spark_pipeline.tasks.server import wanted_topics
+from spark_pipeline.tasks.server import Refused, wanted_topics
 from topics.cli.tables import as_bytes, safe, table
 
 DESCRIPTIONS = {
@@ -54,12 +55,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
             "--target-bytes", metavar="size", type=size, help="how large segments become [1GiB]"
         )
         parser.add_argument(
-            "--min-segments", metavar="n", type=int, help="neighbours that are worth a merge [2]"
+            "--min-segments", metavar="n", type=count, help="neighbours that are worth a merge [2]"
         )
     parser.add_argument(
         "--min-garbage", metavar="share", type=share, help="dead bytes that are worth a rewrite [0.1]"
     )
-    parser.add_argument("--max-groups", metavar="n", type=int, help="outputs of one plan [64]")
+    parser.add_argument("--max-groups", metavar="n", type=count, help="outputs of one plan [64]")
     parser.add_argument(
         "--cold-dir",
         metavar="path",
@@ -137,7 +138,14 @@ def _merge(command: str, arguments: argparse.Namespace) -> int:
                 cold_dir=arguments.cold_dir,
                 lease_ms=arguments.lease_ms,
             )
-            outcomes.append(job.run())
+            try:
+                outcomes.append(job.run())
+            except Refused as error:
+                if error.code != "topic_not_found" or len(names) == 1:
+                    raise
+                # Deleted since it was listed: no reason to leave the others alone.
+                outcomes.append(Outcome(name, "gone", message=str(error)))
+                progress.step("gone", f"{name}: {error}", topic=name)
     if arguments.json:
         print(msgspec.json.encode(outcomes).decode())
     else:

@@ -71,7 +71,7 @@ class Outcome:
     """What became of one topic."""
 
     topic: str
-    state: str = "nothing_to_do"  # committed · nothing_to_do · leased · lost · changed · failed
+    state: str = "nothing_to_do"  # committed · nothing_to_do · leased · lost · changed · failed · gone
     plans: int = 0
     groups: int = 0
     resumed: int = 0
@@ -246,6 +246,7 @@ class Consolidation:
             running.cancel()
             # With the plan its staging goes, under whoever works there. Is it gone, or is this a fault of its own?
             self._renew(plan)
+            self._let_go(plan)
             raise JobFailed(
                 f"{self._topic}: {last_line(error)}; run it again, and it goes on from here"
             ) from error

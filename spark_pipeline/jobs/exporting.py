@@ -65,7 +65,11 @@ def _export_topic(topic: ColdTopic, job: Job, engine: Engine, progress: Progress
     folder = folder_of(job.form, job.out, topic.name)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, topic.name):
-        table = _table(topic, job)  # another run may have been at it before the lock was ours
+        table = _table(topic, job)
+        if table.next_seq >= _end_of(topic):
+            # Another run was here before the lock was ours, with a newer manifest: to publish where this one ends would
+            # take the place back from which the next run goes on, and it would write rows twice.
+            return
         table.remove_orphans()
         slices = slices_of(topic, Range(start_seq=table.next_seq))
         tasks = [

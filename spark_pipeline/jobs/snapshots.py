@@ -29,7 +29,10 @@ def pinned(server: Server, wanted: str, cold_dir: str = "") -> Iterator[list[Col
     pins: list[_Pin] = []
     stopped = threading.Event()
     try:
-        topics = [_pin(server, name, cold_dir, pins) for name in wanted_topics(server, wanted)]
+        names = wanted_topics(server, wanted)
+        topics = [
+            one for name in names if (one := _pin_of(server, name, cold_dir, pins, len(names))) is not None
+        ]
         keeper = threading.Thread(
             target=_keep, args=(Server(server.url, server.token_env), pins, stopped), daemon=True
         )
@@ -81,6 +84,16 @@ def _pin_or_http(server: Server, name: str, cold_dir: str, pins: list[_Pin]) -> 
             return None
         raise
     return Pinned(name, None, int(state["earliest_seq"]), int(state["head_seq"]) + 1)
+
+
+def _pin_of(server: Server, name: str, cold_dir: str, pins: list[_Pin], of: int) -> ColdTopic | None:
+    """None: one of several that was deleted since they were listed."""
+    try:
+        return _pin(server, name, cold_dir, pins)
+    except Refused as error:
+        if error.code != "topic_not_found" or of == 1:
+            raise
+        return None
 
 
 def _release(server: Server, pins: Sequence[_Pin]) -> None:

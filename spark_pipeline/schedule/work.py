@@ -70,7 +70,8 @@ class Work:
             if spark.engine == "local":
                 self._engine = LocalEngine(spark.workers)
             else:
-                self._engine = SparkEngine(session(spark.master, memory=spark.memory), stop_session=True)
+                started = session(spark.master, memory=spark.memory, only_tasks=True)
+                self._engine = SparkEngine(started, stop_session=True)
         return self._engine
 
     def _arguments(self, job: Job) -> list[str]:

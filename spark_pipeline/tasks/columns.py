@@ -108,6 +108,8 @@ class Frames:
         data = self._gather(starts + head, ends - meta - starts - head, None)
         if as_text:
             data = _as_text(data, raw)
+        if not meta.any():
+            return data, pa.nulls(len(meta), pa.string())  # of most topics: nothing has to be gathered
         return data, self._gather(ends - meta, meta, meta > 0).cast(pa.string())
 
     def sizes(self) -> Ints:
@@ -182,9 +184,14 @@ def _as_text(data: Any, raw: Bools) -> Any:
     return pa.array(values, pa.binary()).cast(pa.string())
 
 
-def names_column(names: Sequence[bytes], ids: npt.NDArray[np.integer[Any]]) -> Any:
-    """Names by their ids; 0 is none."""
-    texts = pa.array([None, *names], pa.binary()).cast(pa.string())
+def texts_of(names: Sequence[bytes]) -> Any:
+    """Names by their ids; 0 is none. A segment may have as many of them as records, so they are made once for all its batches."""
+    return pa.array([None, *names], pa.binary()).cast(pa.string())
+
+
+def names_column(texts: Any, ids: npt.NDArray[np.integer[Any]]) -> Any:
+    if not ids.any():
+        return pa.nulls(len(ids), pa.string())
     return texts.take(pa.array(ids.astype(np.int64)))
 
 

@@ -19,6 +19,7 @@ from spark_pipeline.tasks.columns import (
     flags_column,
     names_column,
     schema_of,
+    texts_of,
     ts_column,
 )
 from spark_pipeline.tasks.manifest import ColdTopic
@@ -164,15 +165,16 @@ def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) 
         needs_names = {"tag", "node"} & set(wanted.columns) or wanted.tags is not None
         names = reader.names() if needs_names else ([], [], None)
         picked, dead = _pick(part, rows, wanted, names[0])
+        texts = texts_of(names[0]), texts_of(names[1])
         if not FROM_FRAMES & set(wanted.columns):
             # Nothing of .data is read, so nothing of it can be wrong.
             for first in range(0, len(picked), BATCH_ROWS):
                 some = picked[first : first + BATCH_ROWS]
-                yield _batch(part, wanted, rows, some, dead, names[:2], None)
+                yield _batch(part, wanted, rows, some, dead, texts, None)
             return
         for piece in reader.pieces(rows, picked, rows_max=BATCH_ROWS, bytes_max=BATCH_BYTES):
             frames = Frames.at(reader.path("data"), piece.data, piece.starts, piece.ends)
-            yield _batch(part, wanted, rows, piece.rows, dead, names[:2], frames)
+            yield _batch(part, wanted, rows, piece.rows, dead, texts, frames)
     except (TopicsError, FileNotFoundError) as error:
         if damage is None and isinstance(error, FileNotFoundError):
             raise FilesGone(
@@ -214,7 +216,7 @@ def _batch(
     rows: Rows,
     picked: npt.NDArray[np.int64],
     dead: Mask | None,
-    names: tuple[list[bytes], list[bytes]],
+    texts: tuple[Any, Any],
     frames: Frames | None,
 ) -> Any:
     found: dict[str, Any] = {}
@@ -229,9 +231,9 @@ def _batch(
             case "ts":
                 found[column] = ts_column(rows["ts"][picked])
             case "tag":
-                found[column] = names_column(names[0], rows["tag"][picked])
+                found[column] = names_column(texts[0], rows["tag"][picked])
             case "node":
-                found[column] = names_column(names[1], rows["node"][picked])
+                found[column] = names_column(texts[1], rows["node"][picked])
             case "flags":
                 found[column] = flags_column(rows["flags"][picked], None if dead is None else dead[picked])
     return pa.RecordBatch.from_arrays([found[name] for name in wanted.columns], schema=wanted.schema())

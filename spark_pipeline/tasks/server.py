@@ -63,12 +63,17 @@ class Server:
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
         """ValueError says what is wrong with the address. The key's variable may be absent: then no key is sent."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        refused = ValueError(f"{url!r} is no address of a server; one looks like http://127.0.0.1:4000")
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port
+        except ValueError:  # of a port that is none
+            raise refused from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{url!r} is no address of a server; one looks like http://127.0.0.1:4000")
+            raise refused
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
         self._https = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port
+        self._host, self._port = parts.hostname, port
         self._root = parts.path.rstrip("/")
         token = os.environ.get(token_env, "")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -157,7 +162,7 @@ class Server:
             return Refused(
                 answer.status, "", f"{self.url} answers {answer.status}, and not like a topics server", {}
             )
-        if answer.status == 401:
+        if answer.status in {401, 403}:
             message += f"; the key is taken from the environment variable {self.token_env}"
         return Refused(answer.status, code, message, detail)
 
@@ -174,6 +179,8 @@ def _reason(error: Exception) -> str:
 
 def wanted_topics(server: Server, wanted: str) -> list[str]:
     """The names of a list with commas and patterns. A plain name is not looked for: its own call tells whether it is there."""
+    if not wanted.strip(", "):
+        raise ValueError("the name of a topic is empty; '*' are all of them")
     if not any(sign in wanted for sign in "*?[,"):
         return [wanted]
     picked = pick_names(sorted(row["topic"] for row in server.topics()), wanted)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> Iterator[None]:
+    """For each JVM that is started here: its second compiler takes as much time as all else, and nothing runs for so long."""
+    before = os.environ.get("JDK_JAVA_OPTIONS")
+    os.environ["JDK_JAVA_OPTIONS"] = f"{before or ''} -XX:TieredStopAtLevel=1".strip()
+    yield
+    if before is None:
+        del os.environ["JDK_JAVA_OPTIONS"]
+    else:
+        os.environ["JDK_JAVA_OPTIONS"] = before
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +62,28 @@ def spark(event_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     found = session("local[2,2]", app="tests", options=options)
     yield found
     found.stop()
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    """What Spark has written down so far; of a last line that is not whole yet, nothing."""
+    lines = [line for path in folder.iterdir() for line in path.read_text().split("\n")[:-1]]
+    return [json.loads(line) for line in lines]
+
+
+def ended(query: Any) -> None:
+    """Run a stream over all there is. Spark gives a stream's Python ten seconds to start, which a busy machine may not have: then
+    it is started again, and goes on from its checkpoint.
+    """
+    for tries_left in range(5, -1, -1):
+        running = query.trigger(availableNow=True).start()
+        try:
+            assert running.awaitTermination(240)
+            return
+        except Exception as error:
+            if not tries_left or "failed to connect back" not in str(error):
+                raise
+        finally:
+            running.stop()
 
 
 TOPICS = tuple(f"m{i}" for i in range(1, 20))  # one for each test that changes its topic

@@ -1,4 +1,5 @@
 """Several executors, each a JVM of its own, on this machine: work is spread over them, one that is killed is made good, and records stay out of the driver.
+When the driver's JVM is killed, the job says what to do, and the next one goes on where it was.
 
 Method: `local-cluster[2,1,1024]` in a process of its own, and Spark's event log, which says who did what and how many bytes the driver got.
 """
@@ -11,26 +12,34 @@ import os
 import signal
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from spark_pipeline.jobs.engines import LocalEngine
 from spark_pipeline.tasks.merge import merge_group
-from tests.spark.conftest import segments_of, url_of
+from tests.spark.conftest import events_of, segments_of, url_of
+from tests.spark.test_consolidate import job, unless_leased
 from tests.spark.test_kills import Driver
+from tests.spark.test_sink import read
 from tests.support.server import Server, until
 
 RECORD_BYTES = 50_000
 COUNT = 100
 TOPIC = "large"
+OTHER = "m16"
 
 
-def merge_and_kill_an_executor(mark: str, task: Any) -> Any:
-    """The first of all takes the JVM above it with it."""
+def merge_and_kill(mark: str, jvm: int, task: Any) -> Any:
+    """The first of all takes a JVM with it when it is done: this one, or the executor's above it."""
+    done = merge_group(task)
     try:
         os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        return merge_group(task)
-    pid = os.getppid()
+        return done
+    pid = jvm or os.getppid()
     while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(pid, signal.SIGKILL)
@@ -38,18 +47,20 @@ def merge_and_kill_an_executor(mark: str, task: Any) -> Any:
 
 
 def drive(url: str, cold: str, events: str, mark: str) -> None:
-    """Of the driver's process: a scrub, and a merge with a kill in it."""
-    from spark_pipeline.jobs.consolidate import Consolidation, Parameters
+    """Of the driver's process: a scrub, a merge with a kill in it, and one that ends in a kill."""
+    from spark_pipeline.cli.__main__ import main
+    from spark_pipeline.cli.arguments import lending
     from spark_pipeline.jobs.engines import SparkEngine
     from spark_pipeline.jobs.progress import Progress
     from spark_pipeline.jobs.scrubbing import scrub
     from spark_pipeline.session import session
-    from spark_pipeline.tasks import server as http
     from spark_pipeline.tasks.manifest import find_topics
 
     class Deadly(SparkEngine):
+        jvm = 0
+
         def start(self, function: Any, tasks: Any) -> Any:
-            deadly = functools.partial(merge_and_kill_an_executor, mark)
+            deadly = functools.partial(merge_and_kill, f"{mark}-{self.jvm}", self.jvm)
             deadly.__name__ = function.__name__  # type: ignore[attr-defined]
             return super().start(deadly, tasks)
 
@@ -64,46 +75,63 @@ def drive(url: str, cold: str, events: str, mark: str) -> None:
         "spark.locality.wait": "0",
     }
     spark = session("local-cluster[2,1,1024]", options=options)
-    progress = Progress(sys.stderr, as_json=True)
-    assert not scrub(find_topics(cold, TOPIC), SparkEngine(spark), progress).damage
-    parameters = Parameters(target_bytes=1_100_000, min_segments=2)
-    outcome = Consolidation(http.Server(url), TOPIC, Deadly(spark), progress, parameters).run()
-    print(json.dumps([outcome.state, outcome.groups, outcome.bytes_out]))
-    spark.stop()
+    assert not scrub(find_topics(cold, TOPIC), SparkEngine(spark), Progress(sys.stderr, as_json=True)).damage
+    engine = Deadly(spark)
+    command = ["compact", "--url", url, "--min-segments", "2", "--lease-ms", "3600000", "--json"]
+    with lending(engine):
+        assert main([*command, "--target-bytes", "1100000", TOPIC]) == 0
+        sys.stdout.flush()
+        engine.jvm = spark.sparkContext._gateway.proc.pid
+        sys.exit(main([*command, "--target-bytes", "4000", OTHER]))
 
 
 PROGRAM = "import sys; from tests.spark.test_cluster import drive; drive(*sys.argv[1:])"
 
 
-def test_two_executors_of_which_one_is_killed(server: Server, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # four JVMs are started, on whatever machine
+def test_executors_and_a_driver_that_are_killed(server: Server, tmp_path: Path) -> None:
     for _ in range(0, COUNT, 10):
         records = [{"data": "x" * RECORD_BYTES} for _ in range(10)]
         assert server.post(f"/v0/topics/{TOPIC}", {"records": records}).status in {200, 201}
     assert server.stop() == 0  # with a start they move
     server.start()
     until(lambda: segments_of(server, TOPIC) >= 9)
-    before = server.diff(TOPIC, limit=1000).json["records"]
+    before = {topic: read(server, topic) for topic in (TOPIC, OTHER)}
+    count = segments_of(server, OTHER)
     events = tmp_path / "events"
     events.mkdir()
     driver = Driver(
         "-c", PROGRAM, url_of(server), str(server.folder / "cold"), str(events), str(tmp_path / "mark")
     )
     code, out, said = driver.end()
-    assert code == 0, said
-    state, groups, merged_bytes = json.loads(out)
-    assert (state, server.diff(TOPIC, limit=1000).json["records"]) == ("committed", before)
-    assert groups >= 4
-    assert merged_bytes > 4_000_000
-    told = [json.loads(line) for path in events.iterdir() for line in path.read_text().splitlines()]
-    kinds = Counter(one["Event"] for one in told)
+    assert code == 3, said
+    assert "run it again, and it goes on from here" in said
+    for topic, records in before.items():
+        assert read(server, topic) == records
+    check_executors(events_of(events), json.loads(out)[0])
+    assert segments_of(server, OTHER) == count
+    with closing(LocalEngine(1)) as engine:
+        outcome = unless_leased(lambda: job(server, OTHER, engine).run())
+    assert outcome.state == "committed"
+    assert outcome.resumed >= 1
+    assert read(server, OTHER) == before[OTHER]
+    assert segments_of(server, OTHER) < count
+    server.delete(f"/v0/topics/{TOPIC}")
+
+
+def check_executors(events: list[dict[str, Any]], outcome: dict[str, Any]) -> None:
+    assert outcome["state"] == "committed"
+    assert outcome["groups"] >= 4
+    assert outcome["resumed"] >= 1, "what the dead one had done was taken"
+    assert outcome["bytes_out"] > 4_000_000
+    kinds = Counter(one["Event"] for one in events)
     assert kinds["SparkListenerExecutorAdded"] >= 2
     assert kinds["SparkListenerExecutorRemoved"] >= 1
     done = [
         one
-        for one in told
+        for one in events
         if one["Event"] == "SparkListenerTaskEnd" and one["Task End Reason"]["Reason"] == "Success"
     ]
     assert len({one["Task Info"]["Executor ID"] for one in done}) >= 2, "both have scrubbed"
     received = sum(one["Task Metrics"]["Result Size"] for one in done)
-    assert received < merged_bytes / 50, "the driver gets figures, no records"
-    server.delete(f"/v0/topics/{TOPIC}")
+    assert received < outcome["bytes_out"] / 50, "the driver gets figures, no records"

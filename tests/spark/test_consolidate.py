@@ -20,13 +20,15 @@ from typing import Any
 import pytest
 
 from spark_pipeline.cli.__main__ import main
+from spark_pipeline.cli.arguments import lending
 from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters
 from spark_pipeline.jobs.engines import Engine, LocalEngine, Running, SparkEngine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks import server as http
 from spark_pipeline.tasks.manifest import find_topics
-from tests.spark.conftest import segments_of, seqs_of, url_of
+from tests.spark.conftest import events_of, segments_of, seqs_of, url_of
 from tests.support.server import ROOT, Server, until
+from tests.support.watching_proxy import watching
 
 SMALL = Parameters(target_bytes=4000, min_segments=2)  # some segments become one, so there are several groups
 
@@ -70,6 +72,17 @@ def job(
     return Consolidation(http.Server(url_of(server)), topic, engine, progress, parameters, lease_ms=lease_ms)
 
 
+def unless_leased(run: Callable[[], Outcome]) -> Outcome:
+    """While the lease of another job holds, a job says so and ends."""
+
+    def ended() -> Outcome | None:
+        found = run()
+        return None if found.state == "leased" else found
+
+    found: Outcome = until(ended)
+    return found
+
+
 def dead(server: Server, topic: str, *seqs: int) -> None:
     reply = server.post(f"/v0/topics/{topic}/delete", {"seqs": list(seqs)})
     assert reply.json["deleted"] == len(seqs)
@@ -82,20 +95,22 @@ def test_spark_merges_in_several_tasks(spark: Any, server: Server, event_log: Pa
     assert outcome.groups >= 2
     assert seqs_of(server, "m1") == before
     assert segments_of(server, "m1") < count
-    # The event log names each task that Spark ran for the job.
-    events = [json.loads(line) for path in event_log.iterdir() for line in path.read_text().splitlines()]
-    stages = {
-        stage
-        for event in events
-        if event["Event"] == "SparkListenerJobStart"
-        and "merge_group" in event["Properties"].get("spark.job.description", "")
-        for stage in event["Stage IDs"]
-    }
-    tasks = [
-        event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages
-    ]
-    assert len(tasks) >= 2
-    assert all(event["Task End Reason"]["Reason"] == "Success" for event in tasks)
+
+    def tasks() -> list[Any] | None:
+        """The event log names each task that Spark ran for the job, some time after it."""
+        events = events_of(event_log)
+        stages = {
+            stage
+            for event in events
+            if event["Event"] == "SparkListenerJobStart"
+            and "merge_group" in event["Properties"].get("spark.job.description", "")
+            for stage in event["Stage IDs"]
+        }
+        ended = [one for one in events if one["Event"] == "SparkListenerTaskEnd"]
+        found = [one for one in ended if one["Stage ID"] in stages]
+        return found if len(found) >= 2 else None
+
+    assert all(event["Task End Reason"]["Reason"] == "Success" for event in until(tasks))
 
 
 def test_deletes_during_the_job_stay_deleted(server: Server, local: LocalEngine) -> None:
@@ -115,36 +130,31 @@ def test_deletes_during_the_job_stay_deleted(server: Server, local: LocalEngine)
     assert marked == {12, 13, 50}, "those that were dead before are gone from the files"
 
 
-def test_a_killed_job_is_resumed(server: Server) -> None:
+def test_a_killed_job_is_resumed(server: Server, local: LocalEngine) -> None:
+    """All of it is merged, and it is killed before it asks the server to publish."""
     before, count = seqs_of(server, "m3"), segments_of(server, "m3")
     command = [
-        sys.executable, "-m", "spark_pipeline.cli.__main__", "compact", "m3", "--url", url_of(server), "--engine", "local",
-        "--workers", "1", "--target-bytes", "2k", "--lease-ms", "1000", "--json",
+        sys.executable, "-m", "spark_pipeline.cli.__main__", "compact", "m3", "--engine", "local",
+        "--workers", "1", "--target-bytes", "4000", "--min-segments", "2", "--lease-ms", "1000", "--json",
     ]  # fmt: skip
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    ) as run:
-        staging = server.folder / "cold" / "staging" / "plans"
-        until(lambda: run.poll() is not None or list(staging.glob("*/group-*.json")), every_s=0.001)
-        os.killpg(run.pid, signal.SIGKILL)
+    with watching(url_of(server)) as proxy:
+        proxy.at("/commit", "before", lambda _: os.killpg(run.pid, signal.SIGKILL))
+        run = subprocess.Popen(
+            [*command, "--url", proxy.url],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         _, said = run.communicate()
-    assert b'"step":"commit"' not in said
+        assert proxy.sprung.wait(60), said
     assert seqs_of(server, "m3") == before
-
-    def again() -> list[dict[str, Any]] | None:
-        # While the lease of the dead job holds, this says so and ends.
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-        assert run.returncode in {0, 4}, run.stderr.decode()
-        return json.loads(run.stdout) if run.returncode == 0 else None
-
-    [outcome] = until(again)
-    if outcome["state"] == "nothing_to_do":
-        # On a busy machine the kill may come so late that the server has been asked to publish, and does.
-        assert segments_of(server, "m3") < count
-    else:
-        assert outcome["state"] == "committed"
-        assert outcome["resumed"] >= 1
+    assert segments_of(server, "m3") == count
+    outcome = unless_leased(lambda: job(server, "m3", local).run())
+    assert outcome.state == "committed"
+    assert outcome.resumed == outcome.groups
     assert seqs_of(server, "m3") == before
+    assert segments_of(server, "m3") < count
 
 
 def test_a_second_job_is_told_to_come_later(server: Server, local: LocalEngine) -> None:
@@ -160,8 +170,7 @@ def test_one_that_has_slept_finds_that_another_was_done(server: Server, local: L
     outcomes: list[Outcome] = []
 
     def overtake() -> None:
-        time.sleep(1.1)  # the shortest lease there is
-        outcomes.append(job(server, "m5", local).run())
+        outcomes.append(unless_leased(lambda: job(server, "m5", local).run()))
 
     late = job(server, "m5", Between(local, overtake), lease_ms=1000).run()
     assert [one.state for one in outcomes] == ["committed"]
@@ -293,5 +302,29 @@ def test_what_is_wrong_is_one_line(
     assert main(["scrub", "--cold-dir", str(tmp_path), *local]) == 3
     assert "TOPICS_COLD_DIR" in capsys.readouterr().err
     assert main(["bogus"]) == 2
-    with pytest.raises(SystemExit):
-        main(["compact", "m1", "--min-garbage", "2"])
+    assert main(["compact", " ", "--url", url_of(server), *local]) == 3
+    assert "the name of a topic is empty; '*' are all of them" in capsys.readouterr().err
+    assert main(["scrub", "--url", "http://127.0.0.1:99999", *local]) == 3
+    assert "'http://127.0.0.1:99999' is no address of a server" in capsys.readouterr().err
+    for wrong in (["--min-garbage", "2"], ["--max-groups", "0"], ["--workers", "-3"]):
+        with pytest.raises(SystemExit):
+            main(["compact", "m1", *wrong])
+        assert f"argument {wrong[0]}: '{wrong[1]}' is no " in capsys.readouterr().err
+
+
+def test_a_topic_that_goes_meanwhile_does_not_end_the_job_of_others(
+    server: Server, local: LocalEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It is deleted when it has been listed, and before it is asked about."""
+
+    def told(asks: str, *words: str) -> Any:
+        server.write("a.going", 1)
+        with watching(url_of(server)) as proxy, lending(local):
+            proxy.at(asks, "before", lambda _: server.delete("/v0/topics/a.going"))
+            assert main([*words, "--url", proxy.url, "--json", "--", "a.going", "m19"]) == 0
+            assert proxy.sprung.is_set()
+        return json.loads(capsys.readouterr().out)
+
+    assert told("/a.going/snapshots", "export", "--out", str(tmp_path / "lake"))["topics"] == 1
+    outcomes = told("/a.going", "compact")
+    assert {one["topic"]: one["state"] for one in outcomes} == {"a.going": "gone", "m19": "committed"}

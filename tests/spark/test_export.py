@@ -174,6 +174,22 @@ def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
         run(again, out)
 
 
+def test_a_run_that_is_overtaken_takes_nothing_back(tier: ColdTier, tmp_path: Path) -> None:
+    """Another one with a newer manifest is done when this one gets the lock."""
+    out, older = tmp_path / "lake", find_topics(str(tier.root), "orders")
+
+    def overtaken() -> AbstractContextManager[Engine]:
+        tier.add(some_records(20, tier.next_seq))
+        tier.publish()
+        run(tier, out, part_bytes=2000)
+        return nullcontext(Here())
+
+    late = export(older, Job(str(out)), overtaken, Progress(io.StringIO(), as_json=True))
+    assert (late.files, late.rows) == (0, 0)
+    assert run(tier, out).files == 0, "it goes on from where the newer one has ended"
+    assert seqs(out) == sorted(tier.live)
+
+
 def test_the_command(
     tier: ColdTier, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

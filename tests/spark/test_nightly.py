@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark_pipeline.lake.parquet import folder_of, read_manifest
 from tests.spark.conftest import segments_of, url_of
 from tests.spark.test_schedule import OFTEN, Process
@@ -55,6 +57,7 @@ def load(server: Server, topic: str, first: int) -> Iterator[None]:
         writer.join()
 
 
+@pytest.mark.timeout(900)  # it starts Spark once more, on whatever machine
 def test_a_night(spark: Any, tmp_path: Path) -> None:
     folder, lake, out = tmp_path / "server", tmp_path / "lake", tmp_path / "out"
     folder.mkdir()
@@ -77,7 +80,7 @@ def test_a_night(spark: Any, tmp_path: Path) -> None:
         with load(server, "log", COUNT):
             schedule = Process(tmp_path, server, *jobs, engine='engine="spark"\nmaster="local[2]"')
             try:
-                until(lambda: all(schedule.results().values()) or schedule.process.poll() is not None, 240)
+                until(lambda: all(schedule.results().values()) or schedule.process.poll() is not None, 600)
                 assert schedule.terminate() == 0, schedule.log.read_text()
             finally:
                 schedule.process.kill()

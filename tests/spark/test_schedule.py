@@ -377,20 +377,18 @@ class Process:
 
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(240)
 
 
 OFTEN = 'cron="* * * * *"\nwindow="1h"'
-MERGE = (
-    f'name="merge"\nrun="compact"\ntopics=["m13"]\n{OFTEN}\ntarget_bytes=4000\nmin_segments=2\nlease_ms=30000'
-)
+MERGE = f'name="merge"\nrun="compact"\ntopics=["m13"]\n{OFTEN}\ntarget_bytes=4000\nmin_segments=2\nlease_ms=3600000'
 
 
 def test_a_stopped_merge_leaves_a_plan_to_go_on_with(server: Server, tmp_path: Path) -> None:
     before, count = seqs_of(server, "m13"), segments_of(server, "m13")
     running = Process(tmp_path, server, MERGE)
     try:
-        until(lambda: running.has("plan"))
+        until(lambda: running.has("plan"), 240)
         assert running.terminate() == 0
     finally:
         running.process.kill()
@@ -401,12 +399,12 @@ def test_a_stopped_merge_leaves_a_plan_to_go_on_with(server: Server, tmp_path: P
     parameters = Parameters(target_bytes=4000, min_segments=2)
 
     def merged() -> bool:
-        """The lease was given back: it ends within a second, and not in half a minute."""
+        """The lease was given back: it ends within a second, and not in an hour."""
         with closing(LocalEngine(1)) as engine:
             job = Consolidation(http.Server(url_of(server)), "m13", engine, progress, parameters)
             return job.run().state == "committed"
 
-    until(merged, 15)
+    until(merged)
     assert segments_of(server, "m13") < count
     assert seqs_of(server, "m13") == before
 
@@ -416,7 +414,7 @@ def test_jobs_run_and_the_process_stops_when_told(server: Server, tmp_path: Path
     nothing = f'name="nothing"\nrun="scrub"\ntopics=["no.such.*"]\n{OFTEN}'
     running = Process(tmp_path, server, report, nothing)
     try:
-        until(lambda: all(running.results().values()))
+        until(lambda: all(running.results().values()), 240)
         port = running.steps()[0]["metrics_port"]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             assert 'topics_spark_job_runs_total{job="report",result="done"}' in answer.read().decode()
@@ -432,6 +430,6 @@ def test_jobs_run_and_the_process_stops_when_told(server: Server, tmp_path: Path
         "nothing": "done",
     }
     assert state.jobs["report"].runs[0].figures["topics"] >= 4
-    assert state.jobs["report"].runs[0].missed in {59, 60}
+    assert state.jobs["report"].runs[0].missed >= 59
     assert "no topic matches" in state.jobs["nothing"].runs[0].message
     assert json.loads((tmp_path / "out" / "report.json").read_text())["topics"]["m12"]

@@ -26,7 +26,7 @@ from spark_pipeline.tasks.sending import (
     commit,
     stage,
 )
-from tests.spark.conftest import record, url_of
+from tests.spark.conftest import ended, record, url_of
 from tests.support.server import Server, until
 
 
@@ -223,11 +223,7 @@ def run(spark: Any, server: Server, source: str, topic: str, folder: Path, poiso
     query = text.writeStream.format("topics").options(
         url=url_of(server), topic=topic, checkpointLocation=str(folder / "checkpoint")
     )
-    running = query.trigger(availableNow=True).start()
-    try:
-        running.awaitTermination(240)
-    finally:
-        running.stop()
+    ended(query)
 
 
 @pytest.fixture

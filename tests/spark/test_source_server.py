@@ -15,7 +15,7 @@ import pytest
 
 from spark_pipeline.tasks.http_reading import HttpSlice, read_http
 from spark_pipeline.tasks.reading import Wanted
-from tests.spark.conftest import COUNT, record, url_of
+from tests.spark.conftest import COUNT, ended, record, url_of
 from tests.support.server import Server
 
 ALL = list(range(1, COUNT + 1))
@@ -91,18 +91,7 @@ def drain(spark: Any, server: Server, topic: str, folder: Path, **options: Any) 
     given = {"url": url_of(server), "topic": topic, "columns": "seq", **options}
     stream = spark.readStream.format("topics").options(**given).load()
     query = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint"))
-    for tries_left in (2, 1, 0):
-        running = query.trigger(availableNow=True).start()
-        try:
-            running.awaitTermination(240)
-            assert not running.isActive
-            break
-        except Exception as error:
-            # Spark gives a Python worker ten seconds to start, which a busy machine may not have. The checkpoint goes on.
-            if not tries_left or "failed to connect back" not in str(error):
-                raise
-        finally:
-            running.stop()
+    ended(query)
     return [one for one in batches if one]
 
 

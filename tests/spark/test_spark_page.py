@@ -10,6 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from spark_pipeline.cli.__main__ import main
+from spark_pipeline.cli.arguments import lending
+from spark_pipeline.jobs.engines import SparkEngine
 from spark_pipeline.schedule.config import load
 from tests.spark.conftest import COUNT
 from tests.support.pages import PageRunner, blocks
@@ -56,8 +58,9 @@ def test_the_jobs_of_the_example_run(
     monkeypatch.setenv("TOPICS_URL", f"http://{server.host}:{server.port}")
     monkeypatch.chdir(tmp_path)
     schedule = load(ROOT / "deploy" / "examples" / "spark-report" / "schedule.toml")
-    for job in schedule.jobs:
-        assert main(["orders" if word == "*" else word for word in schedule.command_of(job)]) == 0
+    with lending(SparkEngine(spark)):
+        for job in schedule.jobs:
+            assert main(["orders" if word == "*" else word for word in schedule.command_of(job)]) == 0
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
         "metrics.parquet",
         "report.html",

@@ -108,10 +108,12 @@ def client_pid(port: int) -> int:
         fields = line.split()
         if int(fields[1].rpartition(":")[2], 16) == port:
             inodes.add(f"socket:[{fields[9]}]")
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(link) in inodes:
-                return int(link.parts[2])
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or closed this one
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
+                        return int(pid)
     raise AssertionError(f"nobody has port {port}")
 
 
