@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support import length
 
@@ -28,7 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     length.long = config.getoption("--long")
-    settings.register_profile("a run", max_examples=length.pick(short=40, long=400))
+    # How long an example takes says more of the machine than of the code.
+    settings.register_profile(
+        "a run",
+        max_examples=length.pick(short=40, long=400),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("a run")
     # A shell's background job ignores Ctrl-C, and whatever it starts inherits that: tests send it to what they start.
     if threading.current_thread() is threading.main_thread():
