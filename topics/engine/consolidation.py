@@ -233,6 +233,7 @@ class Consolidator:
     # -- serving -------------------------------------------------------------------------------------------
 
     def _serve(self, token: object, command: mrg.MergeCommand) -> Steps:
+        log: TopicLog | None = None
         try:
             log = self._find(command.topic)
             if isinstance(command, mrg.GetMerges | mrg.RenewPlan | mrg.CommitPlan):
@@ -241,6 +242,9 @@ class Consolidator:
             body = yield from self._carry_out(log, command)
             self._reply(token, mrg.MergeAnswer(body))
         except OSError as error:
+            if log is not None and log.dropped:  # its files have gone meanwhile, and nothing is wrong with the tier
+                self._reply(token, TopicNotFound(log.name))
+                return
             self._reply(token, _store_failed(error))
             raise
         except TopicsError as error:
@@ -362,6 +366,9 @@ class Consolidator:
                 )  # of a group that failed, inputs may be nobody's by now
                 yield from self._tell(plan)
         except OSError as error:
+            if plan.log.dropped:
+                self._give_up(plan, TopicNotFound(plan.log.name))
+                return
             plan.end_commit(self._replying(_store_failed(error)))
             raise
         except Stopped:
