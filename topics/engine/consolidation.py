@@ -242,7 +242,7 @@ class Consolidator:
             body = yield from self._carry_out(log, command)
             self._reply(token, mrg.MergeAnswer(body))
         except OSError as error:
-            if log is not None and log.dropped:  # its files have gone meanwhile, and nothing is wrong with the tier
+            if log is not None and log.dropped:  # its files went from under this, and the tier is well
                 self._reply(token, TopicNotFound(log.name))
                 return
             self._reply(token, _store_failed(error))
