@@ -163,6 +163,14 @@ class Harness:
         self._take(self.engine.finish(job, error))
         return job
 
+    def go_on_without(self, kind: str) -> None:
+        """Run the first job of another kind; a turn when there is none."""
+        other = next((job.kind for job in self.jobs if job.kind != kind), None)
+        if other is not None:
+            self.run_job(other)
+        else:
+            self.ask()
+
     def rest(self) -> None:
         """Run jobs and turns until nothing is due."""
         for _ in range(10_000):

@@ -44,11 +44,7 @@ def test_a_segment_that_leaves_while_its_manifest_is_written_is_pinned_all_the_s
         if i % 40 == 0:
             h.ask(append("t", b'"on"'))
             h.engine.checkpoint()
-        others = [job.kind for job in h.jobs if job.kind != MOVE_KIND]
-        if others:
-            h.run_job(others[0])
-        else:
-            h.ask()
+        h.go_on_without(MOVE_KIND)
     h.rest()
     assert (5, 0) not in [one[:2] for one in segments(h)]
     manifest = decode_manifest("m", h.cold.objects[h.replies[token].body["path"]])
@@ -75,11 +71,7 @@ def test_a_move_that_comes_to_nothing_leaves_the_copy_of_an_earlier_one_that_is_
     h.ask(c.Delete("t", before_seq=5))
     h.engine.checkpoint()
     for _ in range(40):
-        others = [job.kind for job in h.jobs if job.kind != MOVE_KIND]
-        if others:
-            h.run_job(others[0])
-        else:
-            h.ask()
+        h.go_on_without(MOVE_KIND)
     h.rest()
     for _ in range(3):
         h.append("t", b'"more"')
