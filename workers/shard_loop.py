@@ -14,7 +14,6 @@ import gc
 import logging
 import os
 import select
-import signal
 import threading
 import time
 from collections import deque
@@ -110,7 +109,6 @@ class ShardLoop:
         for fd in self._fds:
             self._poller.register(fd, select.POLLIN)
         self._peers = PeerSockets(self._context, self._poller)
-        signal.signal(signal.SIGTERM, self._on_term)
 
     def _open_socket(self, path: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -120,10 +118,6 @@ class ShardLoop:
         socket.router_mandatory = True
         socket.bind(f"ipc://{path}")
         return socket
-
-    def _on_term(self, *_: object) -> None:
-        self._stopping = True
-        os.eventfd_write(self._wake_fd, 1)
 
     def _job_done(self, finished: Finished) -> None:
         self._finished.append(finished)

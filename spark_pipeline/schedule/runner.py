@@ -7,6 +7,7 @@ interrupted               this process was told to stop: the plan stays with the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -41,7 +42,9 @@ class Clock(Protocol):
 class SystemClock:
     def __init__(self) -> None:
         # A pipe, because a handler of a signal must not take a lock that it may have interrupted.
-        self._out, self._in = os.pipe()
+        self._out, self._in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # A signal that comes just before a wait must end it, too: Python's handler runs only after the wait.
+        signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
 
     def now_s(self) -> float:
         return time.time()
@@ -51,7 +54,8 @@ class SystemClock:
             os.read(self._out, 4096)
 
     def wake(self) -> None:
-        os.write(self._in, b"x")
+        with contextlib.suppress(BlockingIOError):  # it is full of such news
+            os.write(self._in, b"x")
 
 
 @dataclass(slots=True)

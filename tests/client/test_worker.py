@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.server import ROOT
+from tests.support.signals import signal_another_thread
 from topics.client import GiveUp, Retries, RetryLater, errors
 from topics.testing import TestServer
 
@@ -242,8 +243,9 @@ print("stopped", stats.done, stats.lost, flush=True)
 """
 
 
-def test_sigterm_finishes_what_is_in_hand(server: TestServer, client: Any, jobs: str, kind: str) -> None:
-    client.write_many(jobs, range(5))
+@contextmanager
+def working_program(server: TestServer, jobs: str, kind: str) -> Iterator[subprocess.Popen[str]]:
+    """With two jobs in hand."""
     environment = {**os.environ, "TOPICS_URL": server.url, "TOPICS_TOKEN": "root", "PYTHONPATH": str(ROOT)}
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, kind, jobs],
@@ -254,12 +256,29 @@ def test_sigterm_finishes_what_is_in_hand(server: TestServer, client: Any, jobs:
     try:
         assert program.stdout is not None
         assert {program.stdout.readline() for _ in range(2)} == {"begun 0\n", "begun 1\n"}
-        program.send_signal(signal.SIGTERM)
-        rest = program.stdout.read().splitlines()
-        assert program.wait(60) == 0
+        yield program
     finally:
         program.kill()
         program.wait()
-    assert sorted(rest) == ["done 0", "done 1", "stopped 2 0"]
+
+
+def test_sigterm_finishes_what_is_in_hand(server: TestServer, client: Any, jobs: str, kind: str) -> None:
+    client.write_many(jobs, range(5))
+    with working_program(server, jobs, kind) as program:
+        program.send_signal(signal.SIGTERM)
+        rest, _ = program.communicate(timeout=120)
+        assert program.returncode == 0
+    assert sorted(rest.splitlines()) == ["done 0", "done 1", "stopped 2 0"]
     state = client.get_topic(jobs)
     assert (state.count, state.queue.ready, state.queue.in_flight) == (3, 3, 0)
+
+
+@pytest.mark.parametrize("kind", ["threads"], indirect=True)
+def test_a_signal_is_heard_that_does_not_interrupt_the_wait(
+    server: TestServer, client: Any, jobs: str
+) -> None:
+    client.write_many(jobs, range(2))
+    with working_program(server, jobs, "threads") as program:
+        signal_another_thread(program.pid, signal.SIGTERM)
+        rest, _ = program.communicate(timeout=120)
+    assert sorted(rest.splitlines()) == ["done 0", "done 1", "stopped 2 0"]

@@ -31,6 +31,7 @@ from spark_pipeline.schedule.timing import BadCron, Cron, look
 from spark_pipeline.tasks import server as http
 from tests.spark.conftest import segments_of, seqs_of, url_of
 from tests.support.server import ROOT, Server, until
+from tests.support.signals import signal_another_thread
 
 DEPLOYED = ROOT / "deploy" / "spark" / "schedule.toml"
 HOUR = 3600.0
@@ -378,6 +379,33 @@ class Process:
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(240)
+
+
+WAITING = """
+import signal
+from spark_pipeline.schedule.runner import SystemClock
+
+clock = SystemClock()
+signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+print("waits", flush=True)
+clock.wait(3600)
+"""
+
+
+def test_a_signal_is_heard_that_does_not_interrupt_the_wait() -> None:
+    program = (
+        f"import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n{WAITING}"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as waiting:
+        try:
+            assert waiting.stdout is not None
+            assert waiting.stdout.readline() == "waits\n"
+            signal_another_thread(waiting.pid, signal.SIGTERM)
+            assert waiting.communicate(timeout=120)[0] == "heard\n"
+        finally:
+            waiting.kill()
 
 
 OFTEN = 'cron="* * * * *"\nwindow="1h"'

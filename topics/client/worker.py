@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import signal
 import threading
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Handler: TypeAlias = Callable[[Job], object]
 AsyncHandler: TypeAlias = Callable[[Job], Awaitable[object]]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Python hears a signal after a wait: one that came just before it, or to another thread, waits as long.
+HEAR_S = 0.5
 
 
 class Worker:
@@ -83,13 +86,12 @@ class Worker:
             while not self._news.empty():
                 self._news.get()
             if not core.free:
-                self._news.get()
+                self._wait(math.inf)
                 continue
             try:
                 claimed = self._client.run(core.claim(core.free))
             except ClientError as error:
-                with contextlib.suppress(queue.Empty):
-                    self._news.get(timeout=core.claim_failed(error))
+                self._wait(core.claim_failed(error))
                 continue
             core.claimed(claimed)
             for job in claimed.jobs:
@@ -100,12 +102,18 @@ class Worker:
         core, now = self._core, self._client._core.now
         give_up = now() + self._options.grace_s
         while core.active and now() < give_up:
-            with contextlib.suppress(queue.Empty):
-                self._news.get(timeout=max(0.0, give_up - now()))
+            self._wait(give_up - now())
         left = core.held
         if left:
             log.warning("%d jobs are not done after %g s, and go to others", len(left), self._options.grace_s)
             self._client.run(core.release(left))
+
+    def _wait(self, timeout_s: float) -> None:
+        """Until something has changed."""
+        while timeout_s > 0:
+            with contextlib.suppress(queue.Empty):
+                return self._news.get(timeout=min(timeout_s, HEAR_S))
+            timeout_s -= HEAR_S
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
