@@ -18,7 +18,7 @@ from router.fastpath import LINGER_US, READ_AHEAD_MAX, read_plain_head
 from tests.support.faults import fault
 from tests.support.h2_client import Http2Client
 from tests.support.raw_http import Closed, RawClient, RawReply
-from tests.support.server import Server, until
+from tests.support.server import PATIENCE_S, Server, until
 
 BODY = b'{"records":[{"data":1}]}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
@@ -197,7 +197,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def ask(server: Server, data: bytes) -> list[RawReply]:
     """All answers to these bytes, up to the server's closing of the connection."""
-    client = RawClient(server, timeout_s=10)
+    client = RawClient(server, timeout_s=PATIENCE_S)
     try:
         client.send(data)
         return client.read_all()
@@ -269,7 +269,7 @@ def test_malformed_requests_behind_good_ones(server: Server) -> None:
 def test_malformed_requests_byte_by_byte(server: Server) -> None:
     """The verdict does not depend on how much of it arrived at once."""
     for data in list(MALFORMED.values())[::6]:
-        client = RawClient(server, timeout_s=10)
+        client = RawClient(server, timeout_s=PATIENCE_S)
         for i in range(min(len(data), 400)):
             try:
                 client.send(data[i : i + 1])
@@ -557,10 +557,10 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_idle_connections_are_closed(hasty: Server, topic: str) -> None:
     clients = []
     for data in (b"", write(topic), b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
-        client = RawClient(hasty, timeout_s=10)
+        client = RawClient(hasty, timeout_s=PATIENCE_S)
         client.send(data)
         clients.append((client, 1 if data else 0))
-    http2 = Http2Client(hasty, timeout_s=10)
+    http2 = Http2Client(hasty, timeout_s=PATIENCE_S)
     assert http2.request("GET", "/healthz").status == 200
     for client, answers in clients:
         assert len(client.read_all()) == answers
@@ -573,7 +573,7 @@ def test_a_long_poll_is_not_idle(hasty: Server, topic: str) -> None:
     hasty.write(topic, 1)
     clients = []
     for headers in (b"", b"X-Odd: 1\r\n"):
-        client = RawClient(hasty, timeout_s=10)
+        client = RawClient(hasty, timeout_s=PATIENCE_S)
         client.send(poll(topic, 2500, headers))
         clients.append(client)
     for client in clients:
@@ -593,7 +593,7 @@ def test_requests_that_do_not_come_are_answered_with_408(hasty: Server, topic: s
     ]
     clients = []
     for part in parts:
-        client = RawClient(hasty, timeout_s=10)
+        client = RawClient(hasty, timeout_s=PATIENCE_S)
         client.send(part)
         clients.append(client)
     for client in clients:

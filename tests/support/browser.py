@@ -163,7 +163,7 @@ class Browser:
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
         # The watchers for its crashes are no part of the group, and end when they find it gone.
         until(lambda: not _group(self._process.pid))
         self._loop.run_until_complete(self._disconnect())

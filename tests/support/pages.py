@@ -183,7 +183,7 @@ class Shell:
     def close(self) -> None:
         self._orders.close()
         try:
-            self._process.wait(5)
+            self._process.wait(20)
         except subprocess.TimeoutExpired:
             pass  # the block that does not end
         finally:

@@ -375,7 +375,7 @@ def machine(folder: Path, seed: int) -> Iterator[Machine]:
     finally:
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
         until(lambda: not os.path.ismount(path))
 
 
