@@ -53,6 +53,7 @@ PAGE_BYTES_MIN = 64 * limits.KIB
 CLAIMS_WAIT_US = 31_000_000  # longer than any claim waits
 PROBE_EVERY_US = 1_000_000  # whether a front that takes nothing is still there
 READS_FREE = TURN_READ_BYTES // limits.DIFF_BYTES_MAX  # so few fit, however large they are
+MANY_COPIES = 64  # so many records are not left waiting for the answers before them
 
 
 @dataclass(slots=True)
@@ -191,8 +192,9 @@ class ShardCore:
         return self.is_ready and self.engine.shard.has_copies
 
     @property
-    def are_copies_awaited(self) -> bool:
-        return self.forwarding.forwarder.is_chased
+    def are_copies_urgent(self) -> bool:
+        """Somebody waits for them; or there are many, and whoever writes so much at once hardly notices them."""
+        return self.forwarding.forwarder.is_chased or self.engine.shard.flowing_records >= MANY_COPIES
 
     def start(self) -> None:
         """The shard has recovered."""

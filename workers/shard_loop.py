@@ -221,7 +221,7 @@ class ShardLoop:
         now_ns = time.monotonic_ns()
         if self._copies_at_ns is None and self._has_answered:
             self._copies_at_ns = now_ns + COPIES_WAIT_NS
-        if self._copies_at_ns is not None and now_ns < self._copies_at_ns and not core.are_copies_awaited:
+        if self._copies_at_ns is not None and now_ns < self._copies_at_ns and not core.are_copies_urgent:
             return False
         self._copies_at_ns = None
         return True

@@ -147,7 +147,7 @@ def test_a_merge_from_plan_to_erase(server: Server) -> None:
     assert server.stop() == 0
     server.start()
     assert everything(server) == before
-    assert not list((cold(server) / "staging").rglob("*.data")), "staging is empty"
+    until(lambda: not list((cold(server) / "staging").rglob("*.data")))
 
     snapshot = ok(server.post("/v0/topics/t/snapshots"), 200)
     assert (cold(server) / snapshot["path"]).exists()

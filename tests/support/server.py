@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 60.0  # a loaded machine with several servers starting at once
-PATIENCE_S = 60.0  # with anything else; only what fails takes that long
+START_S = 120.0  # a loaded machine with several servers starting at once
+PATIENCE_S = 120.0  # with anything else; only what fails takes that long
 
 
 @dataclass

@@ -35,6 +35,7 @@ from topics.engine import forward_commands as fwd
 from topics.engine.topic_log import TopicLog
 from workers import forwarder, peer_links
 from workers.forwarder import PAUSE_MS_MAX, PAUSE_MS_MIN
+from workers.shard_core import MANY_COPIES
 
 SOURCE = name_on(1, "source")
 NEAR, FAR = name_on(1, "near"), name_on(0, "far")
@@ -70,6 +71,22 @@ def test_an_ack_does_not_wait_for_copies(dest: str) -> None:
     made.rest()
     assert stored(made, dest) == 1
     assert not made.rig(1).core.has_copies
+
+
+@EACH_DEST
+def test_many_copies_are_urgent_and_few_are_not(dest: str) -> None:
+    made = cluster()
+    forward(made, SOURCE, dest)
+    made.rest()
+    core = made.rig(1).core
+    write(made, SOURCE, numbered(1, MANY_COPIES - 1))
+    assert not core.are_copies_urgent
+    write(made, SOURCE, numbered(1, 1))
+    assert core.are_copies_urgent
+    made.rest()
+    assert not core.are_copies_urgent
+    write(made, name_on(1, "other"), numbered(1, MANY_COPIES))
+    assert not core.are_copies_urgent, "nobody copies that"
 
 
 def test_copies_that_are_under_way_make_room_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
