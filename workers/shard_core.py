@@ -53,7 +53,7 @@ PAGE_BYTES_MIN = 64 * limits.KIB
 CLAIMS_WAIT_US = 31_000_000  # longer than any claim waits
 PROBE_EVERY_US = 1_000_000  # whether a front that takes nothing is still there
 READS_FREE = TURN_READ_BYTES // limits.DIFF_BYTES_MAX  # so few fit, however large they are
-MANY_COPIES = 64  # so many records are not left waiting for the answers before them
+MANY_COPIES = 64  # for each dest: so many are not left waiting for the answers before them
 
 
 @dataclass(slots=True)

@@ -197,7 +197,7 @@ class Delivery(Committing):
             if due.entry is None and due.kinds:
                 self._enlist(due, since_ms=since_ms)
         flowing, self.flowing = self.flowing, {}
-        self.flowing_records = 0
+        self.flowing_records = 0.0
         for log in flowing.values():
             if copier.look(log):
                 self._line_up(log, COPIES)

@@ -118,7 +118,9 @@ class Staging:
         self.fed: dict[int, TopicLog] = {}  # topics with something new and claims that wait for it
         self.moving: dict[int, TopicLog] = {}  # topics with letters that may be sent
         self.flowing: dict[int, TopicLog] = {}  # topics with something new for the rules that copy them
-        self.flowing_records = 0  # that were written to such topics since copies were begun last
+        # Records of such topics since copies were begun last, each over the number of its rules: with more rules it pays
+        # more to gather.
+        self.flowing_records = 0.0
         self.on_created: Callable[[str], None] = lambda name: None
         # Work for the engine.
         self.dirty: dict[int, TopicLog] = {}  # topics whose waiters must look again
@@ -298,7 +300,7 @@ class Staging:
                 self.fed[log.id] = log
             if log.outflows:
                 self.flowing[log.id] = log
-                self.flowing_records += op.count
+                self.flowing_records += op.count / len(log.outflows)
             self.ready.append((op.token, op.result))
             return
         log.expiring -= op.expiry
@@ -319,7 +321,7 @@ class Staging:
                 self.moving[log.id] = log
         if log.outflows and op.head:
             self.flowing[log.id] = log
-            self.flowing_records += op.count
+            self.flowing_records += op.count / len(log.outflows)
         if op.erase is not None:
             self.erase_requests.append(op.erase)
         if op.later:
