@@ -147,6 +147,8 @@ def as_text(totals: Totals) -> bytes:
     lines += _metric("topics_delivered_cost_total", "counter", "Delivered, by band of the scheduler", by_band)
     by_shard = [(f'shard="{report.shard}"', round(report.pressure, 3)) for report in totals.reports]
     lines += _metric("topics_shard_pressure", "gauge", "Pressure of a shard, 0 to 1", by_shard)
+    to_replay = [(f'shard="{report.shard}"', report.log_bytes) for report in totals.reports]
+    lines += _metric("topics_log_bytes_to_replay", "gauge", "Log since the last checkpoint", to_replay)
     free = [("", totals.disk_free)] if totals.disk_free is not None else []
     lines += _metric("topics_disk_free_bytes", "gauge", "Space left on the disk of the data directory", free)
     lines += _tier_lines(totals)

@@ -102,6 +102,7 @@ class ShardReport(msgspec.Struct, array_like=True):
     dead_lettered: int = 0  # by the topics and consumers that are there
     corrupt: int = 0  # records found damaged
     checkpoints: int = 0
+    log_bytes: int = 0  # since the last of them
     disk_free: int = -1  # bytes; -1: nobody has looked
     txn_open: int = 0
     txn_bytes: int = 0  # staged in them

@@ -169,6 +169,7 @@ class ShardMetrics:
             dead_lettered=dead_lettered,
             corrupt=counters.get("corrupt", 0),
             checkpoints=counters["checkpoints"],
+            log_bytes=self._engine.checkpointer.log_bytes,
             disk_free=self._engine.free_bytes,
             txn_open=shard.open_transactions,
             txn_bytes=shard.staged_bytes,

@@ -70,6 +70,21 @@ def test_what_is_refused_is_counted_by_code_and_not_timed() -> None:
     assert set(report(rig).refusals) <= set(STATUS)
 
 
+def test_the_log_that_a_start_would_do_again_is_measured() -> None:
+    rig = Rig()
+    before = report(rig).log_bytes
+    rig.ask(wire.WRITE, body=write("x" * 1000))
+    found = report(rig)
+    assert before + 1000 < found.log_bytes < before + 2000
+    text = as_text(Totals([found], 1, 0, 0)).decode()
+    assert f'topics_log_bytes_to_replay{{shard="{found.shard}"}} {found.log_bytes}\n' in text
+    rig.clock.advance(rig.config.snapshot_interval_ms)
+    rig.ask(wire.WRITE, body=write(1))
+    rig.rest()
+    assert report(rig).checkpoints > found.checkpoints
+    assert report(rig).log_bytes < found.log_bytes
+
+
 def test_losses_are_counted_when_readers_hear_of_them() -> None:
     rig = Rig()
     rig.ask(wire.PUT_TOPIC, body={"cap_records": 1})
