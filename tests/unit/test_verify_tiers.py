@@ -13,7 +13,7 @@ from tests.support.faults import fault
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
 from tests.support.stores import ObjectStore
-from tests.unit.test_relocation import records, relocated
+from tests.support.tiered_engine import records, relocated
 from topics.engine import commands as c
 from topics.engine.repair import CannotRepair, Repaired, repair_shard
 from topics.engine.sealing import drain
