@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -271,6 +272,42 @@ def test_sigterm_finishes_what_is_in_hand(server: TestServer, client: Any, jobs:
     assert sorted(rest.splitlines()) == ["done 0", "done 1", "stopped 2 0"]
     state = client.get_topic(jobs)
     assert (state.count, state.queue.ready, state.queue.in_flight) == (3, 3, 0)
+
+
+class StoppingQueue(queue.SimpleQueue[None]):
+    """News of a worker with all hands busy: it is told to stop just before it has read them."""
+
+    worker: Any
+    begun: threading.Event
+
+    def empty(self) -> bool:
+        if not self.worker._core.free and not self.worker._is_stopping:
+            self.begun.wait(60)
+            self.worker.stop()
+        return super().empty()
+
+
+@pytest.mark.parametrize("kind", ["threads"], indirect=True)
+def test_a_stop_is_not_lost_among_other_news(client: Any, jobs: str) -> None:
+    client.write_many(jobs, range(1))
+    begun, end = threading.Event(), threading.Event()
+
+    def handler(_job: Any) -> None:
+        begun.set()
+        end.wait(60)
+
+    worker = client.worker(jobs, handler, concurrency=1, poll_ms=100, grace_s=0.05)
+    worker._news = StoppingQueue()
+    worker._news.worker, worker._news.begun = worker, begun
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        thread.join(30)
+        assert not thread.is_alive(), "it waits for the handler, and the handler for nobody"
+    finally:
+        end.set()
+        thread.join()
+    assert worker.stats.released == 1
 
 
 @pytest.mark.parametrize("kind", ["threads"], indirect=True)

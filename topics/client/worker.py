@@ -62,7 +62,7 @@ class Worker:
         is_over = threading.Event()
         # Threads that a stuck handler holds must not keep the process: they are daemons.
         threads = [
-            threading.Thread(target=self._work, name=f"topics worker {i}", daemon=True)
+            threading.Thread(target=self._work, args=(is_over,), name=f"topics worker {i}", daemon=True)
             for i in range(self._options.concurrency)
         ]
         threads.append(
@@ -82,9 +82,11 @@ class Worker:
 
     def _take_jobs(self) -> None:
         core = self._core
-        while not self._is_stopping:
+        while True:
             while not self._news.empty():
                 self._news.get()
+            if self._is_stopping:  # looked at after the news, which may have told of it
+                return
             if not core.free:
                 self._wait(math.inf)
                 continue
@@ -115,7 +117,7 @@ class Worker:
                 return self._news.get(timeout=min(timeout_s, HEAR_S))
             timeout_s -= HEAR_S
 
-    def _work(self) -> None:
+    def _work(self, is_over: threading.Event) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 if self._is_stopping:
@@ -123,6 +125,8 @@ class Worker:
                 else:
                     self._client.run(self._core.finish(job, self._handle(job)))
             except Exception:  # a thread less would do less, and say nothing
+                if is_over.is_set():  # whoever ran it has gone on, and may have closed the client
+                    return
                 log.exception("%s seq %d cannot be settled", job.topic, job.seq)
             self._news.put(None)
 
