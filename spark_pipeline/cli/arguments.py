@@ -24,7 +24,7 @@ OK, DAMAGED, USAGE, CANNOT, LATER, INTERRUPTED = 0, 1, 2, 3, 4, 130
 DEFAULT_URL = "http://127.0.0.1:4000"
 
 EXIT_CODES = """\
-exit codes: 0 done, or there was nothing to do; 1 something is damaged, or could not be merged; 2 wrong arguments;
+exit codes: 0 done, or there was nothing to do; 1 something is damaged, or could not be merged or exported; 2 wrong arguments;
 3 no Java, Spark, server or data; 4 somebody else is at it or the data has changed, so run it again later
 """
 

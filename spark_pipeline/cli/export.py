@@ -28,10 +28,11 @@ from spark_pipeline.jobs.exporting import Exported, Job, export
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.snapshots import pinned
 from spark_pipeline.lake.forms import FORMS
-from spark_pipeline.lake.table import Busy, ExportFailed
+from spark_pipeline.lake.table import LakeUnavailable
 from spark_pipeline.tasks.manifest import find_topics
 from topics.cli.tables import as_bytes, safe
-from topics.engine.errors import TopicsError
+
+ADVICE = ". --skip-damaged leaves it out, for good; `topics verify --repair` or a backup of the file mends it"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,19 +79,28 @@ def _run(arguments: argparse.Namespace) -> int:
         else:
             topics = find_topics(arguments.cold_dir, wanted)
             found = export(topics, job, lambda: engine_of(arguments), progress)
-    except (Busy, ExportFailed) as error:
+    except LakeUnavailable as error:
         print(f"topics-spark export: {safe(str(error))}", file=sys.stderr)
-        return LATER if isinstance(error, Busy) else CANNOT
-    except TopicsError as error:
-        advice = "--skip-damaged leaves it out, for good; `topics verify --repair` or a backup of the file mends it"
-        print(f"topics-spark export: {safe(str(error))}. {advice}", file=sys.stderr)
-        return DAMAGED
+        return CANNOT
+    for one in found.left:
+        advice = ADVICE if one.state == "damaged" else ""
+        print(f"topics-spark export: {safe(one.topic)}: {safe(one.message)}{advice}", file=sys.stderr)
     print(msgspec.json.encode(found).decode() if arguments.json else _line(found))
-    return DAMAGED if found.damaged else OK
+    return _exit_code(found)
+
+
+def _exit_code(found: Exported) -> int:
+    states = {one.state for one in found.left}
+    if found.damaged or states & {"damaged", "failed"}:
+        return DAMAGED
+    return LATER if states else OK
 
 
 def _line(found: Exported) -> str:
-    if not found.files:
-        return f"nothing new in {found.topics} topics"
-    what = f"{found.rows} records of {found.topics} topics in {found.files} files, {as_bytes(found.bytes)}"
-    return f"{what}; {found.damaged} damaged ranges were left out" if found.damaged else what
+    if found.files:
+        what = f"{found.rows} records of {found.topics} topics in {found.files} files, {as_bytes(found.bytes)}"
+    else:
+        what = f"nothing new in {found.topics} topics"
+    if found.damaged:
+        what += f"; {found.damaged} damaged ranges were left out"
+    return f"{what}; {len(found.left)} topics could not be exported" if found.left else what

@@ -5,22 +5,32 @@ What makes a run safe to kill and to repeat: spark_pipeline/lake/table.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from spark_pipeline.jobs.engines import Engine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.lake.forms import folder_of, open_table
-from spark_pipeline.lake.table import Table, locked
+from spark_pipeline.lake.table import Busy, ExportFailed, LakeUnavailable, Table, locked
 from spark_pipeline.tasks.export import ExportResult, ExportTask, export_slices
 from spark_pipeline.tasks.manifest import ColdTopic
 from spark_pipeline.tasks.reading import Range, Slice, pack, slices_of
+from topics.engine.errors import TopicsError
 from topics.engine.limits import MIB
 
 PART_BYTES = 256 * MIB
 TASK_BYTES_MIN = 32 * MIB  # smaller ones are not worth being done beside others
 POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A topic of which nothing was exported, and why."""
+
+    topic: str
+    state: str  # damaged · failed · busy
+    message: str
 
 
 @dataclass(slots=True)
@@ -30,6 +40,7 @@ class Exported:
     rows: int = 0
     bytes: int = 0
     damaged: int = 0  # ranges that were left out
+    left: list[Left] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -48,13 +59,33 @@ def export(
     progress: Progress,
 ) -> Exported:
     """One topic after another; each is published by itself. The engine is started only when there is something to do."""
-    behind = [topic for topic in topics if _table(topic, job).next_seq < _end_of(topic)]
+    behind: list[ColdTopic] = []
+    for topic in topics:
+        with _by_itself(topic, job):
+            if _table(topic, job).next_seq < _end_of(topic):
+                behind.append(topic)
     job.found.topics = len(topics)
     if behind:
         with engine() as started:
             for topic in behind:
-                _export_topic(topic, job, started, progress)
+                with _by_itself(topic, job):
+                    _export_topic(topic, job, started, progress)
     return job.found
+
+
+@contextmanager
+def _by_itself(topic: ColdTopic, job: Job) -> Iterator[None]:
+    """What is wrong with one topic keeps none of the others from being exported."""
+    try:
+        yield
+    except LakeUnavailable:
+        raise  # nor would they
+    except Busy as error:
+        job.found.left.append(Left(topic.name, "busy", str(error)))
+    except ExportFailed as error:
+        job.found.left.append(Left(topic.name, "failed", str(error)))
+    except TopicsError as error:
+        job.found.left.append(Left(topic.name, "damaged", str(error)))
 
 
 def _table(topic: ColdTopic, job: Job) -> Table:

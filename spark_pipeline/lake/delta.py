@@ -20,7 +20,15 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 
-from spark_pipeline.lake.table import Busy, ExportFailed, Freshness, give_names, made_anew, remove_files
+from spark_pipeline.lake.table import (
+    Busy,
+    ExportFailed,
+    Freshness,
+    LakeUnavailable,
+    give_names,
+    made_anew,
+    remove_files,
+)
 from spark_pipeline.tasks.export import WANTED, ExportFile, sync
 from topics.extras import install
 
@@ -126,7 +134,7 @@ def _package() -> Any:
     try:
         import deltalake
     except ImportError:
-        raise ExportFailed(f"Delta tables need the package deltalake: {install('delta')}") from None
+        raise LakeUnavailable(f"Delta tables need the package deltalake: {install('delta')}") from None
     return deltalake
 
 
@@ -134,7 +142,7 @@ def _open(folder: Path) -> Any:
     """None: there is no table yet."""
     delta = _package()
     if "%" in str(folder):
-        raise ExportFailed(
+        raise LakeUnavailable(
             f"{folder}: delta-rs does not find paths with a percent sign; export to another folder"
         )
     if not (folder / LOG).exists():

@@ -28,6 +28,10 @@ class ExportFailed(Exception):
     """The text says what is in the way, and what to do."""
 
 
+class LakeUnavailable(ExportFailed):
+    """No topic can be exported in this form, or to this folder."""
+
+
 class Busy(Exception):
     """Another run exports the same topic."""
 

@@ -21,12 +21,10 @@ from spark_pipeline.jobs.engines import Engine, SparkEngine
 from spark_pipeline.jobs.exporting import Job, export
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.lake import parquet, table
-from spark_pipeline.lake.table import Busy, ExportFailed
 from spark_pipeline.tasks.manifest import find_topics
 from tests.spark.conftest import url_of
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
 from tests.support.server import Server
-from topics.engine.errors import Corrupt
 
 DAY_MS = 86_400_000
 CALLS = 13  # renames and syncs of the export of `tier`
@@ -154,8 +152,8 @@ def test_damage_is_never_passed_over_silently(tier: ColdTier, tmp_path: Path) ->
     content = bytearray(path.read_bytes())
     content[2000] ^= 1
     path.write_bytes(content)
-    with pytest.raises(Corrupt):
-        run(tier, tmp_path / "lake")
+    [left] = run(tier, tmp_path / "lake").left
+    assert (left.topic, left.state) == ("orders", "damaged")
     assert not [name for name in files(tmp_path / "lake") if "part-" in name or "manifest" in name]
     found = run(tier, tmp_path / "lake", skip_damage=True)
     assert (found.rows, found.damaged) == (76, 1)
@@ -164,14 +162,56 @@ def test_damage_is_never_passed_over_silently(tier: ColdTier, tmp_path: Path) ->
 def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
     out = tmp_path / "lake"
     (out / "topic=orders").mkdir(parents=True)
-    with table.locked(out / "topic=orders", "orders"), pytest.raises(Busy, match="run it again later"):
-        run(tier, out)
+    with table.locked(out / "topic=orders", "orders"):
+        [left] = run(tier, out).left
+    assert left.state == "busy"
+    assert "run it again later" in left.message
     run(tier, out)
     again = ColdTier(tmp_path / "again", topic_id=0x401)
     again.add(some_records(100))
     again.publish()
-    with pytest.raises(ExportFailed, match="made anew: move that folder away"):
-        run(again, out)
+    [left] = run(again, out).left
+    assert left.state == "failed"
+    assert "made anew: move that folder away" in left.message
+
+
+def test_what_is_wrong_with_one_topic_is_not_the_others_business(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One is damaged, one was made anew, one is being exported by somebody else: they are told, and the rest is done."""
+    cold, out = tmp_path / "cold", tmp_path / "lake"
+    names = ("anew", "busy", "damaged", "sound")
+    tiers = {name: ColdTier(cold, topic=name, topic_id=0x400 + n) for n, name in enumerate(names)}
+    for tier in tiers.values():
+        tier.add(some_records(50))
+        tier.publish()
+    path = tiers["damaged"].folder / f"{tiers['damaged'].segments[0].name}.data"
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+    other = ColdTier(tmp_path / "other", topic="anew", topic_id=0x7FF)
+    other.add(some_records(50))
+    other.publish()
+    command = ["export", "--out", str(out), "--engine", "local", "--workers", "1", "--json"]
+    assert main([*command, "--cold-dir", str(tmp_path / "other")]) == 0
+    (out / "topic=busy").mkdir()
+    capsys.readouterr()
+    with table.locked(out / "topic=busy", "busy"):
+        assert main([*command, "--cold-dir", str(cold)]) == 1
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert (found["topics"], found["rows"]) == (4, 50)
+    assert {one["topic"]: one["state"] for one in found["left"]} == {
+        "anew": "failed",
+        "busy": "busy",
+        "damaged": "damaged",
+    }
+    assert "topics-spark export: damaged: " in told.err
+    assert "--skip-damaged leaves it out" in told.err
+    # What was only in the way for a moment is no damage.
+    with table.locked(out / "topic=busy", "busy"):
+        assert main([*command, "--cold-dir", str(cold), "--", "busy", "sound"]) == 4
+    assert main([*command, "--cold-dir", str(cold), "--", "busy", "sound"]) == 0
 
 
 def test_a_run_that_is_overtaken_takes_nothing_back(tier: ColdTier, tmp_path: Path) -> None:
