@@ -98,7 +98,9 @@ def _exit_code(found: Exported) -> int:
 
 def _line(found: Exported) -> str:
     if found.files:
-        what = f"{found.rows} records of {found.topics} topics in {found.files} files, {as_bytes(found.bytes)}"
+        what = (
+            f"{found.rows} records of {found.topics} topics in {found.files} files, {as_bytes(found.bytes)}"
+        )
     else:
         what = f"nothing new in {found.topics} topics"
     if found.damaged:

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -37,7 +37,7 @@ class SparkPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     engine: str = "spark"
     master: str = "local[*]"
     memory: str = MEMORY
-    workers: int = 0  # of the engine `local`; 0: as many as there are cores
+    workers: Annotated[int, msgspec.Meta(ge=0)] = 0  # of the engine `local`; 0: as many as there are cores
     reuse_session: bool = True
     idle: bool = False  # only processor time that nobody else wants
 
@@ -86,7 +86,7 @@ class Schedule:
         spark = self.spark
         found = ["--engine", spark.engine, *(["--idle"] if spark.idle else [])]
         if spark.engine == "local":
-            return [*found, "--workers", str(spark.workers)]
+            return [*found, *(["--workers", str(spark.workers)] if spark.workers else [])]
         return [*found, "--master", spark.master, "--memory", spark.memory]
 
     def command_of(self, job: Job) -> list[str]:
@@ -118,6 +118,14 @@ def _text(text: str) -> str:
     return text
 
 
+def _form(text: str) -> str:
+    from spark_pipeline.lake.forms import FORMS
+
+    if text not in FORMS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(FORMS)}")
+    return text
+
+
 _MERGE: dict[str, Callable[[str], Any]] = {"min_garbage": share, "max_groups": _count, "lease_ms": _count}
 # What each job may be told, beside topics and times.
 PARAMETERS: dict[str, dict[str, Callable[[str], Any]]] = {
@@ -125,9 +133,9 @@ PARAMETERS: dict[str, dict[str, Callable[[str], Any]]] = {
     "purge": _MERGE,
     "scrub": {"out": _text},
     "report": {"out": _text, "top": _count, "lake": _text, "scrubs": _text},
-    "export": {},  # `topics-spark export` knows its own, and tells what is wrong
+    "export": {"out": _text, "format": _form, "part_bytes": size, "skip_damaged": str},
 }
-_FREE = frozenset({"export"})
+_FLAGS = frozenset({"skip_damaged"})
 _NEEDED = {"report": ("out",), "export": ("out",)}
 _COMMON = ("name", "run", "topics", "cron", "window")
 
@@ -196,13 +204,13 @@ def _parameters(run: str, given: dict[str, Any], where: str) -> dict[str, Any]:
     for needed in _NEEDED.get(run, ()):
         if needed not in given:
             raise BadSchedule(f"{where}: {run} needs {needed!r}")
-    if run in _FREE:
-        return given
     known = PARAMETERS[run]
     for key, value in given.items():
         if key not in known:
-            may = f"it may have {', '.join(known)}" if known else "it has none"
-            raise BadSchedule(f"{where}: {run} has no parameter {key!r}; {may}")
+            raise BadSchedule(f"{where}: {run} has no parameter {key!r}; it may have {', '.join(known)}")
+        if isinstance(value, bool) != (key in _FLAGS) or not isinstance(value, str | int | float):
+            wanted = "true or false" if key in _FLAGS else "one text or number"
+            raise BadSchedule(f"{where}: {key}: {value!r} is not {wanted}")
         try:
             known[key](str(value))
         except argparse.ArgumentTypeError as error:

@@ -285,6 +285,10 @@ def test_metrics_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ('name="a"\nrun="compact"\ncron="0 * * * *"\nmin_garbage=7', "is no share"),
         ('name="a"\nrun="report"\ncron="0 * * * *"', "needs 'out'"),
         ('name="a"\nrun="scrub"\ntopics="*"\ncron="0 * * * *"', "a list of names"),
+        ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nformt="delta"', "no parameter 'formt'"),
+        ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nformat="orc"', "none of parquet, delta"),
+        ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nskip_damaged="yes"', "not true or false"),
+        ('name="a"\nrun="report"\ncron="0 * * * *"\nout="/r"\nlake=["/a"]', "not one text or number"),
     ],
 )
 def test_mistakes_in_the_file_are_told_at_once(tmp_path: Path, job: str, said: str) -> None:
@@ -292,6 +296,30 @@ def test_mistakes_in_the_file_are_told_at_once(tmp_path: Path, job: str, said: s
         load(write(tmp_path, job))
     with pytest.raises(BadSchedule, match="two jobs"):
         load(write(tmp_path, HOURLY, HOURLY))
+
+
+@pytest.mark.parametrize(
+    "head",
+    ['[spark]\nengine="local"\n', '[spark]\nengine="local"\nworkers=2\n', "[spark]\nidle=true\n", ""],
+)
+def test_commands_of_jobs_are_those_that_the_command_takes(tmp_path: Path, head: str) -> None:
+    """Each as far as its work, which ends with an address that is none."""
+    out = f'out="{tmp_path}"'
+    jobs = [
+        'name="a"\nrun="compact"\ntarget_bytes="4MiB"\nmin_segments=3\nmin_garbage=0.5\nmax_groups=2\nlease_ms=2000',
+        'name="b"\nrun="purge"\nmin_garbage=0.01',
+        f'name="c"\nrun="scrub"\n{out}',
+        f'name="d"\nrun="report"\n{out}\ntop=5',
+        f'name="e"\nrun="export"\n{out}\nformat="delta"\npart_bytes="1MiB"\nskip_damaged=true',
+    ]
+    path = write(
+        tmp_path,
+        *(f'{job}\ncron="0 * * * *"' for job in jobs),
+        head=f'{head}[schedule]\nurl="ftp://nobody"\ncold_dir="/cold"\n',
+    )
+    schedule = load(path)
+    for job in schedule.jobs:
+        assert main(schedule.command_of(job)) == 3, job.name
 
 
 # ── Other schedulers ──────────────────────────────────────────────────────────────────
