@@ -22,6 +22,7 @@ from topics.engine.errors import TopicsError
 
 OK, DAMAGED, USAGE, CANNOT, LATER, INTERRUPTED = 0, 1, 2, 3, 4, 130
 DEFAULT_URL = "http://127.0.0.1:4000"
+LATER_CODES = frozenset({"plan_leased", "throttled"})  # of refusals that pass by themselves
 
 EXIT_CODES = """\
 exit codes: 0 done, or there was nothing to do; 1 something is damaged, or could not be merged or exported; 2 wrong arguments;
@@ -43,17 +44,33 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     )
 
 
-def add_server(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+def add_server(parser: argparse.ArgumentParser, *, default: str | None = None, otherwise: str = "") -> None:
     found = os.environ.get("TOPICS_URL") or default
-    parser.add_argument(
-        "--url", default=found, help=f"the server [$TOPICS_URL{f', or {default}' if default else ''}]"
-    )
+    otherwise = otherwise or (f", or {default}" if default else "")
+    parser.add_argument("--url", default=found, help=f"the server [$TOPICS_URL{otherwise}]")
     parser.add_argument(
         "--token-env",
         metavar="name",
         default=TOKEN_ENV,
         help=f"the variable that holds the key [{TOKEN_ENV}]",
     )
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """A server, or the cold directory alone."""
+    parser.add_argument(
+        "--cold-dir",
+        metavar="path",
+        default=os.environ.get("TOPICS_COLD_DIR") or "",
+        help="the cold directory; without a server as its manifests have it [$TOPICS_COLD_DIR]",
+    )
+    add_server(parser, otherwise=f"; {DEFAULT_URL} where --cold-dir is missing, too")
+
+
+def place_of(arguments: argparse.Namespace) -> None:
+    """Without any word on where to look it is the server of this machine, as for all commands."""
+    if not arguments.url and not arguments.cold_dir and not arguments.offline:
+        arguments.url = DEFAULT_URL
 
 
 def add_offline(parser: argparse.ArgumentParser) -> None:
@@ -174,6 +191,9 @@ def told(command: str, arguments: argparse.Namespace, work: Callable[[argparse.N
         said = str(error)
     except Refused as error:
         said = f"the server says: {error}" + (f" ({error.code})" if error.code else "")
+        if error.code in LATER_CODES:
+            print(f"topics-spark {command}: {safe(said)}", file=sys.stderr)
+            return LATER
     except TopicsError as error:
         said = str(error)
         print(f"topics-spark {command}: {safe(said)}", file=sys.stderr)

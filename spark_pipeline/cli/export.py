@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -17,9 +16,10 @@ from spark_pipeline.cli.arguments import (
     add_engine,
     add_offline,
     add_output,
-    add_server,
+    add_place,
     engine_of,
     parser_of,
+    place_of,
     server_of,
     size,
     told,
@@ -44,12 +44,6 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--out", metavar="path", required=True, help="the folder of the lake")
     parser.add_argument(
-        "--cold-dir",
-        metavar="path",
-        default=os.environ.get("TOPICS_COLD_DIR") or "",
-        help="the cold directory; without --url as its manifests have it [$TOPICS_COLD_DIR]",
-    )
-    parser.add_argument(
         "--format", choices=FORMS, default="parquet", help="plain Parquet, or a Delta table a topic [parquet]"
     )
     parser.add_argument(
@@ -58,13 +52,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--skip-damaged", action="store_true", help="leave out what is damaged, for good, and tell it"
     )
-    add_server(parser)
+    add_place(parser)
     add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    if not arguments.url and not arguments.cold_dir and not arguments.offline:
-        parser.error("say where to look: --url of a server, or --cold-dir")
+    place_of(arguments)
     return told("export", arguments, _run)
 
 

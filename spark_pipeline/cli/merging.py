@@ -89,15 +89,21 @@ def _parameters(arguments: argparse.Namespace, command: str) -> Parameters:
 def _plan(arguments: argparse.Namespace) -> int:
     server = server_of(arguments)
     parameters = _parameters(arguments, "plan")
-    plans = {
-        name: look_at_plan(server, name, parameters)
-        for name in wanted_topics(server, ",".join(arguments.topics))
-    }
+    plans: dict[str, Plan] = {}
+    leased = False
+    for name in wanted_topics(server, ",".join(arguments.topics)):
+        try:
+            plans[name] = look_at_plan(server, name, parameters)
+        except Refused as error:
+            if error.code != "plan_leased":
+                raise
+            leased = True
+            print(f"topics-spark plan: {safe(name)}: {safe(str(error))}", file=sys.stderr)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(plans)).decode())
-    else:
+    elif plans:
         print("\n".join(_plan_lines(plans)))
-    return OK
+    return LATER if leased else OK
 
 
 def _plan_lines(plans: dict[str, Plan]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +15,10 @@ from spark_pipeline.cli.arguments import (
     add_engine,
     add_offline,
     add_output,
-    add_server,
+    add_place,
     engine_of,
     parser_of,
+    place_of,
     server_of,
     told,
 )
@@ -36,24 +36,17 @@ def main(argv: Sequence[str]) -> int:
         "topics", metavar="topic", nargs="*", help="a name, or a pattern like 'orders.*' [all]"
     )
     parser.add_argument(
-        "--cold-dir",
-        metavar="path",
-        default=os.environ.get("TOPICS_COLD_DIR") or "",
-        help="the cold directory; without --url as its manifests have it [$TOPICS_COLD_DIR]",
-    )
-    parser.add_argument(
         "--out",
         metavar="dir",
         default="",
         help="the folder of a report, which then tells of this scrub, too [none]",
     )
-    add_server(parser)
+    add_place(parser)
     add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    if not arguments.url and not arguments.cold_dir and not arguments.offline:
-        parser.error("say where to look: --url of a server, or --cold-dir")
+    place_of(arguments)
     return told("scrub", arguments, _run)
 
 

@@ -19,6 +19,7 @@ import msgspec
 from spark_pipeline.cli.arguments import DEFAULT_URL, share, size
 from spark_pipeline.schedule.timing import BadCron, Cron
 from spark_pipeline.session import MEMORY
+from spark_pipeline.tasks.manifest import check_pattern
 from spark_pipeline.tasks.server import TOKEN_ENV
 
 JOBS_MAX = 256
@@ -191,6 +192,10 @@ def _job(row: dict[str, Any], number: int) -> Job:
     topics = row.get("topics", ["*"])
     if not isinstance(topics, list) or not topics or not all(isinstance(one, str) and one for one in topics):
         raise BadSchedule(f'{where}: topics: a list of names and patterns, like ["orders.*"]')
+    try:
+        check_pattern(",".join(topics))
+    except ValueError as error:
+        raise BadSchedule(f"{where}: topics: {error}") from error
     try:
         cron = Cron(row.get("cron", ""))
     except BadCron as error:

@@ -64,6 +64,7 @@ def topics_in(cold_dir: str) -> Iterator[ColdTopic]:
 
 def find_topics(cold_dir: str, wanted: str) -> list[ColdTopic]:
     """The topics of a list with commas, in which * and ? stand for anything; NoManifest when one of them is not there."""
+    check_pattern(wanted)
     found = {topic.name: topic for topic in topics_in(cold_dir)}
     picked = pick_names(sorted(found), wanted)
     if isinstance(picked, str):
@@ -72,6 +73,14 @@ def find_topics(cold_dir: str, wanted: str) -> list[ColdTopic]:
             f"no topic {picked!r} in the cold tier at {cold_dir} ({have}); what has not moved there is read with a url"
         )
     return [found[name] for name in picked]
+
+
+def check_pattern(wanted: str) -> None:
+    """ValueError for a pattern of the server's own kind: no topic has such a name, and nothing would be found."""
+    if ">" in wanted:
+        raise ValueError(
+            f"{wanted!r} has a >: patterns are those of file names here, and * stands for anything, as in 'orders.*'"
+        )
 
 
 def pick_names(names: list[str], wanted: str) -> list[str] | str:

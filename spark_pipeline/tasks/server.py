@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from spark_pipeline.tasks.manifest import NoManifest, pick_names
+from spark_pipeline.tasks.manifest import NoManifest, check_pattern, pick_names
 
 ANSWER_S = 60.0
 PATIENCE_S = 60.0  # with a server that is starting, or has too much to do
@@ -164,6 +164,8 @@ class Server:
             )
         if answer.status in {401, 403}:
             message += f"; the key is taken from the environment variable {self.token_env}"
+        if detail.get("limit") == "snapshots":
+            message += ". Each batch that Spark reads holds one for its pinTtl"
         return Refused(answer.status, code, message, detail)
 
 
@@ -181,6 +183,7 @@ def wanted_topics(server: Server, wanted: str) -> list[str]:
     """The names of a list with commas and patterns. A plain name is not looked for: its own call tells whether it is there."""
     if not wanted.strip(", "):
         raise ValueError("the name of a topic is empty; '*' are all of them")
+    check_pattern(wanted)
     if not any(sign in wanted for sign in "*?[,"):
         return [wanted]
     picked = pick_names(sorted(row["topic"] for row in server.topics()), wanted)

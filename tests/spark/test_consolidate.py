@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from spark_pipeline.cli import arguments
 from spark_pipeline.cli.__main__ import main
 from spark_pipeline.cli.arguments import lending
 from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters
@@ -293,6 +294,34 @@ def test_a_purge_rewrites_only_what_has_dead_records(
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_what_passes_by_itself_is_for_later(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another job has the plan, or readers have all snapshots of a topic: nothing is missing, so it is worth another try."""
+    path = "/v0/topics/m9"
+    plan = server.post(f"{path}/consolidation", {"target_bytes": 4000, "min_segments": 1}).json
+    assert main(["plan", "m9", "fresh*,m10", "--url", url_of(server)]) == 3  # no topic is like that
+    assert main(["plan", "m9", "m10", "--url", url_of(server), "--json"]) == 4
+    told = capsys.readouterr()
+    assert list(json.loads(told.out)) == ["m10"]
+    assert "m9: somebody else is at work" in told.err
+    server.post(f"{path}/consolidation/{plan['plan_id']}/abandon", {"lease": plan["lease"]})
+    pins = [server.post(f"{path}/snapshots", {"ttl_ms": 600_000}).json["snapshot_id"] for _ in range(16)]
+    assert main(["scrub", "m9", "--url", url_of(server), "--engine", "local", "--workers", "1"]) == 4
+    assert "Each batch that Spark reads holds one for its pinTtl" in capsys.readouterr().err
+    for pin in pins:
+        assert server.delete(f"{path}/snapshots/{pin}").status == 200
+
+
+def test_without_an_address_it_is_the_server_of_this_machine(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(arguments, "DEFAULT_URL", url_of(server))
+    for name in ("TOPICS_URL", "TOPICS_COLD_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    local = ["--engine", "local", "--workers", "1"]
+    assert main(["scrub", "m10", *local]) == 0
+    assert main(["export", "m10", "--out", str(tmp_path / "lake"), *local]) == 0
+
+
 def test_what_is_wrong_is_one_line(
     server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -306,6 +335,8 @@ def test_what_is_wrong_is_one_line(
     assert "the name of a topic is empty; '*' are all of them" in capsys.readouterr().err
     assert main(["scrub", "--url", "http://127.0.0.1:99999", *local]) == 3
     assert "'http://127.0.0.1:99999' is no address of a server" in capsys.readouterr().err
+    assert main(["compact", "orders.>", "--url", url_of(server), *local]) == 3
+    assert "* stands for anything, as in 'orders.*'" in capsys.readouterr().err
     for wrong in (["--min-garbage", "2"], ["--max-groups", "0"], ["--workers", "-3"]):
         with pytest.raises(SystemExit):
             main(["compact", "m1", *wrong])
