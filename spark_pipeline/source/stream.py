@@ -32,8 +32,6 @@ Offsets = dict[str, int]
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
-        if not options.url:
-            raise BadOption("a stream is read from a server: give its address as url")
         self._options = options
         self._wanted = replace(options.wanted, columns=tuple(columns))
         self._fail = options.fail_on_loss is not False
@@ -122,6 +120,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the server ----------------------------------------------------------------------------------------
 
     def _connected(self) -> Server:
+        # Not when this is made: Spark would tell of a fault of its own that follows from it, and not of this.
+        if not self._options.url:
+            raise BadOption("a stream is read from a server: give its address as url")
         if self._server is None:
             self._server = Server(self._options.url, self._options.token_env)
         return self._server

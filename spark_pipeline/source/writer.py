@@ -51,7 +51,7 @@ class _Writer:
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise BadOption(
-                'a topic is a log, which is not overwritten: mode("append"), or outputMode append or update'
+                'a topic is a log, which is not overwritten: mode("append"), and for results that change foreachBatch'
             )
         self._fields = fields_of(options, schema)
         self._target = Target(options.url, options.topic, options.token_env, options.txn_ttl_ms)

@@ -16,6 +16,7 @@ from spark_pipeline.jobs.engines import LocalEngine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.source.batch import narrowed
 from spark_pipeline.source.options import BadOption, parse
+from spark_pipeline.source.stream import TopicsStreamReader
 from spark_pipeline.tasks.ahead import read_ahead
 from spark_pipeline.tasks.columns import COLUMNS
 from spark_pipeline.tasks.reading import SEQ_MAX, Range
@@ -62,6 +63,13 @@ def test_options_as_people_write_them() -> None:
 def test_what_no_option_can_be(option: str, value: str) -> None:
     with pytest.raises(BadOption, match=option):
         parse({**GIVEN, option: value})
+
+
+def test_a_stream_without_a_server_is_told_when_it_begins() -> None:
+    """What is raised before that, Spark hides behind a fault of its own."""
+    reader = TopicsStreamReader(parse(GIVEN), ["seq"])
+    with pytest.raises(BadOption, match="give its address as url"):
+        reader.initialOffset()
 
 
 def test_only_one_limit() -> None:
