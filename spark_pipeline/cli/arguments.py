@@ -15,7 +15,7 @@ from spark_pipeline.jobs.consolidate import JobFailed
 from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, TaskFailed, be_idle
 from spark_pipeline.offline import CannotStart, InUse, private_server
 from spark_pipeline.session import MEMORY, NoSpark, session
-from spark_pipeline.tasks.manifest import NoManifest
+from spark_pipeline.tasks.manifest import FilesGone, NoManifest
 from spark_pipeline.tasks.server import TOKEN_ENV, Refused, Server, Unreachable
 from topics.cli.tables import safe
 from topics.engine.errors import TopicsError
@@ -184,7 +184,7 @@ def told(command: str, arguments: argparse.Namespace, work: Callable[[argparse.N
         # Whoever read has seen enough; Python must not complain of it once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except InUse as error:
+    except (InUse, FilesGone) as error:
         print(f"topics-spark {command}: {safe(str(error))}", file=sys.stderr)
         return LATER
     except _CANNOT as error:

@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from spark_pipeline.tasks.manifest import FilesGone
 from topics.engine.errors import TopicsError
 
 if TYPE_CHECKING:
@@ -34,22 +35,24 @@ class Damaged(TopicsError):
 
 @dataclass(frozen=True, slots=True)
 class _Guarded:
-    """A function whose complaints about records come back as text: not all of them survive the way between processes."""
+    """A function whose complaints about records and files come back as text: not all of them survive the way between processes."""
 
     function: Callable[[Any], Any]
 
-    def __call__(self, task: Any) -> tuple[Any, str | None]:
+    def __call__(self, task: Any) -> tuple[Any, type[Exception] | None, str]:
         try:
-            return self.function(task), None
+            return self.function(task), None, ""
+        except FilesGone as error:
+            return None, FilesGone, str(error)
         except TopicsError as error:
-            return None, str(error)
+            return None, Damaged, str(error)
 
 
-def _opened(found: list[tuple[Any, str | None]]) -> list[Any]:
-    for _, damage in found:
-        if damage is not None:
-            raise Damaged(damage)
-    return [result for result, _ in found]
+def _opened(found: list[tuple[Any, type[Exception] | None, str]]) -> list[Any]:
+    for _, problem, text in found:
+        if problem is not None:
+            raise problem(text)
+    return [result for result, _, _ in found]
 
 
 def last_line(error: BaseException) -> str:
@@ -69,7 +72,7 @@ class Running(Protocol[R]):
         """How many tasks have ended."""
 
     def results(self) -> list[R]:
-        """In the order of the tasks. Damaged, TaskFailed or an OSError when one of them could not be done."""
+        """In the order of the tasks. Damaged, FilesGone, TaskFailed or an OSError when one of them could not be done."""
 
     def cancel(self) -> None:
         """Nobody wants the results any more."""

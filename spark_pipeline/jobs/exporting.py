@@ -14,7 +14,7 @@ from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.lake.forms import folder_of, open_table
 from spark_pipeline.lake.table import Busy, ExportFailed, LakeUnavailable, Table, locked
 from spark_pipeline.tasks.export import ExportResult, ExportTask, export_slices
-from spark_pipeline.tasks.manifest import ColdTopic
+from spark_pipeline.tasks.manifest import ColdTopic, FilesGone
 from spark_pipeline.tasks.reading import Range, Slice, pack, slices_of
 from topics.engine.errors import TopicsError
 from topics.engine.limits import MIB
@@ -29,7 +29,7 @@ class Left:
     """A topic of which nothing was exported, and why."""
 
     topic: str
-    state: str  # damaged · failed · busy
+    state: str  # damaged · failed · busy · changed
     message: str
 
 
@@ -82,6 +82,8 @@ def _by_itself(topic: ColdTopic, job: Job) -> Iterator[None]:
         raise  # nor would they
     except Busy as error:
         job.found.left.append(Left(topic.name, "busy", str(error)))
+    except FilesGone as error:
+        job.found.left.append(Left(topic.name, "changed", str(error)))
     except ExportFailed as error:
         job.found.left.append(Left(topic.name, "failed", str(error)))
     except TopicsError as error:

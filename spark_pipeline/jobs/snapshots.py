@@ -110,7 +110,7 @@ def _pin(server: Server, name: str, cold_dir: str, pins: list[_Pin]) -> ColdTopi
     path = os.path.join(root, answer["path"])
     if not os.path.exists(path):
         raise NoManifest(
-            f"{path} cannot be seen from here; --cold-dir says where the server's cold directory is mounted"
+            f"{path} cannot be seen from here, or not by this user; --cold-dir says where the server's cold directory is mounted"
         )
     return ColdTopic(os.path.dirname(path), read_manifest(path))
 

@@ -68,7 +68,9 @@ def _pin(server: Server, options: SourceOptions, topic: str) -> tuple[ColdTopic 
                 cold = ColdTopic(os.path.dirname(path), read_manifest(path))
                 return cold, int(answer["cold_next_seq"]), int(answer["head_seq"]) + 1
             if options.cold_files == "yes" or options.path:
-                raise NoManifest(f"{path} cannot be seen from here; is {root} the server's cold directory?")
+                raise NoManifest(
+                    f"{path} cannot be seen from here, or not by this user; is {root} the server's cold directory?"
+                )
     state = server.get(server.topic(topic))
     return None, int(state["earliest_seq"]), int(state["head_seq"]) + 1
 

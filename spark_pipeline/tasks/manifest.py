@@ -23,6 +23,10 @@ from topics.engine.segments import Mask, SegmentMeta
 _TRIES = 4
 
 
+class FilesGone(Exception):
+    """Files that a manifest names are not there any more. (A pin keeps them, but not from an erase.)"""
+
+
 class NoManifest(Exception):
     """There is nothing to read; the text says why and what to do."""
 

@@ -22,7 +22,7 @@ from spark_pipeline.tasks.columns import (
     texts_of,
     ts_column,
 )
-from spark_pipeline.tasks.manifest import ColdTopic
+from spark_pipeline.tasks.manifest import ColdTopic, FilesGone
 from spark_pipeline.tasks.segments import Damage, SegmentReader, Verify
 from topics.engine.errors import Corrupt, TopicsError
 from topics.engine.limits import MIB
@@ -32,10 +32,6 @@ from topics.engine.segments import Mask, Rows
 BATCH_ROWS = 10_000
 BATCH_BYTES = 16 * MIB
 SEQ_MAX = 2**63 - 1
-
-
-class FilesGone(Exception):
-    """Files that a manifest names are not there any more. (A pin keeps them, but not from an erase.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +171,13 @@ def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) 
         for piece in reader.pieces(rows, picked, rows_max=BATCH_ROWS, bytes_max=BATCH_BYTES):
             frames = Frames.at(reader.path("data"), piece.data, piece.starts, piece.ends)
             yield _batch(part, wanted, rows, piece.rows, dead, texts, frames)
-    except (TopicsError, FileNotFoundError) as error:
-        if damage is None and isinstance(error, FileNotFoundError):
-            raise FilesGone(
-                f"{error.filename} is gone: it was merged or erased since this read was planned. Run the query again"
-            ) from error
+    except FileNotFoundError as error:
+        # No damage that may be passed over: most likely the records are in another segment by now.
+        raise FilesGone(
+            f"{error.filename} is gone: it was merged or erased since this read was planned. Run the query again. If that does not help the "
+            "file is lost: `topics verify --repair` tells readers so, a backup of the file brings it back"
+        ) from error
+    except TopicsError as error:
         if damage is None:
             raise
         first = part.segment.first_seq

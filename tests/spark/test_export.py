@@ -159,6 +159,32 @@ def test_damage_is_never_passed_over_silently(tier: ColdTier, tmp_path: Path) ->
     assert (found.rows, found.damaged) == (76, 1)
 
 
+@pytest.mark.parametrize("skip", [[], ["--skip-damaged"]])
+def test_files_that_are_merged_or_erased_meanwhile_are_for_later(
+    tier: ColdTier, tmp_path: Path, capsys: pytest.CaptureFixture[str], skip: list[str]
+) -> None:
+    """Also where damage is left out for good: their records are in other files by now, and the next run has to find them."""
+    out = tmp_path / "lake"
+    path = tier.folder / f"{tier.segments[0].name}.data"
+    path.rename(tmp_path / "away")
+    command = [
+        "export",
+        "--cold-dir",
+        str(tier.root),
+        "--out",
+        str(out),
+        "--engine",
+        "local",
+        "--workers",
+        "1",
+    ]
+    assert main([*command, *skip]) == 4
+    assert "merged or erased" in capsys.readouterr().err
+    (tmp_path / "away").rename(path)
+    assert main([*command, *skip]) == 0
+    assert seqs(out) == sorted(tier.live)
+
+
 def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
     out = tmp_path / "lake"
     (out / "topic=orders").mkdir(parents=True)
