@@ -18,7 +18,7 @@ commands:
   scrub       compare every cold record with its digest
   export      write cold records as Parquet files, by topic and day
   report      figures and charts of topics: a page, a Parquet file, JSON
-  schedule    run jobs at their times, or print them for systemd, Kubernetes and cron
+  schedule    run jobs at their times, or print them for systemd, Kubernetes, cron and Airflow
   status      how scheduled jobs went
 
 options:

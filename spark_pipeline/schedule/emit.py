@@ -1,4 +1,4 @@
-"""The same jobs for other schedulers: units of systemd, CronJobs of Kubernetes, lines of a crontab."""
+"""The same jobs for other schedulers: units of systemd, CronJobs of Kubernetes, lines of a crontab, DAGs of Airflow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cronsim import CronSim
 from spark_pipeline.schedule.config import BadSchedule, Job, Schedule
 from spark_pipeline.schedule.timing import Cron
 
-FORMS = ("systemd", "kubernetes", "cron")
+FORMS = ("systemd", "kubernetes", "cron", "airflow")
 _WEEKDAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 
 
@@ -22,6 +22,8 @@ def emit(schedule: Schedule, form: str, *, program: str, image: str, claims: Seq
         return _crontab(schedule, program)
     if form == "systemd":
         return "\n".join(_systemd(schedule, job, program) for job in schedule.jobs)
+    if form == "airflow":
+        return _airflow(schedule, program)
     mounts = [_mount(claim) for claim in claims]
     return "".join(_kubernetes(schedule, job, image, mounts) for job in schedule.jobs)
 
@@ -41,6 +43,42 @@ def _crontab(schedule: Schedule, program: str) -> str:
             f"{job.cron.text} flock --nonblock /tmp/topics-spark-{job.name}.lock {command}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _airflow(schedule: Schedule, program: str) -> str:
+    jobs = ""
+    for job in schedule.jobs:
+        # Commands are templates there; and one that ends with .sh would be a file of one, but for the space.
+        command = f"{{% raw %}}{shlex.join([program, *schedule.command_of(job)])}{{% endraw %}} "
+        jobs += f"    {job.name!r}: ({job.cron.text!r}, {command!r}),\n"
+    return f"""\
+# A DAG for each job, for the dags folder of Airflow. Times are UTC.
+# The key of the server: {schedule.settings.token_env}=… in the environment of its workers.
+from datetime import datetime, timezone
+
+from airflow import DAG
+
+try:
+    from airflow.providers.standard.operators.bash import BashOperator
+except ImportError:  # Airflow 2
+    from airflow.operators.bash import BashOperator
+
+JOBS = {{
+{jobs}}}
+
+for name, (cron, command) in JOBS.items():
+    with DAG(
+        f"topics-spark-{{name}}",
+        schedule=cron,
+        start_date=datetime(2026, 1, 1, tzinfo=timezone.utc),
+        catchup=False,
+        max_active_runs=1,
+        tags=["topics"],
+    ) as dag:
+        # 4: somebody else is at it, which is no failure.
+        BashOperator(task_id="run", bash_command=command, skip_on_exit_code=4)
+    globals()[dag.dag_id] = dag
+"""
 
 
 # ── systemd ───────────────────────────────────────────────────────────────────────────

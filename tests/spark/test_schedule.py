@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +21,7 @@ from spark_pipeline.cli.__main__ import main
 from spark_pipeline.jobs.consolidate import Consolidation, Parameters
 from spark_pipeline.jobs.engines import LocalEngine
 from spark_pipeline.jobs.progress import Progress
-from spark_pipeline.schedule.config import BadSchedule, Job, Schedule, load
-from spark_pipeline.schedule.emit import emit, on_calendar
+from spark_pipeline.schedule.config import BadSchedule, Job, load
 from spark_pipeline.schedule.metrics import Metrics
 from spark_pipeline.schedule.runner import EngineGone, Result, Scheduler
 from spark_pipeline.schedule.state import JobState, State, StateFile
@@ -33,7 +31,6 @@ from tests.spark.conftest import segments_of, seqs_of, url_of
 from tests.support.server import ROOT, Server, until
 from tests.support.signals import signal_another_thread
 
-DEPLOYED = ROOT / "deploy" / "spark" / "schedule.toml"
 HOUR = 3600.0
 
 
@@ -320,50 +317,6 @@ def test_commands_of_jobs_are_those_that_the_command_takes(tmp_path: Path, head:
     schedule = load(path)
     for job in schedule.jobs:
         assert main(schedule.command_of(job)) == 3, job.name
-
-
-# ── Other schedulers ──────────────────────────────────────────────────────────────────
-
-
-def deployed() -> Schedule:
-    return load(DEPLOYED)
-
-
-def test_the_schedule_of_the_image_is_sound() -> None:
-    schedule = deployed()
-    assert [job.run for job in schedule.jobs] == ["compact", "report", "scrub"]
-    assert schedule.settings.state.startswith("/reports/")
-
-
-@pytest.mark.parametrize(
-    ("cron", "calendar"),
-    [
-        ("15 2 * * *", ["*-*-* 02:15:00 UTC"]),
-        ("*/20 * * * *", ["*-*-* *:00,20,40:00 UTC"]),
-        ("30 4 * * 0", ["Sun *-*-* 04:30:00 UTC"]),
-        ("0 0 1 JAN 1-5", ["*-01-01 00:00:00 UTC", "Mon,Tue,Wed,Thu,Fri *-01-* 00:00:00 UTC"]),
-    ],
-)
-def test_calendars_of_systemd(cron: str, calendar: list[str]) -> None:
-    assert on_calendar(Cron(cron)) == calendar
-    if shutil.which("systemd-analyze"):
-        subprocess.run(["systemd-analyze", "calendar", *calendar], check=True, capture_output=True)
-
-
-def test_units_have_the_command_of_each_job() -> None:
-    import yaml
-
-    schedule = deployed()
-    arguments = {"program": "/opt/bin/topics-spark", "image": "topics-spark:1", "claims": ["cold=/data/cold"]}
-    systemd = emit(schedule, "systemd", **arguments)  # type: ignore[arg-type]
-    assert systemd.count("OnCalendar=") == 3
-    assert 'ExecStart="/opt/bin/topics-spark" "compact"' in systemd
-    assert "flock --nonblock" in emit(schedule, "cron", **arguments)  # type: ignore[arg-type]
-    jobs = list(yaml.safe_load_all(emit(schedule, "kubernetes", **arguments)))  # type: ignore[arg-type]
-    pod = jobs[0]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    assert pod["containers"][0]["args"] == schedule.command_of(schedule.jobs[0])
-    assert pod["containers"][0]["volumeMounts"] == [{"name": "cold", "mountPath": "/data/cold"}]
-    assert jobs[0]["spec"]["startingDeadlineSeconds"] == 3 * 3600
 
 
 # ── A process and a server ────────────────────────────────────────────────────────────
