@@ -571,6 +571,7 @@ class Connection(asyncio.Protocol):
         """What waits to become a message counts among the bodies being received."""
         assert self._aiohttp is not None
         assert isinstance(self._sink, ConversationSink)
+        data = self._sink.masks.checked(data)
         if self._hold(self._held + len(data)):
             self._aiohttp.data_received(data)
         else:
