@@ -91,8 +91,13 @@ def _check_line(data: bytes, line_end: int) -> bytes:
 
 
 def with_known_method(head: bytes) -> bytes:
-    """The head, with a method that aiohttp's parser knows: others it refuses itself, as malformed. No path has PATCH."""
-    return head if head.startswith(_METHODS) else b"PATCH" + head[head.index(b" ") :]
+    """The head, with a method that aiohttp's parser knows: others it refuses itself, as malformed. No path has PATCH.
+
+    The connection ends with it. Whoever is between us and the client may know that method, and what comes after its head.
+    """
+    if head.startswith(_METHODS):
+        return head
+    return b"PATCH" + head[head.index(b" ") : -2] + b"Connection: close\r\n\r\n"
 
 
 def _check_host(hosts: list[bytes], version: bytes) -> None:
