@@ -88,7 +88,7 @@ class Reader(threading.Thread):
     def run(self) -> None:
         while not self.stopping.is_set():
             acked = self.writer.acked
-            reply = self.server.get(f"/v0/topics/{self.dest}")
+            reply = self.server.request("GET", f"/v0/topics/{self.dest}")
             if reply.status != 200 or "catch_up_timed_out" in reply.json["performance"]:
                 self.excused += 1
             else:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,15 @@ def until(condition: Any, timeout_s: float = PATIENCE_S, every_s: float = 0.01) 
         if time.monotonic() > give_up:
             raise AssertionError(f"not within {timeout_s} s: {condition}")
         time.sleep(every_s)
+
+
+def caught_up(read: Callable[[], Reply]) -> Reply:
+    """An answer that knows of all copies. One that could not wait for them says so, as on a machine that stands still."""
+    give_up = time.monotonic() + PATIENCE_S
+    while True:
+        reply = read()
+        if b'"catch_up_timed_out":true' not in reply.body or time.monotonic() > give_up:
+            return reply
 
 
 @dataclass
@@ -182,7 +191,7 @@ class Server:
             connection.close()
 
     def get(self, path: str, **headers: str) -> Reply:
-        return self.request("GET", path, headers=headers)
+        return caught_up(lambda: self.request("GET", path, headers=headers))
 
     def post(self, path: str, body: Any = None, **headers: str) -> Reply:
         return self.request("POST", path, body, headers)
@@ -198,7 +207,7 @@ class Server:
         return self.post(f"/v0/topics/{topic}", {"records": [{"data": value} for value in data], **fields})
 
     def diff(self, topic: str, **fields: Any) -> Reply:
-        return self.post(f"/v0/topics/{topic}/diff", fields)
+        return caught_up(lambda: self.post(f"/v0/topics/{topic}/diff", fields))
 
     def connect(self, timeout_s: float = PATIENCE_S) -> socket.socket:
         """A bare connection, for requests that no HTTP library would send."""
