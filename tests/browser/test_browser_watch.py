@@ -29,7 +29,7 @@ WRITES = 200  # acknowledged before and after a strike
 
 def write(server: Server, topic: str, data: str) -> None:
     """As soon as the topic's worker is there."""
-    until(lambda: server.write(topic, data).status == 200, 60)
+    until(lambda: server.write(topic, data).status == 200)
 
 
 def make(server: Server, *topics: str) -> None:
@@ -153,7 +153,7 @@ def test_an_event_source_resumes(
         stream.wait(f"it.records.length >= {WRITES}")
         strike(server)
         target = acks(writers) + WRITES
-        until(lambda: acks(writers) >= target, 60)
+        until(lambda: acks(writers) >= target)
     for topic in (ON_0, ON_1):
         write(server, topic, "end")
         stream.wait_for(topic, "end")

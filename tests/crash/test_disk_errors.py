@@ -63,7 +63,7 @@ def test_no_space_anywhere_ends_by_itself(campaign: Callable[..., Campaign]) -> 
     this.workload.erasing = False
     with this.workload.running():
         assert this.error_at("wal.allocate.before", "ENOSPC", times=3)
-        until(lambda: this.refused_for("disk_full"), 30)
+        until(lambda: this.refused_for("disk_full"))
         for what in ("segment", "index", "snapshot", "deletes"):
             assert this.error_at(f"{what}.write.before", "ENOSPC"), what
         this.workload.erasing = True

@@ -23,7 +23,7 @@ KEPT = "the next worker recovers: every answer stays true, and nothing half-done
 def kill_at_some(campaign: Campaign, whats: tuple[str, ...], rng: random.Random) -> None:
     """One place of each sort, as soon as it is known which there are."""
     for what in whats:
-        until(lambda what=what: campaign.reached(what), 60)
+        until(lambda what=what: campaign.reached(what))
         point = rng.choice(campaign.reached(what))
         print("killed at", point)
         assert campaign.kill_at(point), f"nobody came to {point} any more"

@@ -30,10 +30,10 @@ def test_a_front_s_death_costs_no_data_and_no_worker(start_server: Callable[...,
     with load(server, TOPICS, front_dies=True) as writers:
         for _ in range(2):
             target = acks(writers) + 200
-            until(lambda target=target: acks(writers) >= target, 60)
+            until(lambda target=target: acks(writers) >= target)
             kill(server.pid("front 0"))
         target = acks(writers) + 200
-        until(lambda: acks(writers) >= target, 60)
+        until(lambda: acks(writers) >= target)
     check_all(server, writers)
     for writer in writers.values():
         assert not writer.record.refused, "the shards were there all the time"

@@ -96,7 +96,7 @@ def test_the_file_system_is_one(machine: Machine, tmp_path: Path) -> None:
 
 def work_on(campaign: Campaign, acks: int) -> None:
     target = campaign.workload.acks + acks
-    until(lambda: campaign.workload.acks >= target, 60)
+    until(lambda: campaign.workload.acks >= target)
 
 
 @fault(
@@ -112,7 +112,7 @@ def test_power_cuts_under_load(machine: Machine, campaign: Callable[..., Campaig
         for _ in range(2):
             work_on(this, rng.randrange(50, 250))
             this.cut_power()
-        until(lambda: "snapshot.rename.after" in this.failpoints.hits(), 60)
+        until(lambda: "snapshot.rename.after" in this.failpoints.hits())
         this.kill("shard 0")
         this.cut_power()
         work_on(this, 50)
@@ -137,7 +137,7 @@ def test_a_full_disk_a_failed_sync_and_a_power_cut(
     with workload.running():
         workload.recorder.happened("full")
         machine.fill(True)
-        until(lambda: this.refused_for("disk_full"), 60)
+        until(lambda: this.refused_for("disk_full"))
         assert this.server.diff(workload.topics[0]).status == 200
         machine.fill(False)
         workload.recorder.happened("freed")
@@ -145,7 +145,7 @@ def test_a_full_disk_a_failed_sync_and_a_power_cut(
         assert this.server.get("/readyz").status == 200, "it has not ended by itself"
         workload.recorder.happened("error")
         machine.fail("sync", errno.EIO)
-        until(this.latched, 60)
+        until(this.latched)
         this.cut_power()
         work_on(this, 50)
     this.finish()

@@ -198,7 +198,7 @@ def finish(server: Server, place: Place) -> list[int]:
             done.extend(job["data"] for job in jobs)
         return not jobs and place.in_hand(server) == (0, 0)
 
-    until(rest, 30)
+    until(rest)
     return done
 
 
@@ -221,11 +221,11 @@ def test_workers_die_under_producers_and_consumers(start_server: Callable[..., S
     with at_work(server) as records:
         for death in range(KILLS):
             target = acks(records) + ACKS_BETWEEN
-            until(lambda target=target: acks(records) >= target, 60)
+            until(lambda target=target: acks(records) >= target)
             kill(server.pid(f"shard {death % 2}"))
             server.wait_ready()
         target = acks(records) + ACKS_BETWEEN
-        until(lambda: acks(records) >= target, 60)
+        until(lambda: acks(records) >= target)
     for place, record in records.items():
         check(place, record, finish(server, place))
         if not place.consumer:
@@ -240,7 +240,7 @@ def test_workers_die_under_producers_and_consumers(start_server: Callable[..., S
 def test_leases_over_the_death_of_everything(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with at_work(server) as records:
-        until(lambda: acks(records) >= 2 * ACKS_BETWEEN, 60)
+        until(lambda: acks(records) >= 2 * ACKS_BETWEEN)
     held = {place: hold(server, place) for place in PLACES}
     server.kill()
     server.start()

@@ -36,7 +36,7 @@ def kill_supervisor(server: Server) -> list[int]:
 def test_everything_acked_survives_the_supervisor(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with load(server, TOPICS, front_dies=True) as writers:
-        until(lambda: acks(writers) > 400, 60)
+        until(lambda: acks(writers) > 400)
         children = kill_supervisor(server)
         assert len(children) == 3
         until(lambda: all(is_gone(pid) for pid in children))

@@ -260,7 +260,7 @@ def wait_answered(connections: list[socket.socket]) -> None:
             waiting.discard(fd)
         return not waiting
 
-    until(all_have, 60)
+    until(all_have)
 
 
 def is_buffered_full(reply: Reply) -> bool:
@@ -285,7 +285,7 @@ def never_read(
             connection.sendall(request * questions)
         wait_answered(connections)
         if refused:
-            until(lambda: is_buffered_full(server.diff(heavy, limit=1)), 60)
+            until(lambda: is_buffered_full(server.diff(heavy, limit=1)))
         for i in range(100):
             assert server.write(topic, i).status in (200, 201)
     until(lambda: server.diff(topic, limit=1).status == 200)

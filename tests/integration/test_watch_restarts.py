@@ -60,7 +60,7 @@ class Writer:
     def _run(self) -> None:
         for i in range(self.count):
             for name in self.names:
-                until(lambda name=name, i=i: self._write(name, i), 60)
+                until(lambda name=name, i=i: self._write(name, i))
             self.written = i + 1
 
     def _write(self, name: str, number: int) -> bool:
@@ -314,5 +314,5 @@ def test_a_stream_waits_for_its_topic(server: Server) -> None:
         stream = open_stream(server, session)
         pump([stream], lambda: ledger.cursors[other] == 1, lambda _, frame: ledger.take(frame))
         assert ledger.cursors[away] == 0
-    pump([stream], lambda: ledger.cursors[away] == 1, lambda _, frame: ledger.take(frame), 30)
+    pump([stream], lambda: ledger.cursors[away] == 1, lambda _, frame: ledger.take(frame))
     stream.close()

@@ -84,6 +84,7 @@ ROUTERS: dict[str, list[dict[str, Any]]] = {
     "repointed": [*_way("in.fsync", "to.capped"), *_way("in.fsync", "to.disk")],
 }
 RINGS = ("ring", "ring-back")
+FROM_MEMORY = ("epochs", "epochs-disk")  # after a crash their sources may begin again below what was copied
 KINDS = ("put_router", "router", "routers", "drop_router")
 
 

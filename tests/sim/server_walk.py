@@ -43,6 +43,7 @@ from topics.settings import Settings
 STEPS = 250  # requests of clients
 FIRST_WITH_TIERS = 1000
 FIRST_WITH_SINKS = FIRST_WITH_MERGES = 2000
+FIRST_WITH_LOST_SOURCES = 3000
 MERGED = ["fsync", "fsync-too", "disk", "disk-too", "disk-tags", "changing"]  # topics that get long
 
 
@@ -173,12 +174,14 @@ class Story(Faults):
         """In this story some topics are copied to others, and little is done beside that."""
         rng = random.Random(self.seed * 32_452_843 + 7)
         appetite = self.crowd.appetite
-        appetite.routers = routers.choose(rng)
+        appetite.routers = list(routers.FROM_MEMORY) if loses_sources(self.seed) else routers.choose(rng)
         appetite.sources, dests = routers.topics_of(appetite.routers)
         others = appetite.topics[: rng.choice((0, 0, 1, 2))]
         appetite.topics[:] = list(dict.fromkeys((*appetite.sources, *dests, *dests, *others)))
         weights = {"put_router": 12.0, "router": 4.0, "routers": 1.0, "drop_router": 1.0}
         appetite.weights |= {name: weight * rng.choice((0.3, 1.0)) for name, weight in weights.items()}
+        if loses_sources(self.seed):  # or a router would seldom be there before a crash and after it
+            appetite.weights |= {"drop": 0, "drop_router": 0}
 
     def _sink(self) -> None:
         """In this story some write in batches, and what is a large one is for the story to say."""
@@ -220,6 +223,8 @@ class Story(Faults):
             }
             every |= {self.rot_cold: 2, self.checkpoint: 12}
         chosen = {fault: weight for fault, weight in every.items() if self.rng.random() < 0.6}
+        if loses_sources(self.seed):
+            chosen = {self.kill_shard: 2, self.lull: 1, self.slow_disk: 1}
         return chosen or {self.kill_shard: 1}
 
     # -- the story -----------------------------------------------------------------------------------------
@@ -384,6 +389,15 @@ def has_merges(seed: int) -> bool:
     """Whether jobs merge what the cold tier has."""
     return (
         has_tiers(seed) and seed >= FIRST_WITH_MERGES and random.Random(seed * 67_867_991 + 47).random() < 0.6
+    )
+
+
+def loses_sources(seed: int) -> bool:
+    """Whether a story is about routers whose sources lose, in a crash, what they have in memory only."""
+    return (
+        has_routers(seed)
+        and seed >= FIRST_WITH_LOST_SOURCES
+        and random.Random(seed * 67_868_063 + 53).random() < 0.5
     )
 
 
