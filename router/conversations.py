@@ -17,7 +17,7 @@ from aiohttp.web_request import BaseRequest
 
 from router.exchange import Conversation
 from router.streams import ConnectionSink
-from router.websocket_frames import INTERNAL_ERROR, NORMAL, close_frame
+from router.websocket_frames import INTERNAL_ERROR, NORMAL, Masks, close_frame
 
 if TYPE_CHECKING:
     from router.fastpath import Connection
@@ -55,7 +55,7 @@ def _is_key(key: str) -> bool:
 class ConversationSink(ConnectionSink):
     """The sink of a WebSocket. Its end is said in a frame, and whoever reads from the client waits for room in it."""
 
-    __slots__ = ("_conversation", "_reader", "_write")
+    __slots__ = ("_conversation", "_reader", "_write", "masks")
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class ConversationSink(ConnectionSink):
         self._reader: asyncio.Future[None] | None = None  # waits for room
         self._write = transport.write
         self.write = self._write_frames
+        self.masks = Masks()  # of the client's frames
 
     def _write_frames(self, data: bytes) -> None:
         self._write(data)

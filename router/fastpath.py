@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, cast
 from router.call import error_response
 from router.conversations import ConversationSink
 from router.exchange import Conversation, Request, Response, Stream
-from router.framing import HEAD_BYTES_MAX, HOST, Chunks, Refused, read_frame
+from router.framing import HEAD_BYTES_MAX, HOST, Chunks, Refused, read_frame, with_known_method
 from router.http1 import render_head, render_stream_head
 from router.http2 import Http2Connection
 from router.streams import STREAM_STALL_US, ConnectionSink, forsake, into_the_void, without_conversation
@@ -571,6 +571,7 @@ class Connection(asyncio.Protocol):
         """What waits to become a message counts among the bodies being received."""
         assert self._aiohttp is not None
         assert isinstance(self._sink, ConversationSink)
+        data = self._sink.masks.checked(data)
         if self._hold(self._held + len(data)):
             self._aiohttp.data_received(data)
         else:
@@ -603,7 +604,7 @@ class Connection(asyncio.Protocol):
         if frame.chunked:
             self._chunks = Chunks()
         self._slow_left = frame.body_len
-        self._aiohttp_connection().data_received(data[: frame.head_len])
+        self._aiohttp_connection().data_received(with_known_method(data[: frame.head_len]))
         self._buffer = self._feed_slow(data[frame.head_len :])
         return True
 

@@ -19,6 +19,7 @@ _LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21\x22\x24-\x7e]+) HTTP/1\.([01])")
 _FIELDS = re.compile(rb"(?:" + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*\r\n)*")
 _FIELD = re.compile(rb"([^:]+):[ \t]*([^\r]*?)[ \t]*\r\n")
 _TARGET = re.compile(rb"/|https?://[^/?@]+(?:[/?]|$)", re.IGNORECASE)
+_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 
@@ -87,6 +88,16 @@ def _check_line(data: bytes, line_end: int) -> bytes:
     if method == b"CONNECT" or not (_TARGET.match(target) or (method, target) == (b"OPTIONS", b"*")):
         raise Refused("this server is no proxy: ask for a path")
     return version
+
+
+def with_known_method(head: bytes) -> bytes:
+    """The head, with a method that aiohttp's parser knows: others it refuses itself, as malformed. No path has PATCH.
+
+    The connection ends with it. Whoever is between us and the client may know that method, and what comes after its head.
+    """
+    if head.startswith(_METHODS):
+        return head
+    return b"PATCH" + head[head.index(b" ") : -2] + b"Connection: close\r\n\r\n"
 
 
 def _check_host(hosts: list[bytes], version: bytes) -> None:

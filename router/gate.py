@@ -39,6 +39,8 @@ from topics.http_errors import error_head, error_parts
 logger = logging.getLogger("topics.front")
 
 GZIP_FROM = 8 * 1024  # bytes; below it compressing costs more than it saves
+GUNZIP_BYTES = 64 * 1024
+GUNZIP_MEMBERS_MAX = 4096  # of a body; tools that make many make one of 64 KiB
 LARGE_ANSWER = 64 * 1024
 SLOW_READERS_BYTES_MAX = 256 << 20  # of answers that clients have not taken yet; then reads are refused
 
@@ -334,7 +336,7 @@ class Gate:
     def _unpack(self, route: Route, call: Call, respond: Respond) -> None:
         request, bytes_max = call.request, self._body_max(route)
         encoding = request.content_encoding.strip().lower()
-        if encoding not in (b"gzip", b"identity"):
+        if encoding not in (b"gzip", b"x-gzip", b"identity"):
             respond(error_response("unsupported_media_type", "the only Content-Encoding taken is gzip"))
             return
 
@@ -347,7 +349,7 @@ class Gate:
                 request.body = body
                 self._run(route, call, respond)
 
-        if encoding == b"gzip":
+        if encoding != b"identity":
             packed = request.body
             if not self._offload(lambda: gunzip(packed, bytes_max), unpacked):
                 respond(error_response("throttled", "too many bodies wait to be unpacked", {"limit": "gzip"}))
@@ -453,12 +455,24 @@ def wants_gzip(accept_encoding: bytes) -> bool:
 
 
 def gunzip(body: Body, bytes_max: int) -> bytes | None:
-    """The decoded body, one byte longer than allowed at most; None when it is not gzip, or not all of it."""
-    unzip = zlib.decompressobj(31)
-    try:
-        decoded = unzip.decompress(body, bytes_max + 1)
-    except zlib.error:
-        return None
-    if len(decoded) <= bytes_max and (not unzip.eof or unzip.unused_data):
-        return None
-    return decoded
+    """The decoded body, one byte longer than allowed at most; None when it is not gzip, or not all of it.
+
+    It may have several members, as what `cat a.gz b.gz` makes; RFC 1952, 2.2.
+    """
+    decoded = bytearray()
+    unzip, members, at = zlib.decompressobj(31), 1, 0
+    while at < len(body):
+        if unzip.eof:
+            unzip, members = zlib.decompressobj(31), members + 1
+        # In parts, because what comes after a member is copied.
+        part = body[at : at + GUNZIP_BYTES]
+        try:
+            decoded += unzip.decompress(part, bytes_max + 1 - len(decoded))
+        except zlib.error:
+            return None
+        if len(decoded) > bytes_max:
+            return bytes(decoded)
+        if members > GUNZIP_MEMBERS_MAX:
+            return None
+        at += len(part) - len(unzip.unused_data)
+    return bytes(decoded) if unzip.eof else None

@@ -36,6 +36,10 @@ def without_conversation(response: Response) -> Response:
     if response.conversation is None:
         return response
     forsake(response)
+    return no_upgrade()
+
+
+def no_upgrade() -> Response:
     status = STATUS["invalid_request"]
     body = error_body("invalid_request", "this is a WebSocket: ask for an upgrade, over HTTP/1.1")
     return Response(status, body, head=error_head(status) + b"Sec-WebSocket-Version: 13\r\n")

@@ -62,7 +62,12 @@ def read_write(
         key = args.idempotency_key
         return cmd.Append(topic, bare, _checked_key(key) if key is not None else None)
     body: WriteBody = decode(_write.decode, request.body)
-    if body.config is not None and request.flags & wire.NO_ADMIN and not is_known(topic):
+    if (
+        body.config is not None
+        and request.flags & wire.NO_ADMIN
+        and _may_create(body)
+        and not is_known(topic)
+    ):
         raise Forbidden("creating a topic with a config needs the scope admin")
     config = None
     if body.config is not None:
@@ -78,6 +83,12 @@ def read_write(
         _set_conditions(command, body)
     command.records = read_records(body.records, request.body, body.node, args.traceparent)
     return command
+
+
+def _may_create(body: WriteBody) -> bool:
+    if body.create is not None:
+        return body.create
+    return body.config is None or body.config.auto_create
 
 
 _NO_RECORDS = cmd.Records([])

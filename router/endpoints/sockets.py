@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from router.call import Call, error_response
+from router.call import Call
 from router.endpoints.watch import no_place
 from router.exchange import Respond, Response
+from router.streams import no_upgrade
 from router.websocket import SocketWatcher
 
 
 def open_socket(call: Call, respond: Respond) -> None:
     if not call.request.wants_websocket:
-        respond(error_response("invalid_request", "this is a WebSocket: ask for an upgrade, over HTTP/1.1"))
+        respond(no_upgrade())
         return
     leave = call.services.desk.take_place(call.key)
     if leave is None:

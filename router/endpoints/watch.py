@@ -233,8 +233,7 @@ def _new_wid(shard_of: Callable[[str], int], random_bytes: Callable[[int], bytes
 
 
 def open_stream(call: Call, respond: Respond) -> None:
-    accept = call.request.accept
-    if accept and b"text/event-stream" not in accept and b"*/*" not in accept:
+    if not accepts_stream(call.request.accept):
         raise_not_acceptable(respond)
         return
     desk = call.services.desk
@@ -246,6 +245,10 @@ def open_stream(call: Call, respond: Respond) -> None:
         before = call.request.leave
         call.request.leave = lambda: (before(), opening.client_left())  # type: ignore[assignment, func-returns-value]
     opening.ask()
+
+
+def accepts_stream(accept: bytes) -> bool:
+    return not accept or sse.CONTENT_TYPE in accept.lower() or b"*/*" in accept
 
 
 def raise_not_acceptable(respond: Respond) -> None:
@@ -290,7 +293,8 @@ class Opening:
         elif self._gone:
             self._release(_opened(reply.body))
         elif self._call.request.method == b"HEAD":
-            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD))
+            # A stream, so that it is not said to be empty; nothing of it is sent.
+            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(services.draining)))
         elif self._leave is None:
             self._finish(no_place(self._call))
         else:

@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 from router import sse
 from router.call import Call, from_reply
-from router.endpoints.watch import OPEN_RETRY_US, OPEN_WAIT_US, Farewell, no_place, raise_not_acceptable
+from router.endpoints.watch import (
+    OPEN_RETRY_US,
+    OPEN_WAIT_US,
+    Farewell,
+    accepts_stream,
+    no_place,
+    raise_not_acceptable,
+)
 from router.exchange import Respond, Response
 from router.job_stream import JobStream
 from router.query import number, parse_query
@@ -37,8 +44,7 @@ def stream(call: Call, respond: Respond) -> None:
 
 
 def _open(call: Call, respond: Respond, consumer: str, max_default: int) -> None:
-    accept = call.request.accept
-    if accept and b"text/event-stream" not in accept and b"*/*" not in accept:
+    if not accepts_stream(call.request.accept):
         raise_not_acceptable(respond)
         return
     wish = _wish(call, consumer, max_default)
@@ -105,7 +111,8 @@ class Opening:
             services.desk.leave_jobs(self._shard, self._number)
             self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(stopping=True)))
         elif self._call.request.method == b"HEAD":
-            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD))
+            # A stream, so that it is not said to be empty; nothing of it is sent.
+            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(services.draining)))
         elif self._leave is None:
             self._finish(no_place(self._call))
         else:

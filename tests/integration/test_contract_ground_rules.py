@@ -135,7 +135,7 @@ ROUTES = {
     "/v0/metrics": {"GET"},
     "/v0/openapi.json": {"GET"},
 }
-METHODS = ("GET", "PUT", "POST", "DELETE", "PATCH")
+METHODS = ("GET", "PUT", "POST", "DELETE", "PATCH", "UNHEARD-OF", "get")
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,7 @@ def test_head_is_get_without_the_stream(shared_server: Server, topic: str) -> No
     headers = head_only(shared_server, session["stream_url"])
     assert headers["content-type"].startswith("text/event-stream")
     assert (headers["cache-control"], headers["x-accel-buffering"]) == ("no-store", "no")
+    assert "content-length" not in headers, "a stream has none, and this one is not empty"
     # Nothing was taken over.
     shared_server.write(topic, 2)
     [record, _] = stream.take("record", "caught-up")

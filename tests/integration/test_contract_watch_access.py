@@ -104,7 +104,14 @@ def test_what_does_not_accept_a_stream(
 
 
 @pytest.mark.parametrize(
-    "accept", ["text/event-stream", "*/*", "text/html, text/event-stream;q=0.5", "text/html,*/*;q=0.1"]
+    "accept",
+    [
+        "text/event-stream",
+        "Text/Event-Stream",
+        "*/*",
+        "text/html, text/event-stream;q=0.5",
+        "text/html,*/*;q=0.1",
+    ],
 )
 @pytest.mark.parametrize("protocol", ["http1", "h2c"])
 def test_what_accepts_a_stream(everyone: Server, watched: str, protocol: Protocol, accept: str) -> None:

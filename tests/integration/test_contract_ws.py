@@ -68,7 +68,9 @@ def fails(ws: WebSocket, op: str, code: str, **fields: Any) -> None:
     ],
 )
 def test_what_is_no_upgrade(shared_server: Server, headers: dict[str, str | None]) -> None:
-    refused(refused_upgrade(shared_server, headers), 400, "invalid_request")
+    reply = refused_upgrade(shared_server, headers)
+    refused(reply, 400, "invalid_request")
+    assert reply.headers["sec-websocket-version"] == "13"
 
 
 def test_there_is_no_websocket_over_http2(shared_server: Server) -> None:

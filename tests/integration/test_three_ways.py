@@ -105,6 +105,13 @@ CORPUS = [
         ("Content-Encoding", "gzip"),
         hot=False,
     ),
+    post(
+        T + "w",
+        gzip.compress(b'{"records":[', mtime=0) + gzip.compress(b'{"data":"two members"}]}', mtime=0),
+        JSON,
+        ("Content-Encoding", "X-GZip"),
+        hot=False,
+    ),
     post(T + "w", b"no gzip", JSON, ("Content-Encoding", "gzip"), hot=False),
     post(T + "w", gzip.compress(bytes(4 * MIB), mtime=0), JSON, ("Content-Encoding", "gzip"), hot=False),
     post(T + "w", one(), ("Content-Encoding", "br"), hot=False),

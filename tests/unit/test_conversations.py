@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import random
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ from aiohttp import WSMsgType
 from router.budget import ByteBudget
 from router.exchange import Request, Respond, Response
 from router.streams import STREAM_STALL_US
-from router.websocket_frames import close_frame, text_frame
+from router.websocket_frames import PING_FRAME, Masks, close_frame, text_frame
 from tests.support.connection_bench import answers, others, rest, run, slow
 from tests.support.faults import fault
 from tests.unit.test_streams import LOOPS, PATIENT_S, NewLoop, Site, StreamGate, Tap, run_on, stream_world
@@ -374,6 +375,43 @@ def test_what_is_no_frame(bytes_: bytes, code: int) -> None:
             client.writer.close()
 
     run(test)
+
+
+@fault(
+    "client", "frames without a mask", "the WebSocket is closed with 1002, after answers to what came before"
+)
+@pytest.mark.parametrize("bytes_", [text_frame(b"a"), text_frame(b"a" * 700), text_frame(b""), PING_FRAME])
+def test_a_frame_without_a_mask(bytes_: bytes) -> None:
+    async def test() -> None:
+        async with Site(SocketGate()) as site:
+            client = await raw(site, frame(b"before") + bytes_ + frame(b"after"))
+            assert await client.frame() == (TEXT, b"before")
+            assert await client.frame() == (CLOSE, (1002).to_bytes(2, "big"))
+            await site.gate.echo.hears("closed")
+            assert site.server.receiving.held == 0
+            client.writer.close()
+
+    run(test)
+
+
+def test_frames_may_be_cut_anywhere() -> None:
+    """Their masks are looked for on the way to aiohttp, which gets the same bytes all the same."""
+    sizes = [0, 1, 125, 126, 127, 300, 65_535, 65_536, 70_000, 0]
+    whole = b"".join(frame(b"a" * size) for size in sizes)
+    chance = random.Random(1)
+    for longest in (1, 3, 20, 5_000, 1 << 20):
+        masks, passed, at = Masks(), b"", 0
+        while at < len(whole):
+            end = at + chance.randint(1, longest)
+            passed += masks.checked(whole[at:end])
+            assert len(whole) - len(passed) < 10 + len(whole) - min(end, len(whole)), (
+                "a head is held back, no more"
+            )
+            at = end
+        assert passed == whole
+        for bad in (text_frame(b"x"), text_frame(b"x" * 200), text_frame(b"x" * 70_000), b"\x81\x00"):
+            assert masks.checked(bad[:1]) == b"" and masks.checked(bad[1:]) == b"\xf0\x80"
+            masks = Masks()
 
 
 def test_the_largest_message() -> None:
