@@ -287,7 +287,8 @@ def never_read(
         if refused:
             until(lambda: is_buffered_full(server.diff(heavy, limit=1)))
         for i in range(100):
-            assert server.write(topic, i).status in (200, 201)
+            # On a machine that stands still they may be put off once.
+            until(lambda i=i: server.write(topic, i).status in (200, 201))
     until(lambda: server.diff(topic, limit=1).status == 200)
 
 
