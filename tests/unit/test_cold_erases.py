@@ -102,6 +102,25 @@ def test_an_index_that_is_damaged_is_fetched_from_the_cold_tier(suffix: str, how
 
 @fault(
     "segment",
+    "the index of a cold segment rots whose records an erase has just replaced, before the next checkpoint",
+    "the new generation, which only the log names, is read at once, and nothing is lost",
+)
+@pytest.mark.parametrize("suffix", ["sum", "idx"])
+def test_an_index_that_is_damaged_after_an_erase_has_taken_its_records(suffix: str) -> None:
+    h = erased_and_killed()
+    (path,) = [path for path in h.disk.paths() if path.endswith(f"seg-0000000000000001-0.{suffix}")]
+    h.disk.flip_bit(path, 20, 1)
+    h.open()
+    for _ in range(3):
+        assert h.rows("t") == records(1, 2, *range(4, 15))
+        assert anywhere(h) == []
+        assert h.do(c.State("t")).count == 13
+        h.checkpoint()
+        h.kill_and_open()
+
+
+@fault(
+    "segment",
     "a cold segment that an erase has just made anew is damaged in both tiers before the next checkpoint",
     "its records are announced as lost, and the rest of the topic is served",
 )

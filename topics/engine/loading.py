@@ -21,7 +21,7 @@ from topics.engine.merges import covered
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
-from topics.engine.sealing import Sum, read_sum
+from topics.engine.sealing import Sum, meta_from_sum, read_sum
 from topics.engine.segments import (
     COLD,
     EXPIRY,
@@ -122,16 +122,41 @@ class Loader:
         lost: list[tuple[SegmentMeta, str]] = []
         for meta in metas:
             try:
-                content = self._read_segment(log, meta)
+                found, content = self._read_newest(log, meta)
                 # From here on the chunk holds the only copy of the rows.
                 content.chunk = Chunk.loaded(
-                    meta, content.rows, self._config.segment_max_events, self._shard.now_ms
+                    found, content.rows, self._config.segment_max_events, self._shard.now_ms
                 )
                 content.rows = content.chunk.rows
-                contents.append((meta, content))
+                contents.append((found, content))
             except (Corrupt, FileNotFoundError) as error:
                 lost.append((meta, str(error)))
         return contents, lost
+
+    def _read_newest(self, log: TopicLog, meta: SegmentMeta) -> tuple[SegmentMeta, Content]:
+        """The index of a segment. An erase takes the records of a generation away as soon as the log names the next one: where the
+        index of the old one is damaged as well, the next one is taken at once.
+        """
+        try:
+            return meta, self._read_segment(log, meta)
+        except (Corrupt, FileNotFoundError):
+            directory = self._reader.topic_dir(log.id)
+            if not self.is_gone(directory, meta):
+                raise
+            for generation in self._later_generations(directory, meta):
+                try:
+                    newer = meta_from_sum(self._disk, directory, meta.first_seq, generation, tier=COLD)
+                    if newer.rows == meta.rows and not self.is_gone(directory, newer):
+                        return newer, self._read_segment(log, newer)
+                except (Corrupt, FileNotFoundError) as error:
+                    self._report.rotten.append(str(error))
+            raise
+
+    def _later_generations(self, directory: str, meta: SegmentMeta) -> list[int]:
+        """Those that have an index on the hot tier, the newest first."""
+        names = [parse_segment_name(name) for name in self._disk.list(directory)]
+        found = {name[1] for name in names if name is not None and name[0] == meta.first_seq}
+        return sorted((generation for generation in found if generation > meta.generation), reverse=True)
 
     def _adopt(
         self,
