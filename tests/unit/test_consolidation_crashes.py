@@ -309,3 +309,29 @@ def test_an_erase_reaches_staging_and_what_is_retired(stage: int) -> None:
         assert holders(h) == [], number
         assert seen(h)[0] == [row for row in before if row[0] != 3], number
         assert not [key for key in keys(h) if key.startswith("staging/")]
+
+
+@fault(
+    "disk",
+    "a crash, and another one, before the checkpoint after a merge and an erase in what it made",
+    "each start finds what the log tells of, though only the erased generation has all records",
+)
+@pytest.mark.parametrize("seq", [1, 5])
+@pytest.mark.parametrize("are_gone", [False, True], ids=["", "the merged ones are gone"])
+def test_an_erase_in_what_was_just_merged_and_crash_after_crash(seq: int, are_gone: bool) -> None:
+    h, body = begin()
+    commit(h, body)
+    h.do(c.Delete("t", seqs=[seq], erase=True))
+    before = seen(h)
+    h.sync()
+    for note in range(4):
+        h.kill()
+        for path in h.disk.paths():
+            if are_gone and "/seg-0000000000000001-1." in path:
+                h.disk.remove(path)
+        h.open()
+        assert seen(h) == before, note
+    h.checkpoint()
+    h.kill_and_open()
+    assert seen(h) == before
+    h.rest()

@@ -620,6 +620,9 @@ class Checkpointer:
             last_snapshot = self.snapshots[-1][0] if self.snapshots else 0
         self._doomed.append((last_snapshot, topic_id, meta))
 
+    def doomed_of(self, topic_id: int) -> set[tuple[int, int]]:
+        return {(meta.first_seq, meta.generation) for _, topic, meta in self._doomed if topic == topic_id}
+
     def _unlinking(self, number: int) -> Callable[[], None]:
         return lambda: remove_snapshot(self._disk, self.meta_dir, number)
 

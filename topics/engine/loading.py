@@ -86,6 +86,7 @@ class Loader:
         self._recovered_from = 0  # the newest snapshot that there was
         self._announcements: list[tuple[int, int, int, str]] = []
         self._recovered = False
+        self._doubts: dict[int, tuple[TopicLog, list[SegmentMeta]]] = {}
 
     def load(self, log: TopicLog) -> None:
         """Read a topic's index rows, and do what replay put off. An error leaves everything as it was."""
@@ -99,6 +100,7 @@ class Loader:
             log.deferred[0]()
             log.deferred.pop(0)
         if was_deferred and self._recovered:
+            self.settle_doubts()
             self._shard.consumers_recovered(log)
         # Only now is it known which generations count: replay may have swapped some. Once is enough: what a topic
         # leaves behind while the engine runs is in the checkpointer's hands.
@@ -375,6 +377,23 @@ class Loader:
 
     # -- losses --------------------------------------------------------------------------------------------
 
+    def doubt(self, log: TopicLog, metas: Sequence[SegmentMeta]) -> None:
+        """Segments that stay because their next generation cannot be read. Mostly because a later one has replaced that too, which
+        the log tells in the end; else they are whole, unless an erase, which waits for no snapshot, took their records away.
+        """
+        self._doubts.setdefault(log.id, (log, []))[1].extend(metas)
+
+    def settle_doubts(self) -> None:
+        """All of the log was replayed: what nothing has replaced and is not there is lost."""
+        doubts, self._doubts = self._doubts, {}
+        for log, metas in doubts.values():
+            directory = self._reader.topic_dir(log.id)
+            kept = [meta for meta in metas if any(chunk.meta is meta for chunk in log.chunks)]
+            for meta in kept if not log.dropped else ():
+                if self.is_gone(directory, meta):
+                    problem = f"{segment_path(directory, meta, 'data')} is gone"
+                    self.lose_segment(log, meta, log.first_seq, problem)
+
     def announce(self, log: TopicLog, first: int, last: int, reason: str) -> None:
         """A range is gone and readers must hear of it; logged at the end of recovery."""
         if log.stored is not None and first < log.next_seq:
@@ -420,10 +439,14 @@ class Loader:
         named = {(meta.first_seq, meta.generation) for meta in metas}
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
         staged = set() if log.transactions is None else {txn.name for txn in log.transactions.open.values()}
+        # What the log replaced again goes with a checkpoint: until then every start replays how it came to that.
+        doomed = self._checkpointer.doomed_of(log.id)
         for name in self._disk.list(directory):
             if name in staged:
                 continue
             parsed = parse_segment_name(name)
+            if parsed is not None and (parsed[0], parsed[1]) in doomed - named:
+                continue
             if parsed is not None and (parsed[0], parsed[1]) in named:
                 if self._cold is not None and parsed[2] == "data" and (parsed[0], parsed[1]) in cold:
                     # Left by a stop between the flip and the end: it was not to be removed yet.

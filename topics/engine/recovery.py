@@ -490,6 +490,7 @@ class Recovery:
         """What recovery found, and the time, logged before the shard takes requests."""
         shard = self._shard
         epochs = shard.start_flows()  # first: what it loads may find something to announce
+        self._loader.settle_doubts()
         body = self._loader.announcements() + epochs
         shard.time_ceiling_ms = max(shard.time_ceiling_ms, shard.now_ms + limits.TIME_CEILING_STEP_MS)
         value = TimeCeiling(shard.time_ceiling_ms, shard.now_ms, shard.clock.mono_ms, self._disk.boot_id())

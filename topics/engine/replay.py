@@ -30,7 +30,7 @@ from topics.engine.errors import Corrupt
 from topics.engine.flows import Inflow, OutflowRow, add_epoch
 from topics.engine.forward_commands import Forward
 from topics.engine.frames import Columns
-from topics.engine.index import SMALL
+from topics.engine.index import SMALL, Chunk
 from topics.engine.loading import Loader
 from topics.engine.merges import Input, Merged, MergedGroup, retired_meta
 from topics.engine.merging import chunks_of, join_rows, swap_in
@@ -421,10 +421,12 @@ class Replay:
             try:
                 new, rows = self._read_sealed(directory, first_seq, generation, swapped.tier)
             except (Corrupt, FileNotFoundError) as error:
-                self._keep_old(log, [meta], error)
-                continue
+                self._report.rotten.append(str(error))
+                self._loader.doubt(log, [meta])
+                continue  # the old generation stays
             if len(rows) != chunk.count:
-                continue  # not the rows that the log gives: the log and the old generation have them all
+                self._swap_many(log, new, rows, op)
+                return
             ended = np.nonzero(chunk.live(0, chunk.count, frames.DEAD) & (rows["length"] == 0))[0]
             log.stage_delete(as_ranges((ended + first_seq).tolist()), op)  # by a TTL of their own
             chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
@@ -435,6 +437,25 @@ class Replay:
             chunk.tag_ids, chunk.node_ids, chunk.hashed, chunk.mended = {}, {}, None, None
             late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
             chunk.unmarked = [(int(i), int(i) + 1) for i in late]
+
+    def _swap_many(self, log: TopicLog, new: SegmentMeta, rows: Rows, op: Op) -> None:
+        """What this replaces was merged of several, and is gone by now. If those do not have the same rows either, the log and
+        the old generation have them all."""
+        chunks = chunks_of(log, new.first_seq, new.first_seq + new.rows)
+        if chunks is None or len(chunks) == 1:
+            return
+        self._end_by_ttl(log, chunks, rows, op)
+        metas = [chunk.meta for chunk in chunks if chunk.meta is not None]
+        swap_in(log, chunks, new, join_rows(chunks, rows))
+        for meta in metas:
+            self._checkpointer.doom(log.id, meta)
+
+    @staticmethod
+    def _end_by_ttl(log: TopicLog, chunks: list[Chunk], rows: Rows, op: Op) -> None:
+        """Records that a new generation leaves out though nobody deleted them."""
+        alive = np.concatenate([chunk.live(0, chunk.count, frames.DEAD) for chunk in chunks])
+        ended = np.flatnonzero(alive & (rows["length"] == 0)) + chunks[0].first_seq
+        log.stage_delete(as_ranges(ended.tolist()), op)
 
     def _read_sealed(
         self, directory: str, first_seq: int, generation: int, tier: str
@@ -449,17 +470,9 @@ class Replay:
                     raise
                 self._report.rebuilt.append(str(error))
 
-    def _keep_old(self, log: TopicLog, metas: list[SegmentMeta], error: Exception) -> None:
-        """A new generation cannot be read. The old one is whole, and stays; but an erase, which waits for no snapshot, may have
-        taken it from the cold tier."""
-        self._report.rotten.append(str(error))
-        for meta in metas:
-            if self._loader.is_gone(self._reader.topic_dir(log.id), meta):
-                self._loader.lose_segment(log, meta, log.first_seq, str(error))
-
     def _apply_merge(self, log: TopicLog, merged: Merged, op: Op, ts: int) -> None:
         """Each run of segments is one of a new generation. One that cannot be read, or a run that a start from the older snapshot
-        has cut into other segments, leaves what there is: nothing of it is gone yet."""
+        has cut into other segments, leaves what there is."""
         directory = self._reader.topic_dir(log.id)
         done: list[tuple[MergedGroup, list[Input]]] = []
         for group, inputs in zip(merged.groups, merged.inputs, strict=True):
@@ -469,13 +482,12 @@ class Replay:
             try:
                 meta, rows = self._read_sealed(directory, group.first_seq, group.generation, COLD)
             except (Corrupt, FileNotFoundError) as error:
-                self._keep_old(log, [chunk.meta for chunk in chunks if chunk.meta is not None], error)
+                self._report.rotten.append(str(error))
+                self._loader.doubt(log, [chunk.meta for chunk in chunks if chunk.meta is not None])
                 continue
             if len(rows) != group.rows:
                 continue
-            alive = np.concatenate([chunk.live(0, chunk.count, frames.DEAD) for chunk in chunks])
-            ended = np.flatnonzero(alive & (rows["length"] == 0)) + group.first_seq
-            log.stage_delete(as_ranges(ended.tolist()), op)  # by a TTL of their own
+            self._end_by_ttl(log, chunks, rows, op)
             swap_in(log, chunks, meta, join_rows(chunks, rows))
             for one in inputs:
                 self._checkpointer.doom(log.id, retired_meta(one))
