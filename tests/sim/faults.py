@@ -162,9 +162,9 @@ class Faults:
         file = disk._find(path) if path else None
         if worker is None or not worker.alive or worker.core is None or not getattr(file, "live", b""):
             return
-        if path.endswith((".data", ".del")) or self._is_cold(disk, path):
-            # All else is made anew from these, and costs no record; but an erase may take records from the cold tier, and a
-            # crash leave a snapshot that still names them.
+        if path.endswith((".data", ".del")) or (self.machine.colds and path.startswith("topics/")):
+            # All else is made anew from these, and costs no record; but an erase may take records from the cold tier, also of a
+            # segment that goes there later, and a crash leave a snapshot that still names them.
             log = worker.core.engine.shard.by_id.get(int(path.split("/")[-2], 16))
             if log is None:
                 return
@@ -175,10 +175,6 @@ class Faults:
         self.say("  rot", path, offset)
         self._note("kill", worker)
         self.server.kill_worker(worker)
-
-    @staticmethod
-    def _is_cold(disk: SimDisk, path: str) -> bool:
-        return path.startswith("topics/") and f"{path.rpartition('.')[0]}.data" not in disk.paths()
 
     def _rotting(self, disk: SimDisk) -> str:
         """A file to rot: each only once, as two rotten places in one can look like a file of another version."""

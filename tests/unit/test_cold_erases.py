@@ -70,6 +70,78 @@ def test_an_erase_while_the_segment_is_on_its_way() -> None:
     assert anywhere(h) == []
 
 
+def erased_and_killed() -> Harness:
+    """The old generation is gone, and only the log knows of the new one."""
+    h = relocated(secret=3)
+    assert h.do(c.Delete("t", seqs=[3], erase=True)).deleted == 1
+    h.kill()
+    return h
+
+
+@fault(
+    "segment",
+    "the index of a cold segment that an erase has just made anew rots before the next checkpoint",
+    "it is fetched from its copy in the cold tier, and nothing is lost",
+)
+@pytest.mark.parametrize("suffix", ["sum", "idx"])
+@pytest.mark.parametrize("how", ["rots", "goes"])
+def test_an_index_that_is_damaged_is_fetched_from_the_cold_tier(suffix: str, how: str) -> None:
+    h = erased_and_killed()
+    (path,) = [path for path in h.disk.paths() if path.endswith(f"seg-0000000000000001-1.{suffix}")]
+    if how == "rots":
+        h.disk.flip_bit(path, 20, 1)
+    else:
+        h.disk.remove(path)
+    h.open()
+    for _ in range(3):
+        assert h.rows("t") == records(1, 2, *range(4, 15))
+        assert anywhere(h) == []
+        h.checkpoint()
+        h.kill_and_open()
+
+
+@fault(
+    "segment",
+    "the index of a cold segment rots whose records an erase has just replaced, before the next checkpoint",
+    "the new generation, which only the log names, is read at once, and nothing is lost",
+)
+@pytest.mark.parametrize("suffix", ["sum", "idx"])
+def test_an_index_that_is_damaged_after_an_erase_has_taken_its_records(suffix: str) -> None:
+    h = erased_and_killed()
+    (path,) = [path for path in h.disk.paths() if path.endswith(f"seg-0000000000000001-0.{suffix}")]
+    h.disk.flip_bit(path, 20, 1)
+    h.open()
+    for _ in range(3):
+        assert h.rows("t") == records(1, 2, *range(4, 15))
+        assert anywhere(h) == []
+        assert h.do(c.State("t")).count == 13
+        h.checkpoint()
+        h.kill_and_open()
+
+
+@fault(
+    "segment",
+    "a cold segment that an erase has just made anew is damaged in both tiers before the next checkpoint",
+    "its records are announced as lost, and the rest of the topic is served",
+)
+def test_a_new_generation_that_is_damaged_in_both_tiers_is_an_announced_loss() -> None:
+    h = erased_and_killed()
+    store = h.cold
+    assert isinstance(store, ObjectStore)
+    (path,) = [path for path in h.disk.paths() if path.endswith("seg-0000000000000001-1.sum")]
+    h.disk.flip_bit(path, 20, 1)
+    (key,) = [key for key in store.objects if key.endswith("seg-0000000000000001-1.sum")]
+    store.objects[key] = store.objects[key][:20]
+    h.open()
+    for _ in range(3):
+        page = h.do(c.Diff("t", 0, 100))
+        assert (page.tombstone.reason, page.tombstone.gap_from, page.tombstone.gap_to) == ("corrupt", 1, 4)
+        assert h.rows("t") == records(*range(5, 15))
+        assert anywhere(h) == []
+        h.checkpoint()
+        h.kill_and_open()
+
+
 def erasing(h: Harness) -> None:
     h.checkpoint()
     h.checkpoint()

@@ -11,7 +11,8 @@ from topics.engine.segments import SegmentMeta, segment_path
 from topics.engine.tasks import Blocking, Steps
 
 MOVE_KIND = "cold_move"
-SUFFIXES = ("data", "idx", "dict", "sum")  # in the order of copying
+INDEX_SUFFIXES = ("idx", "dict", "sum")  # on the hot tier as well
+SUFFIXES = ("data", *INDEX_SUFFIXES)  # in the order of copying
 
 
 def read_whole(store: SegmentStore, key: str, bytes_max: int) -> bytes:

@@ -11,16 +11,17 @@ import numpy as np
 
 from topics.engine import frames
 from topics.engine.checkpoint import Checkpointer
+from topics.engine.cold_files import INDEX_SUFFIXES
 from topics.engine.config import EngineConfig
 from topics.engine.errors import ColdStoreFailed, Corrupt, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, header, read_range, xxh
+from topics.engine.files import HEADER_BYTES, header, read_file, read_range, write_whole, xxh
 from topics.engine.index import Chunk
 from topics.engine.marks import read_deleted
 from topics.engine.merges import covered
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
-from topics.engine.sealing import Sum, read_sum
+from topics.engine.sealing import Sum, meta_from_sum, read_sum
 from topics.engine.segments import (
     COLD,
     EXPIRY,
@@ -35,6 +36,7 @@ from topics.engine.segments import (
     parse_segment_name,
     read_dict,
     read_rows,
+    segment_name,
     segment_path,
 )
 from topics.engine.shard import Shard
@@ -120,16 +122,41 @@ class Loader:
         lost: list[tuple[SegmentMeta, str]] = []
         for meta in metas:
             try:
-                content = self._read_segment(log, meta)
+                found, content = self._read_newest(log, meta)
                 # From here on the chunk holds the only copy of the rows.
                 content.chunk = Chunk.loaded(
-                    meta, content.rows, self._config.segment_max_events, self._shard.now_ms
+                    found, content.rows, self._config.segment_max_events, self._shard.now_ms
                 )
                 content.rows = content.chunk.rows
-                contents.append((meta, content))
+                contents.append((found, content))
             except (Corrupt, FileNotFoundError) as error:
                 lost.append((meta, str(error)))
         return contents, lost
+
+    def _read_newest(self, log: TopicLog, meta: SegmentMeta) -> tuple[SegmentMeta, Content]:
+        """The index of a segment. An erase takes the records of a generation away as soon as the log names the next one: where the
+        index of the old one is damaged as well, the next one is taken at once.
+        """
+        try:
+            return meta, self._read_segment(log, meta)
+        except (Corrupt, FileNotFoundError):
+            directory = self._reader.topic_dir(log.id)
+            if not self.is_gone(directory, meta):
+                raise
+            for generation in self._later_generations(directory, meta):
+                try:
+                    newer = meta_from_sum(self._disk, directory, meta.first_seq, generation, tier=COLD)
+                    if newer.rows == meta.rows and not self.is_gone(directory, newer):
+                        return newer, self._read_segment(log, newer)
+                except (Corrupt, FileNotFoundError) as error:
+                    self._report.rotten.append(str(error))
+            raise
+
+    def _later_generations(self, directory: str, meta: SegmentMeta) -> list[int]:
+        """Those that have an index on the hot tier, the newest first."""
+        names = [parse_segment_name(name) for name in self._disk.list(directory)]
+        found = {name[1] for name in names if name is not None and name[0] == meta.first_seq}
+        return sorted((generation for generation in found if generation > meta.generation), reverse=True)
 
     def _adopt(
         self,
@@ -168,7 +195,7 @@ class Loader:
         self._shard.bytes_live += log.bytes
         self._shard.records_live += log.count
         for meta, problem in lost:
-            self._lose_segment(log, meta, first_seq, problem)
+            self.lose_segment(log, meta, first_seq, problem)
         gone = [meta.first_seq + row for meta, content in contents for row in content.lost]
         for first, last in as_ranges(sorted(seq for seq in gone if seq >= first_seq)):
             self.announce(log, first, last, "corrupt")
@@ -299,6 +326,33 @@ class Loader:
             raise ColdStoreFailed(f"{path} of the cold tier ends early", path=path)
         return data
 
+    def fetch_index(self, directory: str, first_seq: int, generation: int) -> bool:
+        """Put what a segment in the cold tier has there beside its records in the place of what is here. False: it is the same."""
+        if self._cold is None:
+            return False
+        is_other = False
+        for suffix in INDEX_SUFFIXES:
+            path = f"{directory}/{segment_name(first_seq, generation)}.{suffix}"
+            try:
+                kept = self._cold.read_range(path, 0, self._cold.length(path))
+            except OSError:
+                continue
+            if not self._disk.exists(path) or read_file(self._disk, path) != kept:
+                write_whole(self._disk, path, kept)
+                is_other = True
+        if is_other:
+            self._disk.sync_dir(directory)
+        return is_other
+
+    def is_gone(self, directory: str, meta: SegmentMeta) -> bool:
+        """Whether the cold tier can be asked, and does not have the records of a segment that is there."""
+        if meta.tier != COLD or self._cold is None:
+            return False
+        try:
+            return not self._cold.exists(segment_path(directory, meta, "data"))
+        except OSError:
+            return False
+
     @staticmethod
     def _recount(log: TopicLog) -> None:
         """Counts from the rows: they are the truth when a segment could not be read."""
@@ -312,7 +366,7 @@ class Loader:
         log.settle_first()
         log.view.first_seq = log.first_seq
 
-    def _lose_segment(self, log: TopicLog, meta: SegmentMeta, first_seq: int, problem: str) -> None:
+    def lose_segment(self, log: TopicLog, meta: SegmentMeta, first_seq: int, problem: str) -> None:
         first, last = max(meta.first_seq, first_seq), meta.first_seq + meta.rows - 1
         if last >= first and meta.rows:
             self.announce(log, first, last, "corrupt")

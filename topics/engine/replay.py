@@ -38,7 +38,7 @@ from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.sealing import meta_from_sum, sealed_rows
-from topics.engine.segments import COLD
+from topics.engine.segments import COLD, Rows, SegmentMeta
 from topics.engine.shard import Shard
 from topics.engine.staging import EraseRequest, as_ranges
 from topics.engine.topic_ids import ID_STEP
@@ -419,11 +419,10 @@ class Replay:
             if meta is None or meta.first_seq != first_seq or meta.generation >= generation:
                 continue
             try:
-                new = meta_from_sum(self._disk, directory, first_seq, generation, tier=swapped.tier)
-                rows = sealed_rows(self._disk, directory, new)
+                new, rows = self._read_sealed(directory, first_seq, generation, swapped.tier)
             except (Corrupt, FileNotFoundError) as error:
-                self._report.rotten.append(str(error))
-                continue  # the old generation is whole: it stays
+                self._keep_old(log, [meta], error)
+                continue
             if len(rows) != chunk.count:
                 continue  # not the rows that the log gives: the log and the old generation have them all
             ended = np.nonzero(chunk.live(0, chunk.count, frames.DEAD) & (rows["length"] == 0))[0]
@@ -437,6 +436,27 @@ class Replay:
             late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
             chunk.unmarked = [(int(i), int(i) + 1) for i in late]
 
+    def _read_sealed(
+        self, directory: str, first_seq: int, generation: int, tier: str
+    ) -> tuple[SegmentMeta, Rows]:
+        """The index of a new generation; where it is damaged, that of its copy in the cold tier."""
+        while True:
+            try:
+                meta = meta_from_sum(self._disk, directory, first_seq, generation, tier=tier)
+                return meta, sealed_rows(self._disk, directory, meta)
+            except (Corrupt, FileNotFoundError) as error:
+                if tier != COLD or not self._loader.fetch_index(directory, first_seq, generation):
+                    raise
+                self._report.rebuilt.append(str(error))
+
+    def _keep_old(self, log: TopicLog, metas: list[SegmentMeta], error: Exception) -> None:
+        """A new generation cannot be read. The old one is whole, and stays; but an erase, which waits for no snapshot, may have
+        taken it from the cold tier."""
+        self._report.rotten.append(str(error))
+        for meta in metas:
+            if self._loader.is_gone(self._reader.topic_dir(log.id), meta):
+                self._loader.lose_segment(log, meta, log.first_seq, str(error))
+
     def _apply_merge(self, log: TopicLog, merged: Merged, op: Op, ts: int) -> None:
         """Each run of segments is one of a new generation. One that cannot be read, or a run that a start from the older snapshot
         has cut into other segments, leaves what there is: nothing of it is gone yet."""
@@ -447,10 +467,9 @@ class Replay:
             if chunks is None:
                 continue
             try:
-                meta = meta_from_sum(self._disk, directory, group.first_seq, group.generation, tier=COLD)
-                rows = sealed_rows(self._disk, directory, meta)
+                meta, rows = self._read_sealed(directory, group.first_seq, group.generation, COLD)
             except (Corrupt, FileNotFoundError) as error:
-                self._report.rotten.append(str(error))
+                self._keep_old(log, [chunk.meta for chunk in chunks if chunk.meta is not None], error)
                 continue
             if len(rows) != group.rows:
                 continue

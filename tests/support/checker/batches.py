@@ -323,8 +323,14 @@ class Batches:
     def _check_all_there(
         self, ledger: Ledger, batch: Batch, variant: Variant, places: list[Place | None], pages: list[Read]
     ) -> None:
-        """When all is quiet, or once it was acknowledged, none of it is missing if some of it is there."""
+        """When all is quiet, or once it was acknowledged, none of it is missing if some of it is there. Between two pieces a topic
+        can have become ephemeral: then a crash takes those that came later.
+        """
         if all(places) or ledger.line.rotten < FOREVER:
+            return
+        era = next(place.era for place in places if place is not None)
+        classes = {config["durability"] for config in ledger.line.ever(FOREVER, era.instance)}
+        if "ephemeral" in classes and len(classes) > 1:
             return
         done = min([*self.calms, *(ack.answered for ack in batch.acks)], default=FOREVER)
         for page in pages:
