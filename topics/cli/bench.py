@@ -89,7 +89,9 @@ class Bench:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join()
+                # In pieces: Ctrl-C that the system hands to another thread does not end a wait of this one.
+                while thread.is_alive():
+                    thread.join(0.1)
         finally:
             # Ctrl-C may come before all have begun.
             is_over.set()
