@@ -9,11 +9,13 @@ import contextlib
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.support.accepting import Accepting
 from tests.support.cutting_proxy import CuttingProxy
 from topics import Client
 from topics.client import Retries, Timeouts, errors
@@ -94,25 +96,24 @@ def test_a_closed_client_says_so(server: TestServer, connect: Connect) -> None:
 
 
 @contextlib.contextmanager
-def saying(answer: bytes | None) -> Iterator[str]:
+def saying(answer: bytes | None, *, and_ends: bool = True) -> Iterator[str]:
     """Somebody who says this to every request, and ends the connection; None: who never says anything."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        held: list[socket.socket] = []
+    held: list[socket.socket] = []
 
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                    held.append(connection)
-                    if answer is not None:
-                        connection.recv(1 << 16)
-                        connection.sendall(answer)
-                        connection.shutdown(socket.SHUT_WR)
-                except OSError:
-                    return
+    def accepted(connection: socket.socket) -> None:
+        held.append(connection)
+        if answer is not None:
+            with contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                if and_ends:
+                    connection.shutdown(socket.SHUT_WR)
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    accepting = Accepting(accepted)
+    try:
+        yield accepting.url
+    finally:
+        accepting.close()
         for connection in held:
             connection.close()
 
@@ -139,19 +140,8 @@ def test_a_stream_that_falls_silent_is_left(connect: Connect) -> None:
         yield Close(stream)
         return found
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        held: list[socket.socket] = []
-
-        def serve() -> None:
-            connection, _ = listener.accept()
-            connection.recv(1 << 16)
-            connection.sendall(HEAD + b"retry: 2000\n\n")
-            held.append(connection)
-
-        threading.Thread(target=serve, daemon=True).start()
-        client = connect(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        assert client.run(flow()) == [b"retry: 2000\n\n", b"silent"]
-        held[0].close()
+    with saying(HEAD + b"retry: 2000\n\n", and_ends=False) as url:
+        assert connect(url).run(flow()) == [b"retry: 2000\n\n", b"silent"]
 
 
 @pytest.mark.parametrize(
@@ -186,6 +176,8 @@ def test_a_forked_child_has_connections_of_its_own(proxy: CuttingProxy, topic: s
             try:
                 client.write(topic, "child")
                 os._exit(0)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0

@@ -23,8 +23,10 @@ import pytest
 from tests.support.server import ROOT, Server, running, until
 from topics.cli import contexts, top
 from topics.cli.__main__ import main
+from topics.cli.bench import Bench
 from topics.cli.quantities import milliseconds, size, when
 from topics.cli.tables import as_time
+from topics.client import Client, errors
 
 KEYS = "root,reader:read:open."
 
@@ -410,6 +412,18 @@ def test_an_interrupted_bench_leaves_nothing(cli: Cli, server: Server) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     assert not topics()
+
+
+def test_a_write_of_a_bench_that_comes_after_the_delete_makes_nothing(server: Server, topic: str) -> None:
+    with Client(f"http://{server.host}:{server.port}", token="root") as client:
+        run = Bench(client, topic, seconds=60, size=10, threads=1)
+        with pytest.raises(errors.TopicNotFound):
+            run.writes(1)
+        with pytest.raises(errors.TopicNotFound):
+            run.writes(2)
+        with pytest.raises(errors.TopicNotFound):
+            run.follows()
+    assert server.get(f"/v0/topics/{topic}").status == 404
 
 
 @contextmanager

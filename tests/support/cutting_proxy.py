@@ -8,19 +8,21 @@ import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from tests.support.accepting import Accepting, shut
+
 
 class CuttingProxy:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._target = (str(parts.hostname), int(parts.port or 80))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
+        self._relays: list[threading.Thread] = []
         self._answers_to_lose = 0
         self._swallows: tuple[bytes, bytes] | None = None
         self.connections = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = Accepting(self._accepted)
+        self.url = self._accepting.url
 
     def lose_answers(self, count: int) -> None:
         """The server gets the next requests; instead of so many answers the connection ends."""
@@ -35,30 +37,39 @@ class CuttingProxy:
     def cut(self) -> None:
         """End all connections of now."""
         with self._lock:
-            sockets = list(self._sockets)
-        for sock in sockets:
-            self._end(sock)
+            for sock in self._sockets:
+                shut(sock)
 
     def close(self) -> None:
-        self._listener.close()
+        self._accepting.close()
         self.cut()
+        for relay in self._relays:
+            relay.join(60)
+            assert not relay.is_alive()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            try:
-                server = socket.create_connection(self._target)
-            except OSError:
-                client.close()
-                continue
-            with self._lock:
-                self._sockets |= {client, server}
-            threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
+    def _accepted(self, client: socket.socket) -> None:
+        self.connections += 1
+        try:
+            server = socket.create_connection(self._target)
+        except OSError:
+            client.close()
+            return
+        with self._lock:
+            self._sockets |= {client, server}
+        relay = threading.Thread(target=self._relay, args=(client, server), daemon=True)
+        self._relays.append(relay)
+        relay.start()
+
+    def _relay(self, client: socket.socket, server: socket.socket) -> None:
+        answers = threading.Thread(target=self._pump, args=(server, client, True), daemon=True)
+        answers.start()
+        self._pump(client, server, False)
+        answers.join()
+        # Not before neither thread uses them: see `Accepting`.
+        with self._lock:
+            self._sockets -= {client, server}
+        client.close()
+        server.close()
 
     def _pump(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
         swallowed, end = None, b""
@@ -79,8 +90,8 @@ class CuttingProxy:
                     sink.sendall(data)
                 if swallowed is not None and end in swallowed:
                     break
-        self._end(source)
-        self._end(sink)
+        shut(source)
+        shut(sink)
 
     def _loses(self) -> bool:
         with self._lock:
@@ -88,13 +99,6 @@ class CuttingProxy:
                 return False
             self._answers_to_lose -= 1
             return True
-
-    def _end(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-        sock.close()
-        with self._lock:
-            self._sockets.discard(sock)
 
 
 @contextlib.contextmanager

@@ -54,6 +54,8 @@ def figure(phase: str, times_s: list[float], records: int, size: int, took_s: fl
 
 
 class Bench:
+    """Its topic exists. No write makes it: one that comes late, after Ctrl-C and the delete, would make it again."""
+
     def __init__(self, client: Client, topic: str, seconds: float, size: int, threads: int) -> None:
         self._client, self._topic = client, topic
         self._seconds, self._size, self._threads = seconds, size, threads
@@ -62,7 +64,7 @@ class Bench:
 
     def writes(self, batch: int) -> Figure:
         records = [self._data] * batch
-        times, took_s = self._repeat(lambda: self._client.write_many(self._topic, records))
+        times, took_s = self._repeat(lambda: self._client.write_many(self._topic, records, create=False))
         phase = "write" if batch == 1 else f"write {batch} at once"
         return figure(phase, times, len(times) * batch, self._size, took_s)
 
@@ -83,16 +85,19 @@ class Bench:
                 errors.append(error)
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(self._threads)]
-        for thread in threads:
-            thread.start()
         try:
             for thread in threads:
-                thread.join()
+                thread.start()
+            for thread in threads:
+                # In pieces: Ctrl-C that the system hands to another thread does not end a wait of this one.
+                while thread.is_alive():
+                    thread.join(0.1)
         finally:
-            # After Ctrl-C the topic is deleted, and a write that came later would make it again.
+            # Ctrl-C may come before all have begun.
             is_over.set()
             for thread in threads:
-                thread.join()
+                if thread.is_alive():
+                    thread.join()
         if errors:
             raise errors[0]
         return times, time.perf_counter() - begun
@@ -115,7 +120,7 @@ class Bench:
         with self._client.tail(self._topic) as tail:
             begun = time.perf_counter()
             while (start := time.perf_counter()) < begun + self._seconds:
-                seq = self._client.write(self._topic, self._data).last_seq
+                seq = self._client.write(self._topic, self._data, create=False).last_seq
                 while next(tail).seq != seq:
                     pass
                 times.append(time.perf_counter() - start)
