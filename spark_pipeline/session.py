@@ -53,25 +53,7 @@ def session(
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in {**_defaults(master, memory, java, only_tasks=only_tasks), **(options or {})}.items():
         builder = builder.config(name, value)
-    found = builder.getOrCreate()
-    if not only_tasks:
-        _register(found)
-    return found
-
-
-def _register(spark: SparkSession) -> None:
-    """Spark finds the source by itself, but looks once only, in a process that has ten seconds to begin: where a machine is
-    too busy for that, there would be none for as long as the JVM lives.
-    """
-    from pyspark.errors import AnalysisException
-
-    from spark_pipeline.source.topics_source import TopicsSource
-
-    try:
-        spark.dataSource.register(TopicsSource)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
+    return builder.getOrCreate()
 
 
 def _defaults(master: str, memory: str, java: Java, *, only_tasks: bool) -> dict[str, str]:

@@ -541,7 +541,7 @@ BROKEN = {
     "not packed at all": BODY,
     "packed by zlib": zlib.compress(BODY),
     "rubbish behind it": gzip.compress(BODY) + b"rubbish",
-    "in two members": gzip.compress(BODY[:99]) + gzip.compress(BODY[99:]),
+    "in two members, one broken": gzip.compress(BODY[:99]) + gzip.compress(BODY[99:])[:-9],
     "a wrong length": gzip.compress(BODY)[:-4] + bytes(4),
     "no JSON": gzip.compress(b"{"),
     "no UTF-8": gzip.compress(b"\xff"),
@@ -553,6 +553,11 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_compressed_requests_that_are_none(shared_server: Server, topic: str, what: str) -> None:
     refused(write_packed(shared_server, topic, BROKEN[what]), 400, "invalid_request")
+
+
+def test_a_compressed_request_may_have_several_members(shared_server: Server, topic: str) -> None:
+    packed = b"".join(gzip.compress(part) for part in (BODY[:99], b"", BODY[99:]))
+    assert ok(write_packed(shared_server, topic, packed), 201)["count"] == len(json.loads(BODY)["records"])
 
 
 @pytest.mark.parametrize("encoding", ["deflate", "br", "zstd", "gzip, gzip", "nonsense"])

@@ -654,6 +654,9 @@ def test_record_fields(shared_server: Server, topic: str, written: Json, read: J
 # -- performance -------------------------------------------------------------------------------------------
 
 
+UNDER_PRESSURE = {"pressure", "throttle_wait_ms"}  # as a busy machine may be
+
+
 def test_what_performance_says(shared_server: Server) -> None:
     plain, synced = fresh(), fresh()
     shared_server.put(f"/v0/topics/{plain}")
@@ -671,7 +674,7 @@ def test_what_performance_says(shared_server: Server) -> None:
     for name, reply in cases.items():
         assert list(reply.json["performance"]) == ["server_total_ms"], name
     write = shared_server.write(plain, 1).json["performance"]
-    assert set(write) == {"server_total_ms", "wal_append_ms", "fsync_ms"}
+    assert set(write) - UNDER_PRESSURE == {"server_total_ms", "wal_append_ms", "fsync_ms"}
     assert write["fsync_ms"] == 0
     write = shared_server.write(synced, 1).json["performance"]
     assert write["fsync_ms"] > 0

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from spark_pipeline.cli.__main__ import main
+from spark_pipeline.cli.arguments import lending
 from spark_pipeline.jobs.consolidate import Consolidation, Parameters
 from spark_pipeline.jobs.engines import LocalEngine
 from spark_pipeline.jobs.progress import Progress
@@ -315,8 +316,10 @@ def test_commands_of_jobs_are_those_that_the_command_takes(tmp_path: Path, head:
         head=f'{head}[schedule]\nurl="ftp://nobody"\ncold_dir="/cold"\n',
     )
     schedule = load(path)
-    for job in schedule.jobs:
-        assert main(schedule.command_of(job)) == 3, job.name
+    # An engine of ours: they would end the session that all tests share, and be idle for ever.
+    with lending(LocalEngine(1)):
+        for job in schedule.jobs:
+            assert main(schedule.command_of(job)) == 3, job.name
 
 
 # ── A process and a server ────────────────────────────────────────────────────────────

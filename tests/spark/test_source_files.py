@@ -59,7 +59,6 @@ def test_all_columns(spark: Any, tier: ColdTier) -> None:
 
 
 def test_sql_over_a_temporary_view(spark: Any, tier: ColdTier) -> None:
-    spark = spark.newSession()  # where nobody has registered the source
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW orders USING topics OPTIONS (path '{tier.root}', topic 'orders', dataAs 'json')"
     )
