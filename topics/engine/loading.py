@@ -440,12 +440,12 @@ class Loader:
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
         staged = set() if log.transactions is None else {txn.name for txn in log.transactions.open.values()}
         # What the log replaced again goes with a checkpoint: until then every start replays how it came to that.
-        doomed = self._checkpointer.doomed_of(log.id)
+        doomed = self._checkpointer.doomed_of(log.id) - named
         for name in self._disk.list(directory):
             if name in staged:
                 continue
             parsed = parse_segment_name(name)
-            if parsed is not None and (parsed[0], parsed[1]) in doomed - named:
+            if parsed is not None and (parsed[0], parsed[1]) in doomed:
                 continue
             if parsed is not None and (parsed[0], parsed[1]) in named:
                 if self._cold is not None and parsed[2] == "data" and (parsed[0], parsed[1]) in cold:
