@@ -335,3 +335,24 @@ def test_an_erase_in_what_was_just_merged_and_crash_after_crash(seq: int, are_go
     h.kill_and_open()
     assert seen(h) == before
     h.rest()
+
+
+def test_a_commit_that_waits_for_its_sync_is_told_to_nobody() -> None:
+    """Neither to who asks again, nor in the list: a power cut may take it back."""
+    h, body = begin()
+    again = mrg.CommitPlan("t", body["plan_id"], body["lease"], wait_ms=0)
+    (token,) = h.ask(mrg.CommitPlan("t", body["plan_id"], body["lease"]))
+    log = h.engine.shard.published["t"]
+    while log.merges.find(body["plan_id"]) is None:
+        h.run_job() if h.jobs else h.ask()
+    second, status = h.ask(again, mrg.GetMerges("t"))
+    h.ask()
+    assert h.replies[status].body["committed"] == []
+    assert second not in h.replies or h.replies[second].body["state"] == "committing"
+    assert token not in h.replies
+    h.rest()
+    assert h.replies[token].body["state"] == "committed"
+    h.power_cut()
+    h.open()
+    assert h.do(again).body["state"] == "committed"
+    assert h.do(mrg.GetMerges("t")).body["committed"] == [body["plan_id"]]

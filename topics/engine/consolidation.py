@@ -38,6 +38,7 @@ from topics.engine.manifest_export import Manifests
 from topics.engine.merge_check import Stopped
 from topics.engine.merge_commit import Committer, committed_body
 from topics.engine.merge_plans import PLAN_BYTES_MAX, Plan, Planner
+from topics.engine.merges import Committed
 from topics.engine.plans import PLAN_NAME, STAGING, PlanFile, decode_plan, plan_of_key, staging_of
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
@@ -115,7 +116,7 @@ class Consolidator:
             return
         done = log.merges.find(command.plan_id)
         if isinstance(command, mrg.CommitPlan) and done is not None:
-            self._reply(token, mrg.MergeAnswer(committed_body(done)))
+            self._answer_committed(token, log, command, done)
             return
         plan = self._plan(log, command.plan_id)
         plan.check_lease(command.lease, self._mono_ms)
@@ -127,6 +128,16 @@ class Consolidator:
             raise ShardReadOnly(self._shard.read_only)
         plan.begin_commit()
         plan.waiting.append((self._mono_ms + command.wait_ms, token))
+
+    def _answer_committed(
+        self, token: object, log: TopicLog, command: mrg.CommitPlan, done: Committed
+    ) -> None:
+        """Also to whoever asks again; but not while its entry waits for a sync."""
+        plan = self._plans.get(log.id)
+        if plan is not None and plan.committing and plan.id == done.plan_id:
+            plan.waiting.append((self._mono_ms + command.wait_ms, token))
+        else:
+            self._reply(token, mrg.MergeAnswer(committed_body(done)))
 
     def _plan(self, log: TopicLog, plan_id: str) -> Plan:
         plan = self._plans.get(log.id)
@@ -159,7 +170,7 @@ class Consolidator:
             "retired_bytes": merges.retired_bytes,
             "snapshots": self.manifests.pins_of(log.id),
             "manifest": self.manifests.newest(log.id),
-            "committed": [one.plan_id for one in merges.committed],
+            "committed": [one.plan_id for one in merges.committed if plan is None or one.plan_id != plan.id],
         }
 
     # -- what there is to do -------------------------------------------------------------------------------
