@@ -194,13 +194,18 @@ def test_a_long_poll_and_answers_by_tag_reach_cold_records() -> None:
     assert rows_of(h.replies[token]) == records(3)
 
 
-def test_claims_wait_for_cold_jobs() -> None:
+def cold_queue() -> Harness:
     h = Harness(TIERED, cold=ObjectStore())
     h.put("t", TopicConfig(type="queue", durability="fsync"))
     for seq in range(1, 15):
         h.append("t", numbered(seq, 1)[0])
     for _ in range(3):
         h.checkpoint()
+    return h
+
+
+def test_claims_wait_for_cold_jobs() -> None:
+    h = cold_queue()
     (token,) = h.ask(con.Claim("t", "", b"w", 3))
     assert token not in h.replies
     h.rest()
@@ -211,12 +216,7 @@ def test_claims_wait_for_cold_jobs() -> None:
 
 
 def test_a_withdrawn_claim_takes_nothing_when_its_blocks_come() -> None:
-    h = Harness(TIERED, cold=ObjectStore())
-    h.put("t", TopicConfig(type="queue", durability="fsync"))
-    for seq in range(1, 15):
-        h.append("t", numbered(seq, 1)[0])
-    for _ in range(3):
-        h.checkpoint()
+    h = cold_queue()
     (token,) = h.ask(con.Claim("t", "", b"w", 3))
     assert h.engine.shard.withdraw_claim("t", "", lambda found: found == token)
     h.rest()

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topics.engine.cold_files import read_whole
+from topics.engine.cold_files import INDEX_SUFFIXES, read_whole
 from topics.engine.errors import Corrupt, TopicsError
 from topics.engine.files import HEADER_BYTES, Hasher, header, read_range, without_digest, write_whole, xxh
 from topics.engine.frames import DEAD, DELETED
@@ -50,7 +50,6 @@ SIDECAR_BYTES_MAX = 64 * 1024
 MARK_BYTES = 32  # of a row in .del, at most: blocks of one range each
 # What is there is no file that can be read. A store that cannot be used fails in other ways.
 NO_FILE = frozenset((EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, ENXIO, EPERM, ESPIPE))
-SUFFIXES = ("idx", "dict", "sum")  # beside .data, in the order of copying
 
 
 class Refused(TopicsError):
@@ -342,7 +341,7 @@ class Acceptance:
             if xxh(store.read_range(path, number * BLOCK_BYTES, BLOCK_BYTES)) != digest:
                 raise OSError(EIO, f"{path} is not in the cold tier as it was put there")
             self._watch.passed(0)
-        for suffix in SUFFIXES:
+        for suffix in INDEX_SUFFIXES:
             if suffix in output.files:
                 path = segment_path(self._directory, meta, suffix)
                 store.put(path, [output.files[suffix]])

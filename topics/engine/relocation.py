@@ -27,7 +27,7 @@ import numpy as np
 
 from topics.engine import frames, limits
 from topics.engine.checkpoint import Checkpointer
-from topics.engine.cold_files import MOVE_KIND, SUFFIXES, delete_keys, delete_segment
+from topics.engine.cold_files import INDEX_SUFFIXES, MOVE_KIND, SUFFIXES, delete_keys, delete_segment
 from topics.engine.config import EngineConfig
 from topics.engine.consolidation import Consolidator
 from topics.engine.erase import finish_erase
@@ -319,7 +319,7 @@ class Relocator:
                 yield from store.put_steps(path, _verified_blocks(disk, path, meta.data_bytes, blocks))
                 if not (yield from self._is_whole(path, meta, blocks)):
                     raise OSError(EIO, f"{path} is not in the cold tier as it was put there")
-            for suffix in SUFFIXES[1:]:
+            for suffix in INDEX_SUFFIXES:
                 if suffix == "dict" and not meta.dict_bytes:
                     continue
                 path = segment_path(directory, meta, suffix)

@@ -427,8 +427,7 @@ class Replay:
             if len(rows) != chunk.count:
                 self._swap_many(log, new, rows, op)
                 return
-            ended = np.nonzero(chunk.live(0, chunk.count, frames.DEAD) & (rows["length"] == 0))[0]
-            log.stage_delete(as_ranges((ended + first_seq).tolist()), op)  # by a TTL of their own
+            self._end_by_ttl(log, [chunk], rows, op)
             chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
             self._checkpointer.doom(log.id, meta)
             chunk.meta, chunk.marked = new, None
