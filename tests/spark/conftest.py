@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.support.server import Server, until
 
+T = TypeVar("T")
 HERE = Path(__file__).parent
 HAS_SPARK = all(importlib.util.find_spec(name) for name in ("pyspark", "pyarrow"))
 # test_java.py can do without, and tells that something is missing.
@@ -70,20 +71,30 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def ended(query: Any) -> None:
-    """Run a stream over all there is. Spark gives a stream's Python ten seconds to start, which a busy machine may not have: then
-    it is started again, and goes on from its checkpoint.
+def started_anew(attempt: Callable[[], T]) -> T:
+    """Spark gives a stream's Python ten seconds to start, which a busy machine may not have, and no setting changes that: then the
+    stream is started again, and goes on from its checkpoint.
     """
     for tries_left in range(5, -1, -1):
-        running = query.trigger(availableNow=True).start()
         try:
-            assert running.awaitTermination(240)
-            return
+            return attempt()
         except Exception as error:
             if not tries_left or "failed to connect back" not in str(error):
                 raise
+    raise AssertionError("the last try returns or raises")
+
+
+def ended(query: Any) -> None:
+    """Run a stream over all there is."""
+
+    def run() -> None:
+        running = query.trigger(availableNow=True).start()
+        try:
+            assert running.awaitTermination(240)
         finally:
             running.stop()
+
+    started_anew(run)
 
 
 TOPICS = tuple(f"m{i}" for i in range(1, 20))  # one for each test that changes its topic

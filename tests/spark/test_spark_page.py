@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from spark_pipeline.cli.__main__ import main
 from spark_pipeline.cli.arguments import lending
 from spark_pipeline.jobs.engines import SparkEngine
 from spark_pipeline.schedule.config import load
-from tests.spark.conftest import COUNT
+from tests.spark.conftest import COUNT, started_anew
 from tests.support.pages import PageRunner, blocks
 from tests.support.server import ROOT, Server
 
@@ -42,7 +43,7 @@ def test_the_page_prints_what_it_shows(spark: Any, server: Server, tmp_path: Pat
                 ]
                 runner.run(replace(block, language="python", text="".join(queries)))
             elif block.runs:
-                runner.run(block)
+                started_anew(partial(runner.run, block))
     finally:
         runner.close()
     assert parquet.read_table(tmp_path / "lake" / "orders").num_rows == COUNT + PAID
