@@ -79,11 +79,6 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
-def inherited(fd: int) -> socket.socket:
-    """The socket behind a --control-fd argument."""
-    return socket.socket(fileno=fd)
-
-
 def encode(message: Message) -> bytes:
     return _encoder.encode(message) + b"\n"
 

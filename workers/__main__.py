@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 
 import topics
+from router import front
 from topics import logs, process, settings
 from topics.api_keys import secrets_of
 from topics.printing import while_it_is_read
 from topics.settings import Settings
-from workers import exit_codes, supervisor
+from workers import exit_codes, shard, supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def serve() -> int:
     configured = Settings.from_env(os.environ)
     logs.configure("supervisor", configured.log_format, secrets_of(configured.api_keys))
     process.become("supervisor")
-    return supervisor.serve(configured)
+    return supervisor.serve(configured, shard.main, front.main)
 
 
 def help_text() -> str:

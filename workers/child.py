@@ -1,20 +1,35 @@
-"""One process under the supervisor: started, spoken to over its control channel, and reaped when it ends."""
+"""One process under the supervisor: forked, spoken to over its control channel, and reaped when it ends.
+
+Forked and not started anew: the modules that it needs are there already, so that a worker that died is back in hundredths of a
+second, and all processes run the code that the server was started with, whatever was installed since.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Collection
+from functools import partial
+from multiprocessing.context import ForkProcess
+from typing import TypeAlias
 
 from topics.control_channel import LoopChannel, Message
+from topics.process import become, die_with_parent
 from workers.liveness import Heartbeat
 
 # A terminal's Ctrl-C and a service manager's stop reach every process of the group. Only the supervisor
 # may act on them: it drains fronts before workers.
 _SUPERVISORS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_STANDARD_FDS = {0, 1, 2}
+
+# What a child does until its end, with its side of the control channel; its exit status.
+Life: TypeAlias = Callable[[socket.socket], int]
 
 
 class Child:
@@ -23,9 +38,9 @@ class Child:
     def __init__(
         self,
         name: str,
-        command: Sequence[str],
+        life: Life,
         *,
-        inherited_fds: Sequence[int] = (),
+        inherited: Collection[socket.socket] = (),
         heartbeat: Heartbeat,
         on_message: Callable[[Child, Message], None],
         on_end: Callable[[Child], None],
@@ -40,24 +55,23 @@ class Child:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
-                self._process = spawn(
-                    [*command, "--control-fd", str(theirs.fileno())], [*inherited_fds, theirs.fileno()]
-                )
+                kept_fds = [one.fileno() for one in (*inherited, theirs)]
+                self._process = fork(name, partial(life, theirs), kept_fds)
         except BaseException:
             ours.close()
             raise
         self.channel = LoopChannel(ours, lambda message: on_message(self, message))
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._end)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return pid_of(self._process)
 
     @property
     def exit_code(self) -> int:
         """After the end: its exit status, or the negative number of the signal that killed it."""
-        return self._process.returncode
+        return exit_code_of(self._process)
 
     @property
     def end_text(self) -> str:
@@ -68,12 +82,12 @@ class Child:
         return self._loop.time() - self.started_s
 
     def kill(self) -> None:
-        # Popen does not signal a process that it has reaped, so a reused pid is safe.
+        # A process that was reaped gets no signal, so a reused pid is safe.
         self.killed = True
         self._process.kill()
 
     def _end(self) -> None:
-        self._process.wait()
+        self._process.join()
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.channel.read()
@@ -82,14 +96,43 @@ class Child:
         self._on_end(self)
 
 
-def spawn(command: Sequence[str], inherited_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def fork(name: str, life: Callable[[], int], kept_fds: Collection[int]) -> ForkProcess:
     """Start a process with the supervisor's signals blocked, from its first instruction on."""
+    begin = partial(_begin, name, life, kept_fds, parent=os.getpid())
+    process = multiprocessing.get_context("fork").Process(target=begin, name=name)
     # From the main thread: the kernel's "parent died" signal follows the thread that forked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISORS_SIGNALS)
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited_fds)
+        process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+def pid_of(process: ForkProcess) -> int:
+    assert process.pid is not None, "it was started"
+    return process.pid
+
+
+def exit_code_of(process: ForkProcess) -> int:
+    assert process.exitcode is not None, "it was joined"
+    return process.exitcode
+
+
+def _begin(name: str, life: Callable[[], int], kept_fds: Collection[int], *, parent: int) -> None:
+    """In the new process: away with what is the supervisor's, then its own life."""
+    # What the supervisor holds is never collected here: it would close descriptors that are other files by then.
+    gc.freeze()
+    die_with_parent(parent)
+    become(name)
+    signal.set_wakeup_fd(-1)
+    for number in _SUPERVISORS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    # Its locks, listeners and the channels of others: a process that held them too would keep them alive.
+    for fd in {int(entry) for entry in os.listdir("/proc/self/fd")} - _STANDARD_FDS - set(kept_fds):
+        with contextlib.suppress(OSError):  # the one of the list itself
+            os.close(fd)
+    sys.exit(life())
 
 
 def _signal_name(number: int) -> str:

@@ -1,4 +1,4 @@
-"""`python -m workers.reshard`: brings a data directory to another number of shards; started by the supervisor.
+"""The process that brings a data directory to another number of shards; started by the supervisor.
 
 The work is done by topics/engine/reshard.py. Here is what belongs to a process: the shards' locks, the progress, the
 watch sessions, and the words for what went wrong.
@@ -6,12 +6,10 @@ watch sessions, and the words for what went wrong.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import gc
 import logging
 import os
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -26,7 +24,6 @@ from topics.engine.placement import shard_of
 from topics.engine.ports import Disk
 from topics.engine.reshard import Progress, Reshard, clear_stale
 from topics.logs import log
-from topics.process import become, die_with_parent
 from topics.settings import Settings
 from workers import watch_file
 from workers.data_directory import read_layout
@@ -43,22 +40,12 @@ SAY_EVERY_S = 1.0
 logger = logging.getLogger("topics.reshard")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m workers.reshard", description="changes the number of shards"
-    )
-    parser.add_argument("--shards", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    arguments = parser.parse_args()
-    die_with_parent(arguments.parent)
-    become("reshard")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def main(shards: int) -> int:
     gc.disable()  # as a shard does while it recovers; this is all that is done here
     settings = Settings.from_env(os.environ)
     logs.configure("reshard", settings.log_format, secrets_of(settings.api_keys))
     try:
-        return bring_to(settings, arguments.shards)
+        return bring_to(settings, shards)
     except (Refusal, BadFailpoint) as error:
         logger.error("not started: %s", error)
         return BAD_CONFIGURATION
@@ -188,7 +175,3 @@ class _Teller:
     def end(self) -> None:
         if self._terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

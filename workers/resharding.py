@@ -11,26 +11,25 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from functools import partial
 
 from topics.logs import log
-from workers import exit_codes
-from workers.child import spawn
+from workers import exit_codes, reshard
+from workers.child import exit_code_of, fork, pid_of
 from workers.data_directory import DataDirectory
 
 logger = logging.getLogger("topics.supervisor")
 
 
-def run(directory: DataDirectory, shards: int, command: Sequence[str]) -> int | None:
+def run(directory: DataDirectory, shards: int) -> int | None:
     """Bring the data directory to so many shards; None when it is there, else the exit code of the server."""
-    return asyncio.run(_run(directory, shards, command))
+    return asyncio.run(_run(directory, shards))
 
 
-async def _run(directory: DataDirectory, shards: int, command: Sequence[str]) -> int | None:
+async def _run(directory: DataDirectory, shards: int) -> int | None:
     loop = asyncio.get_running_loop()
     ended, stopped = asyncio.Event(), asyncio.Event()
-    arguments = ("--shards", str(shards), "--parent", str(os.getpid()))
-    process = spawn([*command, *arguments], [directory.lock_fd])
+    process = fork("reshard", partial(reshard.main, shards), [directory.lock_fd])
 
     def stop() -> None:
         stopped.set()
@@ -38,7 +37,7 @@ async def _run(directory: DataDirectory, shards: int, command: Sequence[str]) ->
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    pidfd = os.pidfd_open(process.pid)
+    pidfd = os.pidfd_open(pid_of(process))
     loop.add_reader(pidfd, ended.set)
     try:
         await ended.wait()
@@ -46,13 +45,14 @@ async def _run(directory: DataDirectory, shards: int, command: Sequence[str]) ->
         loop.remove_reader(pidfd)
         os.close(pidfd)
         process.kill()  # it has ended, unless this is on its way out of an error
-        process.wait()
-    if process.returncode == 0:
+        process.join()
+    code = exit_code_of(process)
+    if code == 0:
         return None
     if stopped.is_set():
         log(logger, logging.INFO, "stopped; the number of shards is changed by the next start")
         return exit_codes.CLEAN
-    if process.returncode > 0:  # it has said why
-        return int(process.returncode)
-    log(logger, logging.ERROR, "the change of the number of shards was killed", signal=-process.returncode)
+    if code > 0:  # it has said why
+        return code
+    log(logger, logging.ERROR, "the change of the number of shards was killed", signal=-code)
     return exit_codes.UNEXPECTED

@@ -1,24 +1,23 @@
-"""A shard worker: `python -m workers.shard`, started by the supervisor."""
+"""A shard worker: one process, started by the supervisor."""
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import logging
 import os
-import signal
+import socket
 import sys
 import time
 
 from topics import logs
 from topics.api_keys import secrets_of
-from topics.control_channel import Channel, Message, Ping, Pong, inherited
+from topics.control_channel import Channel, Message, Ping, Pong
 from topics.engine import limits
 from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine
 from topics.engine.errors import TopicsError
 from topics.engine.layout import shard_dir
-from topics.process import become, die_with_parent
+from topics.places import WorkerPlace
 from topics.settings import Settings
 from workers import failpoints
 from workers.caps import Caps
@@ -35,14 +34,6 @@ logger = logging.getLogger("topics.shard")
 SWITCH_INTERVAL_S = 1e-4  # beside a busy loop a finished sync is otherwise noticed 10 ms late
 LOCK_RETRY_S = 0.02
 RESERVE_PARTS = 20
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m workers.shard", description="one shard of topics")
-    for name in ("shard", "shards", "generation", "incarnation", "control-fd", "parent"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--socket", required=True)
-    return parser.parse_args()
 
 
 def engine_config(settings: Settings, shard: int, generation: int) -> EngineConfig:
@@ -139,30 +130,25 @@ def now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def main() -> int:
-    arguments = parse_arguments()
-    die_with_parent(arguments.parent)
-    become(f"shard {arguments.shard}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def main(place: WorkerPlace, control_socket: socket.socket) -> int:
     settings = Settings.from_env(os.environ)
-    logs.configure(f"shard {arguments.shard}", settings.log_format, secrets_of(settings.api_keys))
+    logs.configure(f"shard {place.shard}", settings.log_format, secrets_of(settings.api_keys))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    config = engine_config(settings, arguments.shard, arguments.generation)
-    control = Channel(inherited(arguments.control_fd))
+    config = engine_config(settings, place.shard, place.generation)
+    control = Channel(control_socket)
     heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
     try:
-        disk = open_disk(settings.data_dir, arguments.shard)
-        cold = open_cold(settings, arguments.shard)
+        disk = open_disk(settings.data_dir, place.shard)
+        cold = open_cold(settings, place.shard)
     except BadFailpoint as error:
         logger.critical("the shard cannot run: %s", error)
         return 1
     engine = Engine(disk, SystemClock(), config, cold)
     caps = Caps(
         engine,
-        shard=arguments.shard,
-        shards=arguments.shards,
-        incarnation=arguments.incarnation,
+        shard=place.shard,
+        shards=place.shards,
+        incarnation=place.incarnation,
         now_us=now_us,
     )
     metrics = ShardMetrics(engine, lambda: disk.write_ns)
@@ -170,14 +156,14 @@ def main() -> int:
         engine,
         caps,
         metrics,
-        incarnation=arguments.incarnation,
+        incarnation=place.incarnation,
         now_us=now_us,
         disk=disk,
-        shards=arguments.shards,
+        shards=place.shards,
         max_sessions=settings.max_watch_sessions,
         max_forwards=settings.max_routers,
     )
-    loop = ShardLoop(core, control, arguments.socket)
+    loop = ShardLoop(core, control, place.path)
     try:
         loop.obey(heard)
         loop.run()
@@ -185,7 +171,3 @@ def main() -> int:
         logger.critical("the shard cannot run: %s", error, extra={"fields": error.detail})
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from topics.control_channel import Peer
 from topics.engine.layout import Layout
-from workers.child import Child
+from topics.places import FrontPlace, WorkerPlace
+from workers.child import Child, Life
 from workers.liveness import Backoff
+
+WorkerMain: TypeAlias = Callable[[WorkerPlace, socket.socket], int]
+FrontMain: TypeAlias = Callable[[FrontPlace, socket.socket], int]
 
 
 class Slot(ABC):
@@ -27,10 +32,10 @@ class Slot(ABC):
         self.up = False  # it has said that it does its work
 
     @abstractmethod
-    def next_command(self) -> list[str]:
-        """The command of the next process."""
+    def next_life(self) -> Life:
+        """What the next process does."""
 
-    def inherited_fds(self) -> list[int]:
+    def inherited(self) -> list[socket.socket]:
         return []
 
     def vacate(self) -> None:
@@ -42,28 +47,24 @@ class Slot(ABC):
 class WorkerSlot(Slot):
     """One shard. `peer` is the address of the present process, `listening` says whether it answers there yet."""
 
-    def __init__(self, shard: int, layout: Layout, run_dir: Path, command: Sequence[str]) -> None:
+    def __init__(self, shard: int, layout: Layout, run_dir: Path, main: WorkerMain) -> None:
         super().__init__(f"shard {shard}")
         self._shard = shard
         self._layout = layout
         self._run_dir = run_dir
-        self._command = command
+        self._main = main
         self.peer = Peer(shard, 0, "")
         self.listening = False
         self.owes = False  # copies to other workers, while the server stops
 
-    def next_command(self) -> list[str]:
+    def next_life(self) -> Life:
         # By the clock, so that it also grows over restarts of the supervisor; never less, if the clock is set back.
         incarnation = max(self.peer.incarnation + 1, time.time_ns())
         path = self._run_dir / f"shard-{self._shard:02}-{incarnation}.sock"
         self.peer = Peer(self._shard, incarnation, str(path))
-        return [
-            *self._command,
-            *("--shard", str(self._shard), "--shards", str(self._layout.shards)),
-            *("--generation", str(self._layout.generation)),
-            *("--incarnation", str(incarnation), "--socket", str(path)),
-            *("--parent", str(os.getpid())),
-        ]
+        layout = self._layout
+        place = WorkerPlace(self._shard, layout.shards, layout.generation, incarnation, str(path))
+        return partial(self._main, place)
 
     def vacate(self) -> None:
         super().vacate()
@@ -74,28 +75,17 @@ class WorkerSlot(Slot):
 class FrontSlot(Slot):
     """One front. Its listening socket outlives its processes."""
 
-    def __init__(
-        self, front: int, shards: int, listeners: Sequence[socket.socket], command: Sequence[str]
-    ) -> None:
+    def __init__(self, front: int, shards: int, listener: socket.socket, main: FrontMain) -> None:
         super().__init__(f"front {front}")
-        self._front = front
-        self._fronts = len(listeners)
-        self._shards = shards
-        self._listener = listeners[front]
-        self._started_us = time.monotonic_ns() // 1000  # of the server; a front of its own may come later
-        self._command = command
+        self._place = FrontPlace(front, shards, time.monotonic_ns() // 1000, listener)
+        self._main = main
 
-    def next_command(self) -> list[str]:
-        return [
-            *self._command,
-            *("--front", str(self._front), "--fronts", str(self._fronts), "--shards", str(self._shards)),
-            *("--listen-fd", str(self._listener.fileno()), "--started-us", str(self._started_us)),
-            *("--parent", str(os.getpid())),
-        ]
+    def next_life(self) -> Life:
+        return partial(self._main, self._place)
 
-    def inherited_fds(self) -> list[int]:
-        return [self._listener.fileno()]
+    def inherited(self) -> list[socket.socket]:
+        return [self._place.listener]
 
     def stop_accepting(self) -> None:
         """Give up this process's hold on the socket; new connections are refused once the front gives up its own."""
-        self._listener.close()
+        self._place.listener.close()

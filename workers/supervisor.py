@@ -29,7 +29,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,34 +43,24 @@ from workers.child import Child
 from workers.data_directory import DataDirectory
 from workers.exit_codes import BadConfiguration, Refusal
 from workers.liveness import Heartbeat, ping_interval_s
-from workers.slots import FrontSlot, Slot, WorkerSlot
+from workers.slots import FrontMain, FrontSlot, Slot, WorkerMain, WorkerSlot
 
 SHARDS_DEFAULT_MAX = 8
 FRONT_DRAIN_S = 12.0  # fronts give their clients 10 s
 SETTLE_S = 10.0
 WORKER_DRAIN_S = 60.0  # a final snapshot of a full shard on a slow disk
 
-# Children import from where the supervisor did: -P keeps the current directory out of the search.
-_PYTHON = (sys.executable, "-P") if sys.flags.safe_path else (sys.executable,)
-WORKER_COMMAND = (*_PYTHON, "-m", "workers.shard")
-FRONT_COMMAND = (*_PYTHON, "-m", "router")
-RESHARD_COMMAND = (*_PYTHON, "-m", "workers.reshard")
-
 logger = logging.getLogger("topics.supervisor")
 
 
-def serve(
-    settings: Settings,
-    worker_command: Sequence[str] = WORKER_COMMAND,
-    front_command: Sequence[str] = FRONT_COMMAND,
-) -> int:
+def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) -> int:
     """Run the server until it is stopped; the exit code."""
     try:
         if problems := settings.problems():
             raise BadConfiguration("; ".join(problems))
         directory = DataDirectory(settings.data_dir)
         try:
-            return _serve_from(directory, settings, worker_command, front_command)
+            return _serve_from(directory, settings, worker_main, front_main)
         finally:
             directory.close()
     except Refusal as refusal:
@@ -83,7 +72,7 @@ def serve(
 
 
 def _serve_from(
-    directory: DataDirectory, settings: Settings, worker_command: Sequence[str], front_command: Sequence[str]
+    directory: DataDirectory, settings: Settings, worker_main: WorkerMain, front_main: FrontMain
 ) -> int:
     raise_open_files()
     bound = listeners.bind(settings.host, settings.port, settings.fronts)
@@ -92,7 +81,7 @@ def _serve_from(
     layout = directory.layout(settings.wal_shards or min(os.cpu_count() or 1, SHARDS_DEFAULT_MAX))
     shards = settings.wal_shards or layout.shards
     if shards != layout.shards or directory.has_stale_layouts(layout):
-        code = resharding.run(directory, shards, RESHARD_COMMAND)
+        code = resharding.run(directory, shards)
         if code is not None:
             return code
         layout = directory.layout(shards)
@@ -118,8 +107,8 @@ def _serve_from(
             layout=layout,
             bound=bound,
             run_dir=run_dir,
-            worker_command=worker_command,
-            front_command=front_command,
+            worker_main=worker_main,
+            front_main=front_main,
         )
         return asyncio.run(supervisor.run())
     finally:
@@ -142,12 +131,14 @@ class Supervisor:
         layout: Layout,
         bound: Sequence[socket.socket],
         run_dir: Path,
-        worker_command: Sequence[str] = WORKER_COMMAND,
-        front_command: Sequence[str] = FRONT_COMMAND,
+        worker_main: WorkerMain,
+        front_main: FrontMain,
     ) -> None:
         self._timeout_s = settings.ping_timeout_ms / 1000
-        self._workers = [WorkerSlot(shard, layout, run_dir, worker_command) for shard in range(layout.shards)]
-        self._fronts = [FrontSlot(front, layout.shards, bound, front_command) for front in range(len(bound))]
+        self._workers = [WorkerSlot(shard, layout, run_dir, worker_main) for shard in range(layout.shards)]
+        self._fronts = [
+            FrontSlot(front, layout.shards, listener, front_main) for front, listener in enumerate(bound)
+        ]
         self._slots: list[Slot] = [*self._workers, *self._fronts]
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
@@ -184,8 +175,8 @@ class Supervisor:
         try:
             slot.child = Child(
                 slot.name,
-                slot.next_command(),
-                inherited_fds=slot.inherited_fds(),
+                slot.next_life(),
+                inherited=slot.inherited(),
                 heartbeat=Heartbeat(self._timeout_s),
                 on_message=lambda child, message: self._received(slot, child, message),
                 on_end=lambda child: self._ended(slot, child),

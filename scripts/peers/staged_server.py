@@ -2,48 +2,47 @@
 
     python -m peers.staged_server FOLDER
 
-The product's code is not changed and does not know of it: the supervisor is asked to start its children by way of this
-module, which wraps their methods before it calls their `main`. Each writes its marks to FOLDER when it ends.
+The product's code is not changed and does not know of it: the supervisor is given other functions for its children to run, which
+wrap their methods before they call their `main`. Each writes its marks to FOLDER when it ends.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 from peers import stage_marks as points
 from peers.stage_marks import Marks
+from topics.places import FrontPlace, WorkerPlace
 
-_SELF = (sys.executable, "-m", "peers.staged_server")
 
-
-def supervise(folder: str) -> int:
+def supervise(folder: Path) -> int:
     from topics.settings import Settings
     from workers import supervisor
 
     return supervisor.serve(
-        Settings.from_env(os.environ),
-        worker_command=(*_SELF, "worker", folder),
-        front_command=(*_SELF, "front", folder),
+        Settings.from_env(os.environ), partial(run_worker, folder), partial(run_front, folder)
     )
 
 
-def run_front(folder: Path) -> None:
-    from router.__main__ import main
+def run_front(folder: Path, place: FrontPlace, control: socket.socket) -> int:
+    from router.front import main
 
     marks = Marks()
     wrap_front(marks)
     try:
-        main()
+        return main(place, control)
     finally:
         marks.save(folder / "front.marks")
 
 
-def run_worker(folder: Path) -> int:
+def run_worker(folder: Path, place: WorkerPlace, control: socket.socket) -> int:
     from workers.shard import main
 
     marks, sync_marks = Marks(), Marks()
@@ -51,7 +50,7 @@ def run_worker(folder: Path) -> int:
     wrap_engine(marks)
     wrap_syncs(sync_marks)
     try:
-        return main()
+        return main(place, control)
     finally:
         marks.save(folder / "worker.marks")
         sync_marks.save(folder / "syncs.marks")
@@ -205,16 +204,8 @@ def _replace(owner: type, **methods: Callable[..., Any]) -> None:
 
 
 def main() -> int:
-    match sys.argv[1:]:
-        case ["worker", folder, *_]:
-            del sys.argv[1:3]  # the rest is the worker's own
-            return run_worker(Path(folder))
-        case ["front", folder, *_]:
-            del sys.argv[1:3]
-            run_front(Path(folder))
-            return 0
-        case [folder]:
-            return supervise(folder)
+    if len(sys.argv) == 2:
+        return supervise(Path(sys.argv[1]))
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -24,12 +24,11 @@ def children_of(server: Server) -> dict[int, list[str]]:
 
 
 def newborn(server: Server, shard: int, *, not_pid: int = 0) -> int:
-    """The pid of a shard's worker from the moment it exists; `not_pid` is the one before."""
+    """The pid of a shard's worker as soon as it has its name; `not_pid` is the one before."""
 
     def find() -> int:
         for pid, words in children_of(server).items():
-            is_shard = "--shard" in words and words[words.index("--shard") + 1] == str(shard)
-            if pid != not_pid and (is_shard or words[0] == f"topics: shard {shard}"):
+            if pid != not_pid and words[0] == f"topics: shard {shard}":
                 return pid
         return 0
 

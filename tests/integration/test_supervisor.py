@@ -147,29 +147,27 @@ def server(tmp_path: Path) -> Iterator[Server]:
     one.clean_up()
 
 
-def options(entry: Entry) -> dict[str, str]:
-    return dict(zip(entry["argv"][::2], entry["argv"][1::2], strict=True))
-
-
 # Starting.
 
 
 def test_a_start_tells_each_child_its_place_and_its_peers(server: Server) -> None:
     server.start(TOPICS_FRONTS="2").up(fronts=2)
-    workers = {entry["index"]: options(entry) for entry in server.entries("started", "worker")}
-    fronts = {entry["index"]: options(entry) for entry in server.entries("started", "front")}
+    started = server.entries("started", "worker") + server.entries("started", "front")
+    assert {entry["parent"] for entry in started} == {server.pid}
+    workers, fronts = (
+        {entry["index"]: entry["place"] for entry in started if entry["role"] == role}
+        for role in ("worker", "front")
+    )
     assert sorted(workers) == sorted(fronts) == [0, 1]
     for shard, given in workers.items():
-        assert (given["--shard"], given["--shards"], given["--parent"]) == (str(shard), "2", str(server.pid))
-        assert given["--socket"].endswith(f"/shard-{shard:02}-{given['--incarnation']}.sock")
-        assert len(given["--socket"]) < 100
+        assert (given["shard"], given["shards"]) == (shard, 2)
+        assert given["path"].endswith(f"/shard-{shard:02}-{given['incarnation']}.sock")
+        assert len(given["path"]) < 100
     for front, given in fronts.items():
-        assert (given["--front"], given["--fronts"], given["--shards"]) == (str(front), "2", "2")
+        assert (given["front"], given["shards"]) == (front, 2)
     told = [entry["workers"] for entry in server.entries("peers", "front")][-1]
-    assert told == [
-        [shard, int(given["--incarnation"]), given["--socket"]] for shard, given in sorted(workers.items())
-    ]
-    run_dir = Path(workers[0]["--socket"]).parent
+    assert told == [[shard, given["incarnation"], given["path"]] for shard, given in sorted(workers.items())]
+    run_dir = Path(workers[0]["path"]).parent
     assert run_dir.stat().st_mode & 0o777 == 0o700
     message = server.text()
     for part in (
@@ -228,8 +226,8 @@ def test_a_killed_worker_is_announced_and_replaced(server: Server) -> None:
     until(lambda: server.peers_of(front)[before:][-1:] == [[0, 1]], "new peer")
     assert server.peers_of(front)[before:] == [[kept], [0, 1]]
     old, new = [entry for entry in server.entries("started", "worker") if entry["index"] == lost]
-    assert int(options(new)["--incarnation"]) > int(options(old)["--incarnation"])
-    assert not Path(options(old)["--socket"]).exists()
+    assert new["place"]["incarnation"] > old["place"]["incarnation"]
+    assert not Path(old["place"]["path"]).exists()
     # Nobody heard of the end before it was complete, and the other worker heard of both as well.
     other = next(entry["pid"] for entry in server.entries("started", "worker") if entry["index"] == kept)
     until(lambda: server.peers_of(other)[-2:] == [[kept], [0, 1]], "news at the other worker")
@@ -269,6 +267,29 @@ def test_a_child_that_cannot_start_is_tried_again_ever_slower(server: Server) ->
     assert server.stop() == 0
 
 
+def files_of(pid: int) -> set[str]:
+    """What a process holds open, but for its standard streams."""
+    folder = Path(f"/proc/{pid}/fd")
+    return {os.readlink(entry) for entry in folder.iterdir() if int(entry.name) > 2}
+
+
+def test_a_child_holds_nothing_of_the_supervisors_but_what_it_is_given(server: Server) -> None:
+    """Neither the directory's lock nor a channel of another: both would outlive the supervisor with it. A restart changes nothing."""
+    server.start(TOPICS_FRONTS="2").up(fronts=2)
+    for role in ("worker", "front"):
+        os.kill(server.pids(role)[0], signal.SIGKILL)
+        until(lambda role=role: len(server.entries("started", role)) == 3, f"another {role}")
+    workers = [pid for pid in server.pids("worker") if is_alive(pid)]
+    fronts = [pid for pid in server.pids("front") if is_alive(pid)]
+    supervisors = files_of(server.pid)
+    assert any(name.endswith("/LOCK") for name in supervisors)
+    for pid in workers:
+        assert not files_of(pid) & supervisors
+    listeners = [files_of(pid) & supervisors for pid in fronts]
+    assert [len(held) for held in listeners] == [1, 1] and not listeners[0] & listeners[1]
+    assert server.stop() == 0
+
+
 @fault(
     "supervisor", "the supervisor is killed", "its children end too, and the directory can be used at once"
 )
@@ -280,10 +301,10 @@ def test_children_do_not_outlive_the_supervisor(server: Server) -> None:
     for pid in server.pids():
         until(lambda pid=pid: not is_alive(pid), f"end of {pid}")
     assert run_dir.exists()
-    incarnations = [int(options(entry)["--incarnation"]) for entry in server.entries("started", "worker")]
+    incarnations = [entry["place"]["incarnation"] for entry in server.entries("started", "worker")]
     server.start().up()
     assert not run_dir.exists(), "the next start removes what the killed one left"
-    again = [int(options(entry)["--incarnation"]) for entry in server.entries("started", "worker")]
+    again = [entry["place"]["incarnation"] for entry in server.entries("started", "worker")]
     assert min(again) > max(incarnations)
 
 
@@ -415,8 +436,8 @@ def test_another_shard_count_is_brought_about_and_none_means_the_stored_one(serv
     server.start(TOPICS_WAL_SHARDS="3").up(shards=3)
     assert "the data directory has 3 shards" in server.text()
     assert len(server.pids("worker")) == 3
-    generations = [options(entry)["--generation"] for entry in server.entries("started", "worker")]
-    assert generations == ["2"] * 3
+    generations = [entry["place"]["generation"] for entry in server.entries("started", "worker")]
+    assert generations == [2] * 3
     server.stop()
     server.start(TOPICS_WAL_SHARDS="").up(shards=3)
     assert "the data directory has" not in server.text()

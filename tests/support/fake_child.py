@@ -1,4 +1,4 @@
-"""A child process that only speaks the control channel, for tests of the supervisor: `fake_child worker|front …`.
+"""A child process that only speaks the control channel, for tests of the supervisor.
 
 It writes what happens to it into the file FAKE_JOURNAL, one JSON object a line, in the order of
 happening over all processes. FAKE_DEAF=<role> makes a role ignore drain, FAKE_FAILS=<role> makes it fail at start.
@@ -6,12 +6,11 @@ happening over all processes. FAKE_DEAF=<role> makes a role ignore drain, FAKE_F
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import select
 import socket
-import sys
+from dataclasses import fields
 
 from topics.control_channel import (
     Channel,
@@ -25,27 +24,29 @@ from topics.control_channel import (
     Ready,
     Serving,
     Settle,
-    inherited,
 )
-from topics.process import become, die_with_parent
+from topics.places import FrontPlace, WorkerPlace
+from topics.process import become
 
 
 class FakeChild:
-    def __init__(self, role: str, arguments: argparse.Namespace) -> None:
-        self.role = role
-        self.arguments = arguments
-        self.channel = Channel(inherited(arguments.control_fd))
+    def __init__(self, place: WorkerPlace | FrontPlace, control: socket.socket) -> None:
+        self.role = "worker" if isinstance(place, WorkerPlace) else "front"
+        self.place = place
+        self.channel = Channel(control)
         self.draining = False
 
     def note(self, event: str, **fields: object) -> None:
-        index = self.arguments.shard if self.role == "worker" else self.arguments.front
+        index = self.place.shard if isinstance(self.place, WorkerPlace) else self.place.front
         entry = {"event": event, "role": self.role, "index": index, "pid": os.getpid(), **fields}
         fd = os.open(os.environ["FAKE_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(fd, json.dumps(entry).encode() + b"\n")
         os.close(fd)
 
     def run(self) -> int:
-        self.note("started", argv=sys.argv[2:])
+        told = {field.name: getattr(self.place, field.name) for field in fields(self.place)}
+        told.pop("listener", None)
+        self.note("started", parent=os.getppid(), place=told)
         if os.environ.get("FAKE_FAILS") == self.role:
             return 9
         listener = self.listen()
@@ -62,12 +63,11 @@ class FakeChild:
         return 0
 
     def listen(self) -> socket.socket:
-        if self.role == "front":
-            listener = socket.socket(fileno=self.arguments.listen_fd)
+        if isinstance(self.place, FrontPlace):
             self.channel.send(Serving())
-            return listener
+            return self.place.listener
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.arguments.socket)
+        listener.bind(self.place.path)
         listener.listen()
         self.channel.send(Listening())
         self.channel.send(Ready())
@@ -97,21 +97,7 @@ class FakeChild:
         connection.close()
 
 
-def main() -> int:
-    role = sys.argv[1]
-    parser = argparse.ArgumentParser()
-    names = ["shard", "shards", "generation", "incarnation", "control-fd", "parent"]
-    if role == "front":
-        names = ["front", "fronts", "shards", "listen-fd", "control-fd", "parent", "started-us"]
-    for name in names:
-        parser.add_argument(f"--{name}", type=int, required=True)
-    if role == "worker":
-        parser.add_argument("--socket", required=True)
-    arguments = parser.parse_args(sys.argv[2:])
-    die_with_parent(arguments.parent)
-    become(f"fake {role}")
-    return FakeChild(role, arguments).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(place: WorkerPlace | FrontPlace, control: socket.socket) -> int:
+    child = FakeChild(place, control)
+    become(f"fake {child.role}")
+    return child.run()

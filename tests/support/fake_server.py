@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+from tests.support import fake_child
 from topics import logs
 from topics.api_keys import secrets_of
 from topics.settings import Settings
 from workers import supervisor
-
-CHILD = (sys.executable, "-m", "tests.support.fake_child")
 
 
 def main() -> int:
@@ -19,7 +18,7 @@ def main() -> int:
     for name in ("FRONT_DRAIN_S", "SETTLE_S", "WORKER_DRAIN_S"):
         if name in os.environ:
             setattr(supervisor, name, float(os.environ[name]))
-    return supervisor.serve(settings, worker_command=(*CHILD, "worker"), front_command=(*CHILD, "front"))
+    return supervisor.serve(settings, fake_child.main, fake_child.main)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from topics.control_channel import (
     Serving,
     Settle,
     encode,
-    inherited,
 )
 
 PEERS = Peers([Peer(0, 1 << 60, "/run/a.sock"), Peer(1, 7, "/run/b\n.sock")])
@@ -131,10 +130,10 @@ def test_a_line_that_is_no_message_closes_the_channel(pair: tuple[socket.socket,
     assert channel.closed
 
 
-def test_an_inherited_descriptor_belongs_to_the_channel() -> None:
+def test_the_socket_belongs_to_the_channel() -> None:
     a, b = socket.socketpair()
     with a:
-        channel = Channel(inherited(b.detach()))
+        channel = Channel(b)
         channel.send(Pong())
         assert a.recv(100) == encode(Pong())
         channel.close()

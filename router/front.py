@@ -1,13 +1,11 @@
-"""A front process: `python -m router`, started by the supervisor."""
+"""A front: one process, started by the supervisor."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -24,7 +22,7 @@ from topics import logs
 from topics.api_keys import secrets_of
 from topics.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
 from topics.extras import install
-from topics.process import become, die_with_parent
+from topics.places import FrontPlace
 from topics.settings import Settings, wants_spans
 
 if TYPE_CHECKING:
@@ -35,13 +33,6 @@ logger = logging.getLogger("topics.front")
 
 def now_us() -> int:
     return time.monotonic_ns() // 1000
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m router", description="one front process of topics")
-    for name in ("front", "fronts", "shards", "listen-fd", "control-fd", "parent", "started-us"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    return parser.parse_args()
 
 
 def open_spans(front: int) -> Spans | None:
@@ -56,12 +47,12 @@ def open_spans(front: int) -> Spans | None:
     return Spans(front)
 
 
-async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
+async def serve(place: FrontPlace, control: socket.socket, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
-    client = ShardClient(arguments.shards, loop, now_us)
-    services = Services(client.core, settings, now_us, topics.__version__, arguments.started_us)
+    client = ShardClient(place.shards, loop, now_us)
+    services = Services(client.core, settings, now_us, topics.__version__, place.started_us)
     services.open_desk(lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000)
-    spans = open_spans(arguments.front)
+    spans = open_spans(place.front)
     server = Server(services, loop, Gate if spans is None else spans.gate)
     services.desk.fanout.buffered_bytes = server.buffered_bytes
     pressure = FrontPressure(
@@ -79,9 +70,8 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
             case Drain():
                 ended.set()
 
-    channel = LoopChannel(socket.socket(fileno=arguments.control_fd), on_message)
-    listening = socket.socket(fileno=arguments.listen_fd)
-    await server.start(listening)
+    channel = LoopChannel(control, on_message)
+    await server.start(place.listener)
     channel.send(Serving())
     gc.collect()
     gc.freeze()
@@ -97,16 +87,8 @@ async def serve(arguments: argparse.Namespace, settings: Settings) -> None:
         await loop.run_in_executor(None, spans.flush)
 
 
-def main() -> None:
-    arguments = parse_arguments()
-    die_with_parent(arguments.parent)
-    become(f"front {arguments.front}")
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # the supervisor gets them, and says what to do
+def main(place: FrontPlace, control: socket.socket) -> int:
     settings = Settings.from_env(os.environ)
-    logs.configure(f"front {arguments.front}", settings.log_format, secrets_of(settings.api_keys))
-    uvloop.run(serve(arguments, settings))
-
-
-if __name__ == "__main__":
-    main()
+    logs.configure(f"front {place.front}", settings.log_format, secrets_of(settings.api_keys))
+    uvloop.run(serve(place, control, settings))
+    return 0
