@@ -22,22 +22,23 @@ from topics import wire
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import forward_commands as fwd
-from topics.engine import limits
 from topics.engine.engine import Engine, Job, Outcome
 from topics.engine.errors import InvalidRequest, OverGrant, TopicsError
 from topics.engine.ports import Disk
 from topics.http_errors import error_head, error_parts
 from workers import replies
-from workers.answer_window import READS_PER_TURN, TURN_READ_BYTES, AnswerWindow
+from workers.answer_window import AnswerWindow
 from workers.caps import Caps
 from workers.catch_up import LATE, READS, say_late
 from workers.doors import Doors, is_headers_only
 from workers.feeds import Feed
 from workers.forwarder import Batch as CopyBatch
 from workers.forwarding import Counting, Forwarding
+from workers.held_reads import HeldReads, share_pages
 from workers.jobs_desk import JobsDesk
 from workers.metrics import ShardMetrics
 from workers.outbox import Batch, Outbox
+from workers.outgoing import Outgoing, Sends
 from workers.peer_links import BUDGET_MS, Message, OnAnswer, PeerLinks
 from workers.rules_desk import Operation, RulesDesk
 from workers.shard_pressure import ShardPressure
@@ -48,11 +49,8 @@ logger = logging.getLogger("topics.shard")
 Token = tuple[bytes, wire.Request, Any, "Turn", cmd.Command]  # peer, what it asked, how it wants it
 MS = 1000.0  # microseconds
 
-# A read is small to ask for and may answer with 8 MiB.
-PAGE_BYTES_MIN = 64 * limits.KIB
 CLAIMS_WAIT_US = 31_000_000  # longer than any claim waits
 PROBE_EVERY_US = 1_000_000  # whether a front that takes nothing is still there
-READS_FREE = TURN_READ_BYTES // limits.DIFF_BYTES_MAX  # so few fit, however large they are
 MANY_COPIES = 64  # for each dest: so many are not left waiting for the answers before them
 
 
@@ -68,7 +66,7 @@ class Actions:
     """What the shell does next, top to bottom."""
 
     jobs: list[Job] = field(default_factory=list)
-    sends: list[tuple[bytes, list[wire.Buffer]]] = field(default_factory=list)  # peer, message parts
+    sends: Sends = field(default_factory=list)
     wake_at_ms: int | None = None
     asks: list[Message] = field(default_factory=list)  # to other workers
 
@@ -77,7 +75,6 @@ class NotReady(TopicsError):
     code = "not_ready"
 
 
-LARGE_READS = (cmd.Diff, cmd.LastByTag, con.Claim)
 DROPS = (cmd.TopicDropped, con.ConsumerDropped)
 DESK_BUDGET_MS = 1 << 31  # what the desk asks is never too late
 OWN = b"\0own"  # the peer that this shard is to itself
@@ -106,13 +103,12 @@ class ShardCore:
         self.catalog_incarnation: int | None = (
             None  # of the worker that hosts the catalog, when it is another one
         )
-        self._head = wire.message_head(incarnation)
         self._incarnation = incarnation
         self._now_us = now_us
         self._waiting: list[tuple[Token, cmd.Command]] = []
-        # By the front that is to take first.
-        self._held_reads: dict[bytes, deque[tuple[Token, cmd.Command]]] = {}
         self._window = AnswerWindow()
+        self._held_reads = HeldReads(self._window)
+        self._outgoing = Outgoing(incarnation, self._window)
         self._reopened = False  # since the last turn
         self._claimed_us: dict[bytes, int] = {}  # when a front sent a claim last, which may wait
         self._probe_at_us = 0
@@ -123,8 +119,6 @@ class ShardCore:
         self._peers: dict[int, int] = {}
         self._turn = Turn()
         self._turns_again: list[Turn] = []  # of writes that were parked, and are asked again in this turn
-        self._out: dict[bytes, list[bytes]] = {}  # small replies of this turn, by peer
-        self._apart: list[tuple[bytes, list[wire.Buffer]]] = []
         self.desk = WatchDesk(
             engine, disk, max_sessions=max_sessions, send=self._send, ask=self._ask_for_desk, now_us=now_us
         )
@@ -184,7 +178,7 @@ class ShardCore:
             self.engine.shard.has_news or self.engine.shard.backlog or self.engine.has_jobs
         ):
             return True
-        return any(map(self._window.is_open, self._held_reads))
+        return self._held_reads.are_due
 
     @property
     def has_copies(self) -> bool:
@@ -354,10 +348,7 @@ class ShardCore:
         waits = self.forwarding.catch_ups.withdraw(peer, request.id)
         waits = waits or any(is_it(token) for token, _ in self._waiting)
         self._waiting[:] = [entry for entry in self._waiting if not is_it(entry[0])]
-        held = self._held_reads.get(peer)
-        if held is not None:
-            waits = waits or any(is_it(token) for token, _ in held)
-            self._held_reads[peer] = deque(entry for entry in held if not is_it(entry[0]))
+        waits = self._held_reads.withdraw(peer, is_it) or waits
         args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
         topic = request.topic.decode("utf-8", "replace")
         if waits or self.engine.shard.withdraw_claim(topic, args.consumer, is_it):
@@ -398,10 +389,8 @@ class ShardCore:
                 self._turns_again.append(token[3])
             requests_ = [*again, *requests_]
         self._reopened = False
-        if len(requests_) > READS_PER_TURN or self._held_reads or self._window.closed():
-            requests_ = self._hold_reads(requests_)
-        if len(requests_) > READS_FREE:
-            _share_pages(requests_)
+        requests_ = self._held_reads.admit(requests_, self._may_begin)
+        share_pages(requests_)
         turn = self._turn
         self._turn = Turn()
         self.metrics.queued(len(requests_))
@@ -417,34 +406,14 @@ class ShardCore:
         self._turns_again = []
         return self._act(outcome, 0.0)
 
-    def _hold_reads(self, asked: list[tuple[Token, cmd.Command]]) -> list[tuple[Token, cmd.Command]]:
-        """What of it may begin. The rest waits until there is room for its answers, and goes first then."""
-        begun: list[tuple[Token, cmd.Command]] = []
-        for entry in asked:
-            # A stream of jobs has a bound of its own, and its claim must come before the release that may follow it.
-            if isinstance(entry[1], LARGE_READS) and entry[0][1].op != wire.WORK:
-                self._held_reads.setdefault(entry[0][0], deque()).append(entry)
-            else:
-                begun.append(entry)
-        room = READS_PER_TURN
-        now_us = self._now_us()
-        for peer in list(filter(self._window.is_open, self._held_reads)):
-            if not room:
-                break
-            held = self._held_reads[peer]
-            while held and room:
-                token, command = held.popleft()
-                try:
-                    self._check_serving(token[1], now_us)
-                except NotReady as error:
-                    self._refuse(peer, token[1], error)
-                    continue
-                begun.append((token, command))
-                room -= 1
-            del self._held_reads[peer]
-            if held:
-                self._held_reads[peer] = held  # behind the others: they have the next turn's room first
-        return begun
+    def _may_begin(self, token: Token) -> bool:
+        """A read that was held may have waited too long, and is refused then."""
+        try:
+            self._check_serving(token[1], self._now_us())
+        except NotReady as error:
+            self._refuse(token[0], token[1], error)
+            return False
+        return True
 
     def _reopen(self) -> None:
         self._reopened = True
@@ -457,7 +426,7 @@ class ShardCore:
         """That front is gone, and nobody waits for its reads."""
         self._window.forget(peer)
         self.pressure.front_gone(peer)
-        self._held_reads.pop(peer, None)
+        self._held_reads.forget(peer)
         self.forwarding.catch_ups.withdraw(peer)
         self.desk.front_gone(peer)
         self.jobs.front_gone(peer)
@@ -514,7 +483,7 @@ class ShardCore:
         if self.caps.wake_at_us is not None:
             wake_at_ms = self._tend_parked(now_us, wake_at_ms)
         wake_at_ms = self._tend_links(wake_at_ms)
-        messages = self._messages()
+        messages = self._outgoing.take(self.caps.pushes())
         doubtful = dict.fromkeys((*self._window.closed(), *self.desk.fronts(), *self.jobs.fronts()))
         if self._claimed_us:
             late_us = now_us - CLAIMS_WAIT_US
@@ -527,7 +496,7 @@ class ShardCore:
     def _probe(
         self,
         doubtful: Iterable[bytes],
-        messages: list[tuple[bytes, list[wire.Buffer]]],
+        messages: Sends,
         now_us: int,
         wake_at_ms: int | None,
     ) -> int:
@@ -536,7 +505,7 @@ class ShardCore:
         """
         if now_us >= self._probe_at_us:
             self._probe_at_us = now_us + PROBE_EVERY_US
-            messages += [(peer, [self._head]) for peer in doubtful]
+            messages += [(peer, [self._outgoing.head]) for peer in doubtful]
         probe_at_ms = self._probe_at_us // 1000 + 1
         return probe_at_ms if wake_at_ms is None else min(wake_at_ms, probe_at_ms)
 
@@ -677,49 +646,12 @@ class ShardCore:
         if peer == OWN:
             self._own_replies.append(wire.Reply(request_id, status, kind, head, body))
             return
-        size = len(body)
-        if size >= wire.BODY_APART:
-            first = self._head + wire.reply_head(request_id, status, kind, head, wire.FOLLOWS)
-            self._apart.append((peer, [first, body]))
-            return
-        out = self._out.get(peer)
-        if out is None:
-            out = self._out[peer] = [self._head]
-        out.append(wire.reply_head(request_id, status, kind, head, size))
-        out.append(body)  # type: ignore[arg-type]
-
-    def _messages(self) -> list[tuple[bytes, list[wire.Buffer]]]:
-        pushes = self.caps.pushes()
-        if not self._out and not self._apart and not pushes:
-            return []
-        messages: list[tuple[bytes, list[wire.Buffer]]] = [
-            (peer, [b"".join(parts)]) for peer, parts in self._out.items()
-        ]
-        messages += self._apart
-        for peer, sent in messages:
-            self._window.sent(peer, sum(map(len, sent)))
-        for peer, body in pushes:
-            head = wire.reply_head(0, 200, wire.PUSH, b"", len(body))
-            messages.append((peer, [self._head + head + body]))
-        self._out, self._apart = {}, []
-        return messages
+        self._outgoing.add(peer, request_id, status, kind, head, body)
 
 
 def _is_claim_of(peer: bytes, token: object) -> bool:
     asked = cast(Token, token)
     return asked[0] == peer and asked[1].op == wire.CLAIM
-
-
-def _share_pages(waiting: list[tuple[Token, cmd.Command]]) -> None:
-    """Shorten pages when their turn would take too much memory; a reader comes back for the rest."""
-    reads = [command for _, command in waiting if isinstance(command, LARGE_READS)]
-    if len(reads) <= READS_FREE:
-        return
-    share = max(PAGE_BYTES_MIN, TURN_READ_BYTES // len(reads))
-    for command in reads:
-        paged = isinstance(command, cmd.Diff) and not command.frames
-        default = limits.DIFF_BYTES_DEFAULT if paged else limits.DIFF_BYTES_MAX
-        command.max_bytes = min(command.max_bytes or default, share)
 
 
 def _earlier(at_ms: int | None, at_us: int | None) -> int | None:

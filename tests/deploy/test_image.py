@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 IS_ROOT = os.geteuid() == 0
+PATIENCE_S = 120
 
 
 def inputs(target: Path) -> Path:
@@ -45,7 +46,7 @@ def inputs(target: Path) -> Path:
     return target
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def image() -> Iterator[Replay]:
     # Not below the folder of pytest's, which each run of it shuts to others: the image's user must be able to come here.
     with tempfile.TemporaryDirectory(prefix="topics-image-") as name:
@@ -76,25 +77,33 @@ def as_user(image: Replay) -> dict[str, int]:
     return {"user": int(uid), "group": int(gid)} if IS_ROOT and can_go else {}
 
 
-@pytest.fixture(scope="module")
-def running(image: Replay) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
+@pytest.mark.timeout(900)  # it installs the packages
+def test_the_image_from_its_build_to_its_stop(image: Replay) -> None:
+    """One test, since each part needs the one before: whoever runs them in several processes would build it in each."""
+    has_only_what_runs(image)
     wanted = COMPOSE["services"]["topics"]["environment"]
     given = {name: value.partition(":-")[2].rstrip("}") for name, value in wanted.items()}
     env = image.environment(**given, TOPICS_PORT=str(free_port()))
-    log = (image.root / "server.log").open("wb")
     command = [*image.entry, *image.arguments]
-    with subprocess.Popen(
-        command, env=env, cwd=image.root / "data", stderr=log, stdout=log, **as_user(image)
-    ) as process:  # type: ignore[call-overload]
-        yield process, env
+    with (image.root / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=env, cwd=image.root / "data", stderr=log, stdout=log, **as_user(image)
+        )  # type: ignore[call-overload]
+    try:
+        becomes_healthy(image, process, env)
+        writes_nowhere_but_to_its_volume(image)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=PATIENCE_S) == 0, (image.root / "server.log").read_text()
+    finally:
         process.kill()
+        process.wait()
+    checked = subprocess.run(image.health, env=env, capture_output=True, text=True, check=False)
+    assert checked.returncode == 3
+    assert "is the server running" in checked.stdout
 
 
-def test_the_server_of_the_image_becomes_healthy(
-    image: Replay, running: tuple[subprocess.Popen[bytes], dict[str, str]]
-) -> None:
-    process, env = running
-    end = time.monotonic() + 60
+def becomes_healthy(image: Replay, process: subprocess.Popen[bytes], env: dict[str, str]) -> None:
+    end = time.monotonic() + PATIENCE_S
     while True:
         checked = subprocess.run(
             image.health, env=env, capture_output=True, text=True, check=False, **as_user(image)
@@ -105,9 +114,7 @@ def test_the_server_of_the_image_becomes_healthy(
     assert (image.root / "data" / "hot" / "layout.json").exists()
 
 
-def test_it_writes_nowhere_but_to_its_volume(
-    image: Replay, running: tuple[subprocess.Popen[bytes], dict[str, str]]
-) -> None:
+def writes_nowhere_but_to_its_volume(image: Replay) -> None:
     """The root of the image is read-only under compose."""
     since = (image.root / "etc" / "passwd").stat().st_mtime
     new = [
@@ -122,18 +129,7 @@ def test_it_writes_nowhere_but_to_its_volume(
     assert not [path for path in new if path.stat().st_uid != os.geteuid()]
 
 
-def test_it_stops_when_told_to(
-    image: Replay, running: tuple[subprocess.Popen[bytes], dict[str, str]]
-) -> None:
-    process, env = running
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0, (image.root / "server.log").read_text()
-    checked = subprocess.run(image.health, env=env, capture_output=True, text=True, check=False)
-    assert checked.returncode == 3
-    assert "is the server running" in checked.stdout
-
-
-def test_the_image_has_only_what_runs(image: Replay) -> None:
+def has_only_what_runs(image: Replay) -> None:
     listed = subprocess.run(
         [f"{image.root}/opt/topics/bin/python", "-m", "pip", "list", "--format=freeze"],
         env=image.environment(), capture_output=True, text=True, check=True,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from router.fastpath import LINGER_US, READ_AHEAD_MAX, read_plain_head
+from router.fastpath import LINGER_US, READ_AHEAD_MAX
+from router.plain_head import read_plain_head
 from tests.support.faults import fault
 from tests.support.h2_client import Http2Client
 from tests.support.raw_http import Closed, RawClient, RawReply

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from router.fastpath import FAST_BODY_MAX, read_plain_head
+from router.fastpath import FAST_BODY_MAX
+from router.plain_head import read_plain_head
 from tests.support.h2_client import Http2Client
 from tests.support.raw_http import Closed, RawClient, RawReply
 from tests.support.server import Reply, Server

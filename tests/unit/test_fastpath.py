@@ -16,9 +16,9 @@ from router.fastpath import (
     CLOSING,
     FAST_BODY_MAX,
     IDLE,
-    read_plain_head,
 )
 from router.framing import CHUNK_EXTRA_BYTES_MAX, HEAD_BYTES_MAX, Chunks, Refused, read_frame
+from router.plain_head import read_plain_head
 from tests.support import length
 from tests.support.connection_bench import (
     World,

@@ -18,6 +18,7 @@ import numpy as np
 from topics.engine import frames, limits
 from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.consumer import ConsumerRow, LettersRow
+from topics.engine.departures import Departures
 from topics.engine.errors import Corrupt
 from topics.engine.files import HEADER_BYTES, sync_file, write_whole
 from topics.engine.flows import Epochs, InflowRow, OutflowRow
@@ -164,11 +165,8 @@ class Checkpointer:
         self.meta_dir = f"{config.shard_dir}/meta"
         self.snapshots: list[tuple[int, int]] = []  # number and base_lsn, newest last; two are kept
         self.rows: dict[int, bytes] = {}  # encoded row of every topic as of its last capture
-        self._doomed: list[
-            tuple[int, int, SegmentMeta]
-        ] = []  # (last snapshot that names it, topic id, segment)
-        # The same of segments that are cold now, whose .data is on the hot tier until no kept snapshot looks for it there.
-        self._relieved: list[tuple[int, int, SegmentMeta]] = []
+        self._doomed = Departures()  # segments that are replaced, or empty
+        self._relieved = Departures()  # those that are cold now: only .data leaves the hot tier
         self.usage = TierUsage()
         self.capturing = False  # from the first capture until memory points at what was captured
         # What is being written again: a chunk whose files are read, a topic that must stay in memory.
@@ -566,7 +564,8 @@ class Checkpointer:
         newest = self.snapshots[-1][0]
         for i, log in enumerate(list(self._shard.by_id.values())):
             if log.doomed:
-                self._doomed += [(newest, log.id, meta) for meta in log.doomed]
+                for meta in log.doomed:
+                    self._doomed.add(log.id, meta, newest)
                 log.doomed = []
             if i % limits.SLICE_NAMES == 0:
                 yield None
@@ -577,26 +576,20 @@ class Checkpointer:
         if len(self.snapshots) == 2:
             for file in self._wal.absorbed(lsn):
                 yield Blocking("unlink", self._dropping(file))
-        gone = [(topic, meta) for last, topic, meta in self._doomed if last < oldest]
-        self._doomed = [entry for entry in self._doomed if entry[0] >= oldest]
-        for topic, meta in gone:
+        for topic, meta in self._doomed.take_before(oldest):
             self._reader.close_segment(topic, meta.first_seq, meta.generation)
             remove_segment(self._disk, self.topic_dir(topic), meta.first_seq, meta.generation)
             if meta.tier == COLD:
                 self.on_segment_gone(topic, meta)
             yield None
-        relieved = [(topic, meta) for last, topic, meta in self._relieved if last < oldest]
-        self._relieved = [entry for entry in self._relieved if entry[0] >= oldest]
-        for topic, meta in relieved:
+        for topic, meta in self._relieved.take_before(oldest):
             self._reader.close_segment(topic, meta.first_seq, meta.generation)
             remove_files(self._disk, self.topic_dir(topic), meta, "data")
             yield None
 
     def relieve(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
         """A segment is cold from here on. Whoever starts from a snapshot that calls it hot needs it there."""
-        if last_snapshot is None:
-            last_snapshot = self.snapshots[-1][0] if self.snapshots else 0
-        self._relieved.append((last_snapshot, topic_id, meta))
+        self._relieved.add(topic_id, meta, self._newest if last_snapshot is None else last_snapshot)
 
     def replace_rotten(self, numbers: list[int]) -> Steps:
         """Remove snapshots that have rotted, once there is one that has not: repair goes by them when there is none."""
@@ -616,12 +609,14 @@ class Checkpointer:
 
     def doom(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
         """A segment is replaced: unlink it once no kept snapshot names it."""
-        if last_snapshot is None:
-            last_snapshot = self.snapshots[-1][0] if self.snapshots else 0
-        self._doomed.append((last_snapshot, topic_id, meta))
+        self._doomed.add(topic_id, meta, self._newest if last_snapshot is None else last_snapshot)
 
-    def doomed_of(self, topic_id: int) -> set[tuple[int, int]]:
-        return {(meta.first_seq, meta.generation) for _, topic, meta in self._doomed if topic == topic_id}
+    def doomed_of(self, topic_id: int) -> list[SegmentMeta]:
+        return self._doomed.of(topic_id)
+
+    @property
+    def _newest(self) -> int:
+        return self.snapshots[-1][0] if self.snapshots else 0
 
     def _unlinking(self, number: int) -> Callable[[], None]:
         return lambda: remove_snapshot(self._disk, self.meta_dir, number)
@@ -641,8 +636,8 @@ class Checkpointer:
             self.rows.pop(log.id, None)
             self._inline_total -= self._inline_bytes.pop(log.id, 0)
             self._reader.close_topic(log.id)
-            self._doomed = [entry for entry in self._doomed if entry[1] != log.id]
-            self._relieved = [entry for entry in self._relieved if entry[1] != log.id]
+            self._doomed.forget(log.id)
+            self._relieved.forget(log.id)
             self.usage.forget(log.id)
             self.on_topic_gone(log.id)
             directory = self.topic_dir(log.id)

@@ -440,7 +440,7 @@ class Loader:
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
         staged = set() if log.transactions is None else {txn.name for txn in log.transactions.open.values()}
         # What the log replaced again goes with a checkpoint: until then every start replays how it came to that.
-        doomed = self._checkpointer.doomed_of(log.id) - named
+        doomed = {(meta.first_seq, meta.generation) for meta in self._checkpointer.doomed_of(log.id)} - named
         for name in self._disk.list(directory):
             if name in staged:
                 continue

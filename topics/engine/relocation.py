@@ -1,4 +1,4 @@
-"""The cold tier: sealed segments move there, dead ones leave it, and erased records are written out of it.
+"""The cold tier: sealed segments move there, and dead ones leave it. Here also waits what is to be erased there (cold_erase.py).
 
 A segment is moved in this order, and a crash between any two steps leaves it readable:
 
@@ -19,44 +19,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from errno import EIO, ENOSPC
+from errno import EIO
 from functools import partial
 
 import msgspec
-import numpy as np
 
-from topics.engine import frames, limits
+from topics.engine import limits
 from topics.engine.checkpoint import Checkpointer
-from topics.engine.cold_files import INDEX_SUFFIXES, MOVE_KIND, SUFFIXES, delete_keys, delete_segment
+from topics.engine.cold_erase import ColdEraser
+from topics.engine.cold_files import INDEX_SUFFIXES, MOVE_KIND, delete_keys, delete_segment
 from topics.engine.config import EngineConfig
 from topics.engine.consolidation import Consolidator
 from topics.engine.erase import finish_erase
 from topics.engine.errors import ColdStoreFailed, Corrupt, ErasePutOff, ShardReadOnly, TopicsError
 from topics.engine.files import is_out_of_resources, read_exact, read_file, xxh
-from topics.engine.index import Chunk, Rows
+from topics.engine.index import Chunk
 from topics.engine.layout import COLD_ID_NAME
 from topics.engine.loading import Loader, is_explained
 from topics.engine.pacing import Growth, Pace, Work
 from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
-from topics.engine.sealing import drain, read_sum, rewrite_steps
+from topics.engine.sealing import read_sum
 from topics.engine.segments import (
     BLOCK_BYTES,
     COLD,
     HOT,
-    Mask,
     SegmentMeta,
     parse_segment_name,
-    read_rows,
-    remove_files,
     segment_path,
 )
 from topics.engine.shard import Shard
-from topics.engine.staging import CONTROL_BYTES, EraseRequest
+from topics.engine.staging import EraseRequest
 from topics.engine.tasks import Blocking, Steps, WaitSynced, WaitUntil
-from topics.engine.topic_log import Range, TopicLog
+from topics.engine.topic_log import TopicLog
 
-ERASE_ROUNDS = 8
 CHECK_BLOCKS = 4  # that one step reads back
 
 
@@ -104,6 +100,7 @@ class Relocator:
         self.erasing: TopicLog | None = None  # a segment of it is being written again
         self.problem = ""  # why the last try failed
         if store is not None:
+            self._eraser = ColdEraser(disk, store, shard, reader, checkpointer, consolidator)
             checkpointer.on_checkpointed = self._checkpointed
             checkpointer.on_segment_gone = consolidator.retirement.gone
             checkpointer.on_topic_gone = self._dropped.append
@@ -547,7 +544,7 @@ class Relocator:
             # Files that are being written must not be looked through for what is to be erased.
             yield WaitUntil(lambda: not checkpointer.erasing)
             checkpointer.moving_of = self.erasing = log
-            yield from self._erase_all(log, request.ranges)
+            yield from self._eraser.steps(log, request.ranges)
             self._worked()
             yield from finish_erase(self._shard, request)
         except (OSError, TopicsError) as error:
@@ -562,133 +559,6 @@ class Relocator:
             checkpointer.moving = checkpointer.moving_of = self.erasing = None
             self._look_at[log.id] = log  # it was left alone meanwhile
 
-    def _erase_all(self, log: TopicLog, ranges: list[Range]) -> Steps:
-        """Until nothing in the store holds what is to be erased: what is current is written again, the rest goes."""
-        yield from self._consolidator.erase_steps(log)
-        prefix = f"{self._reader.topic_dir(log.id)}/"
-        for _ in range(ERASE_ROUNDS):
-            if log.is_away and not log.dropped:
-                self._shard.loader(log)
-                yield WaitSynced(0)
-            keys = yield self._run(lambda: self._list_again(prefix))
-            current = {
-                (chunk.meta.first_seq, chunk.meta.generation): chunk
-                for chunk in log.chunks
-                if chunk.meta is not None and chunk.meta.tier == COLD
-            }
-            stale: list[str] = []
-            holding: list[Chunk] = []
-            for key in keys:
-                parsed = parse_segment_name(key.rpartition("/")[2])
-                if parsed is None or parsed[0] > ranges[-1][1] or log.dropped:
-                    continue
-                chunk = current.get((parsed[0], parsed[1]))
-                if chunk is None:
-                    stale.append(key)
-                elif parsed[2] == "data" and _holds(chunk, ranges):
-                    holding.append(chunk)
-            yield from self._delete_keys(stale)
-            self._consolidator.retirement.erased(log, ranges[-1][1])
-            if not holding:
-                self._consolidator.manifests.look(log)
-                return
-            for chunk in holding:
-                yield from self._write_again(log, chunk)
-        raise OSError(EIO, f"the cold segments of {log.name} change again and again")
-
-    def _list_again(self, prefix: str) -> list[str]:
-        assert self._store is not None
-        # Whatever a put that was stopped has left goes with any delete.
-        self._store.delete(f"{prefix}nothing")
-        return self._store.list(prefix)
-
-    def _write_again(self, log: TopicLog, chunk: Chunk) -> Steps:
-        """A new generation without its dead, made on the hot tier and put into the store; the old one goes."""
-        meta, shard = chunk.meta, self._shard
-        if meta is None or chunk not in log.chunks:
-            return
-        directory = self._reader.topic_dir(log.id)
-        rows = chunk.rows.copy()
-        dead = ~chunk.live(0, chunk.count, frames.DELETED)
-        dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
-        self._checkpointer.moving = chunk
-        made = yield self._run(lambda: self._rewrite(log.id, directory, meta, rows, dead))
-        new_meta, new_rows = made
-        yield WaitUntil(lambda: not self._checkpointer.capturing)
-        if log.dropped or chunk.meta is not meta or chunk not in log.chunks:
-            return  # the next round removes both
-        if not shard.has_room(CONTROL_BYTES):
-            raise OSError(ENOSPC, "no room in the log")
-        swapped = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost, COLD]
-        shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swapped))
-        # At once: a checkpoint that is begun from here on must not take the old generation for the newest.
-        self._checkpointer.swap(log, chunk, new_meta, new_rows)
-        self._checkpointer.doom(log.id, meta)
-        shard.touched[log.id] = log
-        shard.counters["swaps"] += 1
-        yield WaitSynced(0)
-
-        def clear() -> None:
-            self._delete_segment(directory, meta)
-            remove_files(self._disk, directory, new_meta, "data")
-            self._disk.sync_dir(directory)
-
-        yield self._run(clear)
-        self._reader.close_topic(log.id)
-
-    def _rewrite(
-        self, topic_id: int, directory: str, meta: SegmentMeta, rows: Rows, dead: Mask
-    ) -> tuple[SegmentMeta, Rows]:
-        """On another thread. Records that are damaged stay so, and .sum does not vouch for them."""
-        store, disk = self._store, self._disk
-        assert store is not None
-        path = segment_path(directory, meta, "data")
-
-        def read(offset: int, length: int) -> bytes:
-            data = store.read_range(path, offset, length)
-            if len(data) != length:
-                raise OSError(EIO, f"{path} of the cold tier ends early")
-            return data
-
-        # The file's own ids, which memory replaced by the topic's.
-        stored = read_rows(disk, directory, meta)
-        rows["tag"], rows["node"] = stored["tag"], stored["node"]
-        chain = read_sum(disk, directory, meta.first_seq, meta.generation)[0].chain
-        steps = rewrite_steps(
-            disk, directory, meta, rows, dead, meta.generation + 1, chain, read=read, topic_id=topic_id
-        )
-        made, new_rows = drain(steps)
-        copied = self._copy_unverified(directory, made)
-        if copied:
-            raise OSError(EIO, copied)
-        return msgspec.structs.replace(made, tier=COLD), new_rows
-
-    def _copy_unverified(self, directory: str, meta: SegmentMeta) -> str:
-        """As `_copying`, of what was just written, which may hold damaged records."""
-        store, disk = self._store, self._disk
-        assert store is not None
-        for suffix in SUFFIXES:
-            if suffix == "dict" and not meta.dict_bytes:
-                continue
-            path = segment_path(directory, meta, suffix)
-            store.put(path, _blocks(disk, path))
-            if any(
-                store.read_range(path, number * BLOCK_BYTES, BLOCK_BYTES) != block
-                for number, block in enumerate(_blocks(disk, path))
-            ):
-                return f"{path} is not in the cold tier as it was put there"
-        return ""
-
-
-def _blocks(disk: Disk, path: str) -> Iterator[bytes]:
-    handle = disk.open(path)
-    try:
-        size = disk.size(handle)
-        for offset in range(0, size, BLOCK_BYTES):
-            yield read_exact(disk, handle, path, offset, min(BLOCK_BYTES, size - offset))
-    finally:
-        disk.close(handle)
-
 
 def _verified_blocks(disk: Disk, path: str, length: int, digests: list[bytes]) -> Iterator[bytes]:
     """What is put into the store is what was sealed; Corrupt when the hot file is not."""
@@ -702,13 +572,3 @@ def _verified_blocks(disk: Disk, path: str, length: int, digests: list[bytes]) -
             yield block
     finally:
         disk.close(handle)
-
-
-def _holds(chunk: Chunk, ranges: list[Range]) -> bool:
-    """Whether .data still has the bytes of one of these records."""
-    lengths = chunk.rows["length"]
-    for first, last in ranges:
-        low, high = max(0, first - chunk.first_seq), min(chunk.count, last + 1 - chunk.first_seq)
-        if low < high and bool(np.any(lengths[low:high])):
-            return True
-    return False
