@@ -48,6 +48,9 @@ class Child:
         self.name = name
         self.heartbeat = heartbeat
         self.ended = asyncio.Event()
+        self.exit_code = (
+            0  # after the end: its exit status, or the negative number of the signal that killed it
+        )
         self.killed = False
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -61,17 +64,9 @@ class Child:
             ours.close()
             raise
         self.channel = LoopChannel(ours, lambda message: on_message(self, message))
+        self.pid = pid_of(self._process)
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._end)
-
-    @property
-    def pid(self) -> int:
-        return pid_of(self._process)
-
-    @property
-    def exit_code(self) -> int:
-        """After the end: its exit status, or the negative number of the signal that killed it."""
-        return exit_code_of(self._process)
 
     @property
     def end_text(self) -> str:
@@ -82,12 +77,12 @@ class Child:
         return self._loop.time() - self.started_s
 
     def kill(self) -> None:
-        # A process that was reaped gets no signal, so a reused pid is safe.
         self.killed = True
-        self._process.kill()
+        if not self.ended.is_set():  # or its pid may be that of another
+            self._process.kill()
 
     def _end(self) -> None:
-        self._process.join()
+        self.exit_code = reap(self._process)
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.channel.read()
@@ -114,9 +109,13 @@ def pid_of(process: ForkProcess) -> int:
     return process.pid
 
 
-def exit_code_of(process: ForkProcess) -> int:
-    assert process.exitcode is not None, "it was joined"
-    return process.exitcode
+def reap(process: ForkProcess) -> int:
+    """Wait for its end; the exit code. Nothing is left of it."""
+    process.join()
+    code = process.exitcode
+    assert code is not None, "it was joined"
+    process.close()
+    return code
 
 
 def _begin(name: str, life: Callable[[], int], kept_fds: Collection[int], *, parent: int) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 
 from topics.logs import log
 from workers import exit_codes, reshard
-from workers.child import exit_code_of, fork, pid_of
+from workers.child import fork, pid_of, reap
 from workers.data_directory import DataDirectory
 
 logger = logging.getLogger("topics.supervisor")
@@ -33,7 +33,8 @@ async def _run(directory: DataDirectory, shards: int) -> int | None:
 
     def stop() -> None:
         stopped.set()
-        process.kill()
+        if not ended.is_set():
+            process.kill()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -45,8 +46,7 @@ async def _run(directory: DataDirectory, shards: int) -> int | None:
         loop.remove_reader(pidfd)
         os.close(pidfd)
         process.kill()  # it has ended, unless this is on its way out of an error
-        process.join()
-    code = exit_code_of(process)
+        code = reap(process)
     if code == 0:
         return None
     if stopped.is_set():

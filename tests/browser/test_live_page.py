@@ -73,7 +73,7 @@ def test_the_page_shows_what_is_written(
 
 
 def status_of(host: str) -> int:
-    connection = http.client.HTTPConnection(host, timeout=30)
+    connection = http.client.HTTPConnection(host, timeout=120)
     try:
         connection.request("GET", "/v0/health")
         return connection.getresponse().status

@@ -221,5 +221,5 @@ def test_two_members_of_a_group_share(client: Any, connect: Connect, server: Tes
     for member in members:
         member.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert sorted(found) == list(range(20))

@@ -302,7 +302,7 @@ def test_a_stop_is_not_lost_among_other_news(client: Any, jobs: str) -> None:
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive(), "it waits for the handler, and the handler for nobody"
     finally:
         end.set()

@@ -52,7 +52,7 @@ def test_a_connection_made_while_there_is_no_front_is_served_by_the_next(
         kill(front)
         connections = []
         for i in range(50):
-            connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+            connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
             body = b'{"records":[{"data":%d}]}' % i
             connection.request("POST", "/v0/topics/t", body, {"Content-Type": "application/json"})
             connections.append(connection)

@@ -119,7 +119,7 @@ class Writers:
 
     def join(self) -> None:
         for thread in self._threads:
-            thread.join(30)
+            thread.join(120)
             assert not thread.is_alive()
 
 
@@ -141,7 +141,7 @@ def test_a_stop_under_load(start_server: Start) -> None:
         ok(server.put(f"/v0/topics/w{i}", {"durability": durability}), 201)
         ok(server.put(f"/v0/topics/polled{i}"), 201)
     polls = [poll(server, f"polled{i}") for i in range(3)]
-    idle = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    idle = http.client.HTTPConnection(server.host, server.port, timeout=120)
     idle.request("GET", "/healthz")
     idle.getresponse().read()
     writers = Writers(server, 6)
@@ -149,8 +149,8 @@ def test_a_stop_under_load(start_server: Start) -> None:
     server.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
     for waiting in polls:
         refused(waiting.reply(), 503, "shutting_down")
-    assert ready_status(http.client.HTTPConnection(server.host, server.port, timeout=30)) in (None, 503)
-    assert server.process.wait(30) == 0  # type: ignore[union-attr]
+    assert ready_status(http.client.HTTPConnection(server.host, server.port, timeout=120)) in (None, 503)
+    assert server.process.wait(120) == 0  # type: ignore[union-attr]
     writers.join()
     for reply in writers.refusals:
         if reply is not None:

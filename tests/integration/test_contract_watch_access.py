@@ -291,4 +291,4 @@ def test_a_stop_ends_streams_with_a_word(start_server: Callable[..., Server]) ->
     assert (last["op"], last["code"]) == ("error", "server_shutting_down")
     with pytest.raises(Closed):
         talk.next()
-    assert server.process.wait(30) == 0
+    assert server.process.wait(120) == 0

@@ -37,7 +37,7 @@ def needs_root() -> None:
 
 def mounted(*command: str) -> None:
     """Run a mount command; a container may not allow it even to root."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         pytest.skip(f"NOT TESTED: {' '.join(command[:3])}: {done.stderr.strip()}")
 
@@ -112,7 +112,7 @@ def test_directory_on_a_read_only_mount(tmp_path: Path) -> None:
     try:
         done = run_server(data)
     finally:
-        subprocess.run(["umount", str(data)], check=True, timeout=30)
+        subprocess.run(["umount", str(data)], check=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert f"cannot use the data directory {data}: Read-only file system" in done.stderr
 
@@ -157,7 +157,7 @@ def test_same_port_right_after_kill_9(start_server: Start, tmp_path: Path) -> No
     assert first.process is not None
     children = list(first.children().values())
     os.kill(first.process.pid, signal.SIGKILL)  # its children end a moment later
-    first.process.wait(30)
+    first.process.wait(120)
     second = start_server(folder=folder, environment={"TOPICS_PORT": str(first.port)})
     assert second.port == first.port
     assert [row["data"] for row in second.diff("a").json["records"]] == ["kept"]
@@ -264,7 +264,7 @@ def test_full_file_system(start_server: Start, tmp_path: Path) -> None:
         server.stop()
     finally:
         # Lazily: after a failure the server still has files open there, and is ended later.
-        subprocess.run(["umount", "-l", str(folder / "data")], check=True, timeout=30)
+        subprocess.run(["umount", "-l", str(folder / "data")], check=True, timeout=120)
 
 
 def fill(server: Server) -> list[int]:

@@ -12,12 +12,14 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.test_consolidation import (
+    SECRET,
     cold,
     everything,
     fill,
@@ -33,9 +35,8 @@ from tests.support.server import Reply, Server, until
 PLAN = "/v0/topics/t/consolidation"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("hostile")
+@contextmanager
+def filled(folder: Path) -> Iterator[Server]:
     environment = {
         "TOPICS_COLD_DIR": str(folder / "cold"),
         "TOPICS_HOT_RETAIN_SEGMENTS": "1",
@@ -43,11 +44,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "TOPICS_API_KEYS": "root,reader:r,writer:w",
     }
     server = Server(folder, environment=environment, shards=1).start().with_key("root")
-    fill(server)
-    ok(server.post("/v0/topics/t/delete", {"seqs": [3, 44]}), 200)
-    ok(server.put("/v0/topics/u", {}), 201)
-    yield server
-    server.close()
+    try:
+        fill(server)
+        ok(server.post("/v0/topics/t/delete", {"seqs": [3, 44]}), 200)
+        ok(server.put("/v0/topics/u", {}), 201)
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with filled(tmp_path_factory.mktemp("hostile")) as found:
+        yield found
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Server]:
+    """For tests after which nothing is as it was."""
+    with filled(tmp_path) as found:
+        yield found
 
 
 def plan_of(server: Server) -> Any:
@@ -274,8 +290,9 @@ def at_once(*calls: Callable[[], Reply]) -> list[Reply]:
     return [found[i] for i in range(len(calls))]
 
 
-def test_the_whole_way_with_races(server: Server) -> None:
-    """Commits at once have one result; then an erase, a drop and a topic of the same name. The last of these tests: it changes the topic."""
+def test_the_whole_way_with_races(own: Server) -> None:
+    """Commits at once have one result; then an erase, a drop and a topic of the same name."""
+    server = own
     before = everything(server)
     plan = plan_of(server)
     merge(server, plan)
@@ -324,13 +341,16 @@ def test_the_whole_way_with_races(server: Server) -> None:
     until(lambda: not list((cold(server) / "topics").rglob("seg-*")))
 
 
-def test_an_erased_record_of_a_batch_is_in_no_file(server: Server) -> None:
+def test_an_erased_record_of_a_batch_is_in_no_file(own: Server) -> None:
+    server = own
+    ok(server.post("/v0/topics/t/delete", {"seqs": [7], "erase": True}))
+    assert holders(server) == []
+    ok(server.put("/v0/topics/sunk", {}), 201)
     path = "/v0/topics/sunk/transactions"
     txn = ok(server.post(path, {"producer": "p", "batch": 1}))["txn"]
-    secret = "the secret that nobody may find again: 4711-0815"
     ok(
         server.post(
-            f"{path}/{txn}/stage", {"part": "a", "chunk": 0, "records": [{"data": secret}, {"data": 1}]}
+            f"{path}/{txn}/stage", {"part": "a", "chunk": 0, "records": [{"data": SECRET}, {"data": 1}]}
         )
     )
     body = {"parts": [{"part": "a", "chunks": 1, "records": 2}]}

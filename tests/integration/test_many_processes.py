@@ -46,7 +46,7 @@ class Client:
     """A connection that stays where it is."""
 
     def __init__(self, server: Server) -> None:
-        self._connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+        self._connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
         self._connection.connect()
 
     def get(self, path: str, **headers: str) -> Reply:

@@ -122,7 +122,7 @@ def test_senders_of_a_byte_at_a_time(server: Server, topic: str) -> None:
         sender.start()
         use_normally(server, topic)
         stop.set()
-        sender.join(30)
+        sender.join(120)
     assert server.get(f"/v0/topics/{topic}-slow").status == 404
 
 

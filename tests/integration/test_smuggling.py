@@ -655,7 +655,7 @@ def test_more_than_the_buffer_takes_is_pipelined(server: Server, topic: str) -> 
     one = poll(topic, 0)
     count = 2 * READ_AHEAD_MAX // len(one)
     client = RawClient(server)
-    client.socket.settimeout(30)
+    client.socket.settimeout(120)
     client.send(poll(topic, 300))
     client.send(one * count)
     client.half_close()

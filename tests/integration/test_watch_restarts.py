@@ -295,7 +295,7 @@ def test_a_stream_waits_for_its_session(server: Server) -> None:
             ok(server.write(name, i))
         assert not opened
         assert not failed
-    asking.join(30)
+    asking.join(120)
     assert not failed, failed
     [stream] = opened
     assert stream.until_records(21)

@@ -389,4 +389,4 @@ def test_a_stop_is_told(start_server: Callable[..., Server], protocol: Protocol)
     for stream in streams:
         (last,) = stream.rest()
         assert last.data["code"] == "server_shutting_down"
-    server.process.wait(30)
+    server.process.wait(120)

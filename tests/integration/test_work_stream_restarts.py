@@ -166,7 +166,7 @@ def test_every_job_is_done_whatever_dies(server: Server) -> None:
     for worker in workers:
         worker.stopped = True
     for worker in workers:
-        worker.join(30)
+        worker.join(120)
         assert not worker.is_alive()
         assert worker.failed is None, worker.failed
     assert set().union(*(worker.seen for worker in workers)) == set(range(total))

@@ -43,7 +43,7 @@ class Client:
 
     def __init__(self, number: int, address: tuple[str, int]) -> None:
         self.number = number
-        self.socket = socket.create_connection(address, timeout=30)
+        self.socket = socket.create_connection(address, timeout=120)
         self.socket.setblocking(False)
         self.sent = self.answered = 0
         self.acked: list[int] = []

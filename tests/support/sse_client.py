@@ -348,7 +348,7 @@ def connect(server: Server, receive_buffer: int | None = None) -> socket.socket:
     connection = socket.socket(socket.AF_INET)
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    connection.settimeout(30)
+    connection.settimeout(120)
     connection.connect((server.host, server.port))
     return connection
 

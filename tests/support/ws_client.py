@@ -16,7 +16,7 @@ from tests.support.contract import Json
 from tests.support.server import Reply, Server, readable
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
-MESSAGE_S = 45.0
+MESSAGE_S = 120.0
 
 KEYS: dict[str, list[str]] = {
     "subscribed": ["op", "request_id", "topics"],
@@ -53,7 +53,7 @@ class WebSocket:
         self.socket = socket.socket(socket.AF_INET)
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(30)
+        self.socket.settimeout(120)
         self.socket.connect((server.host, server.port))
         self._bytes = bytearray()
         sent = upgrade_headers(server, **headers)

@@ -192,7 +192,7 @@ def test_a_pause_lasts_until_somebody_ends_it(tmp_path: Path, folder: Path) -> N
     _, status = os.waitpid(child.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
     child.send_signal(signal.SIGCONT)
-    assert child.wait(20) == 0
+    assert child.wait(120) == 0
 
 
 def test_slow_makes_every_call_take_longer_and_is_not_noted(disk: FailpointDisk, folder: Path) -> None:

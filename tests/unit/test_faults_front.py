@@ -238,7 +238,7 @@ def test_port_that_is_given_up_a_moment_later(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(listeners, "BIND_PATIENCE_S", 30.0)
 
     def give_up_the_port() -> None:
-        assert refused.wait(30)
+        assert refused.wait(120)
         taken.close()
 
     owner = threading.Thread(target=give_up_the_port)

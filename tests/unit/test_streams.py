@@ -25,7 +25,7 @@ from tests.support.faults import fault
 from topics.settings import Settings
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nX-A: b\r\n\r\n"
-PATIENT_S = 20
+PATIENT_S = 120
 
 
 class Tap:

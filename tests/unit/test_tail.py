@@ -365,7 +365,7 @@ def test_ctrl_c_ends_it_quietly() -> None:
         assert tail.stdout is not None
         assert tail.stdout.readline() == b"1\n"  # it came through a pipe while the stream goes on
         tail.send_signal(signal.SIGINT)
-        out, err = tail.communicate(timeout=30)
+        out, err = tail.communicate(timeout=120)
     assert (tail.returncode, out, err) == (130, b"", b"")
 
 
@@ -385,7 +385,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(last_words: bytes) -> None:
         assert tail.stdout.readline() == b"1\n"
         tail.stdout.close()
         assert b"Traceback" not in tail.stderr.read()
-        assert tail.wait(30) == 0
+        assert tail.wait(120) == 0
         tail.stderr.close()
 
 
