@@ -403,6 +403,11 @@ def test_an_interrupted_pub_tells_how_far_it_came(cli: Cli, topic: str, server: 
         assert process.stdout.read() == f"{topic}: 2 records written, up to seq 2\n".encode()
 
 
+def test_each_phase_of_a_bench_has_a_figure_however_short(cli: Cli, topic: str) -> None:
+    figures = cli.rows("bench", "--time", "1ms", "--threads", "2", "--batch", "10", "--topic", topic)
+    assert [row["records"] > 0 for row in figures] == [True] * 4
+
+
 def test_an_interrupted_bench_leaves_nothing(cli: Cli, server: Server) -> None:
     def topics() -> list[Any]:
         return list(server.get("/v0/topics?prefix=bench.").json["topics"])

@@ -69,7 +69,7 @@ class Bench:
         return figure(phase, times, len(times) * batch, self._size, took_s)
 
     def _repeat(self, call: Callable[[], object]) -> tuple[list[float], float]:
-        """The call in several threads, for so long: how long each took, and all."""
+        """The call in several threads, for so long, and once at least: how long each took, and all."""
         times: list[float] = []
         errors: list[ClientError] = []
         is_over = threading.Event()
@@ -78,7 +78,10 @@ class Bench:
 
         def work() -> None:
             try:
-                while (start := time.perf_counter()) < end and not errors and not is_over.is_set():
+                while not errors and not is_over.is_set():
+                    start = time.perf_counter()
+                    if start >= end and times:
+                        return
                     call()
                     times.append(time.perf_counter() - start)
             except ClientError as error:
@@ -107,7 +110,7 @@ class Bench:
         times: list[float] = []
         records = after = 0
         begun = time.perf_counter()
-        while (start := time.perf_counter()) < begun + self._seconds:
+        while (start := time.perf_counter()) < begun + self._seconds or not times:
             page = self._client.read(self._topic, after, limit=1000)
             times.append(time.perf_counter() - start)
             records += len(page.records)
@@ -119,7 +122,7 @@ class Bench:
         times: list[float] = []
         with self._client.tail(self._topic) as tail:
             begun = time.perf_counter()
-            while (start := time.perf_counter()) < begun + self._seconds:
+            while (start := time.perf_counter()) < begun + self._seconds or not times:
                 seq = self._client.write(self._topic, self._data, create=False).last_seq
                 while next(tail).seq != seq:
                     pass
