@@ -55,6 +55,27 @@ def test_files_of_an_evicted_segment_stay_while_a_kept_snapshot_names_it() -> No
     assert "seg-0000000000000001-0.data" not in h.segment_files("t")
 
 
+@pytest.mark.parametrize("how", ["kill", "power_cut"])
+def test_what_was_emptied_while_a_checkpoint_ran_goes_also_after_a_crash(how: str) -> None:
+    """The snapshot knows of the delete, and still names the segment: nothing is left for replay to find."""
+    h = filled(10)
+    h.checkpoint()
+    h.ask(c.Delete("t", before_seq=5))
+    h.engine.checkpoint()
+    h.go_on_without("sync")  # the capture comes before the delete is synced
+    h.rest()
+    getattr(h, how)()
+    h.open()
+    assert h.seqs("t") == [5, 6, 7, 8, 9, 10]
+    h.put("other")
+    for _ in range(3):
+        h.append("other", b'"more"')
+        h.checkpoint()
+    assert not [name for name in h.segment_files("t") if name.startswith("seg-0000000000000001-")]
+    h.kill_and_open()
+    assert h.seqs("t") == [5, 6, 7, 8, 9, 10]
+
+
 def test_rewrite_makes_a_new_generation_without_the_dead() -> None:
     h = filled(8, REWRITING)
     h.checkpoint()

@@ -175,6 +175,26 @@ def test_a_partly_dead_cold_segment_is_left_alone_and_a_dead_one_goes() -> None:
     assert h.seqs("t")[:3] == [4, 9, 10]
 
 
+def test_a_copy_of_a_move_that_was_not_finished_goes_with_its_hot_segment() -> None:
+    """It was moved, but no snapshot says so when the process dies; then its records are deleted before it is moved again."""
+    store = ObjectStore()
+    h = filled(store)
+    h.checkpoint()
+    assert tiers(h)[:2] == ["cold", "cold"]
+    h.kill()
+    store.is_down = True
+    h.open()
+    assert tiers(h)[:2] == ["hot", "hot"]
+    h.do(c.Delete("t", before_seq=9))
+    store.is_down = False
+    for _ in range(4):
+        h.pass_time(limits.COLD_PAUSE_MS_MAX)
+        h.append("t", b'"more"')
+        h.checkpoint()
+    assert [name for name in cold_files(h) if name < "seg-0000000000000009"] == []
+    assert h.seqs("t")[:2] == [9, 10]
+
+
 @pytest.mark.parametrize("how", ["kill", "close"])
 def test_a_dead_segment_in_the_middle_leaves_the_store_after_a_stop(how: str) -> None:
     """No snapshot names it any more, and the store had no time to let it go."""

@@ -31,7 +31,6 @@ from topics.engine.ports import Disk
 from topics.engine.reader import Reader
 from topics.engine.sealing import drain, rotten_blocks, seal_steps
 from topics.engine.segments import (
-    COLD,
     IndexFiles,
     IndexHash,
     Mask,
@@ -579,8 +578,7 @@ class Checkpointer:
         for topic, meta in self._doomed.take_before(oldest):
             self._reader.close_segment(topic, meta.first_seq, meta.generation)
             remove_segment(self._disk, self.topic_dir(topic), meta.first_seq, meta.generation)
-            if meta.tier == COLD:
-                self.on_segment_gone(topic, meta)
+            self.on_segment_gone(topic, meta)
             yield None
         for topic, meta in self._relieved.take_before(oldest):
             self._reader.close_segment(topic, meta.first_seq, meta.generation)

@@ -434,6 +434,9 @@ class Loader:
 
     def _sort_out_files(self, log: TopicLog) -> None:
         """Remove files that are explained (older generations, crashed checkpoints, dead fronts); keep the rest aside."""
+        # A checkpoint may know of a delete that was not yet synced, and name what that one emptied: no replay lets go of it then.
+        if log.reclaim():
+            self._shard.touched[log.id] = log
         directory = self._reader.topic_dir(log.id)
         metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.doomed
         named = {(meta.first_seq, meta.generation) for meta in metas}

@@ -92,6 +92,8 @@ class Relocator:
         ] = {}  # files of topics that replay had put off by then
         self._stale: list[str] = []  # what was found in them
         self._there: set[int] = set()  # topics with something in the store, perhaps
+        # Segments that are hot and in the store as well, by topic: of moves that were not finished. They may never be.
+        self._copies: dict[int, set[tuple[int, int]]] = {}
         self._refused: set[tuple[int, int, int]] = set()  # segments that are damaged: they stay
         self._pause_ms = 0
         self._retry_ms = 0  # nothing is tried before
@@ -102,7 +104,7 @@ class Relocator:
         if store is not None:
             self._eraser = ColdEraser(disk, store, shard, reader, checkpointer, consolidator)
             checkpointer.on_checkpointed = self._checkpointed
-            checkpointer.on_segment_gone = consolidator.retirement.gone
+            checkpointer.on_segment_gone = self._segment_gone
             checkpointer.on_topic_gone = self._dropped.append
             consolidator.retirement.on_free = lambda topic_id, meta: self._gone.append((topic_id, meta))
             consolidator.manifests.on_written = self._there.add
@@ -270,6 +272,8 @@ class Relocator:
         assert meta is not None
         directory = self._reader.topic_dir(log.id)
         self._there.add(log.id)
+        copies = self._copies.setdefault(log.id, set())
+        copies.add((meta.first_seq, meta.generation))
         copied = yield from self.pace.steps(
             self._copying(directory, meta),
             kind=MOVE_KIND,
@@ -291,6 +295,7 @@ class Relocator:
         if copied is None or log.dropped or log.erasing or not is_current:
             yield from self._drop_copy(log, meta)
             return
+        copies.discard((meta.first_seq, meta.generation))
         chunk.meta = msgspec.structs.replace(meta, tier=COLD)
         self._checkpointer.relieve(log.id, chunk.meta)
         self._shard.touched[log.id] = log
@@ -303,6 +308,7 @@ class Relocator:
         name = (meta.first_seq, meta.generation)
         if log.dropped or log.erasing or not self._consolidator.retirement.keeps(log.id, name):
             yield self._run(partial(self._delete_segment, self._reader.topic_dir(log.id), meta))
+        self._copies.get(log.id, set()).discard(name)
 
     def _copying(self, directory: str, meta: SegmentMeta) -> Work[_Copied]:
         """On another thread, a MiB at a time: put the segment's files into the store and read them back."""
@@ -347,6 +353,13 @@ class Relocator:
         return True
 
     # -- removing ------------------------------------------------------------------------------------------
+
+    def _segment_gone(self, topic_id: int, meta: SegmentMeta) -> None:
+        """No kept snapshot names it any more."""
+        copies, name = self._copies.get(topic_id, set()), (meta.first_seq, meta.generation)
+        if meta.tier == COLD or name in copies:
+            copies.discard(name)
+            self._consolidator.retirement.gone(topic_id, meta)
 
     def _delete_segment(self, directory: str, meta: SegmentMeta) -> None:
         assert self._store is not None
@@ -397,6 +410,7 @@ class Relocator:
 
     def _remove_topic(self, topic_id: int) -> Steps:
         prefix = f"{self._reader.topic_dir(topic_id)}/"
+        self._copies.pop(topic_id, None)
         self._consolidator.dropped(topic_id)
         if self._swept and topic_id not in self._there:
             return
@@ -493,11 +507,16 @@ class Relocator:
             return [key for key, _ in files] if topic_id < self._shard.next_id else []
         assert self.loader is not None
         metas = [*self._metas_of(log), *log.doomed]
-        named = {(meta.first_seq, meta.generation) for meta in metas}
+        named = {(meta.first_seq, meta.generation): meta.tier for meta in metas}
         found: list[str] = []
         for key, name in files:
             parsed = parse_segment_name(name)
-            if parsed is None or (parsed[0], parsed[1]) in named:
+            if parsed is None:
+                continue
+            tier = named.get(parsed[:2])
+            if tier is not None:
+                if tier == HOT:
+                    self._copies.setdefault(topic_id, set()).add(parsed[:2])
                 continue
             last = self.loader.last_naming(topic_id, parsed[0], parsed[1])[0]
             if last:

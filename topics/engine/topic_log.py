@@ -390,7 +390,7 @@ class TopicLog(TopicRows):
         if op.first_seq > view.first_seq:
             view.first_seq = op.first_seq
             if self.chunks and self.chunks[0].next_seq <= op.first_seq:
-                self._reclaim()
+                self.reclaim()
         view.cap_lost = max(view.cap_lost, op.cap_lost)
         view.ttl_lost = max(view.ttl_lost, op.ttl_lost)
         if op.config is not None:
@@ -421,9 +421,9 @@ class TopicLog(TopicRows):
                     flags = chunk.rows["flags"][first:stop]
                     flags |= (flags & STAGED_DELETE) << 1
 
-    def _reclaim(self) -> None:
-        """Let go of whole chunks below everything live. The last chunk stays while it can take rows."""
-        view = self.view
+    def reclaim(self) -> bool:
+        """Let go of whole chunks below everything live; whether there were any. The last chunk stays while it can take rows."""
+        view, count = self.view, len(self.chunks)
         while self.chunks and self.chunks[0].next_seq <= min(view.first_seq, self.first_seq):
             chunk = self.chunks[0]
             if len(self.chunks) == 1 and not (chunk.closed or chunk.count >= chunk.rows_max):
@@ -433,6 +433,7 @@ class TopicLog(TopicRows):
             if chunk.meta is not None:
                 self.doomed.append(chunk.meta)
         self.trim_runs(view.first_seq)
+        return len(self.chunks) < count
 
     def can_unload(self) -> bool:
         """Whether everything about the rows is in segments and in the last snapshot."""
