@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.support.engine_harness import (
@@ -19,13 +20,16 @@ from tests.support.tiered_engine import (
     cold_files,
     data_files,
     filled,
+    moved,
     records,
     relocated,
     tiers,
 )
 from topics.engine import commands as c
 from topics.engine import limits
+from topics.engine import merge_commands as mrg
 from topics.engine.errors import ErasePutOff
+from topics.engine.manifest import decode_manifest
 
 
 def anywhere(h: Harness) -> list[str]:
@@ -140,6 +144,26 @@ def test_a_new_generation_that_is_damaged_in_both_tiers_is_an_announced_loss() -
         assert anywhere(h) == []
         h.checkpoint()
         h.kill_and_open()
+
+
+def test_a_snapshot_lists_no_dead_segment_whose_files_an_erase_has_taken() -> None:
+    """Memory has let go of it, so the erase takes its files; a start from the last checkpoint has it again, with nothing alive."""
+    store = ObjectStore()
+    h = moved(store)
+    h.config = msgspec.structs.replace(h.config, rewrite_dead_share=1)
+    h.restart()
+    h.do(c.Delete("t", seqs=[5, 6, 7, 8]))
+    h.checkpoint()
+    h.do(c.Delete("t", seqs=[9], erase=True))
+    assert not [key for key in store.objects if "seg-0000000000000005" in key]
+    h.kill_and_open()
+    pinned = h.do(mrg.PinSnapshot("t")).body
+    manifest = decode_manifest(pinned["path"], store.objects[pinned["path"]])
+    listed = [segment.first_seq for segment in manifest.segments]
+    assert listed[:2] == [1, 9] and manifest.cold_next_seq == pinned["cold_next_seq"] == 17
+    directory = pinned["path"].rpartition("/")[0]
+    assert all(f"{directory}/{segment.name}.data" in store.objects for segment in manifest.segments)
+    assert h.seqs("t") == [1, 2, 3, 4, *range(10, 23)]
 
 
 def erasing(h: Harness) -> None:

@@ -184,6 +184,7 @@ class Manifests:
         directory = self._reader.topic_dir(captured.log_id)
         masks: dict[int, Mask] = {}
         segments: list[Segment] = []
+        cold_next_seq = captured.earliest_seq
         for meta, rows in captured.segments:
             digest = self._digest_of(captured.log_id, directory, meta)
             if digest is None:
@@ -193,6 +194,10 @@ class Manifests:
             dead[: max(0, captured.earliest_seq - meta.first_seq)] |= there[
                 : max(0, captured.earliest_seq - meta.first_seq)
             ]
+            cold_next_seq = max(cold_next_seq, meta.first_seq + meta.rows)
+            # One with nothing alive is about to go, and an erase may have taken its files: a start from an older snapshot has it again.
+            if not (there & ~dead).any():
+                continue
             if dead.any():
                 masks[meta.first_seq] = dead
             segments.append(describe(meta, rows, dead, digest))
@@ -208,7 +213,7 @@ class Manifests:
             written_at_ms=captured.now_ms,
             delete_epoch=captured.epoch,
             earliest_seq=captured.earliest_seq,
-            cold_next_seq=segments[-1].next_seq if segments else captured.earliest_seq,
+            cold_next_seq=cold_next_seq,
             head_seq=captured.head_seq,
             ttl_ms=captured.ttl_ms,
             segments=segments,
