@@ -76,7 +76,8 @@ def run_page(page: str, server: Server, folder: Path, *, rewrite: bool = False) 
         "/mnt/cold": str(server.folder / "cold"),
         "deploy/examples/": f"{ROOT}/deploy/examples/",
     }
-    runner = PageRunner(folder, places, {"TOPICS_URL": f"http://{server.host}:{server.port}"})
+    given = {"TOPICS_URL": f"http://{server.host}:{server.port}", "TOPICS_COLD_DIR": places["/mnt/cold"]}
+    runner = PageRunner(folder, places, given)
     try:
         # From the end, so that lines keep their numbers.
         printed = [(block, runner.printed(block)) for block in blocks(page) if rewrite and block.runs]
