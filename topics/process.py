@@ -16,6 +16,15 @@ def become(name: str) -> None:
     setproctitle.setproctitle(f"topics: {name}")
 
 
+def open_standard_streams() -> None:
+    """Whoever starts it may have closed some: the next file that is opened would take their place, and be handed to every child."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+
+
 def die_with_parent(expected_parent_pid: int) -> None:
     """Have the kernel kill this process when the thread that started it ends; exit if that has happened already.
 

@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve() -> int:
+    process.open_standard_streams()
     configured = Settings.from_env(os.environ)
     logs.configure("supervisor", configured.log_format, secrets_of(configured.api_keys))
     process.become("supervisor")

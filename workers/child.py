@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import multiprocessing
 import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Collection
 from functools import partial
-from multiprocessing.context import ForkProcess
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from topics.control_channel import LoopChannel, Message
 from topics.process import become, die_with_parent
+from workers import exit_codes
 from workers.liveness import Heartbeat
 
 # A terminal's Ctrl-C and a service manager's stop reach every process of the group. Only the supervisor
@@ -59,12 +59,11 @@ class Child:
         try:
             with theirs:
                 kept_fds = [one.fileno() for one in (*inherited, theirs)]
-                self._process = fork(name, partial(life, theirs), kept_fds)
+                self.pid = fork(name, partial(life, theirs), kept_fds)
         except BaseException:
             ours.close()
             raise
         self.channel = LoopChannel(ours, lambda message: on_message(self, message))
-        self.pid = pid_of(self._process)
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._end)
 
@@ -78,11 +77,11 @@ class Child:
 
     def kill(self) -> None:
         self.killed = True
-        if not self.ended.is_set():  # or its pid may be that of another
-            self._process.kill()
+        if not self.ended.is_set():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _end(self) -> None:
-        self.exit_code = reap(self._process)
+        self.exit_code = reap(self.pid)
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.channel.read()
@@ -91,47 +90,61 @@ class Child:
         self._on_end(self)
 
 
-def fork(name: str, life: Callable[[], int], kept_fds: Collection[int]) -> ForkProcess:
-    """Start a process with the supervisor's signals blocked, from its first instruction on."""
-    begin = partial(_begin, name, life, kept_fds, parent=os.getpid())
-    process = multiprocessing.get_context("fork").Process(target=begin, name=name)
+def fork(name: str, life: Callable[[], int], kept_fds: Collection[int]) -> int:
+    """Start a process with the supervisor's signals blocked, from its first instruction on; its pid."""
+    parent = os.getpid()
+    _flush()  # or both would have what is in there
     # From the main thread: the kernel's "parent died" signal follows the thread that forked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISORS_SIGNALS)
     try:
-        process.start()
+        pid = os.fork()
+        if pid == 0:
+            _live(name, life, kept_fds, parent)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return process
+    return pid
 
 
-def pid_of(process: ForkProcess) -> int:
-    assert process.pid is not None, "it was started"
-    return process.pid
+def reap(pid: int) -> int:
+    """Wait for a process's end; its exit status, or the negative number of the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def reap(process: ForkProcess) -> int:
-    """Wait for its end; the exit code. Nothing is left of it."""
-    process.join()
-    code = process.exitcode
-    assert code is not None, "it was joined"
-    process.close()
-    return code
+def _live(name: str, life: Callable[[], int], kept_fds: Collection[int], parent: int) -> NoReturn:
+    """The new process, to its end. It never returns: below it lie the supervisor's frames, which must not be left here."""
+    code = exit_codes.UNEXPECTED
+    try:
+        _shed(kept_fds)
+        die_with_parent(parent)
+        become(name)
+        code = life()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)
 
 
-def _begin(name: str, life: Callable[[], int], kept_fds: Collection[int], *, parent: int) -> None:
-    """In the new process: away with what is the supervisor's, then its own life."""
-    # What the supervisor holds is never collected here: it would close descriptors that are other files by then.
+def _shed(kept_fds: Collection[int]) -> None:
+    """Away with what is the supervisor's."""
+    # What it holds is never collected here: that would close descriptors that are other files by then.
     gc.freeze()
-    die_with_parent(parent)
-    become(name)
     signal.set_wakeup_fd(-1)
     for number in _SUPERVISORS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     # Its locks, listeners and the channels of others: a process that held them too would keep them alive.
     for fd in {int(entry) for entry in os.listdir("/proc/self/fd")} - _STANDARD_FDS - set(kept_fds):
         with contextlib.suppress(OSError):  # the one of the list itself
             os.close(fd)
-    sys.exit(life())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(
+            OSError, ValueError, AttributeError
+        ):  # nobody reads it, the disk is full, it is closed, there is none
+            stream.flush()
 
 
 def _signal_name(number: int) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 
 from topics.logs import log
 from workers import exit_codes, reshard
-from workers.child import fork, pid_of, reap
+from workers.child import fork, reap
 from workers.data_directory import DataDirectory
 
 logger = logging.getLogger("topics.supervisor")
@@ -29,24 +29,26 @@ def run(directory: DataDirectory, shards: int) -> int | None:
 async def _run(directory: DataDirectory, shards: int) -> int | None:
     loop = asyncio.get_running_loop()
     ended, stopped = asyncio.Event(), asyncio.Event()
-    process = fork("reshard", partial(reshard.main, shards), [directory.lock_fd])
+    pid = fork("reshard", partial(reshard.main, shards), [directory.lock_fd])
+    pidfd = os.pidfd_open(pid)
 
     def stop() -> None:
         stopped.set()
         if not ended.is_set():
-            process.kill()
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    pidfd = os.pidfd_open(pid_of(process))
     loop.add_reader(pidfd, ended.set)
     try:
         await ended.wait()
     finally:
         loop.remove_reader(pidfd)
+        if not ended.is_set():  # on the way out of an error
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            ended.set()
         os.close(pidfd)
-        process.kill()  # it has ended, unless this is on its way out of an error
-        code = reap(process)
+        code = reap(pid)
     if code == 0:
         return None
     if stopped.is_set():

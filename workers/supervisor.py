@@ -55,6 +55,9 @@ logger = logging.getLogger("topics.supervisor")
 
 def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) -> int:
     """Run the server until it is stopped; the exit code."""
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # who starts it may ignore it, and then no end could be told
     try:
         if problems := settings.problems():
             raise BadConfiguration("; ".join(problems))

@@ -62,7 +62,7 @@ def export(
     behind: list[ColdTopic] = []
     for topic in topics:
         with _by_itself(topic, job):
-            if _table(topic, job).next_seq < _end_of(topic):
+            if _table(topic, job).next_seq < end_of(topic):
                 behind.append(topic)
     job.found.topics = len(topics)
     if behind:
@@ -99,7 +99,7 @@ def _export_topic(topic: ColdTopic, job: Job, engine: Engine, progress: Progress
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, topic.name):
         table = _table(topic, job)
-        if table.next_seq >= _end_of(topic):
+        if table.next_seq >= end_of(topic):
             # Another run was here before the lock was ours, with a newer manifest: to publish where this one ends would
             # take the place back from which the next run goes on, and it would write rows twice.
             return
@@ -111,7 +111,7 @@ def _export_topic(topic: ColdTopic, job: Job, engine: Engine, progress: Progress
         ]
         results = _run(tasks, engine, progress, topic.name)
         files = [file for result in results for file in result.files]
-        table.publish(files, _end_of(topic))
+        table.publish(files, end_of(topic))
     for damage in (one for result in results for one in result.damage):
         job.found.damaged += 1
         text = f"{topic.name}: left out records {damage.first_seq} to {damage.last_seq}: {damage.what}"
@@ -120,8 +120,8 @@ def _export_topic(topic: ColdTopic, job: Job, engine: Engine, progress: Progress
     job.found.files += len(files)
     job.found.rows += rows
     job.found.bytes += sum(file.bytes for file in files)
-    text = f"{topic.name}: {rows} records in {len(files)} files, up to seq {_end_of(topic) - 1}"
-    progress.step("exported", text, topic=topic.name, rows=rows, files=len(files), next_seq=_end_of(topic))
+    text = f"{topic.name}: {rows} records in {len(files)} files, up to seq {end_of(topic) - 1}"
+    progress.step("exported", text, topic=topic.name, rows=rows, files=len(files), next_seq=end_of(topic))
 
 
 def _parts(slices: Sequence[Slice], job: Job, workers: int) -> list[list[Slice]]:
@@ -142,5 +142,6 @@ def _run(tasks: list[ExportTask], engine: Engine, progress: Progress, topic: str
         raise
 
 
-def _end_of(topic: ColdTopic) -> int:
+def end_of(topic: ColdTopic) -> int:
+    """Where an export of it ends. The cold tier may go on for a while, with nothing alive."""
     return max((segment.next_seq for segment in topic.manifest.segments), default=1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_pipeline.jobs.engines import Engine
+from spark_pipeline.jobs.exporting import end_of
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.snapshots import Pinned, pinned_or_http
 from spark_pipeline.lake.forms import freshness_of
@@ -122,12 +123,12 @@ def _exports(lake: str, one: Pinned, figures: Figures) -> list[Export]:
     except ExportFailed as error:
         figures.failed.append((f"its export to {lake}", str(error)))
         return []
-    cold_next_seq = one.cold.manifest.cold_next_seq if one.cold is not None else 1
+    cold_end = end_of(one.cold) if one.cold is not None else 1
     return [
         Export(
             lake,
             fresh,
-            behind_cold=max(cold_next_seq - fresh.next_seq, 0),
+            behind_cold=max(cold_end - fresh.next_seq, 0),
             behind=max(one.stop_seq - fresh.next_seq, 0),
         )
         for fresh in found

@@ -291,6 +291,30 @@ def test_a_child_holds_nothing_of_the_supervisors_but_what_it_is_given(server: S
 
 
 @fault(
+    "supervisor",
+    "its log cannot be written, and whoever started it ignores the ends of children",
+    "what dies is started again all the same",
+)
+def test_a_child_comes_back_though_nothing_can_be_logged(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what cannot be written then stays in the stream
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    server.stderr = Path("/dev/full")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        server.start()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    server.up()
+    for role, count in (("worker", 3), ("front", 2)):
+        os.kill(server.pids(role)[0], signal.SIGKILL)
+        until(lambda role=role, count=count: len(server.entries("started", role)) == count, f"another {role}")
+    assert server.stop() in (0, 120)  # the latter is how Python ends when a stream keeps what it was given
+
+
+@fault(
     "supervisor", "the supervisor is killed", "its children end too, and the directory can be used at once"
 )
 def test_children_do_not_outlive_the_supervisor(server: Server) -> None:
