@@ -48,9 +48,7 @@ class Child:
         self.name = name
         self.heartbeat = heartbeat
         self.ended = asyncio.Event()
-        self.exit_code = (
-            0  # after the end: its exit status, or the negative number of the signal that killed it
-        )
+        self.exit_code = 0  # after the end, as `reap` tells it
         self.killed = False
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -141,9 +139,8 @@ def _shed(kept_fds: Collection[int]) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(
-            OSError, ValueError, AttributeError
-        ):  # nobody reads it, the disk is full, it is closed, there is none
+        # Nobody reads it, or its disk is full; it is closed; there is none.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 
 
