@@ -14,7 +14,7 @@ import pytest
 from tests.crash.load import topics_on
 from tests.crash.processes import newborn, stopped
 from tests.support.faults import fault
-from tests.support.server import Server, until
+from tests.support.server import PROGRAM, Server, until
 
 pytestmark = pytest.mark.crash
 
@@ -43,7 +43,7 @@ def check_half_open(server: Server) -> None:
 
 @fault("worker", "one does not come up at the start", "503 for its topics; the others are served")
 def test_one_shard_serves_while_the_other_one_has_not_come_up(start_server: Callable[..., Server]) -> None:
-    server = start_server()
+    server = start_server(command=PROGRAM)
     for topic in (ZERO, ONE):
         assert server.write(topic, "first").status == 201
     server.kill()

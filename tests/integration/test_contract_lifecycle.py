@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.contract import Json, data_of, ok, poll, refused, send_text, state_of
 from tests.support.faults import fault
-from tests.support.server import ROOT, Reply, Server, until
+from tests.support.server import PROGRAM, ROOT, Reply, Server, until
 from topics.engine.placement import shard_of
 
 Start = Callable[..., Server]
@@ -62,7 +62,7 @@ def states(server: Server, names: list[str]) -> dict[str, Json]:
 
 @fault("worker", "kill -9 of the whole server", "the next start serves everything that was acknowledged")
 def test_everything_is_there_after_a_stop_and_after_a_crash(start_server: Start) -> None:
-    server = start_server()
+    server = start_server(command=PROGRAM)
     names = fill(server)
     ok(server.put("/v0/topics/ephemeral", {"durability": "ephemeral"}), 201)
     ok(server.write("ephemeral", 1, 2, 3))

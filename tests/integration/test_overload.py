@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import fault
-from tests.support.server import Reply, Server, until
+from tests.support.server import PROGRAM, Reply, Server, until
 
 MIB = 1 << 20
 IDLE_CONNECTIONS = 10_000
@@ -160,7 +160,7 @@ def test_the_server_takes_all_the_open_files_it_may_have(start_server: Callable[
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
     try:
-        made = start_server()
+        made = start_server(command=PROGRAM)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     for pid in made.children().values():

@@ -17,8 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.nursery import Born, nursery
+
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0  # a loaded machine with several servers starting at once
+PROGRAM = (sys.executable, "-m", "workers")
 PATIENCE_S = 120.0  # with anything else; only what fails takes that long
 
 
@@ -84,9 +87,9 @@ class Server:
     shards: int = 2
     host: str = ""
     port: int = 0
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Born | None = None
     credentials: Mapping[str, str] = field(default_factory=dict)  # headers of every request
-    command: Sequence[str] = (sys.executable, "-m", "workers")
+    command: Sequence[str] = ()  # by which it is started; without one it comes from the nursery
 
     def with_key(self, secret: str) -> Server:
         """The same server, as a client with this key sees it."""
@@ -119,7 +122,12 @@ class Server:
             **self.environment,
         }
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(self.command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+            if self.command:
+                self.process = subprocess.Popen(
+                    self.command, cwd=ROOT, env=environment, stdout=log, stderr=log
+                )
+            else:
+                self.process = nursery().start(environment, log)
         until(lambda: port_file.exists() or self.process.poll() is not None, START_S)
         if self.process.poll() is not None:
             raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log}")

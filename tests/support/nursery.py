@@ -1,0 +1,149 @@
+"""Servers without the second that Python takes to import one: forked from a process that has done so, once for each process of pytest.
+
+A server that is born here differs from `python -m workers` in nothing but that: it has its own pid, environment, working directory, standard
+streams and signals. Whoever asks about starts themselves, or about memory, runs the program (server.PROGRAM).
+
+The nursery is spoken to over a socket, a message of JSON each way: `["start", environment]` with the descriptor of a log gives
+a pid, `["reap", pid]` its exit code. It ends with its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+ROOT = Path(__file__).resolve().parents[2]
+MESSAGE_MAX = 1 << 17
+
+
+class Born:
+    """A process of the nursery, used like one of subprocess."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._nursery = nursery
+        self._pidfd = os.pidfd_open(pid)  # nobody else reaps it, so it is the right one
+        self._reaping = threading.Lock()
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._ended(None if timeout is None else int(timeout * 1000))
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(f"server {self.pid}", timeout)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        with self._reaping:
+            if self.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout_ms: int | None) -> int | None:
+        """Its exit code, once it has ended in that time."""
+        if self.returncode is None:
+            end = select.poll()
+            end.register(self._pidfd, select.POLLIN)
+            ended = end.poll(timeout_ms)
+            with self._reaping:
+                if ended and self.returncode is None:
+                    self.returncode = self._nursery.ask(["reap", self.pid])
+                    os.close(self._pidfd)
+        return self.returncode
+
+
+class Nursery:
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._asking = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno())],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(self, environment: Mapping[str, str], log: BinaryIO) -> Born:
+        return Born(self, self.ask(["start", dict(environment)], [log.fileno()]))
+
+    def ask(self, question: list[Any], fds: list[int] | None = None) -> Any:
+        with self._asking:
+            socket.send_fds(self._socket, [json.dumps(question).encode()], fds or [])
+            answer = self._socket.recv(MESSAGE_MAX)
+        assert answer, "the nursery is gone"
+        return json.loads(answer)
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """The one of this process. It ends with it: its socket does."""
+    return Nursery()
+
+
+# ---- in the nursery
+
+
+def main(fd: int) -> int:
+    import setproctitle
+
+    import workers.__main__  # noqa: F401  # all that a server imports, for its children
+
+    setproctitle.getproctitle()  # looks where titles go, while arguments and environment lie where they were
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for pytest
+    with socket.socket(fileno=fd) as asked:
+        while True:
+            message, fds, _, _ = socket.recv_fds(asked, MESSAGE_MAX, 1)
+            if not message:
+                return 0
+            answer: int | None = None
+            match json.loads(message):
+                case ["start", environment]:
+                    answer = os.fork() or _be_server(asked, environment, fds[0])
+                    os.close(fds[0])
+                case ["reap", pid]:
+                    answer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            asked.send(json.dumps(answer).encode())
+
+
+def _be_server(asked: socket.socket, environment: dict[str, str], log: int) -> NoReturn:
+    import workers.__main__
+
+    code = 1
+    try:
+        asked.close()
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.close(log)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.clear()
+        os.environ.update(environment)
+        code = workers.__main__.main([])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
