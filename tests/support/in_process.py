@@ -21,6 +21,8 @@ from topics.api_keys import secrets_of
 from topics.settings import Settings
 from workers import supervisor
 
+BEGUN = "it was not refused"  # what such a start says
+
 
 @dataclass
 class Done:
@@ -50,7 +52,7 @@ def start(environment: Mapping[str, str]) -> Done:
 
 
 def _begun(*_: Any, **__: Any) -> NoReturn:
-    raise AssertionError("it was not refused")
+    raise AssertionError(BEGUN)
 
 
 @contextlib.contextmanager
