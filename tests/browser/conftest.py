@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.browser.clients import load_clients, url_of
-from tests.integration.conftest import shared_server, start_server, topic
+from tests.integration.conftest import lasting_server, shared_server, start_server, topic
 from tests.support import browser as browsers
 from tests.support.browser import Browser, Page
 from tests.support.server import Server
 
-__all__ = ["shared_server", "start_server", "topic"]
+__all__ = ["lasting_server", "shared_server", "start_server", "topic"]
 
 # Below the ports that the kernel gives to clients: one of these could take the port while the server is away.
 PORTS = range(20_000, 30_000)

@@ -15,6 +15,7 @@ from tests.crash.load import acks, load, read_all, topics_on
 from tests.crash.processes import kill, stopped
 from tests.support.browser import Page
 from tests.support.faults import fault
+from tests.support.length import pick
 from tests.support.server import Server, until
 from topics.event_ids import decode
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.browser
 OpenPage = Callable[[Server], Page]
 StartServer = Callable[..., Server]
 
-WRITES = 200  # acknowledged before and after a strike
+WRITES = pick(short=40, long=200)  # acknowledged before and after a strike
 (ON_0,), (ON_1,) = topics_on(0, 2, 1), topics_on(1, 2, 1)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.client.twins import Loop, make
 from tests.support.cutting_proxy import CuttingProxy, cutting
+from topics import Client
 from topics.testing import TestServer, running_server
 
 ENVIRONMENT = {
@@ -21,10 +22,19 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
-    """For all tests that only use topics of their own."""
+def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
     with running_server(tmp_path_factory.mktemp("client"), shards=2, environment=ENVIRONMENT) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def server(lasting_server: TestServer) -> Iterator[TestServer]:
+    """For all tests that only use topics of their own."""
+    yield lasting_server
+    # It checks all of its topics after every turn.
+    with Client(lasting_server.url, token="root") as client:
+        for row in list(client.topics()):
+            client.delete_topic(row.topic)
 
 
 @pytest.fixture(scope="session")

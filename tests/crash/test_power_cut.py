@@ -17,6 +17,7 @@ import pytest
 from tests.crash.campaign import Campaign
 from tests.support import power_cut
 from tests.support.faults import fault
+from tests.support.length import pick
 from tests.support.power_cut import Machine
 from tests.support.server import until
 
@@ -109,7 +110,7 @@ def test_power_cuts_under_load(machine: Machine, campaign: Callable[..., Campaig
     this: Campaign = campaign(seed=21, machine=machine)
     rng = random.Random(21)
     with this.workload.running():
-        for _ in range(2):
+        for _ in range(pick(short=1, long=2)):
             work_on(this, rng.randrange(50, 250))
             this.cut_power()
         until(lambda: "snapshot.rename.after" in this.failpoints.hits())

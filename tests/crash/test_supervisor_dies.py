@@ -12,6 +12,7 @@ import pytest
 from tests.crash.load import acks, check_all, load, topics_on
 from tests.crash.processes import is_gone, stopped
 from tests.support.faults import fault
+from tests.support.length import pick
 from tests.support.server import PATIENCE_S, Server, until
 
 pytestmark = pytest.mark.crash
@@ -69,7 +70,7 @@ def test_a_server_that_dies_while_it_starts_leaves_nothing(start_server: Callabl
     server = start_server()
     assert server.write("t", 1).status == 201
     server.stop()
-    for _ in range(3):
+    for _ in range(pick(short=1, long=3)):
         server.start(wait_ready=False)
         children = kill_supervisor(server)
         until(lambda children=children: all(is_gone(pid) for pid in children))

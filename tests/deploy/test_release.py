@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel that was made from it."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
@@ -45,13 +45,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def wheel(built: Path) -> Path:
     (found,) = built.glob("*.whl")
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of commands of an environment that has the wheel and what it needs."""
     folder = tmp_path_factory.mktemp("venv")
@@ -116,10 +116,23 @@ def link(package: Distribution, site: Path) -> None:
             target.symlink_to(Path(str(package.locate_file(top))))
 
 
+@pytest.mark.timeout(900)  # it builds, and installs what it has built
+def test_a_release_from_its_build_to_its_list_of_contents(
+    built: Path, wheel: Path, installed: Path, address: dict[str, str], tmp_path: Path
+) -> None:
+    """One test, since all parts need the same build: whoever runs them in several processes would build it in each."""
+    says_its_version_in_one_place(built, wheel)
+    has_the_licence_in_both(built, wheel)
+    has_every_module_and_no_test(wheel)
+    serves_writes_and_reads(installed, address)
+    lacks_what_is_optional(installed)
+    has_a_list_of_contents(installed, wheel, tmp_path)
+
+
 # ---- what is in it
 
 
-def test_the_version_is_said_in_one_place(built: Path, wheel: Path) -> None:
+def says_its_version_in_one_place(built: Path, wheel: Path) -> None:
     assert metadata(wheel)["Version"] == [topics.__version__]
     assert {path.name for path in built.iterdir()} == {
         f"topics-{topics.__version__}.tar.gz", f"topics-{topics.__version__}-py3-none-any.whl",
@@ -136,7 +149,7 @@ def test_the_version_is_said_in_one_place(built: Path, wheel: Path) -> None:
     assert said == [ROOT / "topics" / "__init__.py"]
 
 
-def test_the_licence_is_in_both(built: Path, wheel: Path) -> None:
+def has_the_licence_in_both(built: Path, wheel: Path) -> None:
     licence = (ROOT / "LICENSE").read_bytes()
     assert metadata(wheel)["License-Expression"] == ["Apache-2.0"]
     assert metadata(wheel)["License-File"] == ["LICENSE"]
@@ -149,7 +162,7 @@ def test_the_licence_is_in_both(built: Path, wheel: Path) -> None:
         assert file is not None and file.read() == licence
 
 
-def test_every_module_and_no_test_is_in_the_wheel(wheel: Path) -> None:
+def has_every_module_and_no_test(wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
     for package in ("topics", "workers", "router", "spark_pipeline"):
         for path in (ROOT / package).rglob("*"):
@@ -165,7 +178,7 @@ def test_every_module_and_no_test_is_in_the_wheel(wheel: Path) -> None:
 # ---- what it does
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def address(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of commands that speak to a server of the wheel's."""
     folder = tmp_path_factory.mktemp("served")
@@ -189,7 +202,7 @@ def address(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         server.wait()
 
 
-def test_it_serves_writes_and_reads(installed: Path, address: dict[str, str]) -> None:
+def serves_writes_and_reads(installed: Path, address: dict[str, str]) -> None:
     command = str(installed / "topics")
     assert topics.__version__ in run(command, "--version")
     run(command, "health", "--wait", "60", env=address)
@@ -199,7 +212,7 @@ def test_it_serves_writes_and_reads(installed: Path, address: dict[str, str]) ->
     assert run(str(installed / "python"), "-c", text, env=address) == "1\n"
 
 
-def test_what_is_optional_is_not_there(installed: Path) -> None:
+def lacks_what_is_optional(installed: Path) -> None:
     for name in ("pyspark", "opentelemetry", "pytest", "pip"):
         done = subprocess.run(
             [installed / "python", "-c", f"import {name}"], env=outside(), capture_output=True, check=False
@@ -217,7 +230,7 @@ def test_what_is_optional_is_not_there(installed: Path) -> None:
     assert "topics[spark]" in done.stdout + done.stderr
 
 
-def test_the_list_of_contents(installed: Path, wheel: Path, tmp_path: Path) -> None:
+def has_a_list_of_contents(installed: Path, wheel: Path, tmp_path: Path) -> None:
     """That scripts/release makes in the same way."""
     out = tmp_path / "topics.cdx.json"
     run(

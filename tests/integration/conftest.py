@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -13,11 +14,26 @@ from tests.support.server import Server, running
 
 
 @pytest.fixture(scope="session")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests of a worker that only use topics of their own."""
+def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {"TOPICS_VERIFY": "1", "TOPICS_TEST_MIN_HEARTBEAT_MS": "20"}
     with running(tmp_path_factory.mktemp("server"), environment=environment) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def shared_server(lasting_server: Server) -> Iterator[Server]:
+    """One server for all tests of a worker that only use topics of their own."""
+    yield lasting_server
+    drop_all(lasting_server)
+
+
+def drop_all(server: Server) -> None:
+    """It checks all of its topics after every turn: those of other modules would cost more than the turns themselves."""
+    for router in server.get("/v0/routers?page_size=1000").json["routers"]:
+        server.delete(f"/v0/routers/{router['router']}")
+    while rows := server.get("/v0/topics?page_size=1000").json["topics"]:
+        for row in rows:
+            server.delete(f"/v0/topics/{quote(row['topic'], safe='')}")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.faults import fault
+from tests.support.length import pick
 from tests.support.server import Reply, Server, until
 from topics.engine.placement import shard_of
 
@@ -187,7 +188,7 @@ def test_writers_of_all_sizes_on_all_shards_fill_the_cap_and_not_more(
 
     def write_many(topic: str) -> Any:
         rng = random.Random(topic)
-        for _ in range(60):
+        for _ in range(pick(short=30, long=60)):
             size = rng.choice([rng.randint(3, 200), rng.randint(200, 5000)])
             # On a busy machine the shard that keeps the cap may be waited for in vain: then nothing was written.
             reply = until(lambda size=size: answer_of(server.write(topic, sized(size))))

@@ -7,8 +7,6 @@ between, keys with and without the scope. `topics verify` has the last word.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,11 @@ from typing import Any
 import pytest
 
 from tests.support.contract import ok, refused
+from tests.support.in_process import call
 from tests.support.merger import Merger
-from tests.support.server import ROOT, Server, until
+from tests.support.server import Server, until
 from topics.engine.manifest import decode_current, decode_manifest, manifest_name
+from workers import verify
 from workers.local_store import LocalSegmentStore
 
 COUNT = 100
@@ -161,10 +161,7 @@ def test_a_merge_from_plan_to_erase(server: Server) -> None:
     refused(server.delete(f"/v0/topics/t/snapshots/{snapshot['snapshot_id']}"), 404, "snapshot_not_found")
 
     assert server.stop() == 0
-    verify = [sys.executable, "-m", "topics.cli", "verify", str(server.data_dir), "--json"]
-    found = subprocess.run(
-        [*verify, "--cold-dir", str(cold(server))], cwd=ROOT, capture_output=True, check=False
-    )
+    found = call(verify.main, server.data_dir, "--json", "--cold-dir", cold(server))
     report = json.loads(found.stdout)
     assert (found.returncode, report["sound"]) == (0, True), found.stdout
     assert sum(shard["records"] for shard in report["shards"]) == 96

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import in_process
 from tests.support.contract import Json, Pending, fresh, ok, refused
 from tests.support.server import ROOT, Reply, Server, running, until
 
@@ -358,24 +359,35 @@ def test_without_keys_the_header_is_ignored(shared_server: Server, topic: str) -
 # -- refusals ----------------------------------------------------------------------------------------------
 
 
-def run_until_refused(folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+def refused_start(folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    ended = in_process.start({"TOPICS_PORT": "0", "TOPICS_DATA_DIR": str(folder / "data"), **environment})
+    return ended.returncode, ended.stderr
+
+
+def test_the_program_is_refused(tmp_path: Path) -> None:
+    """As a process of its own; the tests below call what refuses."""
+    environment = {"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "swordfish:r,read:reed"}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     ended = subprocess.run(
         [sys.executable, "-m", "workers"],
         cwd=ROOT,
-        env={**clean, "TOPICS_PORT": "0", "TOPICS_DATA_DIR": str(folder / "data"), **environment},
+        env={**clean, "TOPICS_PORT": "0", "TOPICS_DATA_DIR": str(tmp_path / "data"), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
-    return ended.returncode, ended.stdout + ended.stderr
+    text = ended.stdout + ended.stderr
+    assert ended.returncode == 2
+    assert "TOPICS_API_KEYS" in text
+    assert "swordfish" not in text
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("entry", ["read:reed", "x:read+everything", "x:+", "x:*", "ok,x:rwx:pre"])
 def test_a_bad_key_entry_is_refused(tmp_path: Path, entry: str) -> None:
     secret = "swordfish"
-    code, text = run_until_refused(tmp_path, {"TOPICS_API_KEYS": f"{secret}:r,{entry}"})
+    code, text = refused_start(tmp_path, {"TOPICS_API_KEYS": f"{secret}:r,{entry}"})
     assert code == 2
     assert "TOPICS_API_KEYS" in text
     assert secret not in text
@@ -395,16 +407,25 @@ def test_a_bad_key_entry_is_refused(tmp_path: Path, entry: str) -> None:
     ],
 )
 def test_an_open_address_without_keys_is_refused(tmp_path: Path, environment: dict[str, str]) -> None:
-    code, text = run_until_refused(tmp_path, environment)
+    code, text = refused_start(tmp_path, environment)
     assert code == 2
     assert "TOPICS_ALLOW_INSECURE_NO_AUTH" in text
 
 
-@pytest.mark.parametrize(
-    "environment", [{"TOPICS_ALLOW_INSECURE_NO_AUTH": "true"}, {"TOPICS_API_KEYS": "s3cret"}]
-)
-def test_an_open_address_is_taken_when_it_is_safe_or_meant(
-    start_server: Callable[..., Server], environment: dict[str, str]
-) -> None:
-    server = start_server(environment={"TOPICS_HOST": "0.0.0.0", **environment}, wait_ready=False)
+def test_an_open_address_is_taken_when_it_is_meant(start_server: Callable[..., Server]) -> None:
+    environment = {"TOPICS_HOST": "0.0.0.0", "TOPICS_ALLOW_INSECURE_NO_AUTH": "true"}
+    server = start_server(environment=environment, wait_ready=False)
     assert server.host == "0.0.0.0"
+
+
+def test_an_open_address_is_taken_when_it_is_safe(tmp_path: Path) -> None:
+    told = tmp_path / "port"
+    environment = {
+        "TOPICS_HOST": "0.0.0.0",
+        "TOPICS_API_KEYS": "s3cret",
+        "TOPICS_PORT_FILE": str(told),
+        "TOPICS_WAL_SHARDS": "1",
+    }
+    code, text = refused_start(tmp_path, environment)
+    assert (code, in_process.BEGUN in text) == (1, True), text
+    assert told.read_text().startswith("0.0.0.0:")

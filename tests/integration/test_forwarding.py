@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.length import pick
 from tests.support.server import Server, until
 from topics.engine.engine import Engine
 from topics.engine.placement import shard_of
@@ -63,7 +64,7 @@ EACH_WAY = pytest.mark.parametrize(("here", "there"), [(0, 1), (1, 0), (0, 0), (
 def test_a_read_after_the_ack_shows_the_copy(shared_server: Server, here: int, there: int) -> None:
     source, dest = name_on(here, "source"), name_on(there, "dest")
     router = forward(shared_server, source, dest)
-    for i in range(50):
+    for i in range(pick(short=15, long=50)):
         assert shared_server.write(source, i).status in (200, 201)
         page = shared_server.diff(dest, from_seq=i).json
         assert [record["data"] for record in page["records"]] == [i]
@@ -101,7 +102,7 @@ def test_large_records_and_raw_ones(shared_server: Server) -> None:
 
 def test_one_source_many_dests(shared_server: Server) -> None:
     source = name_on(0, "source")
-    dests = [name_on(i % 2, "dest") for i in range(40)]
+    dests = [name_on(i % 2, "dest") for i in range(pick(short=16, long=40))]
     for dest in dests:
         forward(shared_server, source, dest)
     shared_server.write(source, *range(100))
@@ -117,7 +118,7 @@ def test_shards_that_feed_each_other_under_load(shared_server: Server) -> None:
     failures: list[str] = []
 
     def work(source: str, dest: str, worker: int) -> None:
-        for i in range(40):
+        for i in range(pick(short=15, long=40)):
             shared_server.write(source, [worker, i])
             found = [tuple(text) for text in texts(shared_server, dest)]
             if (worker, i) not in found:

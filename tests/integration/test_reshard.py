@@ -21,9 +21,11 @@ import pytest
 from tests.support import consumer_client, queue_client, router_client
 from tests.support.contract import Json, data_of, ok, state_of
 from tests.support.faults import fault
+from tests.support.in_process import call
 from tests.support.length import pick
 from tests.support.server import ROOT, Server, until
 from tests.support.sse_client import open_stream, read_id, watch
+from workers import verify
 
 TOPICS = [f"t{i}" for i in range(12)]
 LEASE_MS = 600_000
@@ -130,8 +132,7 @@ def go_on(server: Server, held: dict[str, Any]) -> None:
 
 
 def verified(server: Server) -> int:
-    command = [sys.executable, "-m", "topics.cli", "verify", str(server.data_dir)]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = call(verify.main, server.data_dir)
     assert "damage" not in done.stdout, done.stdout
     return done.returncode
 
@@ -316,8 +317,7 @@ def test_repair_after_a_change(stopped_copy: tuple[Path, Json], tmp_path: Path) 
         data = bytearray(snapshot.read_bytes())
         data[-20] ^= 1  # in the last row; the first ones can still be read
         snapshot.write_bytes(data)
-    command = [sys.executable, "-m", "topics.cli", "verify", "--repair", str(server.data_dir)]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = call(verify.main, "--repair", server.data_dir)
     assert done.returncode == 0, done.stdout + done.stderr
     server.start()
     try:

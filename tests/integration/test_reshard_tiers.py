@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,11 @@ import pytest
 
 from tests.support.contract import ok, refused
 from tests.support.faults import fault
+from tests.support.in_process import call
 from tests.support.length import pick
 from tests.support.merger import Merger
-from tests.support.server import ROOT, Reply, Server, until
+from tests.support.server import Reply, Server, until
+from workers import verify
 from workers.local_store import LocalSegmentStore
 
 TOPICS = [f"t{i}" for i in range(6)]
@@ -56,10 +56,10 @@ def restart(server: Server, shards: int) -> None:
     server.start()
 
 
-def verify(server: Server) -> Any:
-    command = [sys.executable, "-m", "topics.cli", "verify", str(server.data_dir), "--json"]
-    command += ["--cold-dir", str(server.folder / "cold")]
-    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=False).stdout)
+def verified(server: Server) -> Any:
+    return json.loads(
+        call(verify.main, server.data_dir, "--json", "--cold-dir", server.folder / "cold").stdout
+    )
 
 
 @fault(
@@ -102,7 +102,7 @@ def test_two_five_one(tmp_path: Path, is_there: bool) -> None:
             assert metric(server, 'topics_segment_bytes_live{tier="cold"}') == live
             assert cold_files(server) == before
         assert server.stop() == 0
-        assert verify(server)["sound"]
+        assert verified(server)["sound"]
     finally:
         server.close()
 
@@ -157,7 +157,7 @@ def test_jobs_and_producers_go_on(tmp_path: Path) -> None:
         assert begun(server, "large") == "committed"
         ok(server.delete(f"/v0/topics/t/snapshots/{pin['snapshot_id']}"))
         assert server.stop() == 0
-        assert verify(server)["sound"]
+        assert verified(server)["sound"]
     finally:
         server.close()
 

@@ -9,8 +9,7 @@ that make the cold directory slow or fail.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -21,25 +20,54 @@ import pytest
 
 from tests.support.contract import ok
 from tests.support.faults import fault
-from tests.support.server import ROOT, Server, until
+from tests.support.in_process import call
+from tests.support.server import Server, until
+from workers import verify
 
 COUNT = 100
 PAD = "." * 600
 SECRET = "the secret that nobody may find again: 4711-0815"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    points = tmp_path / "cold-points"
+def tiered(folder: Path) -> Server:
+    points = folder / "cold-points"
     points.mkdir()
     environment = {
-        "TOPICS_COLD_DIR": str(tmp_path / "cold"),
+        "TOPICS_COLD_DIR": str(folder / "cold"),
         "TOPICS_HOT_RETAIN_SEGMENTS": "1",
         "TOPICS_SEGMENT_MAX_EVENTS": "10",
         "TOPICS_COLD_FAILPOINTS": str(points),
         "TOPICS_COLD_CACHE_BYTES": "0",  # every read asks the cold tier
     }
-    server = Server(tmp_path, environment=environment, shards=1).start()
+    return Server(folder, environment=environment, shards=1)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = tiered(tmp_path).start()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def moved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a server that has moved all it could and is stopped: to be copied."""
+    server = tiered(tmp_path_factory.mktemp("moved")).start()
+    try:
+        fill(server)
+        move_all(server)
+        assert server.stop() == 0
+    finally:
+        server.close()
+    return server.folder
+
+
+@pytest.fixture
+def moved(moved_once: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server on a copy of that."""
+    for name in ("data", "cold"):
+        shutil.copytree(moved_once / name, tmp_path / name)
+    server = tiered(tmp_path).start()
     yield server
     server.close()
 
@@ -115,9 +143,8 @@ def content(path: Path) -> bytes:
         return b""
 
 
-def test_segments_move_are_read_and_are_erased(server: Server) -> None:
-    fill(server)
-    move_all(server)
+def test_segments_move_are_read_and_are_erased(moved: Server) -> None:
+    server = moved
     assert read(server) == list(range(1, COUNT + 1))
     assert diff(server)["performance"]["cold_segments_read"] == 8
     assert "cold_segments_read" not in diff(server, from_seq=92)["performance"]
@@ -135,13 +162,10 @@ def test_segments_move_are_read_and_are_erased(server: Server) -> None:
     assert holders(server) == []
 
     assert server.stop() == 0
-    verify = [sys.executable, "-m", "topics.cli", "verify", str(server.data_dir), "--json"]
-    found = subprocess.run(
-        [*verify, "--cold-dir", str(server.folder / "cold")], cwd=ROOT, capture_output=True, check=False
-    )
+    found = call(verify.main, server.data_dir, "--json", "--cold-dir", server.folder / "cold")
     report = json.loads(found.stdout)
     assert (found.returncode, report["sound"], report["shards"][0]["records"]) == (0, True, COUNT - 1)
-    assert subprocess.run(verify, cwd=ROOT, capture_output=True, check=False).returncode == 3
+    assert call(verify.main, server.data_dir, "--json").returncode == 3
 
 
 @fault(
@@ -174,9 +198,8 @@ def fired(server: Server) -> str:
     "the cold tier takes 2 s a call",
     "reads of old records take that long; writes, live reads and long polls are as fast as ever",
 )
-def test_a_slow_cold_tier_slows_history_and_nothing_else(server: Server) -> None:
-    fill(server)
-    move_all(server)
+def test_a_slow_cold_tier_slows_history_and_nothing_else(moved: Server) -> None:
+    server = moved
     (server.folder / "cold-points" / "points").write_text("segment.open.before slow ms=2000\n")
     done: list[float] = []
     history = threading.Thread(target=lambda: (read(server), done.append(time.monotonic())))
@@ -189,6 +212,7 @@ def test_a_slow_cold_tier_slows_history_and_nothing_else(server: Server) -> None
         page = diff(server, from_seq=seq - 1, wait_ms=1000)
         assert [record["$seq"] for record in page["records"]] == [seq]
         took.append(time.monotonic() - start)
+        history.join(0.05)
     history.join()
     assert done[0] - began >= 2.0, "the failpoint was not met"
     # Each would have taken as long as the cold tier; that one of them is held up by something else may be.
@@ -198,9 +222,8 @@ def test_a_slow_cold_tier_slows_history_and_nothing_else(server: Server) -> None
     assert time.monotonic() - began < 30
 
 
-def test_a_cold_directory_that_is_gone_is_told_and_comes_back(server: Server) -> None:
-    fill(server)
-    move_all(server)
+def test_a_cold_directory_that_is_gone_is_told_and_comes_back(moved: Server) -> None:
+    server = moved
     away = server.folder / "unmounted"
     (server.folder / "cold").rename(away)
     reply = server.post("/v0/topics/t/diff", {"from_seq": 0})

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.contract import Json, ok, refused
+from tests.support.length import pick
 from tests.support.server import Reply, Server, until
 
 UNKNOWN = "0123456789abcdef"
@@ -267,7 +268,7 @@ def test_a_shard_that_is_killed_while_it_commits(start_server: Callable[..., Ser
     server = start_server(environment={"TOPICS_WAL_SHARDS": "1"})
     ok(server.put("/v0/topics/small", {"durability": "fsync"}), 201)
     ok(server.put("/v0/topics/large", {"durability": "disk"}), 201)
-    producers = [Patient(server, "small", 400, 3), Patient(server, "large", 3, 4000)]
+    producers = [Patient(server, "small", pick(short=150, long=400), 3), Patient(server, "large", 3, 4000)]
     threads = [threading.Thread(target=producer.run) for producer in producers]
     for thread in threads:
         thread.start()

@@ -2,7 +2,7 @@
 
 Goal: a directory in use is refused, a sound one passes, damage is named and given as an exit code, a repair makes
 the server start again, and a server serves what the repair left. Method: a real server writes, is stopped, bytes of
-its files are changed, and the command runs as users run it.
+its files are changed, and the command's `main` is called. As a program of its own it runs on a terminal and on a directory in use.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from typing import Any
 import pytest
 
 from tests.support.faults import fault
+from tests.support.in_process import Done, call
 from tests.support.server import ROOT, Server
+from workers import verify
 
 TOPICS = ("a", "b", "c", "d")
 RECORDS = 30
 ENVIRONMENT = {"TOPICS_SEGMENT_MAX_EVENTS": "10"}
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path) -> Done:
+    return call(verify.main, *arguments)
+
+
+def run_program(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "topics.cli", "verify", *map(str, arguments)],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
@@ -130,7 +136,7 @@ def test_a_bar_on_a_terminal(stopped: Server) -> None:
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     try:
-        done = run(server.data_dir)
+        done = run_program(server.data_dir)
         assert done.returncode == 3
         assert "is in use; stop the server first" in done.stderr
         assert server.get("/readyz").status == 200

@@ -18,12 +18,13 @@ import pytest
 from tests.support.contract import Json, ok
 from tests.support.faults import fault
 from tests.support.ledger import Ledger
+from tests.support.length import pick
 from tests.support.server import Server, running
 from tests.support.sse_client import EventStream, Frame, open_stream, pump, watch
 
 WATCHERS = 1000
 STALLED = WATCHERS // 20
-WRITES = 25
+WRITES = pick(short=10, long=25)
 STALLED_BUFFER = 16_384
 LARGE_BYTES = 250_000  # one of them fills a frame
 LARGE_RECORDS = 24

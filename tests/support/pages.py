@@ -41,11 +41,15 @@ COMMAND = re.compile(
 ENDS_S = 240.0  # below the time that a test has
 STREAM_CUT = 28  # curl's code when --max-time ends a stream
 # A stream is cut by its silence here, not by the clock: a slow machine may need longer until it speaks.
+CURL = """#!/bin/sh
+for word; do
+    [ "$word" != --max-time ] || exec {patient} "$@"
+done
+exec {curl} "$@"
+"""
 PATIENT_CURL = """#!{python}
 import os, select, subprocess, sys
 words = sys.argv[1:]
-if "--max-time" not in words:
-    os.execv({curl!r}, [{curl!r}, *words])
 at = words.index("--max-time")
 silence_s = float(words[at + 1])
 curl = subprocess.Popen([{curl!r}, *words[:at], *words[at + 2:]], stdout=subprocess.PIPE)
@@ -210,8 +214,10 @@ class PageRunner:
             script = PATIENT_CURL.format(
                 python=sys.executable, curl=curl, patience_s=PATIENCE_S, code=STREAM_CUT
             )
-            (programs / "curl").write_text(script)
-            (programs / "curl").chmod(0o755)
+            plain = CURL.format(patient=shlex.quote(str(folder / ".patient-curl")), curl=shlex.quote(curl))
+            for program, text in ((folder / ".patient-curl", script), (programs / "curl", plain)):
+                program.write_text(text)
+                program.chmod(0o755)
         self.environment = {
             **clean,
             "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
