@@ -24,10 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="the long form of tests that take a sample: every disk call, every planted bug, more examples and seeds",
     )
+    parser.addoption(
+        "--day",
+        type=int,
+        default=length.day,  # of the first process: all others are told, also behind midnight
+        help="which part of a sample has its turn; by default each day another one",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     length.long = config.getoption("--long")
+    length.day = config.getoption("--day")
     # How long an example takes says more of the machine than of the code.
     settings.register_profile(
         "a run",

@@ -16,8 +16,8 @@ from tests.fuzz.targets import TARGETS
 from tests.support.faults import fault
 from tests.support.length import pick
 
-FRESH_S = pick(short=5, long=100) / 10
-SHARE = pick(short=3, long=1)  # of the rounds that a target asks for
+FRESH_S = pick(short=3, long=100) / 10
+SHARE = pick(short=8, long=1)  # of the rounds that a target asks for
 SEED = 20_24
 
 _FAULTS = {

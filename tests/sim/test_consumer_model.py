@@ -31,7 +31,7 @@ pytestmark = pytest.mark.sim
 NODES = (b"a", b"b")
 TAGS = (b"x", b"y", None)
 LEASES_MS = (100, 1000, 5000)
-WALKS, WALKS_PER_TEST, STEPS = length.pick(short=8, long=80), 8, 150
+WALKS, WALKS_PER_TEST, STEPS = length.part(short=4, of=8, long=80), 4, 150
 
 CHOICES: Choices = {
     "ack": ["explicit", "explicit", "all"],
@@ -402,7 +402,7 @@ class ConsumerMachine(RuleBasedStateMachine):
 
 TestConsumerMachine = ConsumerMachine.TestCase
 TestConsumerMachine.settings = settings(
-    max_examples=length.pick(short=15, long=150),
+    max_examples=length.pick(short=8, long=150),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -410,7 +410,7 @@ TestConsumerMachine.settings = settings(
 )
 
 
-@pytest.mark.parametrize("first", range(0, WALKS, WALKS_PER_TEST))
+@pytest.mark.parametrize("first", WALKS[::WALKS_PER_TEST])
 def test_long_walks(first: int) -> None:
     for seed in range(first, first + WALKS_PER_TEST):
         walk(ConsumerMachine(), seed, STEPS, CHOICES, MOVES)

@@ -6,7 +6,7 @@ that only looks leaves what the next one leaves, which must keep more promises);
 twice (the second time after another crash right away) and judged against what was acked. The same with each call failing
 once with EIO, and each that may need room with ENOSPC: the engine may refuse or turn read-only, reads go on, and after a
 restart everything acked is there. The calls are dealt over several tests, so that they run in parallel; a run takes each
-fourth of them, `--long` every one.
+eighth of them, another day others, `--long` every one.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ def may_change(call: str) -> bool:
 
 
 def beginning(how: str) -> int:
-    """Where to begin, so that a kill and a power cut meet different calls when not all of them are taken."""
-    return length.some() // 2 if how == "kill" else 0
+    """Where to begin, so that a kill and a power cut meet different calls when not all of them are taken, and others each day."""
+    some = length.some()
+    return (length.turn(some) + (some // 2 if how == "kill" else 0)) % some
 
 
 def test_the_calls_are_the_same_whatever_the_seed() -> None:
@@ -191,7 +192,8 @@ def test_crash_at_every_call(share: int, how: str) -> None:
 @pytest.mark.parametrize("share", range(SHARES))
 def test_failure_of_every_call(share: int, error: int) -> None:
     numbers = changes() if error == errno.ENOSPC else range(1, len(calls()) + 1)
-    for turn, number in enumerate(numbers[share :: SHARES * length.some()]):
+    first = share + SHARES * length.turn(length.some())
+    for turn, number in enumerate(numbers[first :: SHARES * length.some()]):
         driver = start(number)
         driver.faulty = True
         before = driver.disk.calls

@@ -27,7 +27,7 @@ from tests.support.sim_disk import SimulatedCrash
 
 pytestmark = pytest.mark.sim
 
-SEEDS_PER_TEST = 4
+SEEDS_PER_TEST = 2
 RARE = [
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "crash in recovery", "crash at a call",
     "power cuts", "kills", "tail lost", "dedupe hit", "key forgotten", "disk full", "read only",
@@ -42,7 +42,7 @@ RARE = [
     "crashes, disk errors, full disks and clock jumps in any order over long runs",
     "what a model of the semantics says, at every step",
 )
-@pytest.mark.parametrize("first", range(0, length.pick(short=8, long=200), SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", length.part(short=4, of=8, long=200)[::SEEDS_PER_TEST])
 def test_random_walks(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         Walk(seed).run()
@@ -51,7 +51,7 @@ def test_random_walks(first: int) -> None:
 def test_topics_that_change_their_class() -> None:
     """Records in RAM and in the log under one name: which of them are there after a restart decides on their keys."""
     events: Counter[str] = Counter()
-    for seed in range(length.pick(short=4, long=40)):
+    for seed in length.part(short=2, of=4, long=40):
         events += Walk(seed, turning=True).run()
     assert events["key forgotten"] and events["dedupe hit"]
 
@@ -61,7 +61,7 @@ def test_topics_that_change_their_class() -> None:
     "segments move to a cold tier that fails, is down or is cut off by crashes, over long runs",
     "what a model of the semantics says, at every step; no erased payload is in either tier",
 )
-@pytest.mark.parametrize("first", range(0, length.pick(short=4, long=80), SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", length.part(short=2, of=4, long=80)[::SEEDS_PER_TEST])
 def test_walks_with_a_cold_tier(first: int) -> None:
     events: Counter[str] = Counter()
     for seed in range(first, first + SEEDS_PER_TEST):
@@ -160,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=length.pick(short=20, long=200),
+    max_examples=length.pick(short=10, long=200),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

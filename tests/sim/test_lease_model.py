@@ -32,7 +32,7 @@ pytestmark = pytest.mark.sim
 NODES = (b"a", b"b")
 LEASES_MS = (100, 1000, 5000)
 TTL_MS = 8000
-WALKS, WALKS_PER_TEST, STEPS = length.pick(short=8, long=80), 8, 150
+WALKS, WALKS_PER_TEST, STEPS = length.part(short=4, of=8, long=80), 4, 150
 
 CHOICES: Choices = {
     "durability": ["fsync", "disk"],
@@ -374,7 +374,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(
-    max_examples=length.pick(short=15, long=150),
+    max_examples=length.pick(short=8, long=150),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -383,7 +383,7 @@ TestQueueMachine.settings = settings(
 assert SMALL.verify, "the engine checks itself as well"
 
 
-@pytest.mark.parametrize("first", range(0, WALKS, WALKS_PER_TEST))
+@pytest.mark.parametrize("first", WALKS[::WALKS_PER_TEST])
 def test_long_walks(first: int) -> None:
     for seed in range(first, first + WALKS_PER_TEST):
         walk(QueueMachine(), seed, STEPS, CHOICES, MOVES)

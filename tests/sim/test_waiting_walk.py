@@ -21,7 +21,7 @@ from topics.engine.errors import TopicsError
 
 pytestmark = pytest.mark.sim
 
-SEEDS, STEPS = length.pick(short=3, long=30), 200
+SEEDS, STEPS = length.part(short=2, of=4, long=30), 200
 JITTER_MS = 50
 LATE_MS = 2  # by which a timer may come after its time
 NODES = (b"a", b"b", b"c")
@@ -159,18 +159,18 @@ def walk(h: LeaseHarness, name: str, seed: int, window_ms: int = 0) -> Walk:
 
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 def test_claims_of_a_queue(durability: str) -> None:
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         walk(LeaseHarness(queue(durability=durability)), "", seed)
 
 
 def test_claims_that_are_gathered() -> None:
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         walk(LeaseHarness(queue(claim_jitter_ms=JITTER_MS)), "", seed, JITTER_MS)
 
 
 @pytest.mark.parametrize("max_ack_pending", [2, 1000])
 def test_fetches_of_a_consumer(max_ack_pending: int) -> None:
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         h = LeaseHarness(log())
         h.make(max_ack_pending=max_ack_pending)
         walk(h, "c", seed)

@@ -231,7 +231,7 @@ GROUP_WISHES: list[dict[str, Any]] = [
 
 
 @settings(
-    max_examples=length.pick(short=30, long=300), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=length.pick(short=15, long=300), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(seed=st.integers(0, 10_000), steps=STEPS)
 def test_each_living_record_comes_once_and_every_gap_is_announced(
@@ -244,7 +244,7 @@ def test_each_living_record_comes_once_and_every_gap_is_announced(
 
 
 @settings(
-    max_examples=length.pick(short=20, long=200), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=length.pick(short=10, long=200), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(seed=st.integers(0, 10_000), steps=GROUP_STEPS)
 def test_a_group_gives_each_record_to_one_member(seed: int, steps: list[tuple[str, int]]) -> None:

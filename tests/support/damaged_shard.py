@@ -54,11 +54,7 @@ class Damaged:
 
     def open(self) -> Harness:
         """An engine on these files, at the time at which they were left."""
-        h = Harness(CONFIG)
-        h.kill()
-        h.disk, h.clock = self.disk, self.clock()
-        h.open()
-        return h
+        return Harness(CONFIG, disk=self.disk, clock=self.clock())
 
     def flip(self, path: str, offset: int, bit: int = 0) -> None:
         self.disk.flip_bit(path, offset, bit)

@@ -79,11 +79,12 @@ class Harness:
         seed: int = 1,
         disk: SimDisk | None = None,
         cold: SegmentStore | None = None,
+        clock: SimClock | None = None,
     ) -> None:
         self.config = config
         self.cold = cold
         self.disk = disk or SimDisk(seed)
-        self.clock = SimClock()
+        self.clock = clock or SimClock()
         self.replies: dict[int, Any] = {}
         self.order: list[int] = []  # tokens as their replies came
         self.jobs: list[Job] = []

@@ -24,6 +24,7 @@ from __future__ import annotations
 import builtins
 import errno
 import os
+import pickle
 import random
 import zlib
 from dataclasses import dataclass, field
@@ -103,6 +104,11 @@ class SimDisk:
         self._down = False
         # True when a call must stop to consult plans: one test on the hot path instead of several.
         self._armed = False
+
+    def __deepcopy__(self, _memo: object) -> SimDisk:
+        """Many tests begin with a copy of the same disk, and this takes a tenth of the time."""
+        copied: SimDisk = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
+        return copied
 
     # ---- what a test does to the disk; none of these count as calls
 

@@ -26,7 +26,7 @@ from topics import wire
 from topics.engine.limits import MIB
 
 SEEDS = (1, 2, 3)
-TRIES = length.pick(short=6, long=30)
+TRIES = length.pick(short=4, long=30)
 TOPICS: dict[str, dict[str, Any]] = {
     "fsync": {"durability": "fsync"},
     "disk": {},
@@ -346,4 +346,4 @@ def test_every_harmful_lie_is_caught(change: Lie) -> None:
     for history in harmful(change):
         tried += 1
         assert check(history), f"nobody noticed lie {tried}"
-    assert tried >= TRIES // 4, "the lie could hardly ever be told"
+    assert tried >= max(1, TRIES // 4), "the lie could hardly ever be told"

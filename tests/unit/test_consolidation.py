@@ -329,7 +329,7 @@ STEP = st.sampled_from(
 )
 
 
-@settings(max_examples=length.pick(short=12, long=200), deadline=None)
+@settings(max_examples=length.pick(short=6, long=200), deadline=None)
 @given(st.lists(st.tuples(STEP, st.integers(1, 22)), max_size=14), st.sampled_from([300, 600, 1 << 20]))
 def test_a_switch_never_changes_what_a_reader_sees(steps: list[tuple[str, int]], target: int) -> None:
     """Everything is read before and after each step but deletes and appends, which change what they say and nothing else."""

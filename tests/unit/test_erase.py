@@ -427,9 +427,12 @@ def test_earlier_plain_delete_can_not_be_erased_by_its_seq_any_more() -> None:
 
 
 def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
-    """Crash at call 1, 2, 3 … of an erase, or at each fourth; returns how many calls it took."""
+    """Crash at call 1, 2, 3 … of an erase, or at each eighth; returns how many calls it took."""
+    some = length.some()
+    # Other calls for each of the two, and each day.
+    first = 1 + (length.turn(some) + (how == "kill") * (some // 2)) % some
     for turn in itertools.count():
-        number = 1 + (how == "kill") * (length.some() // 2) + turn * length.some()  # other calls for each
+        number = first + turn * some
         h = place()
         rest = others(h)
         h.disk.crash_at(number, midway=bool(turn % 2))
@@ -484,9 +487,10 @@ def test_crash_at_every_call_of_an_erase(place: Callable[[], Harness], how: str)
 )
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_failure_of_every_call_of_an_erase(error: int) -> None:
-    number = 0
+    some = length.pick(short=3, long=1)
+    number = 1 - some + length.turn(some)
     while True:
-        number += 1
+        number += some
         h = in_a_sealed_segment()
         rest = others(h)
         h.rest()

@@ -20,7 +20,7 @@ from tests.support.damage import (
 )
 from tests.support.engine_harness import META_DIR, file_bytes, numbered, overwrite
 from tests.support.faults import fault
-from tests.support.length import pick
+from tests.support.length import pick, turn
 from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.intents import write_intent
 
@@ -163,7 +163,8 @@ def test_entries_that_snapshots_contain(step: int) -> None:
     shelf = Shelf()
     path = shelf.log_file()
     _, end, _ = shelf.envelope_of(11)
-    for offset in range(64 + step * 8, end, pick(short=113, long=5)):
+    some = pick(short=226, long=5)
+    for offset in range(64 + step * 8 + pick(short=turn(some), long=0), end, some):
         shelf = Shelf()
         rot(shelf, path, offset, 1)
         assert shelf.outcome() == SERVED, offset

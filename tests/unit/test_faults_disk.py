@@ -1,8 +1,8 @@
 """Goal: whichever disk call fails, in whatever the shard is doing, nothing acknowledged is lost and reads are right.
 
 Method: one thing is done at a time on the simulated disk (a commit, a new log file, a checkpoint, a rewrite, an erase, a
-start), and one call of one kind in it fails once, with each of the errors that a disk has: the first such call, the last,
-and some between. Then the shard is read, used again, killed, started, cut off and started, and everything that was
+start), and one call of one kind in it fails once, with each of the errors that a disk has (with `--long`; a run takes one of each
+sort, another day another one): the first such call, the last, and some between. Then the shard is read, used again, killed, started, cut off and started, and everything that was
 acknowledged must be there each time.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import cache
 
 import msgspec
 import pytest
@@ -110,14 +111,20 @@ def prepared(doing: Doing) -> Bench:
     return bench
 
 
-def numbers_of(doing: Doing, call: str) -> list[int]:
-    """Which calls of this kind to let fail: the first, the last, and some between."""
+@cache
+def trace_of(doing: Doing) -> list[str]:
+    """What it asks of the disk when nothing fails."""
     bench = prepared(doing)
     bench.h.disk.trace = trace = []
     doing(bench)
     bench.h.disk.trace = None
     bench.check()
-    count = sum(line.split(" ")[0] == call for line in trace)
+    return trace
+
+
+def numbers_of(doing: Doing, call: str) -> list[int]:
+    """Which calls of this kind to let fail: the first, the last, and some between."""
+    count = sum(line.split(" ")[0] == call for line in trace_of(doing))
     assert count, f"{call} is not called"
     return sorted({1 + (count - 1) * i // (TRIES - 1) for i in range(TRIES)})
 
@@ -232,8 +239,8 @@ def cases() -> list[object]:
 @pytest.mark.parametrize(("name", "call", "errors", "expected"), cases())
 def test_a_call_that_fails(name: str, call: str, errors: tuple[int, ...], expected: str) -> None:
     doing = DOINGS[name]
-    for number in numbers_of(doing, call):
-        for error in errors:
+    for turn, number in enumerate(numbers_of(doing, call), length.turn(len(errors))):
+        for error in errors if length.is_long() else [errors[turn % len(errors)]]:
             found = outcome(doing, call, number, error)
             assert found in expected, f"{call} {number} of {name} with {errno.errorcode[error]}: {found}"
 

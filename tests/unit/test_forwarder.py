@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.support import length
 from tests.support.faults import fault
 from tests.support.flow_rig import (
     cluster,
@@ -291,19 +292,20 @@ def test_a_pattern_asks_nothing_about_topics_without_news() -> None:
 @EACH_DEST
 def test_topics_that_come_and_go_under_a_pattern_leave_nothing(dest: str) -> None:
     made = cluster()
+    count = length.pick(short=160, long=300)  # more than twice SWEEP_MIN
     rule = forward(made, "many.>", dest)
-    for i in range(300):
+    for i in range(count):
         topic = name_on(1, f"many.{i}-")
         write(made, topic, ["record"])
         made.rest()
         made.ask(1, wire.DROP_TOPIC, topic)
     settle(made)
-    assert len(texts(made, dest)) == 300
+    assert len(texts(made, dest)) == count
 
     def marks() -> int:
         log = made.rig(home(made, dest)).core.engine.shard.published[dest]
         assert log.inflows is not None
-        assert log.inflows[rule.uid].total == 300
+        assert log.inflows[rule.uid].total == count
         return len(log.inflows[rule.uid].marks)
 
     assert marks() <= 2 * forwarder.SWEEP_MIN
@@ -314,7 +316,7 @@ def test_topics_that_come_and_go_under_a_pattern_leave_nothing(dest: str) -> Non
     made.start(home(made, dest))
     settle(made)
     assert marks() <= 2 * forwarder.SWEEP_MIN
-    assert len(texts(made, dest)) == 300
+    assert len(texts(made, dest)) == count
 
 
 @EACH_DEST
@@ -552,7 +554,8 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
 def at_each_step(
     begin: Callable[[], Cluster], happens: Callable[[Cluster], None], holds: Callable[[Cluster], bool]
 ) -> None:
-    for steps in range(1000):
+    some = length.pick(short=3, long=1)
+    for steps in range(length.turn(some), 1000, some):
         made = begin()
         went_on = all(made.step() for _ in range(steps))
         happens(made)
@@ -589,7 +592,7 @@ def test_a_source_in_memory_that_starts_anew(who: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", length.part(short=10, of=30, long=30))
 def test_any_number_of_deaths_loses_and_doubles_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(forwarder, "BATCH_RECORDS", rng.choice((1, 2, 5)))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support import length
 from tests.support.engine_harness import FSYNC, SMALL, Harness, append, holders, numbered, rows_of
 from tests.support.stores import ObjectStore
 from topics.engine import commands as c
@@ -173,7 +174,7 @@ class Twins:
         return self.swaps + self.one.engine.counters["swaps"]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", length.part(short=4, of=8, long=8))
 def test_no_reader_can_tell_whether_space_is_given_back(seed: int) -> None:
     assert Twins(seed).walk(90) > 3, "nothing was written again: this proves nothing"
 
@@ -388,9 +389,10 @@ def dies_at(h: Harness, call: int) -> bool:
 
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 def test_a_crash_at_every_disk_call_of_it(how: str) -> None:
-    call, died = 0, True
+    some = length.pick(short=3, long=1)
+    call, died = 1 - some + length.turn(some), True
     while died:
-        call += 1
+        call += some
         h = sparse(segments=1)
         died = dies_at(h, call)
         getattr(h, how)()

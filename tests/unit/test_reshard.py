@@ -339,8 +339,10 @@ def changes(config: EngineConfig, shards: int) -> list[int]:
 @pytest.mark.parametrize("share", range(SHARES))
 def test_crash_at_every_call(share: int, shards: int, how: str) -> None:
     config = (CONFIG, RIDING)[shards == 3]
-    some = length.pick(short=8, long=1)
-    for i, number in list(enumerate(changes(config, shards)))[share :: SHARES * some]:
+    some = length.pick(short=16, long=1)
+    shift = (length.turn(some) + (how == "kill") * (some // 2)) % some  # other calls for each of the two
+    first = share + SHARES * shift
+    for i, number in list(enumerate(changes(config, shards)))[first :: SHARES * some]:
         fleet, before = fleet_of(config)
         fleet.disk.crash_at(number, midway=bool(number % 2))
         with pytest.raises(SimulatedCrash):
@@ -384,9 +386,9 @@ def test_a_crash_while_a_crash_is_cleared_up() -> None:
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("share", range(SHARES))
 def test_failure_of_every_call(share: int, error: int) -> None:
-    some = length.pick(short=8, long=1)
+    some = length.pick(short=16, long=1)
     numbers = changes(CONFIG, 3) if error == errno.ENOSPC else range(1, len(calls_of(CONFIG, 3)) + 1)
-    for number in list(numbers)[share :: SHARES * some]:
+    for number in list(numbers)[share + SHARES * length.turn(some) :: SHARES * some]:
         fleet, before = fleet_of()
         fleet.disk.fail_at(number, error)
         failed = False

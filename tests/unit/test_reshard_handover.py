@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support import length
 from tests.support.engine_harness import FSYNC, holders, numbered
-from tests.support.length import pick
 from tests.support.merge_rig import (
     CONFIG,
     GRACE_MS,
@@ -168,7 +168,7 @@ def test_a_commit_that_is_cut_off(how: str) -> None:
     commit(fleet.seat("t"), body)
     count = len(store.calls) - calls
     assert count > 15
-    for number in range(1 if how == "kill" else 2, count + 1, pick(short=6, long=1)):
+    for number in length.calls(count, each=8, shifted=how == "power"):
         store = ObjectStore()
         fleet = fleet_of(store)
         h = fleet.seat("t")

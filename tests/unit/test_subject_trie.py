@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import length
 from topics.engine.limits import (
     MATCHES_CACHED_MAX,
     MATCHES_CACHED_SWEPT,
@@ -123,7 +124,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=length.pick(short=100, long=300), deadline=None)
 @given(st.lists(STEP, max_size=60), st.lists(SUBJECT, max_size=3))
 def test_any_history_matches_as_the_naive_matcher(steps: list[tuple[str, Any]], watched: list[bytes]) -> None:
     trie, model = SubjectTrie[int](), NaiveMatcher()

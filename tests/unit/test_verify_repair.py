@@ -14,6 +14,7 @@ from functools import cache
 
 import pytest
 
+from tests.support import length
 from tests.support.damaged_shard import CONFIG, Damaged, judge, rich
 from tests.support.engine_harness import (
     DISK,
@@ -80,7 +81,7 @@ def test_any_flipped_bit(seed: int, clean: bool) -> None:
     rng = random.Random(seed)
     whole = shard(clean=clean)
     ends = {path: envelope.end for path, envelope in whole.envelopes()}
-    for _ in range(5):
+    for _ in range(length.pick(short=3, long=5)):
         d = whole.copy()
         path = rng.choice(d.disk.paths())
         offset = rng.randrange(ends.get(path, len(d.bytes(path))))
@@ -104,7 +105,7 @@ def test_any_flipped_bit(seed: int, clean: bool) -> None:
 def test_any_cut_or_overwritten_file(seed: int) -> None:
     rng = random.Random(100 + seed)
     whole = shard()
-    for _ in range(5):
+    for _ in range(length.pick(short=3, long=5)):
         d = whole.copy()
         path = rng.choice(d.disk.paths())
         data = d.bytes(path)
@@ -450,14 +451,9 @@ def test_a_rotten_intent() -> None:
 )
 @pytest.mark.parametrize("share", [i / 12 for i in range(13)])
 def test_a_crash_inside_a_repair(share: float) -> None:
-    d = shard()
-    d.flip(next(path for path in d.disk.paths() if path.endswith("400/seg-0000000000000001-0.data")), 60)
-    path, envelope = [(p, e) for p, e in d.envelopes() if e.lsn > d.verify().base_lsn][3]
-    d.flip(path, envelope.start + 4)
+    whole, writes, total = twice_damaged()
+    d = whole.copy()
     originals = d.everything()
-    trial = d.copy()
-    writes = _first_write(trial)
-    total = trial.disk.calls
     d.disk.calls = 0
     d.disk.crash_at(writes + int((total - writes - 1) * share) + 1, midway=True)
     with pytest.raises(SimulatedCrash):
@@ -467,6 +463,19 @@ def test_a_crash_inside_a_repair(share: float) -> None:
     assert gone == {"sealed": [1], "tail": [4]}
     kept = d.everything().values()
     assert all(data in kept for data in originals.values()), "no byte of the old files is deleted"
+
+
+@cache
+def twice_damaged() -> tuple[Damaged, int, int]:
+    """A rotten record and a rotten entry; how many calls a repair makes before its first change, and in all."""
+    d = shard()
+    d.flip(next(path for path in d.disk.paths() if path.endswith("400/seg-0000000000000001-0.data")), 60)
+    base_lsn = d.verify().base_lsn
+    path, envelope = [(p, e) for p, e in d.envelopes() if e.lsn > base_lsn][3]
+    d.flip(path, envelope.start + 4)
+    trial = d.copy()
+    writes = _first_write(trial)
+    return d, writes, trial.disk.calls
 
 
 def _first_write(trial: Damaged) -> int:
