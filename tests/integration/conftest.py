@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.support.server import Server, running
+from tests.support.server import Server, running, until
 
 
 @pytest.fixture(scope="session")
@@ -31,9 +31,15 @@ def drop_all(server: Server) -> None:
     """It checks all of its topics after every turn: those of other modules would cost more than the turns themselves."""
     for router in server.get("/v0/routers?page_size=1000").json["routers"]:
         server.delete(f"/v0/routers/{router['router']}")
-    while rows := server.get("/v0/topics?page_size=1000").json["topics"]:
-        for row in rows:
-            server.delete(f"/v0/topics/{quote(row['topic'], safe='')}")
+    until(lambda: not left_of(server))
+
+
+def left_of(server: Server) -> list[str]:
+    """Topics that were there until now; they are dropped."""
+    names = [row["topic"] for row in server.get("/v0/topics?page_size=1000").json["topics"]]
+    for name in names:
+        server.delete(f"/v0/topics/{quote(name, safe='')}")
+    return names
 
 
 @pytest.fixture

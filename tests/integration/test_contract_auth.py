@@ -6,18 +6,15 @@ on every route. Servers that must not start are run until they end.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import in_process
+from tests.support import nursery
 from tests.support.contract import Json, Pending, fresh, ok, refused
-from tests.support.server import ROOT, Reply, Server, running, until
+from tests.support.server import Reply, Server, running, until
 
 IN_FLIGHT_MAX = 3
 KEYS = {
@@ -360,28 +357,7 @@ def test_without_keys_the_header_is_ignored(shared_server: Server, topic: str) -
 
 
 def refused_start(folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-    ended = in_process.start({"TOPICS_PORT": "0", "TOPICS_DATA_DIR": str(folder / "data"), **environment})
-    return ended.returncode, ended.stderr
-
-
-def test_the_program_is_refused(tmp_path: Path) -> None:
-    """As a process of its own; the tests below call what refuses."""
-    environment = {"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": "swordfish:r,read:reed"}
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "workers"],
-        cwd=ROOT,
-        env={**clean, "TOPICS_PORT": "0", "TOPICS_DATA_DIR": str(tmp_path / "data"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    text = ended.stdout + ended.stderr
-    assert ended.returncode == 2
-    assert "TOPICS_API_KEYS" in text
-    assert "swordfish" not in text
-    assert not (tmp_path / "data").exists()
+    return nursery.refused({"TOPICS_DATA_DIR": str(folder / "data"), **environment})
 
 
 @pytest.mark.parametrize("entry", ["read:reed", "x:read+everything", "x:+", "x:*", "ok,x:rwx:pre"])
@@ -412,20 +388,11 @@ def test_an_open_address_without_keys_is_refused(tmp_path: Path, environment: di
     assert "TOPICS_ALLOW_INSECURE_NO_AUTH" in text
 
 
-def test_an_open_address_is_taken_when_it_is_meant(start_server: Callable[..., Server]) -> None:
-    environment = {"TOPICS_HOST": "0.0.0.0", "TOPICS_ALLOW_INSECURE_NO_AUTH": "true"}
-    server = start_server(environment=environment, wait_ready=False)
+@pytest.mark.parametrize(
+    "environment", [{"TOPICS_ALLOW_INSECURE_NO_AUTH": "true"}, {"TOPICS_API_KEYS": "s3cret"}]
+)
+def test_an_open_address_is_taken_when_it_is_safe_or_meant(
+    start_server: Callable[..., Server], environment: dict[str, str]
+) -> None:
+    server = start_server(environment={"TOPICS_HOST": "0.0.0.0", **environment}, wait_ready=False)
     assert server.host == "0.0.0.0"
-
-
-def test_an_open_address_is_taken_when_it_is_safe(tmp_path: Path) -> None:
-    told = tmp_path / "port"
-    environment = {
-        "TOPICS_HOST": "0.0.0.0",
-        "TOPICS_API_KEYS": "s3cret",
-        "TOPICS_PORT_FILE": str(told),
-        "TOPICS_WAL_SHARDS": "1",
-    }
-    code, text = refused_start(tmp_path, environment)
-    assert (code, in_process.BEGUN in text) == (1, True), text
-    assert told.read_text().startswith("0.0.0.0:")

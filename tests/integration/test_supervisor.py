@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import in_process
+from tests.support import nursery
 from tests.support.faults import fault
 from tests.support.in_process import call
 from topics.cli import commands
@@ -72,9 +72,8 @@ class Server:
         }
 
     def refused(self, **environ: str) -> tuple[int, str]:
-        """The exit code and the text of a start that does not come to its first child, in this process."""
-        ended = in_process.start({**self.environment, **environ})
-        return ended.returncode, ended.stderr
+        """The exit code and the text of a start that does not come to its first child."""
+        return nursery.refused({**self.environment, **environ})
 
     def start(self, **environ: str) -> Server:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}

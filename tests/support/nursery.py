@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, BinaryIO, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE_MAX = 1 << 17
+REFUSED_S = 120.0
 
 
 class Born:
@@ -93,6 +95,20 @@ class Nursery:
             answer = self._socket.recv(MESSAGE_MAX)
         assert answer, "the nursery is gone"
         return json.loads(answer)
+
+
+def refused(environment: Mapping[str, str]) -> tuple[int, str]:
+    """A start that comes to its end by itself: the exit code, and what it said."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+    with tempfile.TemporaryFile() as log:
+        born = nursery().start({**clean, "TOPICS_PORT": "0", **environment}, log)
+        try:
+            code = born.wait(REFUSED_S)
+        finally:
+            born.kill()
+            born.wait()
+        log.seek(0)
+        return code, log.read().decode()
 
 
 @functools.cache

@@ -179,6 +179,25 @@ def a_power_cut_takes_a_batch_that_nobody_was_told_of(tale: BatchTale) -> None:
 
 
 @CASES.is_legal
+def a_power_cut_takes_chunks_that_were_seen_and_they_come_again(tale: BatchTale) -> None:
+    tale.ask("put")  # of class `disk`
+    parts = tale.staged(chunks=2, size=2)
+    op = tale.send_commit(parts)
+    chunks = list(tale.txns.pop(op.request["txn"]).chunks.values())
+    tale.append(1, chunks)
+    tale.lose(op)
+    tale.read()
+    tale.event("power")
+    for seq in (3, 4):
+        del tale.held["t"].live[seq]
+    tale.held["t"].gaps.append((3, 4, "crash"))
+    tale.append(1, chunks[1:])
+    tale.last = (1, 1, 6, 4)
+    tale.commit(parts)
+    tale.read(2)
+
+
+@CASES.is_legal
 def aborted_and_begun_again(tale: BatchTale) -> None:
     tale.staged()
     tale.ask("abort", txn=f"{1:016x}")
@@ -268,6 +287,16 @@ def a_committed_batch_of_a_disk_topic_is_lost_with_the_power(tale: BatchTale) ->
     tale.held["t"].live.clear()
     tale.held["t"].gaps.append((1, 2, "crash"))
     tale.read()
+
+
+@CASES.breaks("lost")
+def chunks_that_came_again_are_lost_after_the_commit(tale: BatchTale) -> None:
+    a_power_cut_takes_chunks_that_were_seen_and_they_come_again(tale)
+    tale.event("power")
+    for seq in (5, 6):
+        del tale.held["t"].live[seq]
+    tale.held["t"].gaps[:] = [(3, 6, "crash")]
+    tale.read(2)
 
 
 @CASES.breaks("txn-forgotten")

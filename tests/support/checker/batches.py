@@ -188,15 +188,20 @@ class Batches:
         return (variant for batch in self.all.values() for variant in batch.variants.values())
 
     def settle(self, ledger: Ledger) -> None:
-        """What is committed is synced, whatever the topic's class."""
+        """What is committed is synced, whatever the topic's class. Of a piece that was appended twice the later one is: a crash may
+        have taken the other before anybody was told of the batch.
+        """
         for batch in self.all.values():
             for ack in batch.acks:
                 era = _era(ledger, ack.op)
-                for place in _places(ledger, batch, era) if era is not None else ():
-                    if ack.first <= place.base <= ack.last:
-                        for seq in range(place.base, place.end + 1):
-                            placed = place.era.records[seq]
-                            placed.synced = min(placed.synced, ack.answered)
+                for places in _places(ledger, batch, era) if era is not None else ():
+                    told = [place for place in places if ack.first <= place.base <= ack.last]
+                    if not told:
+                        continue
+                    place = max(told, key=lambda place: place.base)
+                    for seq in range(place.base, place.end + 1):
+                        placed = place.era.records[seq]
+                        placed.synced = min(placed.synced, ack.answered)
 
     # -- verdict ---------------------------------------------------------------------------------------------
 
@@ -293,8 +298,8 @@ class Batches:
     def _check_rising(self, ledger: Ledger, one: Batch, two: Batch) -> None:
         """An earlier batch does not come behind a later one."""
         for era in ledger.eras:
-            for early in _places(ledger, one, era):
-                for late in _places(ledger, two, era):
+            for early in itertools.chain(*_places(ledger, one, era)):
+                for late in itertools.chain(*_places(ledger, two, era)):
                     if early.base > late.base and _together(early, late):
                         ledger.blame("txn-rising", f"{one} is at {early.base}, behind {two} at {late.base}")
 
@@ -399,10 +404,11 @@ def _write(ledger: Ledger, writes: list[Op]) -> Write:
     return ledger.write_of(writes[0])
 
 
-def _places(ledger: Ledger, batch: Batch, era: Era) -> list[Place]:
+def _places(ledger: Ledger, batch: Batch, era: Era) -> list[list[Place]]:
+    """For each piece of each try the places that it has."""
     variants = (variant for variant in batch.variants.values() if variant.tries)
     writes = (_write(ledger, writes) for variant in variants for writes in variant.writes)
-    return [place for write in writes for place in write.places if place.era is era]
+    return [[place for place in write.places if place.era is era] for write in writes]
 
 
 def _together(one: Place, two: Place) -> bool:
