@@ -106,7 +106,7 @@ class SimDisk:
         self._armed = False
 
     def __deepcopy__(self, _memo: object) -> SimDisk:
-        """Many tests begin with a copy of the same disk, and this takes a tenth of the time."""
+        """Many tests begin with a copy of the same disk, and this takes less than half of the time."""
         copied: SimDisk = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
         return copied
 
