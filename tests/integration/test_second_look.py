@@ -32,7 +32,8 @@ ALWAYS = "def test_wrong():\n    assert 0\n"
 
 def look(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m` with these, in that folder."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {**clean, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.checker import assert_ok
-from tests.support.checker_tale import Cases, Row, Tale
+from tests.support.checker_tale import Cases, Held, Row, Tale
 from tests.support.history import Op
 
 CASES = Cases()
@@ -198,6 +198,32 @@ def a_power_cut_takes_chunks_that_were_seen_and_they_come_again(tale: BatchTale)
 
 
 @CASES.is_legal
+def a_crash_takes_the_first_chunks_of_an_ephemeral_topic(tale: BatchTale) -> None:
+    """It was decided, so all of them come again."""
+    tale.ask("put", durability="ephemeral")
+    tale.write(3)
+    cut_short(tale)
+    tale.held["t"] = Held(tale.held["t"].config)
+    tale.append(1, large(tale))
+    tale.event("calm")
+    tale.begin()
+    tale.read()
+
+
+def cut_short(tale: BatchTale) -> None:
+    """The worker dies when one chunk of a large batch is there."""
+    op = tale.send_commit(tale.staged(chunks=3, size=2))
+    tale.append(1, large(tale)[:1])
+    tale.read()
+    tale.event("kill", "t")
+    tale.lose(op)
+
+
+def large(tale: BatchTale) -> list[list[Row]]:
+    return list(tale.txns[f"{1:016x}"].chunks.values())
+
+
+@CASES.is_legal
 def aborted_and_begun_again(tale: BatchTale) -> None:
     tale.staged()
     tale.ask("abort", txn=f"{1:016x}")
@@ -244,6 +270,15 @@ def two_tries_of_a_large_batch_are_there(tale: BatchTale) -> None:
     tale.commit(tale.staged(part="b", size=2))
     tale.event("calm")
     tale.read()
+
+
+@CASES.breaks("moved")
+def a_large_batch_begins_again_and_nothing_was_lost(tale: BatchTale) -> None:
+    tale.ask("put")  # of class `disk`
+    cut_short(tale)
+    tale.append(1, large(tale))
+    tale.event("calm")
+    tale.read(2)
 
 
 @CASES.breaks("twice")

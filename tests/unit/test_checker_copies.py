@@ -16,6 +16,7 @@ from tests.support.checker.routers import long_form
 from tests.support.checker.rules import filter_of
 from tests.support.checker_tale import Held, Row, Tale
 from tests.support.history import Op
+from tests.unit.test_checker_batches import BatchTale
 
 FSYNC = {"durability": "fsync"}
 FORM = ("source", "dest", "preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
@@ -251,6 +252,39 @@ def test_a_source_in_memory_uses_its_seqs_again() -> None:
     assert_ok(tale.history)
 
 
+class CopiedBatches(BatchTale, RouterTale):
+    """A large batch for a topic that is copied, and that a crash empties."""
+
+    def __init__(self, durability: str = "ephemeral") -> None:
+        super().__init__()
+        self.ask("put", durability=durability)
+        self.route(source="t")
+        self.commit_sent = self.send_commit(self.staged(chunks=3, size=2))
+        self.chunks = list(self.txns.pop(f"{1:016x}").chunks.values())
+
+    def append_and_copy(self, count: int) -> None:
+        self.append(1, self.chunks[:count])
+        self.copy()
+
+    def crash(self) -> None:
+        self.event("kill", "t")
+        self.held["t"] = Held(self.held["t"].config)
+        self.ways["r"].marks["t"] = 0
+
+
+def test_a_batch_that_begins_again_in_the_source_is_copied_again() -> None:
+    tale = CopiedBatches()
+    tale.append_and_copy(2)
+    tale.crash()
+    tale.lose(tale.commit_sent)
+    tale.append_and_copy(3)
+    tale.event("calm")
+    tale.page("t")
+    tale.page()
+    tale.ask("router", "r")
+    assert_ok(tale.history)
+
+
 def test_a_topic_takes_its_routers_with_it() -> None:
     tale = RouterTale()
     tale.route()
@@ -367,6 +401,43 @@ def test_a_record_that_the_filter_does_not_let_through() -> None:
     way.form = way.form | {"filter": "y*"}
     tale.page()
     assert "invented" in rules_of(tale)
+
+
+def test_a_batch_that_is_copied_more_often_than_it_began() -> None:
+    tale = CopiedBatches()
+    tale.append_and_copy(2)
+    tale.crash()
+    tale.lose(tale.commit_sent)
+    tale.append_and_copy(3)
+    tale.ways["r"].marks["t"] = 0
+    tale.copy()
+    tale.event("calm")
+    tale.page()
+    assert "copied-twice" in rules_of(tale)
+
+
+def test_a_batch_that_is_copied_again_after_its_end() -> None:
+    tale = CopiedBatches()
+    tale.append_and_copy(3)
+    tale.tell(tale.commit_sent, (200, tale.committed(f"{1:016x}")))
+    tale.crash()
+    tale.append_and_copy(3)
+    tale.page()
+    assert "copied-twice" in rules_of(tale)
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
+def test_a_batch_that_is_copied_again_though_its_source_has_it(durability: str) -> None:
+    tale = CopiedBatches(durability)
+    tale.append_and_copy(2)
+    tale.event("kill", "t")
+    tale.lose(tale.commit_sent)
+    tale.append(1, tale.chunks[2:])
+    tale.ways["r"].marks["t"] = 0
+    tale.copy()
+    tale.event("calm")
+    tale.page()
+    assert "copied-twice" in rules_of(tale)
 
 
 def test_a_record_from_before_the_router() -> None:

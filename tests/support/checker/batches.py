@@ -16,7 +16,7 @@ from tests.support.checker.ledger import Era, Ledger, Place, Write
 from tests.support.checker.pages import Read
 from tests.support.checker.problem import name_of
 from tests.support.checker.shapes import Unknown
-from tests.support.checker.timeline import FOREVER, Timeline
+from tests.support.checker.timeline import FOREVER, RESTARTS, Timeline, full_config, touches
 from tests.support.history import Event, History, Op
 
 WHOLE_RECORDS = 10_000  # of more than these a batch may appear bit by bit, unless it is of one chunk
@@ -82,7 +82,7 @@ class Batches:
     def __init__(self, history: History, topic: str, ops: list[Op]) -> None:
         self.topic = topic
         self.calms = [event.at for event in history.events if event.kind == "calm"]
-        self._breaks = [event for event in history.events if event.kind in ("power", "error")]
+        self._breaks = _breaks(history, topic)
         self._whole_max = _whole_max(history.events)
         self.all: dict[str, Batch] = {}  # by the transaction's id
         for op in ops:
@@ -150,8 +150,9 @@ class Batches:
             )
         if variant.is_whole:
             return [made]
-        # Of one that is decided the server itself appends again what a power cut has taken.
-        again = sum(event.at > op.sent_at for event in self._breaks)
+        # Of one that is decided, and not yet at its end, the server itself appends again what was lost.
+        end = FOREVER if made.settled_at is None else made.settled_at
+        again = sum(op.sent_at < event.at < end for event in self._breaks)
         return [
             made,
             *(
@@ -364,6 +365,21 @@ def with_batches(history: History, topics: set[str] | None = None) -> tuple[Hist
     ops = [*history.ops, *(op for batches in found.values() for op in batches.writes())]
     ops.sort(key=lambda op: op.sent_at)
     return History(ops, history.events, history.streams), found
+
+
+def _breaks(history: History, topic: str) -> list[Event]:
+    """What can take records of a topic: power cuts and failed disks, and if they may be in no log every restart."""
+    settings = (
+        op.request if op.kind == "put" else op.request.get("config")
+        for op in history.ops
+        if op.topic == topic and op.kind in ("put", "write") and not op.refused
+    )
+    in_ram = any(full_config(given)["durability"] == "ephemeral" for given in settings)
+    return [
+        event
+        for event in history.events
+        if event.kind in ("power", "error") or (in_ram and event.kind in RESTARTS and touches(event, topic))
+    ]
 
 
 def _whole_max(events: list[Event]) -> int:
