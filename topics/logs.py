@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 # A shorter one is part of many a word: blotting it out would show what it is.
 SECRET_LENGTH_MIN = 4
@@ -24,7 +25,7 @@ BLOT = "[secret]"
 def configure(process_name: str, format: str = "auto", secrets: Iterable[str] = ()) -> None:
     """Send all logging of this process to stderr. `format` is auto, human or json."""
     human = format == "human" or (format == "auto" and sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter((HumanFormatter if human else JsonFormatter)(process_name, secrets))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -33,6 +34,40 @@ def configure(process_name: str, format: str = "auto", secrets: Iterable[str] = 
 
 def log(logger: logging.Logger, level: int, message: str, /, **fields: Any) -> None:
     logger.log(level, message, extra={"fields": fields})
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Drops lines rather than wait for whoever reads them: a pipe that is full would hold up requests, restarts and even a stop."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not _takes_more(self.stream):
+            self._dropped += 1
+            return
+        if self._dropped:
+            super().emit(self._told(record))
+            self._dropped = 0
+        super().emit(record)
+
+    def _told(self, record: logging.LogRecord) -> logging.LogRecord:
+        message = "lines of the log were dropped: nobody read them"
+        fields = {"lines": self._dropped}
+        told = logging.LogRecord(record.name, logging.WARNING, __file__, 0, message, None, None)
+        told.fields = fields
+        return told
+
+
+def _takes_more(stream: TextIO) -> bool:
+    """Whether a line can be written at once. Of a pipe that is so as long as it has a page to spare."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(0))  # true also when nobody will ever read it: the write fails
+    except (OSError, ValueError, AttributeError):  # no stream of the system's, or closed
+        return True
 
 
 class _Formatter(logging.Formatter):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import NoReturn, TypeAlias
@@ -27,6 +27,8 @@ from workers.liveness import Heartbeat
 # may act on them: it drains fronts before workers.
 _SUPERVISORS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _STANDARD_FDS = {0, 1, 2}
+
+logger = logging.getLogger("topics.supervisor")
 
 # What a child does until its end, with its side of the control channel; its exit status.
 Life: TypeAlias = Callable[[socket.socket], int]
@@ -61,9 +63,16 @@ class Child:
         except BaseException:
             ours.close()
             raise
-        self.channel = LoopChannel(ours, lambda message: on_message(self, message))
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except BaseException:
+            # Nobody would ever hear of its end.
+            os.kill(self.pid, signal.SIGKILL)
+            reap(self.pid)
+            ours.close()
+            raise
         self._loop.add_reader(self._pidfd, self._end)
+        self.channel = LoopChannel(ours, lambda message: on_message(self, message))
 
     @property
     def end_text(self) -> str:
@@ -117,7 +126,7 @@ def _live(name: str, life: Callable[[], int], kept_fds: Collection[int], parent:
         become(name)
         code = life()
     except BaseException:
-        traceback.print_exc()
+        logger.exception("%s: unexpected error", name)
     finally:
         _flush()
         os._exit(code)

@@ -49,11 +49,12 @@ async def _run(directory: DataDirectory, shards: int) -> int | None:
             ended.set()
         os.close(pidfd)
         code = reap(pid)
+    if stopped.is_set():  # perhaps when it was done already
+        text = "stopped" if code == 0 else "stopped; the number of shards is changed by the next start"
+        log(logger, logging.INFO, text)
+        return exit_codes.CLEAN
     if code == 0:
         return None
-    if stopped.is_set():
-        log(logger, logging.INFO, "stopped; the number of shards is changed by the next start")
-        return exit_codes.CLEAN
     if code > 0:  # it has said why
         return code
     log(logger, logging.ERROR, "the change of the number of shards was killed", signal=-code)

@@ -11,7 +11,7 @@ import time
 
 from topics import logs
 from topics.api_keys import secrets_of
-from topics.control_channel import Channel, Message, Ping, Pong
+from topics.control_channel import Channel, Drain, Message, Ping, Pong
 from topics.engine import limits
 from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine
@@ -74,8 +74,8 @@ def reserve(settings: Settings) -> int:
     return min(settings.min_free_bytes, disk.f_blocks * disk.f_frsize // RESERVE_PARTS)
 
 
-def lock_shard(path: str, control: Channel) -> list[Message]:
-    """Hold the shard's directory for this process's whole life.
+def lock_shard(path: str, control: Channel) -> list[Message] | None:
+    """Hold the shard's directory for this process's whole life; None when it is told to stop before it does.
 
     The worker before may still sit in a sync after the supervisor was killed: two writers on one log must be impossible.
     """
@@ -96,6 +96,8 @@ def lock_shard(path: str, control: Channel) -> list[Message]:
         for message in control.receive():
             if isinstance(message, Ping):
                 control.send(Pong())
+            elif isinstance(message, Drain):
+                return None
             else:
                 heard.append(message)
         time.sleep(LOCK_RETRY_S)
@@ -137,6 +139,8 @@ def main(place: WorkerPlace, control_socket: socket.socket) -> int:
     config = engine_config(settings, place.shard, place.generation)
     control = Channel(control_socket)
     heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
+    if heard is None:
+        return 0
     try:
         disk = open_disk(settings.data_dir, place.shard)
         cold = open_cold(settings, place.shard)

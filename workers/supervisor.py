@@ -10,7 +10,7 @@ It touches no record. Another number of shards than the data directory has is br
 - The order of a stop: fronts finish their requests, then workers send each other what their forwards owe, and only when
   none owes anything, or SETTLE_S are over, they write their last snapshots and go.
 
-Signals: SIGTERM and SIGINT drain; a second one kills everything at once. SIGHUP is ignored.
+Signals: SIGTERM and SIGINT drain; a second one, half a second later or more, kills everything at once. SIGHUP is ignored.
 
 Exit codes:
 
@@ -48,6 +48,7 @@ from workers.slots import FrontMain, FrontSlot, Slot, WorkerMain, WorkerSlot
 SHARDS_DEFAULT_MAX = 8
 FRONT_DRAIN_S = 12.0  # fronts give their clients 10 s
 SETTLE_S = 10.0
+SAME_SIGNAL_S = 0.5  # whoever stops a program and its group sends two at once, and means one
 WORKER_DRAIN_S = 60.0  # a final snapshot of a full shard on a slow disk
 
 logger = logging.getLogger("topics.supervisor")
@@ -144,6 +145,7 @@ class Supervisor:
         ]
         self._slots: list[Slot] = [*self._workers, *self._fronts]
         self._stopping = asyncio.Event()
+        self._stopping_since_s = 0.0
         self._forced = asyncio.Event()
         self._settled = asyncio.Event()
         self._announced = False
@@ -164,11 +166,15 @@ class Supervisor:
 
     def _on_stop_signal(self) -> None:
         if self._stopping.is_set():
+            if self._loop.time() - self._stopping_since_s < SAME_SIGNAL_S:
+                return
             log(logger, logging.WARNING, "second signal: killing all processes")
             self._forced.set()
             for slot in self._slots:
                 if slot.child:
                     slot.child.kill()
+            return
+        self._stopping_since_s = self._loop.time()
         self._stopping.set()
 
     # A child's life.

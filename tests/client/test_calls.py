@@ -45,6 +45,18 @@ def test_a_topic_is_made_changed_and_deleted(client: Any, topic: str) -> None:
     )
 
 
+def test_a_setting_that_nobody_knows_is_refused_before_anything_is_sent(client: Any, topic: str) -> None:
+    with pytest.raises(TypeError, match=r"no such setting: 'durabilty'; there are .*durability"):
+        client.create_topic(topic, durabilty="fsync")
+    with pytest.raises(errors.TopicNotFound):
+        client.get_topic(topic)
+    client.create_topic(topic)
+    with pytest.raises(TypeError, match="'cap'"):
+        client.update_topic(topic, cap=1)
+    with pytest.raises(TypeError, match="'ack_wait'"):
+        client.create_consumer(topic, "c", ack_wait=1)
+
+
 def test_lists_come_by_prefix_and_by_pattern_over_pages(client: Any, topic: str) -> None:
     names = [f"{topic}.{i}" for i in "abc"] + [f"{topic}.a.x"]
     for name in names:

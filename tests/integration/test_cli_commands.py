@@ -131,6 +131,8 @@ def test_a_wrong_line_ends_it_and_those_before_are_written(cli: Cli, topic: str)
 
 
 def test_a_refused_line_is_told_and_left_out(cli: Cli, topic: str) -> None:
+    assert cli("topic", "create", topic, "--set", "max_record_byte=100") == 2
+    assert "no such setting: 'max_record_byte'; there are" in cli.err
     assert cli("topic", "create", topic, "--set", "max_record_bytes=100") == 0
     assert cli("pub", topic, stdin=f'1\n"{"x" * 500}"\n3\n') == 1
     assert "line 2: " in cli.err

@@ -141,6 +141,9 @@ def test_lock_of_a_shard_that_somebody_holds(start_server: Start, tmp_path: Path
         assert (refused.status, refused.error["code"]) == (503, "not_ready")
         assert second.get("/readyz").status == 503
         assert second.get("/healthz").status == 200
+        assert second.stop() == 0  # whoever waits for it goes when told to
+        second.start(wait_ready=False)
+        until(lambda: second.log.count("waiting for the worker before") == 2)
     second.wait_ready()
     assert [row["data"] for row in second.diff(topic_on(1)).json["records"]] == ["kept"]
 

@@ -64,6 +64,13 @@ def test_what_fails_alone_fails(tmp_path: Path) -> None:
     assert "FLAKY" not in looked.stderr
 
 
+def test_who_is_skipped_has_not_passed(tmp_path: Path) -> None:
+    text = "from pathlib import Path\nimport pytest\ndef test_it():\n    if Path('alone').exists():\n        pytest.skip('no')\n    assert 0\n"
+    looked = run(tmp_path, {"tests/integration/test_it.py": text})
+    assert looked.returncode == 1
+    assert "FLAKY" not in looked.stderr
+
+
 def test_one_failure_of_a_judge_is_enough(tmp_path: Path) -> None:
     looked = run(tmp_path, {"tests/sim/test_it.py": BY_CHANCE})
     assert looked.returncode == 1

@@ -336,6 +336,27 @@ def test_a_child_comes_back_though_nothing_can_be_logged(
 
 
 @fault(
+    "supervisor",
+    "its log goes into a pipe that is full",
+    "lines are dropped; what dies is started again, and it stops when told to",
+)
+def test_nobody_waits_for_who_reads_the_log(server: Server, tmp_path: Path) -> None:
+    server.stderr = tmp_path / "pipe"
+    os.mkfifo(server.stderr)
+    pipe = os.open(server.stderr, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        server.start().up()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(pipe, b"x" * 4096)
+        os.kill(server.pids("worker")[0], signal.SIGKILL)
+        until(lambda: len(server.entries("started", "worker")) == 3, "another worker")
+        assert server.stop() == 0
+    finally:
+        os.close(pipe)
+
+
+@fault(
     "supervisor", "the supervisor is killed", "its children end too, and the directory can be used at once"
 )
 def test_children_do_not_outlive_the_supervisor(server: Server) -> None:
@@ -412,10 +433,33 @@ def test_a_second_signal_kills_all_at_once(server: Server) -> None:
     server.start(FAKE_DEAF="front").up()
     os.kill(server.pid, signal.SIGTERM)
     until(lambda: server.entries("drain", "front"), "drain")
-    os.kill(server.pid, signal.SIGINT)
+
+    def heeds_another() -> bool:
+        if "second signal" in server.text():
+            return True
+        os.kill(server.pid, signal.SIGINT)
+        return False
+
+    until(heeds_another, "second signal")  # the first ones count as that of before
     assert server.wait() == 1
     assert server.entries("stopped") == []
     assert not any(is_alive(pid) for pid in server.pids())
+
+
+@fault(
+    "supervisor",
+    "one stop comes as two signals, to the process and to its group",
+    "it is one stop: all is drained",
+)
+def test_two_signals_at_once_are_one_stop(server: Server) -> None:
+    server.start().up()
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)  # both are there when it goes on
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        os.kill(pid, number)
+    assert server.wait() == 0
+    assert len(server.entries("stopped")) == 3
+    assert "second signal" not in server.text()
 
 
 def test_only_the_supervisor_minds_the_signals_of_a_terminal(server: Server) -> None:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -155,6 +156,8 @@ def _be_server(asked: socket.socket, environment: dict[str, str], log: int) -> N
         os.environ.clear()
         os.environ.update(environment)
         code = workers.__main__.main([])
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

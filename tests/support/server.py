@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -167,6 +168,8 @@ class Server:
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()
+        with contextlib.suppress(OSError):  # its sockets, which the next start would remove
+            shutil.rmtree((self.data_dir / "RUN").read_text().strip())
 
     # -- processes -----------------------------------------------------------------------------------------
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
-from topics.logs import BLOT, HumanFormatter, JsonFormatter, configure, log
+from topics.logs import BLOT, HumanFormatter, JsonFormatter, _Handler, configure, log
 
 
 class Lines(logging.Handler):
@@ -131,6 +133,26 @@ def test_a_process_logs_to_stderr_without_its_keys(chosen: str) -> None:
     assert "not shown" not in run.stderr
     if chosen != "human":  # a pipe is no terminal, so auto means json
         assert [json.loads(line)["process"] for line in run.stderr.splitlines()] == ["test"] * 3
+
+
+def test_a_full_pipe_holds_nobody_up() -> None:
+    """What comes meanwhile is dropped, and counted for whoever reads on."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write_end, b"x" * 4096)
+    os.set_blocking(write_end, True)
+    with os.fdopen(write_end, "w", buffering=1) as stream:
+        handler = _Handler(stream)
+        handler.setFormatter(JsonFormatter("test"))
+        for number in range(3):
+            handler.emit(logging.LogRecord("x", logging.INFO, "", 0, f"line {number}", None, None))
+        os.read(read_end, 1 << 20)
+        handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "line 3", None, None))
+    told, line = map(json.loads, os.read(read_end, 1 << 20).splitlines())
+    os.close(read_end)
+    assert (told["level"], told["fields"], line["message"]) == ("warning", {"lines": 3}, "line 3")
 
 
 def test_configuring_twice_does_not_log_twice() -> None:

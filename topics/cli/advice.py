@@ -44,6 +44,8 @@ def failed(error: errors.ClientError, saved_as: str = "") -> Failed:
 
 
 def advice_of(error: errors.ClientError) -> str:
+    if isinstance(error, errors.Throttled) and error.detail.get("limit") == "disk_full":
+        return ""  # it says itself what to do
     for kind in type(error).__mro__:
         if kind in _ADVICE:
             return _ADVICE[kind]

@@ -18,6 +18,7 @@ from topics.cli.failures import INTERRUPTED, USAGE, Failed
 from topics.cli.quantities import filled
 from topics.cli.tables import as_time, safe, table
 from topics.client import Client, ClientError, Retries, Timeouts
+from topics.client.errors import UnknownSetting
 
 
 class Session:
@@ -41,6 +42,8 @@ class Session:
             raise click.exceptions.Exit(INTERRUPTED) from error
         if isinstance(error, ClientError):
             raise self.failure(error) from error
+        if isinstance(error, UnknownSetting):
+            raise Failed(str(error), USAGE) from error
         if isinstance(error, Failed):
             error.name = self.name
 

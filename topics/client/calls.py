@@ -27,6 +27,7 @@ from topics.client.answers import (
     Written,
     own,
 )
+from topics.client.errors import UnknownSetting
 from topics.client.flows import Core, Flow, Repeat, Request, json_request
 from topics.client.patterns import matches, prefix_of
 from topics.client.sources import OnLost, Pages, Reading, Source
@@ -52,16 +53,26 @@ def as_ms(core: Core, when: When) -> int:
             return when
 
 
+def check_names(given: Mapping[str, Any], options: Any) -> None:
+    """The server passes over settings that it does not know, and a misspelt `durability` would be none at all."""
+    known: frozenset[str] = options.__optional_keys__
+    if unknown := sorted(given.keys() - known):
+        names = ", ".join(map(repr, unknown))
+        raise UnknownSetting(f"no such setting: {names}; there are {', '.join(sorted(known))}")
+
+
 # -- topics ------------------------------------------------------------------------------------------------
 
 
 def create_topic(core: Core, topic: str, **config: Unpack[TopicOptions]) -> Flow[TopicPut]:
     """Create a topic, or replace the whole configuration of one: what is left out returns to its default."""
+    check_names(config, TopicOptions)
     return core.call(Request("PUT", topic_path(topic), msgspec.json.encode(config), flows.JSON), TopicPut)
 
 
 def update_topic(core: Core, topic: str, **changes: Unpack[TopicOptions]) -> Flow[TopicPut]:
     """Change these settings and leave the others. Two requests: who changes it in between is overruled."""
+    check_names(changes, TopicOptions)
     # As it came, also with settings that this client does not know: they would be reset.
     state = yield from core.call(flows.get(topic_path(topic), touch=False), dict[str, Any])
     config: dict[str, Any] = state["config"]

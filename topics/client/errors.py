@@ -194,6 +194,10 @@ class TransactionCommitted(Conflict):
     hint = "it is decided: commit_transaction() again tells its seqs"
 
 
+class UnknownSetting(TypeError):
+    """A name that no topic or consumer has a setting of."""
+
+
 class PayloadTooLarge(ApiError):
     code = "payload_too_large"
     hint = "send it in parts"

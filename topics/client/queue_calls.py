@@ -20,7 +20,7 @@ from topics.client.answers import (
     SettledPart,
     own,
 )
-from topics.client.calls import When, as_ms, topic_path
+from topics.client.calls import When, as_ms, check_names, topic_path
 from topics.client.flows import Core, Flow, Request, json_request
 from topics.client.sources import Pages, Source
 from topics.client.tracing import begun_ns, received
@@ -168,6 +168,7 @@ def create_consumer(
     core: Core, topic: str, consumer: str, **config: Unpack[ConsumerOptions]
 ) -> Flow[Consumer]:
     """Create a consumer, or replace its whole configuration: what is left out returns to its default. It keeps its place."""
+    check_names(config, ConsumerOptions)
     request = Request("PUT", consumer_path(topic, consumer), msgspec.json.encode(config), flows.JSON)
     return core.call(request, Consumer)
 
