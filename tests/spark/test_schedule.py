@@ -366,12 +366,13 @@ class Process:
 
 
 WAITING = """
+import os
 import signal
 from spark_pipeline.schedule.runner import SystemClock
 
 clock = SystemClock()
-signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
-print("waits", flush=True)
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"heard\\n"))  # print may be cut in two by it
+os.write(1, b"waits\\n")
 clock.wait(3600)
 """
 
