@@ -54,9 +54,8 @@ class _Handler(logging.StreamHandler[TextIO]):
 
     def _told(self, record: logging.LogRecord) -> logging.LogRecord:
         message = "lines of the log were dropped: nobody read them"
-        fields = {"lines": self._dropped}
         told = logging.LogRecord(record.name, logging.WARNING, __file__, 0, message, None, None)
-        told.fields = fields
+        told.fields = {"lines": self._dropped}
         return told
 
 

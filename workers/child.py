@@ -59,16 +59,8 @@ class Child:
         try:
             with theirs:
                 kept_fds = [one.fileno() for one in (*inherited, theirs)]
-                self.pid = fork(name, partial(life, theirs), kept_fds)
+                self.pid, self._pidfd = fork(name, partial(life, theirs), kept_fds)
         except BaseException:
-            ours.close()
-            raise
-        try:
-            self._pidfd = os.pidfd_open(self.pid)
-        except BaseException:
-            # Nobody would ever hear of its end.
-            os.kill(self.pid, signal.SIGKILL)
-            reap(self.pid)
             ours.close()
             raise
         self._loop.add_reader(self._pidfd, self._end)
@@ -97,8 +89,8 @@ class Child:
         self._on_end(self)
 
 
-def fork(name: str, life: Callable[[], int], kept_fds: Collection[int]) -> int:
-    """Start a process with the supervisor's signals blocked, from its first instruction on; its pid."""
+def fork(name: str, life: Callable[[], int], kept_fds: Collection[int]) -> tuple[int, int]:
+    """Start a process with the supervisor's signals blocked, from its first instruction on; its pid, and a descriptor that tells of its end."""
     parent = os.getpid()
     _flush()  # or both would have what is in there
     # From the main thread: the kernel's "parent died" signal follows the thread that forked.
@@ -109,7 +101,13 @@ def fork(name: str, life: Callable[[], int], kept_fds: Collection[int]) -> int:
             _live(name, life, kept_fds, parent)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return pid
+    try:
+        return pid, os.pidfd_open(pid)
+    except BaseException:
+        # Nobody would ever hear of its end.
+        os.kill(pid, signal.SIGKILL)
+        reap(pid)
+        raise
 
 
 def reap(pid: int) -> int:

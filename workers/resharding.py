@@ -29,8 +29,7 @@ def run(directory: DataDirectory, shards: int) -> int | None:
 async def _run(directory: DataDirectory, shards: int) -> int | None:
     loop = asyncio.get_running_loop()
     ended, stopped = asyncio.Event(), asyncio.Event()
-    pid = fork("reshard", partial(reshard.main, shards), [directory.lock_fd])
-    pidfd = os.pidfd_open(pid)
+    pid, pidfd = fork("reshard", partial(reshard.main, shards), [directory.lock_fd])
 
     def stop() -> None:
         stopped.set()

@@ -56,9 +56,8 @@ logger = logging.getLogger("topics.supervisor")
 
 def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) -> int:
     """Run the server until it is stopped; the exit code."""
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # who starts it may ignore it, and then no end could be told
+    # Whoever starts it may ignore it, and then no end could be told.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if problems := settings.problems():
             raise BadConfiguration("; ".join(problems))

@@ -71,12 +71,13 @@ def caught_up(read: Callable[[], Reply]) -> Reply:
 
 def let_in(ask: Callable[[], Reply]) -> Reply:
     """The answer of a server that has time. One whose disk or processor stands still refuses writes, unseen: they may be repeated."""
-    give_up = time.monotonic() + PATIENCE_S
-    while True:
+
+    def answer() -> Reply | None:
         reply = ask()
-        if reply.status != 429 or b'"limit":"pressure"' not in reply.body or time.monotonic() > give_up:
-            return reply
-        time.sleep(0.1)
+        return None if reply.status == 429 and b'"limit":"pressure"' in reply.body else reply
+
+    reply: Reply = until(answer, every_s=0.1)
+    return reply
 
 
 @dataclass
