@@ -124,6 +124,11 @@ class TopicRow(Struct):
     bytes: Count
     durable: bool
     effective_priority: int
+    type: Literal["log", "queue"]
+    durability: Durability
+    ready: Annotated[Count, Meta(description="Queues only: jobs that may be claimed now.")] | UnsetType = (
+        UNSET
+    )
 
 
 class TopicList(Struct):

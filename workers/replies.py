@@ -196,24 +196,25 @@ def config_body(config: TopicConfig) -> dict[str, object]:
 
 def topic_list(result: cmd.TopicList, now_ms: int) -> Rendered:
     """Rows as (name, JSON) for the front to merge with those of other shards."""
-    rows = [
-        (
-            state.topic,
-            _encode(
-                {
-                    "topic": state.topic,
-                    "head_seq": state.head_seq,
-                    "earliest_seq": state.earliest_seq,
-                    "count": state.count,
-                    "bytes": state.bytes,
-                    "durable": state.config.durability == "fsync",
-                    "effective_priority": effective_priority(state.config, state.last_read_ts, now_ms),
-                }
-            ),
-        )
-        for state in result.topics
-    ]
+    rows = [(state.topic, _encode(_topic_row(state, now_ms))) for state in result.topics]
     return OK, wire.INTERNAL, b"", msgspec.msgpack.encode(rows)
+
+
+def _topic_row(state: cmd.TopicState, now_ms: int) -> dict[str, object]:
+    row: dict[str, object] = {
+        "topic": state.topic,
+        "head_seq": state.head_seq,
+        "earliest_seq": state.earliest_seq,
+        "count": state.count,
+        "bytes": state.bytes,
+        "durable": state.config.durability == "fsync",
+        "effective_priority": effective_priority(state.config, state.last_read_ts, now_ms),
+        "type": state.config.type,
+        "durability": state.config.durability,
+    }
+    if state.queue is not None:
+        row["ready"] = state.queue.ready
+    return row
 
 
 def last_by_tag(result: cmd.Page, next_cursor: str | None, total_ms: float) -> Rendered:

@@ -194,10 +194,14 @@ def test_topics_by_prefix_and_pattern(cli: Cli, topic: str) -> None:
         cli("pub", name, "1")
     assert [row["topic"] for row in cli.rows("topic", "ls", f"{topic}.")] == [f"{topic}.a", f"{topic}.b.c"]
     assert [row["topic"] for row in cli.rows("topic", "ls", f"{topic}.*")] == [f"{topic}.a"]
+    cli("topic", "create", f"{topic}xq", "--type", "queue", "--durability", "memory")
+    cli("pub", f"{topic}xq", "1", "2")
+    cli("queue", "claim", f"{topic}xq")
     assert cli("topic", "ls", f"{topic}x") == 0
     assert [line.split() for line in cli.out.splitlines()] == [
-        ["topic", "records", "bytes", "first", "last"],
-        [f"{topic}x", "1", "1", "B", "1", "1"],
+        ["topic", "type", "durability", "records", "bytes", "first", "last", "ready"],
+        [f"{topic}x", "log", "disk", "1", "1", "B", "1", "1", "-"],
+        [f"{topic}xq", "queue", "memory", "2", "2", "B", "1", "2", "1"],
     ]
 
 

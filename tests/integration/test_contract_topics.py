@@ -237,14 +237,23 @@ def test_effective_priority(shared_server: Server, topic: str, config: Json, unr
 
 
 def test_rows_of_a_list(shared_server: Server, topic: str) -> None:
-    one, two, three = (f"{topic}-{name}" for name in ("a", "b", "c"))
+    one, two, three, jobs = (f"{topic}-{name}" for name in ("a", "b", "c", "d"))
     put(shared_server, two, 201, durability="fsync", priority=9)
+    put(shared_server, jobs, 201, type="queue", priority=1)
+    shared_server.write(jobs, 1, 2, 3)
+    shared_server.post(f"/v0/topics/{jobs}/claim", {"node": "n"})
     put(shared_server, three, 201, durability="memory")
     shared_server.write(one, "x", "y")
     shared_server.post(f"/v0/topics/{one}/delete", {"before_seq": 2})
     body = ok(shared_server.get(f"/v0/topics?prefix={topic}-"))
-    rows = [(one, 2, 2, 1, 3, False, 0), (two, 0, 1, 0, 0, True, 9), (three, 0, 1, 0, 0, False, 0)]
+    rows = [
+        (one, 2, 2, 1, 3, False, 0, "log", "disk"),
+        (two, 0, 1, 0, 0, True, 9, "log", "fsync"),
+        (three, 0, 1, 0, 0, False, 0, "log", "memory"),
+        (jobs, 3, 1, 3, 3, False, 1, "queue", "disk", 2),
+    ]
     names = ("topic", "head_seq", "earliest_seq", "count", "bytes", "durable", "effective_priority")
+    names += ("type", "durability", "ready")
     assert body == {"topics": [dict(zip(names, row)) for row in rows]}
 
 

@@ -266,7 +266,14 @@ class Tale:
 
     def _list(self, op: Op) -> tuple[int, Row]:
         rows = [
-            {"topic": name, "durable": False, "effective_priority": 0, **self._numbers(self.held[name])}
+            {
+                "topic": name,
+                "durable": False,
+                "effective_priority": 0,
+                "type": "log",
+                "durability": "disk",
+                **self._numbers(self.held[name]),
+            }
             for name in sorted(self.held)
             if name.startswith(op.request.get("prefix", ""))
         ]

@@ -31,14 +31,18 @@ def ls(session: Session, which: str, limit: int | None) -> None:
     found = client.topics(pattern=which) if is_pattern(which) else client.topics(which)
     session.rows(
         found if limit is None else islice(found, limit),
-        ["topic", "records", "bytes", "first", "last"],
+        ["topic", "type", "durability", "records", "bytes", "first", "last", "ready"],
         lambda row: [
             row.topic,
+            row.type,
+            row.durability,
             str(row.count),
             as_bytes(row.bytes),
             str(row.earliest_seq),
             str(row.head_seq),
+            "-" if row.ready is None else str(row.ready),
         ],
+        left=3,
     )
 
 

@@ -223,6 +223,9 @@ class TopicRow(Struct, kw_only=True):
     bytes: int
     durable: bool
     effective_priority: int = 0
+    type: str = "log"
+    durability: str = ""
+    ready: int | None = None  # queues only: jobs that may be claimed now
 
 
 class TopicList(Struct, kw_only=True):

@@ -116,7 +116,7 @@ ANSWERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 SHOWN = _names("$seq $ts $node $tag meta data $encoding headers")
 TOMBSTONE = _names("gap_from gap_to reason missed_estimate earliest_seq head_seq")
-LISTED = _names("topic head_seq earliest_seq count bytes durable effective_priority")
+LISTED = _names("topic head_seq earliest_seq count bytes durable effective_priority type durability")
 CONFIG = REQUESTS["put"]
 ROUTER_ROW = _names("router source dest guarantee forwarded_total")
 EVENTS = _names("kill power stop front full freed error rot clock rest over calm pieces")
@@ -210,7 +210,7 @@ def _claim_fault(answer: dict[str, Any]) -> str | None:
 
 def _list_fault(answer: dict[str, Any]) -> str | None:
     for row in answer["topics"]:
-        if set(row) != LISTED:
+        if set(row) != (LISTED | {"ready"} if row.get("type") == "queue" else LISTED):
             return f"a row with the fields {sorted(row)}"
     names = [row["topic"] for row in answer["topics"]]
     return None if names == sorted(set(names)) else "names out of order"
