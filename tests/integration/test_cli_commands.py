@@ -367,6 +367,16 @@ def test_errors_say_what_to_do(cli: Cli, topic: str, server: Server) -> None:
     assert "does not speak TLS" in cli.err
 
 
+def test_a_server_that_is_away_is_told_before_the_end(cli: Cli, topic: str) -> None:
+    for command in (["read", topic], ["tail", topic]):
+        with started(*command, "--url", "http://127.0.0.1:1", "--retry", "1") as process:
+            first, *rest = process.communicate(timeout=60)[1].decode().splitlines()
+            assert process.returncode == 3
+        assert first.startswith(f"topics {command[0]}: cannot reach http://127.0.0.1:1: ")
+        assert first.endswith("trying again for 1 s")
+        assert len(rest) == 1
+
+
 def test_whoever_reads_a_pipe_may_go(cli: Cli, topic: str) -> None:
     assert cli("pub", topic, stdin="".join(f"{n}\n" for n in range(20_000))) == 0
     for command in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import random
 from typing import Any
@@ -84,6 +85,22 @@ def test_without_a_key_only_what_was_refused_is_repeated() -> None:
         with pytest.raises(errors.ClientError) as caught:
             world.run(write(world.core, "t", 1, idempotent=False))
         assert (caught.value.outcome, world.pauses) == ("unknown", [])
+
+
+def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """After the first refused connection, and again only after the server has answered in between."""
+    refused = errors.Disconnected(URL, "connection refused", "none")
+    world = World(refused, refused, refused, OK, OK, refused, OK)
+    world.run(write(world.core, "t", 1))
+    assert caplog.messages == [f"cannot reach {URL}: connection refused; trying again for 30 s"]
+    producer = dataclasses.replace(world.core, retries=Retries(for_s=60))
+    world.run(write(producer, "t", 1))
+    world.run(write(producer, "t", 1))
+    assert [message.rpartition("for ")[2] for message in caplog.messages] == ["30 s", "60 s"]
+    world = World(refused, retries=Retries(for_s=0))
+    with pytest.raises(errors.Disconnected):
+        world.run(write(world.core, "t", 1))
+    assert len(caplog.messages) == 2  # a call that is tried once raises at once
 
 
 def test_pauses_double_within_their_bounds() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -202,7 +201,6 @@ def work(
     The data is its stdin: JSON and a newline, or the bytes. TOPICS_JOB_TOPIC, _SEQ, _TAG, _TS and _DELIVERIES are in its
     environment. Exit code 0: done. 65: never again (to the dead letters). Any other: again, later and later.
     """
-    logging.basicConfig(format=f"{session.name}: %(message)s", level=logging.WARNING, stream=sys.stderr)
     if command[:1] == ("--",):
         command = command[1:]
     if not command or shutil.which(command[0]) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -162,9 +163,11 @@ def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         client = connect(url, token, context, retry_s)
+        name = click.get_current_context().command_path
+        logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)  # what the client logs
         with Session(
             client,
-            name=click.get_current_context().command_path,
+            name=name,
             as_json=as_json,
             is_patient=retry_s > 0,
             context=contexts.meant(url, context),

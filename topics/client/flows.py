@@ -15,6 +15,7 @@ Which requests are repeated:
 from __future__ import annotations
 
 import enum
+import logging
 import random
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ import msgspec
 from topics.client.errors import ApiError, BadAnswer, ClientError, Disconnected, error_of
 
 T = TypeVar("T")
+
+log = logging.getLogger("topics.client")
 
 # Caps that stay reached until somebody acts: waiting for them only hides them.
 LASTING_LIMITS = frozenset({"max_topics", "max_routers", "consumers", "tags"})
@@ -114,6 +117,13 @@ class Retries:
 
 
 @dataclass(slots=True)
+class Outage:
+    """Whether the server is known to be unreachable. Copies of a core share it, so that one outage is logged once."""
+
+    is_logged: bool = False
+
+
+@dataclass(slots=True)
 class Core:
     """What all flows of a client share."""
 
@@ -127,6 +137,7 @@ class Core:
     traceparent: Callable[[], str] = (
         str  # of the span that is current, for the header of that name; see `tracing`
     )
+    outage: Outage = field(default_factory=Outage)
 
     def new_key(self) -> str:
         return f"{self.chance.getrandbits(128):032x}"
@@ -157,9 +168,11 @@ class Core:
             except Disconnected as error:
                 failure: ClientError = error
             else:
+                self.outage.is_logged = False
                 if response.status < 300:
                     return response
                 failure = error_of(self.url, response.status, response.body, response.retry_after)
+            is_unreachable = isinstance(failure, Disconnected) and failure.outcome == "none"
             if outcome_was_unknown:
                 # This attempt was refused, an earlier one perhaps not.
                 failure.outcome = "unknown"
@@ -170,8 +183,16 @@ class Core:
             pause_s = self.retries.pause_s(attempt, self.chance, asked_s)
             if self.now() + pause_s > give_up:
                 raise failure
+            if is_unreachable:
+                self.log_outage(failure, give_up)
             yield Sleep(pause_s)
             attempt += 1
+
+    def log_outage(self, failure: ClientError, give_up: float) -> None:
+        """Warn that a call keeps trying although there is no server: it would be silent until it gives up."""
+        if not self.outage.is_logged:
+            self.outage.is_logged = True
+            log.warning("%s; trying again for %.0f s", failure, give_up - self.now())
 
 
 def may_repeat(failure: ClientError, repeat: Repeat) -> bool:

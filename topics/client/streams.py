@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from topics.client.answers import Interrupted, Resumed
-from topics.client.errors import BadAnswer, ClientError, TimedOut, error_of
+from topics.client.errors import BadAnswer, ClientError, Disconnected, TimedOut, error_of
 from topics.client.event_stream import Event, EventReader
 from topics.client.flows import (
     Close,
@@ -92,8 +92,11 @@ class Streaming(Source[T]):
                 self._is_closed = True
                 raise
             self._interrupt(str(error), getattr(error, "retry_after_s", None))
-            if not self._has_begun and self._core.now() + self._pause_s > self._give_up:
-                raise
+            if not self._has_begun:
+                if self._core.now() + self._pause_s > self._give_up:
+                    raise
+                if isinstance(error, Disconnected) and error.outcome == "none":
+                    self._core.log_outage(error, self._give_up)
 
     def close(self) -> Flow[None]:
         self._is_closed = True
@@ -143,6 +146,7 @@ class Streaming(Source[T]):
                 return
             raise error
         self._stream, self._has_begun, self._why = opened, True, ""
+        self._core.outage.is_logged = False
         self._reader.forget()
         if self._is_out:
             self._is_out = False
