@@ -1,8 +1,9 @@
-"""What the environment says. A field `max_topics` is read from the variable TOPICS_MAX_TOPICS.
+"""Settings from the environment. A field `max_topics` is read from the variable TOPICS_MAX_TOPICS; empty means unset.
 
-Numbers are forgiving, as the interface promises: text that is no whole number of
-at least zero means the default, and a number outside its range means the nearest
-end of it. What would be unsafe is not forgiven: `problems()` lists it, and the server refuses to start.
+Durations (`…_ms`) and sizes (`…_bytes`, `…_bytes_per_s`) accept units: 30s, 64MiB. Numbers are forgiving, as the interface
+promises: text that cannot be read means the default, and a number outside its range means the nearest end of it.
+`complaints()` lists these, and variables that no program of topics reads; the server logs them at its start, and with
+TOPICS_STRICT_SETTINGS=1 refuses to start. What would be unsafe is always refused: `problems()`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import ipaddress
 import re
 import socket
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +22,7 @@ from msgspec import Meta
 from topics import api_keys
 from topics.engine import limits
 from topics.extras import install
+from topics.quantities import milliseconds, size_bytes
 
 PREFIX = "TOPICS_"
 LogFormat = Literal["auto", "human", "json"]
@@ -30,6 +33,43 @@ _BOOLS = {"1": True, "true": True, "0": False, "false": False, "no": False, "off
 _LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 # Eighteen digits always fit a signed 64-bit number.
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_NUMBER_END = 10**18
+_SHOWN_MAX = 100  # characters of an unreadable value
+
+# Limits of the interface that cannot be changed, under the names that it gives them.
+_FIXED = {
+    "TOPICS_MAX_BATCH_RECORDS": limits.BATCH_RECORDS_MAX,
+    "TOPICS_MAX_RECORD_BYTES": limits.RECORD_BYTES_MAX,
+    "TOPICS_MAX_META_BYTES": 16 * limits.KIB,
+    "TOPICS_MAX_TAG_BYTES": 256,
+    "TOPICS_MAX_NODE_BYTES": limits.NODE_BYTES_MAX,
+    "TOPICS_MAX_LIMIT": limits.DIFF_LIMIT_MAX,
+    "TOPICS_MAX_WATCH_TOPICS": 256,
+    "TOPICS_MAX_CLAIM": limits.CLAIM_MAX,
+}
+# Variables of the other programs, which may stand in the server's environment. A test compares this list with the source tree.
+OTHER_VARIABLES = frozenset({
+    "TOPICS_URL", "TOPICS_TOKEN", "TOPICS_API_KEY",  # the client
+    "TOPICS_CONFIG",  # the command
+    "TOPICS_JOB_TOPIC", "TOPICS_JOB_SEQ", "TOPICS_JOB_TAG", "TOPICS_JOB_TS", "TOPICS_JOB_DELIVERIES",  # `topics queue work`
+    "TOPICS_OFFLINE_TOKEN",  # Spark jobs
+    "TOPICS_PUBLISH", "TOPICS_SPARK_MEMORY",  # the compose file
+    "TOPICS_NEEDS", "TOPICS_ROOT", "TOPICS_VENV",  # scripts
+    "TOPICS_FAILPOINTS", "TOPICS_COLD_FAILPOINTS",  # tests of crashes
+})  # fmt: skip
+# What Kubernetes injects for a service called `topics`, or `topics-…`: TOPICS_SERVICE_HOST, TOPICS_PORT_4000_TCP_ADDR and so on.
+_SERVICE_LINK = re.compile(
+    r"TOPICS_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)", re.ASCII
+)
+# The value that it gives TOPICS_PORT, whose name is that of a setting.
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://\S+")
+
+
+class Complaint(NamedTuple):
+    """A variable that does not do what was meant. The text names the value in use, and no secret."""
+
+    variable: str
+    text: str
 
 
 def _doc(description: str, *, ge: int | None = None, le: int | None = None) -> Meta:
@@ -41,11 +81,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Where it listens, and for whom.
     host: Annotated[str, _doc("address, or host:port; TOPICS_PORT is then ignored")] = "127.0.0.1"
-    port: Annotated[int, _doc("port; 0 lets the system choose")] = 4000
+    port: Annotated[int, _doc("port; 0 lets the system choose", le=65535)] = 4000
     port_file: Annotated[str | None, _doc("gets the actual host:port once it is bound")] = None
     api_keys: Annotated[str, _doc("secret[:scopes[:prefixes]],…; none: everyone may do everything")] = ""
     allow_insecure_no_auth: Annotated[bool, _doc("1: listen beyond loopback without keys")] = False
     probe_auth: Annotated[bool, _doc("1: health and readiness need a key")] = False
+    strict_settings: Annotated[bool, _doc("1: refuse to start with unknown or unreadable variables")] = False
 
     # Where data is, and in what portions.
     data_dir: Annotated[str, _doc("all that lasts; one server at a time")] = "./topics-data"
@@ -106,16 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        texts = {name: environ.get(variable(name), "").strip() for name in cls.__struct_fields__}
-        texts["host"], port = split_host(texts["host"])
-        if port is not None:
-            texts["port"] = port
-        values: dict[str, Any] = {name: _parse(kind, meta, texts[name]) for name, kind, meta in _fields()}
-        if port is not None and not texts["host"]:
-            values["host"] = ""
-        if (values["port"] or 0) > 65535:
-            values["port"] = None
-        return cls(**{name: value for name, value in values.items() if value is not None})
+        return _read(environ)[0]
 
     def problems(self) -> list[str]:
         """Why the server must not start like this, in words that name no secret. May ask the resolver."""
@@ -175,11 +207,7 @@ def describe() -> list[tuple[str, str, str]]:
     defaults = Settings()
     for name, _, meta in _fields():
         default = getattr(defaults, name)
-        shown = (
-            ""
-            if default is None or default == ""
-            else str(int(default) if isinstance(default, bool) else default)
-        )
+        shown = "" if default is None else _as_text(default)
         rows.append((variable(name), shown, meta.description or ""))
     return rows
 
@@ -216,25 +244,118 @@ def _fields() -> list[tuple[str, Any, Meta]]:
     return [(name, *get_args(hints[name])) for name in Settings.__struct_fields__]
 
 
-def _parse(kind: Any, meta: Meta, text: str) -> str | int | bool | None:
-    """The value of a variable's text; None means the default."""
+def complaints(environ: Mapping[str, str]) -> list[Complaint]:
+    """The variables that are unreadable, out of range, not to be set or unknown."""
+    settings, refused = _read(environ)
+    listed = [Complaint(name, f"{text}; in use: {_in_use(settings, field)}") for name, text, field in refused]
+    if settings.api_keys and not api_keys.secrets_of(settings.api_keys):
+        listed.append(
+            Complaint("TOPICS_API_KEYS", "TOPICS_API_KEYS has no usable entry; in use: no authentication")
+        )
+    fields = {variable(field): field for field in Settings.__struct_fields__}
+    for name, value in sorted(environ.items()):
+        text = value.strip()
+        if not name.startswith(PREFIX) or not text or name in fields or _is_foreign(name, text):
+            continue
+        if name in _FIXED:
+            if text != str(_FIXED[name]):
+                fixed = f"{name} is a fixed limit and cannot be set; in use: {_FIXED[name]}"
+                listed.append(Complaint(name, fixed))
+            continue
+        # Without its value, which may be a key: the name may be a misspelt TOPICS_API_KEYS.
+        unknown = f"{name} is not a known variable and is ignored"
+        if near := _nearest(name, [*fields, *OTHER_VARIABLES]):
+            unknown += f"; did you mean {near}?"
+            if near in fields:
+                unknown += f" In use: {_in_use(settings, fields[near])}"
+        listed.append(Complaint(name, unknown))
+    return listed
+
+
+def _is_foreign(name: str, text: str) -> bool:
+    """Whether it is another program's, or a link of Kubernetes'."""
+    if name.endswith("_PORT") and _SERVICE_URL.fullmatch(text):
+        return True
+    return name in OTHER_VARIABLES or _SERVICE_LINK.fullmatch(name) is not None
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The most similar name, if there is a similar one."""
+    names = [one.removeprefix(PREFIX) for one in known]
+    found = get_close_matches(name.removeprefix(PREFIX), names, 1, 0.5)
+    return PREFIX + found[0] if found else ""
+
+
+def _in_use(settings: Settings, field: str) -> str:
+    value = getattr(settings, field)
+    if field in _HIDDEN:
+        return "a value that is not shown" if value else "none"
+    if value is None or value == "":
+        meaning = next(meta.description or "" for name, _, meta in _fields() if name == field)
+        return meaning.partition(" [")[2].rstrip("]") or "none"
+    return _as_text(value)
+
+
+def _as_text(value: Any) -> str:
+    """A value as a variable has it."""
+    return str(int(value) if isinstance(value, bool) else value)
+
+
+def _read(environ: Mapping[str, str]) -> tuple[Settings, list[tuple[str, str, str]]]:
+    """The settings, and what was not taken as it is: the variable, a text that says why, and the field."""
+    values: dict[str, Any] = {}
+    refused: list[tuple[str, str, str]] = []
+    host, port = split_host(environ.get(variable("host"), "").strip())
+    for field, kind, meta in _fields():
+        name = variable(field)
+        given = [(name, environ.get(name, "").strip())]
+        if field == "host":
+            given = [(name, host)]
+        elif field == "port" and _SERVICE_URL.fullmatch(given[0][1]):
+            given = []
+        if field == "port" and port is not None:
+            given.append((variable("host"), port))
+        for source, text in given:
+            values[field], fault = _parse(field, kind, meta, text)
+            if fault:
+                label = source if source == name else f"the port of {source}"
+                shown = "" if field in _HIDDEN else f"={text[:_SHOWN_MAX]!r}"
+                refused.append((source, f"{label}{shown} {fault}", field))
+    if port is not None and not host:
+        values["host"] = ""
+    settings = Settings(**{field: value for field, value in values.items() if value is not None})
+    return settings, refused
+
+
+def _parse(field: str, kind: Any, meta: Meta, text: str) -> tuple[str | int | bool | None, str]:
+    """The value of a variable's text, None for the default; and why it is not what the text says, if so."""
     if not text:
-        return None
+        return None, ""
     if bool in (kind, *get_args(kind)):
-        return _BOOLS.get(text.lower())
+        switch = _BOOLS.get(text.lower())
+        return switch, "" if switch is not None else "is neither 1 nor 0"
     if kind == LogFormat:
-        return text.lower() if text.lower() in _LOG_FORMATS else None
+        if text.lower() in _LOG_FORMATS:
+            return text.lower(), ""
+        return None, f"is not one of {', '.join(_LOG_FORMATS)}"
     if int in (kind, *get_args(kind)):
-        return _parse_number(meta, text)
-    return text
+        return _parse_number(field, meta, text)
+    return text, ""
 
 
-def _parse_number(meta: Meta, text: str) -> int | None:
-    if not _NUMBER.fullmatch(text):
-        return None
-    number = int(text)
-    if meta.ge is not None:
-        number = max(number, int(meta.ge))
-    if meta.le is not None:
-        number = min(number, int(meta.le))
-    return number
+def _parse_number(field: str, meta: Meta, text: str) -> tuple[int | None, str]:
+    number, wanted = None, "a whole number"
+    if _NUMBER.fullmatch(text):
+        number = int(text)
+    elif field.endswith("_ms"):
+        number, wanted = milliseconds(text), "a duration, such as 500ms, 30s, 5m or 7d"
+    elif field.endswith(("_bytes", "_bytes_per_s")):
+        number, wanted = size_bytes(text), "a size, such as 1000, 64KiB, 10MB or 1.5GiB"
+    if number is None or number >= _NUMBER_END:
+        return None, f"is not {wanted}"
+    if meta.ge is not None and number < meta.ge:
+        return int(meta.ge), f"is below the minimum of {meta.ge}"
+    if meta.le is not None and number > meta.le:
+        # Another port than the one that was meant is as good as the default.
+        return None if field == "port" else int(meta.le), f"is above the maximum of {meta.le}"
+    return number, ""

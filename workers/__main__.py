@@ -44,6 +44,7 @@ def serve() -> int:
 def help_text() -> str:
     lines = [
         "Runs the topics server until SIGTERM or SIGINT. It takes no arguments; the environment configures it.",
+        "Durations and sizes accept units: 30s, 5m, 64MiB, 1GB.",
         "",
     ]
     rows = settings.describe()

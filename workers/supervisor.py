@@ -37,7 +37,7 @@ from topics.api_keys import parse_keys
 from topics.control_channel import Drain, Listening, Message, Owes, Peers, Ping, Pong, Ready, Serving, Settle
 from topics.engine.layout import Layout
 from topics.logs import log
-from topics.settings import Settings
+from topics.settings import Settings, complaints
 from workers import exit_codes, listeners, resharding
 from workers.child import Child
 from workers.data_directory import DataDirectory
@@ -59,8 +59,7 @@ def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) ->
     # Whoever starts it may ignore it, and then no end could be told.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        if problems := settings.problems():
-            raise BadConfiguration("; ".join(problems))
+        _check(settings)
         directory = DataDirectory(settings.data_dir)
         try:
             return _serve_from(directory, settings, worker_main, front_main)
@@ -72,6 +71,18 @@ def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) ->
     except Exception:
         logger.exception("unexpected error")
         return exit_codes.UNEXPECTED
+
+
+def _check(settings: Settings) -> None:
+    """Log what is wrong with the environment, and refuse what is unsafe or, if that is wished, all of it."""
+    found = complaints(os.environ)
+    for complaint in found:
+        logger.warning("%s", complaint.text)
+    if problems := settings.problems():
+        raise BadConfiguration("; ".join(problems))
+    if found and settings.strict_settings:
+        names = ", ".join(complaint.variable for complaint in found)
+        raise BadConfiguration(f"TOPICS_STRICT_SETTINGS=1 refuses {names}; correct or unset them")
 
 
 def _serve_from(
@@ -102,8 +113,6 @@ def _serve_from(
         pid=os.getpid(),
         keys=len(parse_keys(settings.api_keys)),
     )
-    if settings.api_keys.strip() and not parse_keys(settings.api_keys):
-        logger.warning("TOPICS_API_KEYS is set and has no usable entry: there is no authentication")
     try:
         supervisor = Supervisor(
             settings,

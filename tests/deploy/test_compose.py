@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.support.server import running
+from workers import exit_codes
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -48,6 +49,14 @@ def test_services_are_locked_down(name: str) -> None:
 def test_the_server_is_open_to_this_machine_only() -> None:
     assert COMPOSE["services"]["topics"]["ports"][0].startswith("${TOPICS_PUBLISH:-127.0.0.1}:")
     assert COMPOSE["services"]["topics"]["ulimits"]["nofile"]["hard"] >= 65536
+
+
+def test_misspelt_settings_are_refused() -> None:
+    assert COMPOSE["services"]["topics"]["environment"]["TOPICS_STRICT_SETTINGS"].endswith(":-1}")
+    assert "TOPICS_STRICT_SETTINGS=1" in (DEPLOY / "Dockerfile").read_text()
+    unit = (DEPLOY / "systemd" / "topics.service").read_text()
+    assert "Environment=TOPICS_STRICT_SETTINGS=1\n" in unit
+    assert f"RestartPreventExitStatus={exit_codes.BAD_CONFIGURATION}\n" in unit
 
 
 def test_every_file_that_is_mounted_is_there() -> None:

@@ -24,9 +24,10 @@ from tests.support.server import ROOT, Server, running, until
 from topics.cli import contexts, top
 from topics.cli.__main__ import main
 from topics.cli.bench import Bench
-from topics.cli.quantities import milliseconds, size, when
+from topics.cli.quantities import size, when
 from topics.cli.tables import as_time
 from topics.client import Client, errors
+from topics.quantities import milliseconds
 
 KEYS = "root,reader:read:open."
 

@@ -595,6 +595,43 @@ def test_bad_configuration_is_refused(server: Server, environ: dict[str, str], p
     assert "swordfish" not in said
 
 
+WRONG = {"TOPICS_FRONTS": "one", "TOPICS_KEEPALIVE_MS": "30x", "TOPICS_APIKEYS": "swordfish"}
+WARNINGS = (
+    "TOPICS_FRONTS='one' is not a whole number; in use: 1",
+    "TOPICS_KEEPALIVE_MS='30x' is not a duration",
+    "TOPICS_APIKEYS is not a known variable and is ignored; did you mean TOPICS_API_KEYS? In use: none",
+)
+
+
+@fault(
+    "supervisor", "settings that are misspelt or cannot be read", "one warning each, with the value in use"
+)
+def test_wrong_settings_are_one_warning_each(server: Server) -> None:
+    server.start(**WRONG, TOPICS_LOG_FORMAT="human", TOPICS_SERVICE_HOST="10.0.0.1").up()
+    lines = [line for line in server.text().splitlines() if " warning " in line]
+    assert len(lines) == len(WARNINGS)
+    assert all(any(f"supervisor: {warning}" in line for line in lines) for warning in WARNINGS)
+    assert "swordfish" not in server.text()
+    assert server.stop() == 0
+
+
+@fault(
+    "supervisor",
+    "settings that are misspelt or cannot be read, with TOPICS_STRICT_SETTINGS=1",
+    "all of them are listed, and the server refuses to start with exit code 2",
+)
+def test_strict_settings_refuse_wrong_ones(server: Server) -> None:
+    code, said = server.refused(**WRONG, TOPICS_STRICT_SETTINGS="1", TOPICS_LOG_FORMAT="json")
+    assert code == 2
+    *warnings, refusal = [json.loads(line) for line in said.splitlines()]
+    assert [entry["level"] for entry in warnings] == ["warning"] * 3
+    assert all(any(entry["message"].startswith(text) for entry in warnings) for text in WARNINGS)
+    assert refusal["message"].startswith("not started: TOPICS_STRICT_SETTINGS=1 refuses ")
+    assert all(name in refusal["message"] for name in WRONG)
+    assert "swordfish" not in said
+    assert not server.data.exists()
+
+
 @fault(
     "data directory",
     "the noted directory for sockets is not one of ours",

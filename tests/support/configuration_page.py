@@ -23,6 +23,7 @@ GROUPS = {
 # Where more is said.
 MORE = {
     "api_keys": "[keys](http.md#keys)",
+    "strict_settings": "[wrong settings](#wrong-settings)",
     "wal_shards": "[another number of shards](resharding.md)",
     "cold_dir": "[tiers](storage.md#tiers)",
     "hot_retain_segments": "[tiers](storage.md#tiers)",
@@ -46,8 +47,24 @@ HEAD = """\
 
 Everything is set by environment variables; there is no configuration file. `topics serve --help` prints the same, and a test keeps this page to the code (`python -m tests.support.configuration_page` makes it).
 
-Text that is no number means the default, and a number outside of its range the nearest end of it (a port beyond 65535: the default). What would be unsafe is not forgiven: the server refuses to start, and says why. All processes
-of a server read the same variables at its start; to change one, restart it.
+All processes of a server read the same variables at its start; to change one, restart it. An empty variable is an unset one.
+
+Durations are numbers of milliseconds, or have a unit: `250ms`, `30s`, `5m`, `1h30m`, `2d`. Sizes are numbers of bytes, or have a unit: `512KiB`, `64MiB`, `1.5GiB`, or in powers of ten `10MB`, `1GB`; those per second likewise.
+
+## Wrong settings
+
+A value that cannot be read means the default, and a number outside its range the nearest end of it (a port above 65535: the default). Each of these, and each `TOPICS_…` variable that is not known, is one warning in the log at the start, with the value in use and the
+nearest known name. Values of unknown variables are not logged, since they may be keys:
+
+```text
+warning supervisor: TOPICS_MAX_TOPCIS is not a known variable and is ignored; did you mean TOPICS_MAX_TOPICS? In use: 100000
+warning supervisor: TOPICS_FRONTS='two' is not a whole number; in use: 1
+```
+
+`TOPICS_STRICT_SETTINGS=1` turns these warnings into a refusal: the server lists all of them and ends with exit code 2. The image, the compose file and the systemd unit set it. What would be unsafe is always refused.
+
+Kubernetes injects variables for each service of a namespace. Those of a service called `topics` (`TOPICS_SERVICE_HOST`, `TOPICS_PORT_4000_TCP` and so on) are ignored, and so is `TOPICS_PORT` when it is a URL like `tcp://10.0.0.1:4000`: the port is then the default. `enableServiceLinks: false` in the pod's
+specification keeps them away.
 """
 
 TAIL = """
@@ -80,14 +97,14 @@ def _tables() -> Iterator[str]:
         cells = [
             f"`{settings.variable(name)}`",
             default,
-            _values(kind, meta.ge, meta.le),
+            _values(name, kind, meta.ge, meta.le),
             meaning,
             MORE.get(name, ""),
         ]
         yield f"| {' | '.join(cells)} |\n"
 
 
-def _values(kind: object, least: object, most: object) -> str:
+def _values(name: str, kind: object, least: object, most: object) -> str:
     kinds = (kind, *get_args(kind))
     if kind == LogFormat:
         return ", ".join(get_args(LogFormat))
@@ -95,7 +112,8 @@ def _values(kind: object, least: object, most: object) -> str:
         return "0, 1"
     if int not in kinds:
         return "text"
-    return f"{least or 0} to {most}" if most is not None else f"from {least or 0}"
+    unit = "duration " if name.endswith("_ms") else "size " if "_bytes" in name else ""
+    return unit + (f"{least or 0} to {most}" if most is not None else f"from {least or 0}")
 
 
 assert set(GROUPS) | set(MORE) <= set(Settings.__struct_fields__), (

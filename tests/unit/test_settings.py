@@ -5,7 +5,11 @@ Method: environments as plain dicts; defaults are checked against the interface'
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +17,13 @@ from hypothesis import strategies as st
 
 from tests.support import configuration_page
 from topics import settings
+from topics.engine import limits
+from topics.quantities import milliseconds, size_bytes
 from topics.settings import Settings, is_loopback, join_host
+from topics.watching import WATCH_TOPICS_MAX
+from workers.requests import TAG_BYTES_MAX
+
+ROOT = Path(__file__).resolve().parents[2]
 
 DEFAULTS = {
     "TOPICS_HOST": "127.0.0.1",
@@ -22,6 +32,7 @@ DEFAULTS = {
     "TOPICS_API_KEYS": "",
     "TOPICS_ALLOW_INSECURE_NO_AUTH": False,
     "TOPICS_PROBE_AUTH": False,
+    "TOPICS_STRICT_SETTINGS": False,
     "TOPICS_DATA_DIR": "./topics-data",
     "TOPICS_COLD_DIR": None,
     "TOPICS_WAL_SHARDS": None,
@@ -211,6 +222,206 @@ def test_keys_are_never_shown() -> None:
 def test_a_name_that_does_not_resolve_is_not_trusted() -> None:
     assert not is_loopback("no-such-host.invalid")
     assert not is_loopback("a" * 300)
+
+
+# ---- units
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("TOPICS_KEEPALIVE_MS", "250ms", 250),
+        ("TOPICS_KEEPALIVE_MS", "30s", 30_000),
+        ("TOPICS_KEEPALIVE_MS", "1h30m", 5_400_000),
+        ("TOPICS_KEEPALIVE_MS", "2d", 172_800_000),
+        ("TOPICS_KEEPALIVE_MS", "1.5s", 1500),
+        ("TOPICS_MAX_BODY_BYTES", "512KiB", 512 << 10),
+        ("TOPICS_MAX_BODY_BYTES", "1.5GiB", 3 << 29),
+        ("TOPICS_MAX_BODY_BYTES", "10GB", 10**10),
+        ("TOPICS_MAX_BODY_BYTES", "1024B", 1024),
+        ("TOPICS_MAX_BODY_BYTES", "64 mib", 64 << 20),
+        ("TOPICS_RELOCATE_BYTES_PER_S", "8MiB", 8 << 20),
+    ],
+)
+def test_durations_and_sizes_have_units(name: str, text: str, value: int) -> None:
+    assert getattr(read(**{name: text}), field(name)) == value
+    assert settings.complaints({name: text}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("TOPICS_KEEPALIVE_MS", "1GiB"),
+        ("TOPICS_KEEPALIVE_MS", "30 s"),
+        ("TOPICS_KEEPALIVE_MS", "0.5ms"),
+        ("TOPICS_KEEPALIVE_MS", "-1s"),
+        ("TOPICS_MAX_BODY_BYTES", "30s"),
+        ("TOPICS_MAX_BODY_BYTES", "1.0001KiB"),
+        ("TOPICS_MAX_BODY_BYTES", "99999999TiB"),
+        ("TOPICS_MAX_TOPICS", "10k"),
+        ("TOPICS_FRONTS", "1s"),
+    ],
+)
+def test_other_units_and_parts_of_a_byte_are_unreadable(name: str, text: str) -> None:
+    assert getattr(read(**{name: text}), field(name)) == DEFAULTS[name]
+    (complaint,) = settings.complaints({name: text})
+    assert complaint.text.endswith(f"in use: {DEFAULTS[name]}")
+
+
+@given(st.integers(min_value=0, max_value=10**9), st.sampled_from(["ms", "s", "m", "h", "d", "w"]))
+def test_a_duration_is_its_number_of_units(number: int, unit: str) -> None:
+    one = milliseconds(f"1{unit}")
+    assert one is not None
+    assert milliseconds(f"{number}{unit}") == number * one
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_quantity_or_none(text: str) -> None:
+    for found in (milliseconds(text), size_bytes(text)):
+        assert found is None or found >= 0
+
+
+# ---- complaints
+
+
+def texts(**environ: str) -> list[str]:
+    return [complaint.text for complaint in settings.complaints(environ)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        (
+            {"TOPICS_MAX_TOPCIS": "5", "TOPICS_MAX_TOPICS": "7"},
+            "TOPICS_MAX_TOPCIS is not a known variable and is ignored; did you mean TOPICS_MAX_TOPICS? In use: 7",
+        ),
+        (
+            {"TOPICS_SHARDS": "4"},
+            "TOPICS_SHARDS is not a known variable and is ignored; did you mean TOPICS_WAL_SHARDS? "
+            "In use: as before; at first CPUs, at most 8",
+        ),
+        (
+            {"TOPICS_TOKN": "swordfish"},
+            "TOPICS_TOKN is not a known variable and is ignored; did you mean TOPICS_TOKEN?",
+        ),
+        ({"TOPICS_QQQQ": "1"}, "TOPICS_QQQQ is not a known variable and is ignored"),
+        ({"TOPICS_FRONTS": "two"}, "TOPICS_FRONTS='two' is not a whole number; in use: 1"),
+        ({"TOPICS_FRONTS": "0"}, "TOPICS_FRONTS='0' is below the minimum of 1; in use: 1"),
+        ({"TOPICS_FRONTS": "65"}, "TOPICS_FRONTS='65' is above the maximum of 64; in use: 64"),
+        ({"TOPICS_PORT": "65536"}, "TOPICS_PORT='65536' is above the maximum of 65535; in use: 4000"),
+        ({"TOPICS_HOST": "::1", "TOPICS_PORT": "x"}, "TOPICS_PORT='x' is not a whole number; in use: 4000"),
+        (
+            {"TOPICS_HOST": "localhost:x"},
+            "the port of TOPICS_HOST='x' is not a whole number; in use: 4000",
+        ),
+        ({"TOPICS_VERIFY": "yes"}, "TOPICS_VERIFY='yes' is neither 1 nor 0; in use: 0"),
+        (
+            {"TOPICS_OTEL": "?"},
+            "TOPICS_OTEL='?' is neither 1 nor 0; in use: if OTEL_… names a collector",
+        ),
+        (
+            {"TOPICS_LOG_FORMAT": "xml"},
+            "TOPICS_LOG_FORMAT='xml' is not one of auto, human, json; in use: auto",
+        ),
+        (
+            {"TOPICS_CACHE_BYTES": "much"},
+            "TOPICS_CACHE_BYTES='much' is not a size, such as 1000, 64KiB, 10MB or 1.5GiB; in use: 33554432",
+        ),
+        (
+            {"TOPICS_MAX_LIMIT": "5000"},
+            "TOPICS_MAX_LIMIT is a fixed limit and cannot be set; in use: 1000",
+        ),
+        ({"TOPICS_API_KEYS": ",:read"}, "TOPICS_API_KEYS has no usable entry; in use: no authentication"),
+    ],
+)
+def test_a_complaint_names_the_variable_and_the_value_in_use(environ: dict[str, str], text: str) -> None:
+    assert texts(**environ) == [text]
+
+
+def test_every_bad_variable_is_listed() -> None:
+    environ = {"TOPICS_FRONTS": "x", "TOPICS_VERIFY": "x", "TOPICS_A": "x", "TOPICS_B": "x", "OTHER": "x"}
+    assert {complaint.variable for complaint in settings.complaints(environ)} == set(environ) - {"OTHER"}
+
+
+@pytest.mark.parametrize("name", ["TOPICS_API_KEYZ", "TOPICS_APIKEY", "TOPICS_API_KEYS_", "TOPICS_SECRET"])
+def test_the_value_of_an_unknown_variable_is_never_shown(name: str) -> None:
+    (text,) = texts(**{name: "swordfish:read", "TOPICS_API_KEYS": "tunafish"})
+    assert name in text
+    assert "fish" not in text
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*DEFAULTS, *settings.OTHER_VARIABLES, "TOPICS_QQQQ", "TOPICS_MAX_CLAIM"})
+)
+def test_empty_means_unset(name: str) -> None:
+    assert texts(**{name: " "}) == []
+    assert read(**{name: " "}) == read()
+
+
+def test_the_variables_of_other_programs_are_known() -> None:
+    assert texts(**dict.fromkeys(settings.OTHER_VARIABLES, "x")) == []
+
+
+def test_fixed_limits_are_those_of_the_code() -> None:
+    fixed = settings._FIXED
+    assert fixed["TOPICS_MAX_TAG_BYTES"] == TAG_BYTES_MAX
+    assert fixed["TOPICS_MAX_WATCH_TOPICS"] == WATCH_TOPICS_MAX
+    assert fixed["TOPICS_MAX_RECORD_BYTES"] == limits.RECORD_BYTES_MAX == 1_048_576
+    assert texts(**{name: str(value) for name, value in fixed.items()}) == []
+
+
+KUBERNETES = {
+    "TOPICS_SERVICE_HOST": "10.0.0.1",
+    "TOPICS_SERVICE_PORT": "4000",
+    "TOPICS_SERVICE_PORT_HTTP": "4000",
+    "TOPICS_PORT": "tcp://10.0.0.1:4000",
+    "TOPICS_PORT_4000_TCP": "tcp://10.0.0.1:4000",
+    "TOPICS_PORT_4000_TCP_PROTO": "tcp",
+    "TOPICS_PORT_4000_TCP_PORT": "4000",
+    "TOPICS_PORT_4000_TCP_ADDR": "10.0.0.1",
+    "TOPICS_HEADLESS_SERVICE_HOST": "10.0.0.2",  # of a service called topics-headless
+    "TOPICS_HEADLESS_PORT": "tcp://10.0.0.2:4000",
+}
+
+
+def test_what_kubernetes_injects_is_ignored_without_complaint() -> None:
+    assert texts(**KUBERNETES) == []
+    assert read(**KUBERNETES) == read()
+    assert read(**KUBERNETES, TOPICS_HOST="localhost:7").port == 7
+    assert texts(TOPICS_HEADLESS_PORT="4000"), "only Kubernetes writes it as a URL"
+
+
+def variables_in(path: Path) -> Iterator[str]:
+    """The TOPICS_ names of a file; in Python only those in texts, as a constant of the code may be called so too."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".py":
+        nodes = ast.walk(ast.parse(text))
+        text = "\n".join(
+            node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+    yield from re.findall(r"(?<![A-Za-z0-9_])TOPICS_[A-Z0-9_]*[A-Z0-9](?![A-Z0-9_])", text)
+
+
+def test_the_list_of_variables_is_that_of_the_tree() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    texts_of = (".py", ".sh", ".md", ".yaml", ".yml", ".toml", ".service", ".example", "")
+    paths = [ROOT / name for name in listed if not name.startswith("tests/")]
+    found = {
+        name
+        for path in paths
+        if path.is_file() and path.suffix in texts_of and path != ROOT / "topics" / "settings.py"
+        for name in variables_in(path)
+    }
+    kubernetes = {name for name in found if settings._SERVICE_LINK.fullmatch(name)}
+    fields = {settings.variable(name) for name in Settings.__struct_fields__}
+    known = fields | settings.OTHER_VARIABLES | set(settings._FIXED)
+    assert found - known - kubernetes - {"TOPICS_MAX_TOPCIS"} == set(), "declare these in topics/settings.py"
+    # `queue work` puts these together.
+    job = {name for name in settings.OTHER_VARIABLES if name.startswith("TOPICS_JOB_")}
+    assert settings.OTHER_VARIABLES - job - found == set(), "no program reads these"
 
 
 # ---- the page

@@ -46,7 +46,8 @@ def _settings(data: bytes) -> None:
     assert 0 <= found.port <= 65535
     with mock.patch.object(socket, "getaddrinfo", _numeric):
         problems = found.problems()
-    shown = " ".join(problems) + repr(found)
+    complaints = [complaint.text for complaint in settings.complaints(environ)]
+    shown = " ".join(problems + complaints) + repr(found)
     for secret in secrets_of(found.api_keys):
         known = (
             len(secret) < 8
