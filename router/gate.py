@@ -97,6 +97,7 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     },
     b"diff": {b"POST": _json(records.diff, READ, empty_ok=True, is_read=True)},
     b"delete": {b"POST": _json(records.delete, DELETE)},
+    b"deleted": {b"GET": Route(records.deleted, READ, is_read=True)},
     b"tags": {b"GET": Route(records.tags, READ, is_read=True)},
     b"last": {b"GET": Route(records.last, READ, is_read=True)},
     # An empty claim is a 400 of the shard, with or without a content type.

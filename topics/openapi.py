@@ -34,6 +34,7 @@ from topics.openapi_operations import (
 )
 from topics.openapi_schemas import REF, SUBJECT_PATTERN, Json, components
 from topics.openapi_transactions import transaction_paths
+from topics.schemas import U64_MAX
 from topics.watching import SESSION_TTL_MS
 
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
@@ -169,6 +170,7 @@ def _paths() -> Json:
         },
         "/v0/topics/{topic}/diff": {"post": _read()},
         "/v0/topics/{topic}/delete": {"post": _delete_records()},
+        "/v0/topics/{topic}/deleted": {"get": _deleted()},
         "/v0/topics/{topic}/tags": {"get": _tags()},
         "/v0/topics/{topic}/last": {"get": _last()},
         **consumer_paths(),
@@ -321,6 +323,28 @@ def _delete_records() -> Json:
         body={"required": True, "content": {JSON_TYPE: content_of("DeleteBody")}},
         answers={"200": json_answer("Deleted", "What was removed, and what is left.")},
         errors=(*WITH_TOPIC, *WITH_BODY),
+    )
+
+
+def _deleted() -> Json:
+    seq: Json = {"type": "integer", "minimum": 0, "maximum": U64_MAX, "default": 0}
+    limit: Json = {"type": "integer", "minimum": 0, "default": limits.DIFF_LIMIT_DEFAULT}
+    return operation(
+        "list_deleted",
+        "records",
+        "List the deleted seqs of a topic",
+        scopes=["read"],
+        description="Seqs whose records were removed on purpose: by deletes, acks, moves to a dead-letter topic, `cap_per_tag` or a TTL of "
+        "their own. Seqs that readers get a tombstone for are not among them.",
+        parameters=[
+            topic_name(),
+            query("from_seq", seq, "Only seqs after this one."),
+            query("limit", limit, "Most ranges of the page; 0 means 256, more than 1000 means 1000."),
+        ],
+        answers={
+            "200": json_answer("DeletedRanges", "A page of ranges; it may be short or empty before the end.")
+        },
+        errors=WITH_TOPIC,
     )
 
 

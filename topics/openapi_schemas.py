@@ -105,8 +105,9 @@ FIELD_TEXT: dict[str, dict[str, str]] = {
     "DeleteBody": {
         "before_seq": "Records with a smaller seq.",
         "match": "Records whose tag matches.",
+        "subject": "Records whose tag matches this dotted pattern: `*` stands for one token, a final `>` for one or more.",
         "seqs": "These records; at most 10000.",
-        "keep": "All but the newest so many; of each tag, when `match` is given.",
+        "keep": "All but the newest so many; of each tag, when `match` or `subject` is given.",
         "erase": "Overwrite the bytes on disk before answering.",
     },
     "StartBody": {
@@ -359,8 +360,9 @@ def _narrow(found: Json) -> None:
         ]
     delete["anyOf"] = [
         {"required": [name], "properties": {name: {"not": absent}}}
-        for name in ("before_seq", "match", "seqs", "keep")
+        for name in ("before_seq", "match", "subject", "seqs", "keep")
     ]
+    delete["properties"]["subject"]["anyOf"] = [text | {"pattern": SUBJECT_PATTERN}, absent]
     found["WatchBody"]["not"] = {
         "required": ["group", "node"],
         "properties": {"group": text, "node": {"not": absent}},

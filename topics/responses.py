@@ -229,6 +229,23 @@ class Deleted(Struct):
     performance: Performance
 
 
+class DeletedRange(Struct):
+    first_seq: Seq
+    last_seq: Seq
+
+
+class DeletedRanges(Struct):
+    """Deleted seqs in ascending order. A range that goes on behind `next_from_seq` goes on in the next page."""
+
+    topic: str
+    ranges: list[DeletedRange]
+    next_from_seq: Annotated[Count, Meta(description="The `from_seq` of the next page.")]
+    head_seq: HeadSeq
+    earliest_seq: EarliestSeq
+    caught_up: Annotated[bool, Meta(description="Whether `next_from_seq` is `head_seq`.")]
+    performance: Performance
+
+
 class TagCount(Struct):
     tag: str
     count: Annotated[Count, Meta(description="Live records with this tag.")]
@@ -350,6 +367,7 @@ BODIES: tuple[type[msgspec.Struct], ...] = (
     Written,
     DiffPage,
     Deleted,
+    DeletedRanges,
     TagList,
     LastRecords,
     WatchMade,

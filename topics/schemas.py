@@ -134,6 +134,7 @@ class DeleteBody(msgspec.Struct):
 
     before_seq: U64 | None = None
     match: Predicate | None = None
+    subject: str | None = None
     seqs: list[U64] | None = None
     keep: U64 | None = None
     erase: bool = False

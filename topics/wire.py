@@ -43,6 +43,7 @@ PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET
     22,
     23,
 )
+LIST_DELETED = 24
 CONSOLIDATE = 27  # which call it is stands in the arguments
 TXN_BEGIN, TXN_STAGE, TXN_COMMIT, TXN_ABORT = 28, 29, 30, 31
 # About the shard itself, or about who follows what: no command of the engine.
@@ -108,6 +109,7 @@ class Args(msgspec.Struct, array_like=True, omit_defaults=True):
     named: str = ""  # the plan or snapshot that the path names
     txn: str = ""
     traceparent: str = ""  # of a write; valid
+    from_seq: int = 0
 
 
 encode_args = msgspec.msgpack.Encoder().encode

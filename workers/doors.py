@@ -44,6 +44,7 @@ class Doors:
             wire.LIST_TOPICS: _read_list,
             wire.LAST_BY_TAG: _read_last,
             wire.COUNT_BY_TAG: _read_counts,
+            wire.LIST_DELETED: lambda t, r, a: (cmd.ListDeleted(t, a.from_seq, a.page_size), None),
             wire.WATCH_READ: self._read_watch,
             **consumer_requests.READERS,
             wire.CONSOLIDATE: consolidation_requests.read,
@@ -99,6 +100,8 @@ class Doors:
             case cmd.TagCounts():
                 last = result.counts[-1][0] if result.more else None
                 return replies.tag_counts(result, replies.cursor_text(last), total_ms)
+            case cmd.DeletedRanges():
+                return replies.deleted_ranges(result, total_ms)
             case mrg.MergeAnswer():
                 return consolidation_requests.rendered(result, total_ms)
             case con.LettersTaken() | fwd.CopiesTaken():

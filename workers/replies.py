@@ -133,6 +133,20 @@ def deleted(result: cmd.Deleted, total_ms: float) -> Rendered:
     )
 
 
+def deleted_ranges(result: cmd.DeletedRanges, total_ms: float) -> Rendered:
+    return json_reply(
+        {
+            "topic": result.topic,
+            "ranges": [{"first_seq": first, "last_seq": last} for first, last in result.ranges],
+            "next_from_seq": result.next_from_seq,
+            "head_seq": result.head_seq,
+            "earliest_seq": result.earliest_seq,
+            "caught_up": result.next_from_seq == result.head_seq,
+        },
+        total_ms,
+    )
+
+
 def topic_put(result: cmd.TopicPut, total_ms: float) -> Rendered:
     status = CREATED if result.created else OK
     body = {"topic": result.topic, "created": result.created, "config": config_body(result.config)}

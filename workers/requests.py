@@ -355,7 +355,8 @@ def read_delete(topic: str, request: wire.Request) -> cmd.Delete:
     if body.seqs and max(body.seqs) > U64_MAX:
         raise InvalidRequest("seqs is beyond 64 bits")
     match = tag_match(body.match, subjects=False) if body.match is not None else None
-    return cmd.Delete(topic, body.before_seq, match, body.seqs, body.keep, body.erase)
+    subject = make_match("Subject", body.subject) if body.subject is not None else None
+    return cmd.Delete(topic, body.before_seq, match, body.seqs, body.keep, body.erase, subject)
 
 
 def tag_match(predicate: Predicate, *, subjects: bool) -> TagMatch:

@@ -80,5 +80,11 @@ def tags(call: Call, respond: Respond) -> None:
     ask_owner(call, wire.COUNT_BY_TAG, respond, 0, args)
 
 
+def deleted(call: Call, respond: Respond) -> None:
+    pairs = parse_query(call.request.query)
+    args = wire.Args(from_seq=number(pairs, "from_seq", 0), page_size=number(pairs, "limit", 0))
+    ask_owner(call, wire.LIST_DELETED, respond, 0, args)
+
+
 def page_size(pairs: dict[str, str]) -> int:
     return min(max(number(pairs, "page_size", 100), 1), 1000)

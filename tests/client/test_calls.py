@@ -228,9 +228,23 @@ def test_deleting(client: Any, topic: str) -> None:
     assert client.delete(topic, match="even", keep=1).deleted == 2
     assert data(client.records(topic)) == [5, 7, 8, 9]
     assert client.delete(topic, seqs=[6], erase=True).count == 3
+    gone = client.deleted_ranges(topic, page_size=1)
+    assert [(row.first_seq, row.last_seq) for row in gone] == [(1, 7)]
+    client.write_many(topic, [NewRecord(i, tag=tag) for i, tag in enumerate(("eu.tea", "eu.jam", "us.tea"))])
+    assert client.delete(topic, subject="eu.>", keep=1).deleted == 0
+    assert client.delete(topic, subject="*.tea", match="eu*").deleted == 1
+    assert [(row.first_seq, row.last_seq) for row in client.deleted_ranges(topic, 4)] == [(5, 7), (11, 11)]
+    with pytest.raises(errors.InvalidRequest):
+        client.delete(topic, subject="eu..tea")
+    with pytest.raises(errors.InvalidRequest):
+        client.delete(topic, subject=5)
+    for wrong in ({"subject": b"eu.>"}, {"match": b"eu.tea"}):
+        with pytest.raises(TypeError, match="is text"):
+            client.delete(topic, **wrong)
+    assert client.delete(topic, before_seq=14, subject="*.*").deleted == 2
     assert client.purge(topic, keep=1).count == 1
     assert client.purge(topic, erase=True).count == 0
-    assert client.get_topic(topic).head_seq == 10
+    assert client.get_topic(topic).head_seq == 13
     with pytest.raises(errors.InvalidRequest):
         client.delete(topic)
 

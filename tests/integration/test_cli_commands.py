@@ -182,6 +182,10 @@ def test_a_topic_from_its_making_to_its_end(cli: Cli, topic: str) -> None:
     assert [row["count"] for row in cli.rows("topic", "ls", topic)] == [4]
     assert cli("topic", "purge", topic, "--tag", "a", "--keep", "1", "--yes") == 0
     assert cli.out == f"{topic}: 2 records deleted, 2 left\n"
+    cli("pub", topic, "5", "--tag", "eu.tea")
+    assert cli("topic", "purge", topic, "--subject", "eu.>", "--yes") == 0
+    assert cli.out == f"{topic}: 1 records deleted, 2 left\n"
+    assert cli("topic", "purge", topic, "--subject", "eu.", "--yes") == 1
     assert cli("topic", "purge", topic) == 2  # nobody can be asked
     assert "--yes" in cli.err
     assert cli("topic", "delete", topic, "--if-empty") == 1

@@ -101,6 +101,7 @@ NEEDS: list[tuple[str, str, str, Any]] = [
     ("read", "GET", "/v0/topics/{topic}", None),
     ("read", "HEAD", "/v0/topics/{topic}", None),
     ("read", "POST", "/v0/topics/{topic}/diff", None),
+    ("read", "GET", "/v0/topics/{topic}/deleted", None),
     ("read", "GET", "/v0/topics/{topic}/tags", None),
     ("read", "GET", "/v0/topics/{topic}/last?tag=a", None),
     ("read", "GET", "/v0/metrics", None),
@@ -180,6 +181,7 @@ def test_names_inside_of_the_prefixes(guarded: Server, name: str) -> None:
         ("POST", "/diff", None),
         ("POST", "/delete", {"before_seq": 9}),
         ("GET", "", None),
+        ("GET", "/deleted", None),
         ("GET", "/tags", None),
         ("DELETE", "", None),
     ):
@@ -196,6 +198,7 @@ def test_names_outside_of_the_prefixes(guarded: Server, name: str) -> None:
             ("POST", "/diff", None),
             ("POST", "/delete", {"before_seq": 9}),
             ("GET", "", None),
+            ("GET", "/deleted", None),
             ("GET", "/tags", None),
             ("GET", "/last?tag=a", None),
             ("DELETE", "", None),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.contract import U64_MAX, Json, data_of, ok, records_of, refused, state_of
-from tests.support.server import Server
+from tests.support.queue_client import claim, make_queue, seqs_of, settle
+from tests.support.server import Server, until
 
 TAGS = ["a", "ab", "a*", "a*b", "b", "", "*", None, "a", "a.b", "é", "ab*"]
 ALL = list(range(1, len(TAGS) + 1))
@@ -59,6 +60,26 @@ def delete(server: Server, topic: str, **fields: Any) -> Json:
         ({"match": "a*", "before_seq": 4}, [1, 2, 3]),
         ({"match": "a", "before_seq": None}, [1, 9]),
         ({"match": None, "before_seq": 3}, [1, 2]),
+        ({"subject": ">"}, [1, 2, 3, 4, 5, 7, 9, 10, 11, 12]),
+        ({"subject": "*"}, [1, 2, 3, 4, 5, 7, 9, 11, 12]),
+        ({"subject": "*.*"}, [10]),
+        ({"subject": "a.>"}, [10]),
+        ({"subject": "a"}, [1, 9]),
+        ({"subject": "a*"}, [3]),
+        ({"subject": "é"}, [11]),
+        ({"subject": "absent.>"}, []),
+        ({"subject": ">", "before_seq": 3}, [1, 2]),
+        ({"subject": None, "before_seq": 3}, [1, 2]),
+        ({"subject": "*", "match": None}, [1, 2, 3, 4, 5, 7, 9, 11, 12]),
+        ({"subject": "*", "match": "a*"}, [1, 2, 3, 4, 9, 12]),
+        ({"subject": "*.b", "match": "a*"}, [10]),
+        ({"subject": "a", "match": "b"}, []),
+        ({"subject": "*", "match": "a*", "before_seq": 4}, [1, 2, 3]),
+        ({"subject": ">", "seqs": [2, 8, 10]}, [2, 10]),
+        ({"subject": "*", "match": "a*", "seqs": [2, 5, 10]}, [2]),
+        ({"subject": "*", "keep": 1}, [1]),
+        ({"subject": "*", "match": "a", "keep": 0}, [1, 9]),
+        ({"subject": "a", "erase": True}, [1, 9]),
     ],
 )
 def test_selectors(shared_server: Server, topic: str, fields: Json, gone: list[int]) -> None:
@@ -97,7 +118,64 @@ def test_predicates_that_are_none(shared_server: Server, topic: str, match: Any)
     refused(shared_server.post("/v0/topics/absent/delete", {"match": match}), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("body", [{}, {"before_seq": None}, {"match": None}, {"erase": True}, {"unknown": 1}])
+@pytest.mark.parametrize("subject", ["", ".", "a.", ".a", "a..b", ">.a", "a.>.b", 5, True, ["a"], {}])
+def test_subjects_that_are_none(shared_server: Server, topic: str, subject: Any) -> None:
+    fill(shared_server, topic)
+    reply = shared_server.post(f"/v0/topics/{topic}/delete", {"subject": subject, "before_seq": 99})
+    refused(reply, 400, "invalid_request")
+    assert data_of(shared_server, topic) == ALL
+    refused(shared_server.post("/v0/topics/absent/delete", {"subject": subject}), 400, "invalid_request")
+
+
+def test_deleted_ranges(shared_server: Server, topic: str) -> None:
+    """Goal: what was removed on purpose is listed, in pages; what was lost to a cap is not."""
+    path = f"/v0/topics/{topic}/deleted"
+    fill(shared_server, topic)
+    empty = {"topic": topic, "ranges": [], "next_from_seq": 12, "head_seq": 12, "earliest_seq": 1}
+    assert ok(shared_server.get(path)) == {**empty, "caught_up": True}
+    delete(shared_server, topic, seqs=[1, 4, 5, 6, 8, 12])
+    rows = [{"first_seq": a, "last_seq": b} for a, b in ((1, 1), (4, 6), (8, 8), (12, 12))]
+    assert ok(shared_server.get(path)) == {**empty, "ranges": rows, "earliest_seq": 2, "caught_up": True}
+    found, at = [], 0
+    for last in (1, 6, 8, 12):
+        page = ok(shared_server.get(f"{path}?from_seq={at}&limit=1"))
+        assert (page["next_from_seq"], page["caught_up"]) == (last, last == 12)
+        found += page["ranges"]
+        at = page["next_from_seq"]
+    assert found == rows
+    # In the middle of a range, and beyond the head.
+    assert ok(shared_server.get(f"{path}?from_seq=5"))["ranges"][0] == {"first_seq": 6, "last_seq": 6}
+    for beyond in (12, 99, U64_MAX):
+        assert ok(shared_server.get(f"{path}?from_seq={beyond}")) == {
+            **empty,
+            "earliest_seq": 2,
+            "caught_up": True,
+        }
+    # As everywhere in a query: what is no number counts as absent; 0 is the default of reads.
+    for query in ("from_seq=-1&limit=x", "limit=0", "limit=99999999999999999999"):
+        assert ok(shared_server.get(f"{path}?{query}"))["ranges"] == rows
+    # What a cap takes is lost, and what was deleted below it is part of that gap.
+    shared_server.put(f"/v0/topics/{topic}", {"cap_records": 3})
+    page = ok(shared_server.get(path))
+    assert page["ranges"] == [{"first_seq": 8, "last_seq": 8}, {"first_seq": 12, "last_seq": 12}]
+    assert (page["earliest_seq"], ok(shared_server.diff(topic))["tombstone"]["gap_to"]) == (9, 7)
+    refused(shared_server.get("/v0/topics/absent/deleted"), 404, "topic_not_found", {"topic": "absent"})
+
+
+def test_acks_dead_letters_and_ttls_are_deletes(shared_server: Server, topic: str) -> None:
+    make_queue(shared_server, topic, 1, 2, dead_letter=f"{topic}.dead")
+    records = [{"data": 3, "ttl_ms": 1}, {"data": 4}]
+    ok(shared_server.post(f"/v0/topics/{topic}", {"records": records}))
+    assert seqs_of(claim(shared_server, topic, 2)) == [1, 2]
+    settle(shared_server, topic, "ack", [1])
+    settle(shared_server, topic, "nack", [2], kind="dead")
+    until(lambda: state_of(shared_server, topic)["count"] == 1)
+    assert ok(shared_server.get(f"/v0/topics/{topic}/deleted"))["ranges"] == [{"first_seq": 1, "last_seq": 3}]
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"before_seq": None}, {"match": None}, {"subject": None}, {"erase": True}, {"unknown": 1}]
+)
 def test_a_selector_is_needed(shared_server: Server, topic: str, body: Json) -> None:
     refused(shared_server.post(f"/v0/topics/{topic}/delete", body), 400, "invalid_request")
     fill(shared_server, topic)

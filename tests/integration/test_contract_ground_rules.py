@@ -73,6 +73,7 @@ def test_http2_with_prior_knowledge_on_the_same_port(shared_server: Server, topi
         ("POST", f"/v0/topics/{topic}", b'{"records":[{"data":1,"tag":"a"}]}', 200),
         ("POST", f"/v0/topics/{topic}/diff", b"", 200),
         ("POST", f"/v0/topics/{topic}/delete", b'{"before_seq":1}', 200),
+        ("GET", f"/v0/topics/{topic}/deleted", b"", 200),
         ("GET", f"/v0/topics/{topic}/tags", b"", 200),
         ("GET", f"/v0/topics/{topic}/last?tag=a", b"", 200),
         ("GET", f"/v0/topics/{topic}", b"", 200),
@@ -126,6 +127,7 @@ ROUTES = {
     "/v0/topics/absent": {"GET", "PUT", "POST", "DELETE"},
     "/v0/topics/absent/diff": {"POST"},
     "/v0/topics/absent/delete": {"POST"},
+    "/v0/topics/absent/deleted": {"GET"},
     "/v0/topics/absent/tags": {"GET"},
     "/v0/topics/absent/last": {"GET"},
     "/v0/health": {"GET"},
@@ -613,6 +615,7 @@ def test_bad_names_do_not_exist_elsewhere(shared_server: Server, name: str) -> N
     refused(shared_server.get(path), 404, "topic_not_found", absent)
     refused(shared_server.post(f"{path}/diff"), 404, "topic_not_found", absent)
     refused(shared_server.post(f"{path}/delete", {"before_seq": 1}), 404, "topic_not_found", absent)
+    refused(shared_server.get(f"{path}/deleted"), 404, "topic_not_found", absent)
     refused(shared_server.get(f"{path}/tags"), 404, "topic_not_found", absent)
     refused(shared_server.get(f"{path}/last?tag=a"), 404, "topic_not_found", absent)
     dropped = {"topic": name, "deleted": False, "routers_removed": []}
@@ -666,6 +669,7 @@ def test_what_performance_says(shared_server: Server) -> None:
         "get": shared_server.get(f"/v0/topics/{plain}"),
         "list": shared_server.get("/v0/topics?page_size=1"),
         "delete": shared_server.post(f"/v0/topics/{plain}/delete", {"before_seq": 0}),
+        "deleted": shared_server.get(f"/v0/topics/{plain}/deleted"),
         "tags": shared_server.get(f"/v0/topics/{plain}/tags"),
         "last": shared_server.get(f"/v0/topics/{plain}/last?tag=a"),
         "metrics": shared_server.get("/v0/metrics", Accept="application/json"),

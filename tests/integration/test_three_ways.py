@@ -166,6 +166,8 @@ CORPUS = [
     post(T + "w/diff", {"limit": 1}, ("Accept-Encoding", "gzip")),
     post(T + "big/diff"),
     post(T + "big/diff", {"max_batch_bytes": 8 * MIB}),
+    other("GET", T + "w/deleted"),
+    other("GET", T + "w/deleted?from_seq=2&limit=1"),
     other("GET", T + "w/tags"),
     other("GET", T + "w/tags?prefix=t.&page_size=2"),
     other("GET", T + "w/tags?cursor=%%%"),

@@ -89,9 +89,10 @@ def test_a_read_right_after_the_ack_shows_the_copy(dest: str) -> None:
         (wire.CLAIM, {"max": 10, "node": "n"}, wire.Args()),
         (wire.LAST_BY_TAG, b"", wire.Args(tag="a")),
         (wire.COUNT_BY_TAG, b"", wire.Args(page_size=10)),
+        (wire.LIST_DELETED, b"", wire.Args()),
         (wire.DIFF_FRAMES, {}, wire.Args()),
     ],
-    ids=["diff", "state", "claim", "last", "tags", "frames"],
+    ids=["diff", "state", "claim", "last", "tags", "deleted", "frames"],
 )
 def test_every_kind_of_read_catches_up(dest: str, op: int, body: Any, args: wire.Args) -> None:
     made = cluster()
@@ -101,7 +102,7 @@ def test_every_kind_of_read_catches_up(dest: str, op: int, body: Any, args: wire
     write(made, SOURCE, ["record 1"], "a")
     reply = read(made, dest, op, body, wire.encode_args(args))
     assert reply.status == 200
-    if op == wire.GET_TOPIC:
+    if op in (wire.GET_TOPIC, wire.LIST_DELETED):
         assert body_of(reply)["head_seq"] == 1
     elif op == wire.COUNT_BY_TAG:
         assert body_of(reply)["tags"] == [{"tag": "a", "count": 1}]

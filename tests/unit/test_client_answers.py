@@ -27,6 +27,8 @@ PAIRS = [
     (responses.Tombstone, answers.Tombstone),
     (responses.DiffPage, answers.Page),
     (responses.Deleted, answers.Deleted),
+    (responses.DeletedRange, answers.DeletedRange),
+    (responses.DeletedRanges, answers.DeletedRanges),
     (responses.TagCount, answers.TagCount),
     (responses.TagList, answers.TagList),
     (responses.LastRecords, answers.LastRecords),

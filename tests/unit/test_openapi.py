@@ -198,6 +198,7 @@ def test_the_routes() -> None:
         ("POST", "/v0/topics/{topic}"),
         ("POST", "/v0/topics/{topic}/diff"),
         ("POST", "/v0/topics/{topic}/delete"),
+        ("GET", "/v0/topics/{topic}/deleted"),
         ("GET", "/v0/topics/{topic}/tags"),
         ("GET", "/v0/topics/{topic}/last"),
         ("POST", "/v0/topics/{topic}/transactions"),

@@ -128,7 +128,10 @@ def delete(session: Session, topic: str, if_empty: bool, is_sure: bool) -> None:
 @topic_argument
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="All but the newest N.")
 @click.option("--before", "before_seq", type=COUNT, metavar="SEQ", help="Only those before this seq.")
-@click.option("--tag", help="Only this tag, or tags that match.")
+@click.option("--tag", help="Only this tag, or tags that match: eu.tea, 'eu.*'")
+@click.option(
+    "--subject", metavar="PATTERN", help="Only tags that match this dotted pattern: 'eu.>', '*.tea'"
+)
 @click.option("--erase", is_flag=True, help="Overwrite them on disk as well.")
 @yes_option
 @with_server
@@ -138,12 +141,16 @@ def purge(
     keep: int,
     before_seq: int | None,
     tag: str | None,
+    subject: str | None,
     erase: bool,
     is_sure: bool,
 ) -> None:
     """Delete records: all, or those that all of the options mean. The topic stays, and its seqs go on."""
     confirm(f"Deleting records of {topic}", is_sure=is_sure)
     # `keep` is of those that match, so it is said when somebody means it, or when nothing else is said.
-    said_keep = keep if keep or (before_seq is None and tag is None) else None
-    done = session.client.delete(topic, before_seq=before_seq, match=tag, keep=said_keep, erase=erase)
+    is_all = before_seq is None and tag is None and subject is None
+    said_keep = keep if keep or is_all else None
+    done = session.client.delete(
+        topic, before_seq=before_seq, match=tag, subject=subject, keep=said_keep, erase=erase
+    )
     session.one(done, f"{topic}: {done.deleted} records deleted, {done.count} left")

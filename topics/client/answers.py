@@ -121,6 +121,23 @@ class Deleted(Struct, kw_only=True):
     performance: Performance = {}
 
 
+class DeletedRange(Struct, kw_only=True):
+    """Deleted seqs; both ends belong to the range."""
+
+    first_seq: int
+    last_seq: int
+
+
+class DeletedRanges(Struct, kw_only=True):
+    topic: str
+    ranges: list[DeletedRange]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    performance: Performance = {}
+
+
 class TagCount(Struct, kw_only=True):
     tag: str
     count: int

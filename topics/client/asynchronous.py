@@ -175,6 +175,7 @@ class AsyncClient:
     tags = _items(calls.tags)
 
     delete = _call(calls.delete)
+    deleted_ranges = _items(calls.deleted_ranges)
     purge = _call(calls.purge)
 
     tail = _items(watching.tail)

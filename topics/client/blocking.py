@@ -172,6 +172,7 @@ class Client:
     tags = _items(calls.tags)
 
     delete = _call(calls.delete)
+    deleted_ranges = _items(calls.deleted_ranges)
     purge = _call(calls.purge)
 
     tail = _items(watching.tail)

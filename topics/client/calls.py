@@ -11,6 +11,8 @@ import msgspec
 from topics.client import flows
 from topics.client.answers import (
     Deleted,
+    DeletedRange,
+    DeletedRanges,
     Health,
     LastRecords,
     Page,
@@ -339,20 +341,45 @@ def delete(
     seqs: Sequence[int] | None = None,
     before_seq: int | None = None,
     match: Predicate | None = None,
+    subject: str | None = None,
     keep: int | None = None,
     erase: bool = False,
 ) -> Flow[Deleted]:
-    """Delete the records that all of these mean: with these seqs, before a seq, with matching tags, all but the newest `keep`.
+    """Delete the records that all of these mean: with these seqs, before a seq, with matching tags (`match="eu.tea"`, or a dotted
+    pattern, `subject="eu.>"`), all but the newest `keep`.
 
     `erase` also overwrites their payloads on disk before it answers.
     """
-    body = {"seqs": seqs, "before_seq": before_seq, "match": match, "keep": keep, "erase": erase or None}
+    for name, value in (("match", match), ("subject", subject)):
+        if isinstance(value, bytes | bytearray):  # JSON would have them as base64, which is another tag
+            raise TypeError(f"{name} is text, not {type(value).__name__}")
+    body = {
+        "seqs": seqs,
+        "before_seq": before_seq,
+        "match": match,
+        "subject": subject,
+        "keep": keep,
+        "erase": erase or None,
+    }
     return core.call(json_request("POST", topic_path(topic, "delete"), body), Deleted)
 
 
 def purge(core: Core, topic: str, *, keep: int = 0, erase: bool = False) -> Flow[Deleted]:
     """Delete all records, or all but the newest `keep`. The topic stays, and its seqs go on."""
     return delete(core, topic, keep=keep, erase=erase)
+
+
+def deleted_ranges(
+    core: Core, topic: str, from_seq: int = 0, *, page_size: int = 1000
+) -> Source[DeletedRange]:
+    """The deleted seqs after `from_seq`, ascending. A long range may come in parts."""
+
+    def fetch(cursor: str | None) -> Flow[tuple[list[DeletedRange], str | None]]:
+        request = flows.get(topic_path(topic, "deleted"), from_seq=cursor or from_seq, limit=page_size)
+        page = yield from core.call(request, DeletedRanges)
+        return page.ranges, None if page.caught_up else str(page.next_from_seq)
+
+    return Pages(fetch)
 
 
 # -- the server --------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Diff:
 
 @dataclass(slots=True)
 class Delete:
-    """Selectors are joined by AND. `keep` spares the newest N (per tag when `match` is given)."""
+    """Selectors are joined by AND. `keep` spares the newest N (per tag when `match` or `subject` is given)."""
 
     topic: str
     before_seq: int | None = None
@@ -78,6 +78,7 @@ class Delete:
     seqs: list[int] | None = None
     keep: int | None = None
     erase: bool = False
+    subject: TagMatch | None = None
 
 
 @dataclass(slots=True)
@@ -203,6 +204,26 @@ class TagCounts:
     more: bool = False
 
 
+@dataclass(slots=True)
+class ListDeleted:
+    """Ranges of deleted seqs after `from_seq`: those that are neither live nor announced as lost."""
+
+    topic: str
+    from_seq: int = 0
+    limit: int = 0
+
+
+@dataclass(slots=True)
+class DeletedRanges:
+    """First and last seq of each range. Of a range that goes on behind `next_from_seq` the next page has the rest."""
+
+    topic: str
+    ranges: list[tuple[int, int]]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+
+
 Change: TypeAlias = (
     Append
     | Skip
@@ -221,6 +242,7 @@ Command: TypeAlias = (
     | LastByTag
     | NextByTag
     | CountByTag
+    | ListDeleted
     | consumer_commands.ConsumerQuery
     | merge_commands.MergeCommand
 )
@@ -234,6 +256,7 @@ Result: TypeAlias = (
     | TopicState
     | TopicList
     | TagCounts
+    | DeletedRanges
     | consumer_commands.ConsumerResult
     | forward_commands.ForwardResult
     | merge_commands.MergeAnswer

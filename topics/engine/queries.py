@@ -16,11 +16,11 @@ from topics.engine import commands as cmd
 from topics.engine import frames, limits
 from topics.engine.control import Deletion
 from topics.engine.errors import InvalidRequest, TopicNotFound, TopicsError
-from topics.engine.index import Chunk
+from topics.engine.index import SMALL, Chunk
 from topics.engine.open_segments import DamagedSegment
 from topics.engine.segments import BLOCK_BYTES
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
-from topics.engine.topic_log import Op, Range, TopicLog
+from topics.engine.topic_log import Loss, Op, Range, TopicLog
 
 WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
 WAKE_COST = 4096  # of a long poll that is woken, beside its records
@@ -286,6 +286,58 @@ class Queries(Staging):
         tags, more = tags_page(log, command)
         counts = [(tag, log.tags.count(tag)) for tag in tags]
         self._answer(token, cmd.TagCounts(log.name, counts, more), log, held=log.pending > 0)
+
+    def _list_deleted(self, token: object, command: cmd.ListDeleted) -> None:
+        if min(command.from_seq, command.limit) < 0:
+            raise InvalidRequest("from_seq and limit cannot be negative")
+        self._refuse_the_latest()
+        log = self._for_read(command.topic)
+        self._answer(token, deleted_page(log, command), log)
+
+
+def deleted_page(log: TopicLog, command: cmd.ListDeleted) -> cmd.DeletedRanges:
+    """The seqs that readers pass over without a word: no live record, and no tombstone for a loss."""
+    view = log.view
+    limit = min(command.limit or limits.DIFF_LIMIT_DEFAULT, limits.DIFF_LIMIT_MAX)
+    first = max(min(command.from_seq, view.head) + 1, view.evict_floor)
+    stop = view.head + 1
+    live = [np.array([first - 1], np.int64)]
+    rows_left = limits.FILTER_ROWS_MAX
+    for chunk, low, high in log.spans(max(first, view.first_seq), stop):
+        high = min(high, low + rows_left)
+        live.append(np.flatnonzero(chunk.live(low, high)) + (chunk.first_seq + low))
+        rows_left -= max(high - low, SMALL)  # a topic of many small chunks costs more than its rows
+        if rows_left <= 0:
+            stop = chunk.first_seq + high
+            break
+    edges = np.concatenate([*live, np.array([stop], np.int64)])
+    gaps = np.flatnonzero(np.diff(edges) > 1)
+    if len(gaps) > limit:
+        gaps = gaps[:limit]
+        stop = int(edges[gaps[-1] + 1])
+    ranges: list[Range] = []
+    for gap in zip((edges[gaps] + 1).tolist(), (edges[gaps + 1] - 1).tolist(), strict=True):
+        ranges += without_losses(gap, view.losses)
+    if len(ranges) > limit:
+        ranges = ranges[:limit]
+        stop = ranges[-1][1] + 1
+    earliest = min(view.first_seq, view.head + 1)
+    return cmd.DeletedRanges(log.name, ranges, stop - 1, view.head, earliest)
+
+
+def without_losses(gap: Range, losses: list[Loss]) -> Iterator[Range]:
+    """What is left of a range beside the losses, which ascend."""
+    first, last = gap
+    for lost_first, lost_last, _ in losses:
+        if lost_last < first:
+            continue
+        if lost_first > last:
+            break
+        if first < lost_first:
+            yield first, lost_first - 1
+        first = lost_last + 1
+    if first <= last:
+        yield first, last
 
 
 def tags_page(log: TopicLog, command: cmd.LastByTag | cmd.CountByTag) -> tuple[list[bytes], bool]:

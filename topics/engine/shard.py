@@ -39,6 +39,7 @@ class Shard(Delivery):
             cmd.LastByTag: self._last_by_tag,
             cmd.NextByTag: self._next_by_tag,
             cmd.CountByTag: self._count_by_tag,
+            cmd.ListDeleted: self._list_deleted,
             con.Claim: self._claim,
             con.Settle: self._settle,
             con.Release: self._release,

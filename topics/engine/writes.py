@@ -451,13 +451,9 @@ class Writes(Staging):
     # -- delete --------------------------------------------------------------------------------------------
 
     def _delete(self, token: object, command: cmd.Delete) -> None:
-        if (
-            command.before_seq is None
-            and command.match is None
-            and command.seqs is None
-            and command.keep is None
-        ):
-            raise InvalidRequest("say what to delete: before_seq, match, seqs or keep")
+        selectors = (command.before_seq, command.match, command.subject, command.seqs, command.keep)
+        if all(selector is None for selector in selectors):
+            raise InvalidRequest("say what to delete: before_seq, match, subject, seqs or keep")
         if min(command.before_seq or 0, command.keep or 0) < 0:
             raise InvalidRequest("before_seq and keep cannot be negative")
         self._writable()
@@ -483,14 +479,17 @@ class Writes(Staging):
     def _select(self, log: TopicLog, command: cmd.Delete) -> list[Range]:
         """The ranges that the selectors name, of what is live now."""
         before = log.next_seq if command.before_seq is None else min(command.before_seq, log.next_seq)
-        if command.match is None and command.keep is not None:
+        matches = [match for match in (command.match, command.subject) if match is not None]
+        if not matches and command.keep is not None:
             surplus = log.count - command.keep
             before = min(before, log.front_beyond(surplus, 0) + 1 if surplus > 0 else 0)
-        if command.match is None and command.seqs is None:
+        if not matches and command.seqs is None:
             return [(log.first_seq, before - 1)] if before > log.first_seq else []
         found: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
-        if command.match is not None:
-            for tag in log.tags.names(command.match):
+        if matches:
+            for tag in log.tags.names(matches[-1]):
+                if not matches[0].matches(tag):
+                    continue
                 if command.keep is not None:
                     found.append(log.tags.trim(tag, command.keep, log.are_live))
                 else:
@@ -499,11 +498,7 @@ class Writes(Staging):
         if command.seqs is not None:
             named = sorted(set(command.seqs))
             chosen = set(seqs)
-            seqs = (
-                [s for s in named if s in chosen]
-                if command.match is not None
-                else [s for s in named if log.is_live(s)]
-            )
+            seqs = [s for s in named if s in chosen] if matches else [s for s in named if log.is_live(s)]
         return as_ranges([seq for seq in seqs if seq < before])
 
     # -- topics --------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ OPS = (
     wire.LIST_TOPICS,
     wire.LAST_BY_TAG,
     wire.COUNT_BY_TAG,
+    wire.LIST_DELETED,
 )
 _TOPICS = ("t", "new", "small", "", "a b", "x" * 256, "\N{LATIN SMALL LETTER E WITH ACUTE}", "a/b")
 _FIELDS = (

@@ -168,7 +168,7 @@ def seeds() -> list[bytes]:
     args = wire.Args("key", ["a"], "p", "a", 10, "tag", "a.*", True, "n", True, True, True)
     ops += [
         _request(op, b"{}", args)
-        for op in (wire.LIST_TOPICS, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.WRITE_LINES)
+        for op in (wire.LIST_TOPICS, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED, wire.WRITE_LINES)
     ]
     replies = [wire.reply_head(number, 200, 0, b"X: y\r\n", 2) + b"{}" for number in range(1, 5)]
     reports = [
