@@ -27,6 +27,7 @@ STATUS = {
     "topic_not_empty": 409,
     "wrong_last_seq": 409,
     "not_a_queue": 409,
+    "consumer_overlap": 409,
     "no_cold_tier": 409,
     "plan_leased": 409,
     "inputs_changed": 409,

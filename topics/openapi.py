@@ -62,6 +62,8 @@ CODES = {
     "router_cycle": "Copies would come back to where they come from. `detail`: `cycle`, names of topics, first and last the same.",
     "topic_not_empty": "`if_empty` was given and records are left. `detail`: `topic`, `count`.",
     "not_a_queue": "The topic is a log. `detail`: `topic`.",
+    "consumer_overlap": "Two consumers of a topic with `retention: work_queue` would get the same records. "
+    "`detail`: `topic`, and `consumer`, which is there already (empty: the queue's own).",
     "no_cold_tier": "The server has no cold tier.",
     "plan_leased": "Somebody else has the lease on the topic's plan. `detail`: `plan_id`, `retry_after_ms`.",
     "inputs_changed": "The segments of the plan are not the topic's any more, or records are being erased; nothing was published.",

@@ -160,7 +160,7 @@ def _put() -> Json:
             "200": json_answer("ConsumerPut", "It existed; this is its configuration now."),
             "201": json_answer("ConsumerPut", "Created."),
         },
-        errors=(*WITH_TOPIC, *WITH_BODY),
+        errors=(*WITH_TOPIC, *WITH_BODY, 409),
     )
 
 

@@ -62,7 +62,7 @@ CONFIG_TEXT = {
     "leases_durable": "Queues. Whether leases and counts of deliveries survive a restart.",
     "cap_per_tag": "Most records of one tag that are kept; 0: no limit.",
     "retention": "What acks of consumers do to records: nothing, or they go when every consumer is done with them (`interest`), or "
-    "with the first ack (`work_queue`).",
+    "with the first ack (`work_queue`, whose consumers must not overlap).",
     "max_record_bytes": "Most bytes of one record, if less than the server's limit; 0: the server's limit.",
 }
 DURABLE_TEXT = "Read when `durability` is absent: true means `fsync`, false means `disk`."

@@ -192,6 +192,9 @@ class ShardCore:
 
     def start(self) -> None:
         """The shard has recovered."""
+        for topic, *consumers in self.engine.report.overlaps:
+            fields = {"topic": topic, "consumers": consumers}
+            logger.warning("two consumers of a work queue get the same records", extra={"fields": fields})
         self.caps.start()
         self.desk.load()
         if self.rules is not None:

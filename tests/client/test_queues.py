@@ -122,6 +122,14 @@ def test_consumers(client: Any, topic: str) -> None:
         client.get_consumer(topic, "audit")
 
 
+def test_consumers_of_a_work_queue_that_overlap(client: Any, topic: str) -> None:
+    client.create_topic(topic, retention="work_queue")
+    client.create_consumer(topic, "eu", filter=["eu.>"])
+    with pytest.raises(errors.ConsumerOverlap) as caught:
+        client.create_consumer(topic, "tea", filter=["*.tea"])
+    assert caught.value.detail["consumer"] == "eu"
+
+
 def test_a_consumer_is_paused_and_reset(client: Any, topic: str) -> None:
     client.write_many(topic, [1, 2, 3])
     client.create_consumer(topic, "c", ack="none")

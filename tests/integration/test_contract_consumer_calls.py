@@ -35,7 +35,7 @@ from tests.support.contract import (
     state_of,
 )
 from tests.support.queue_client import check_job, make_queue, seqs_of
-from tests.support.server import Server, until
+from tests.support.server import Reply, Server, until
 
 DAY_MS = 86_400_000
 every_settle = pytest.mark.parametrize("verb", list(SETTLES))
@@ -396,9 +396,7 @@ def test_bad_resets(shared_server: Server, topic: str, body: Json) -> None:
 # -- what acks do to records -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("retention", "left"), [("limits", [1, 2, 3]), ("interest", [2, 3]), ("work_queue", [3])]
-)
+@pytest.mark.parametrize(("retention", "left"), [("limits", [1, 2, 3]), ("interest", [2, 3])])
 def test_retention(shared_server: Server, topic: str, retention: str, left: list[int]) -> None:
     config = ok(shared_server.put(f"/v0/topics/{topic}", {"retention": retention}), 201)["config"]
     assert config.get("retention", "limits") == retention
@@ -411,6 +409,35 @@ def test_retention(shared_server: Server, topic: str, retention: str, left: list
     ok(call(shared_server, topic, "ack", "d", seqs=[1]))
     assert data_of(shared_server, topic) == left
     assert ok(shared_server.diff(topic))["tombstone"] is None
+
+
+def test_a_record_of_a_work_queue_is_for_one_consumer(shared_server: Server, topic: str) -> None:
+    def put(name: str, filter: object = None) -> Reply:
+        return shared_server.put(path_of(topic, name=name), {"filter": filter})
+
+    def overlaps(reply: Reply, name: str) -> None:
+        refused(reply, 409, "consumer_overlap", {"topic": topic, "consumer": name})
+
+    on = {"retention": "work_queue"}
+    ok(shared_server.put(f"/v0/topics/{topic}", on), 201)
+    ok(put("c", "a.*"), 201)
+    ok(put("d", ["b.>", ["tag", "Eq", "c"]]), 201)
+    for filter in (None, [], "*", "b.c", ["*.x.y"], ["q", "c"]):
+        overlaps(put("e", filter), "c" if filter in (None, [], "*", ["*.x.y"]) else "d")
+    overlaps(put("c", "c"), "d")
+    ok(put("c", "a.*"))
+    ok(put("c", "aa*"))
+    records = [{"tag": tag, "data": i} for i, tag in enumerate(["aa", "b.c", "c"], start=1)]
+    ok(shared_server.post(f"/v0/topics/{topic}", {"records": records}))
+    assert seqs_of(fetch(shared_server, topic)) == [1]
+    assert seqs_of(fetch(shared_server, topic, name="d")) == [2, 3]
+    ok(call(shared_server, topic, "ack", "d", seqs=[2]))
+    assert data_of(shared_server, topic) == [1, 3]
+    ok(shared_server.put(f"/v0/topics/{topic}", {}))
+    ok(put("e", ["*"]), 201)
+    overlaps(shared_server.put(f"/v0/topics/{topic}", on), "c")
+    ok(shared_server.delete(path_of(topic, name="e")))
+    ok(shared_server.put(f"/v0/topics/{topic}", on))
 
 
 @pytest.mark.parametrize("retention", ["none", "", None, 5, "Limits"])

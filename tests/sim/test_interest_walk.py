@@ -16,13 +16,14 @@ from tests.support.engine_harness import append, numbered
 from tests.support.lease_harness import LeaseHarness, consumer, log
 from topics.engine import commands as c
 from topics.engine import consumer_commands as k
+from topics.engine.errors import ConsumerOverlap
 
 pytestmark = pytest.mark.sim
 
 SEEDS, STEPS = length.part(short=2, of=4, long=40), 120
 NAMES = ("a", "b", "c")
 TAGS = (b"x", b"y")
-FILTERS = ((), (), (("Eq", "x"),))
+FILTERS = ((), (), (("Eq", "x"),), (("Eq", "y"),))
 
 
 @dataclass
@@ -35,6 +36,9 @@ class Need:
 
     def wants(self, tag: bytes) -> bool:
         return not self.filter or any(tag == value.encode() for _, value in self.filter)
+
+    def overlaps(self, other: Need) -> bool:
+        return any(self.wants(tag) and other.wants(tag) for tag in TAGS)
 
 
 class Walk:
@@ -106,8 +110,13 @@ class Walk:
         name = self.rng.choice(NAMES)
         if name in self.needs:
             return
-        need = self.needs[name] = Need(self.rng.choice(FILTERS))
-        self.h.do(k.PutConsumer("q", name, consumer(filter=need.filter)))
+        need = Need(self.rng.choice(FILTERS))
+        command = k.PutConsumer("q", name, consumer(filter=need.filter))
+        if self.retention == "work_queue" and any(need.overlaps(other) for other in self.needs.values()):
+            self.h.refused(command, ConsumerOverlap)
+            return
+        self.needs[name] = need
+        self.h.do(command)
         need.open = {seq for seq, tag in self.live.items() if need.wants(tag)}
 
     def drop(self) -> None:
@@ -152,6 +161,10 @@ class Walk:
 
     def finish(self) -> None:
         """When everybody has everything nothing is left that anybody was interested in."""
+        if self.retention == "work_queue":
+            for name in self.needs:
+                self.h.do(k.DropConsumer("q", name))
+            self.needs = {}
         if "all" not in self.needs:
             self.needs["all"] = Need(())
             self.h.do(k.PutConsumer("q", "all", consumer()))

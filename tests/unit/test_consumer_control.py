@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.engine_harness import append, numbered
-from tests.support.lease_harness import LEASE_MS, LeaseHarness, log, queue
+from tests.support.lease_harness import LEASE_MS, LeaseHarness, consumer, log, queue
 from topics.engine import commands as c
 from topics.engine import consumer_commands as k
-from topics.engine.errors import ConsumerNotFound
+from topics.engine import limits
+from topics.engine.consumer import Consumer, TopicConsumers
+from topics.engine.consumers import Consumers
+from topics.engine.errors import ConsumerNotFound, ConsumerOverlap, Throttled
 
 End = Callable[[LeaseHarness], None]
 
@@ -408,13 +411,109 @@ def test_interest_in_some_tags_only() -> None:
 
 def test_work_queue_drops_with_the_first_ack() -> None:
     h = with_consumer(3, {"retention": "work_queue"})
-    h.make("d")
     fetched(h)
-    h.got(9, consumer="d")
     h.ack(2, consumer="c")
     assert h.seqs("q") == [1, 3]
-    assert h.ack(2, consumer="d").skipped == [2]
-    assert h.look("d").ack_pending == 2
+
+
+EU, US, TEA = (("Subject", "eu.>"),), (("Glob", "us.*"),), (("Subject", "*.tea"), ("Eq", "jam"))
+
+
+def overlap_in(h: LeaseHarness, command: c.Command) -> str:
+    """With which consumer what is asked for would overlap."""
+    return str(h.refused(command, ConsumerOverlap).detail["consumer"])
+
+
+def test_consumers_of_a_work_queue_do_not_overlap() -> None:
+    h = LeaseHarness(log(retention="work_queue"))
+    h.make("eu", filter=EU)
+    h.make("us", filter=US)
+    error = h.refused(k.PutConsumer("q", "tea", consumer(filter=TEA)), ConsumerOverlap)
+    assert error.detail == {"topic": "q", "consumer": "eu"}
+    assert "'eu' and 'tea'" in str(error)
+    assert overlap_in(h, k.PutConsumer("q", "all", consumer())) == "eu"
+    h.refused(k.GetConsumer("q", "tea"), ConsumerNotFound)
+    assert not h.make("us", filter=US, max_deliver=2).created, "its own records are no overlap"
+    assert overlap_in(h, k.PutConsumer("q", "us", consumer(filter=EU))) == "eu"
+    assert h.look("us").config == consumer(filter=US, max_deliver=2), "what was refused changed nothing"
+    h.do(k.PauseConsumer("q", "eu", True))
+    assert overlap_in(h, k.PutConsumer("q", "tea", consumer(filter=TEA))) == "eu", "it will go on"
+    h.do(k.DropConsumer("q", "eu"))
+    assert overlap_in(h, k.PutConsumer("q", "tea", consumer(filter=TEA))) == "us"
+    h.do(k.DropConsumer("q", "us"))
+    assert h.make("tea", filter=TEA).created
+
+
+def test_overlaps_are_found_in_what_is_staged() -> None:
+    """Two requests of one turn, and a refusal that does not leave before what it tells of is safe."""
+    h = LeaseHarness(log(retention="work_queue"))
+    first, second = h.ask(*(k.PutConsumer("q", name, consumer()) for name in ("a", "b")))
+    assert first not in h.replies and second not in h.replies
+    h.run_jobs()
+    assert h.replies[first].created
+    assert isinstance(h.replies[second], ConsumerOverlap)
+
+
+def test_a_topic_with_overlapping_consumers_does_not_become_a_work_queue() -> None:
+    h = LeaseHarness(log())
+    for name, filter in (("eu", EU), ("us", US), ("tea", TEA)):
+        h.make(name, filter=filter)
+    on = c.PutTopic("q", log(retention="work_queue"))
+    assert overlap_in(h, on) == "eu"
+    assert h.state("q").config == log()
+    h.make("tea", filter=(("Eq", "jam"), ("Eq", "tea")))
+    h.do(on)
+    assert h.state("q").config.retention == "work_queue"
+    h.do(c.PutTopic("q", log(retention="interest")))
+    h.make("all")
+    assert overlap_in(h, on) == "eu"
+
+
+def test_a_queue_with_retention_work_queue_has_its_own_consumer_only() -> None:
+    h = LeaseHarness(queue(retention="work_queue"))
+    error = h.refused(k.PutConsumer("q", "c", consumer(filter=EU)), ConsumerOverlap)
+    assert error.detail["consumer"] == "" and "the queue's own consumer" in str(error)
+    h.do(c.PutTopic("q", queue()))
+    h.make(filter=EU)
+    assert overlap_in(h, c.PutTopic("q", queue(retention="work_queue"))) == "c"
+
+
+@every_end
+def test_overlaps_of_before_load_and_go_on(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    h = LeaseHarness(log(retention="work_queue"), jobs=2)
+    assert h.engine.report.overlaps == []
+    with monkeypatch.context() as before:
+        before.setattr(Consumers, "_check_overlap", lambda *_: None)  # as files of an earlier version have it
+        h.make("a")
+        h.make("b")
+    end(h)
+    assert h.engine.report.overlaps == [("q", "a", "b")]
+    assert h.got(9, consumer="a") == h.got(9, consumer="b") == [1, 2]
+    h.ack(1, consumer="a")
+    assert h.ack(1, 2, consumer="b").skipped == [1]
+    assert not h.make("a", max_deliver=3).created, "only another filter is compared"
+    assert overlap_in(h, k.PutConsumer("q", "a", consumer(filter=EU))) == "b"
+    h.do(c.PutTopic("q", log(retention="work_queue", cap_records=5)))
+    h.do(k.DropConsumer("q", "b"))
+    h.make("a", filter=EU)
+    h.restart()
+    assert h.engine.report.overlaps == []
+
+
+def with_filters(*patterns: list[str]) -> TopicConsumers:
+    made = TopicConsumers()
+    for i, texts in enumerate(patterns):
+        config = consumer(filter=tuple(("Subject", text) for text in texts))
+        made.named[str(i)] = Consumer(str(i), config, lambda _: None)
+    return made
+
+
+def test_many_filters_are_compared_in_a_moment_or_not_at_all() -> None:
+    many = range(limits.CONSUMERS_PER_TOPIC_MAX)
+    assert with_filters(*[[f"shop.{i}.{j}.>" for j in range(32)] for i in many]).find_overlap() is None
+    with pytest.raises(Throttled) as refused:
+        with_filters(*[[f"*.{i}.{j}" for j in range(32)] for i in many]).find_overlap()
+    assert refused.value.detail == {"limit": "filters", "max": limits.FILTER_PAIRS_MAX}
 
 
 @every_end

@@ -9,10 +9,12 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics import wire
+from topics.engine.consumers import Consumers
 from topics.engine.limits import MIB
 from topics.reports import ShardReport
 from workers.answer_window import READS_PER_TURN
@@ -55,6 +57,22 @@ def test_a_job_from_claim_to_ack() -> None:
     acked = body_of(rig.ask(wire.ACK, body={"node": "w", "seqs": [1, 2], "lease_ids": ["lease_0", fence[1]]}))
     assert (acked["acked"], acked["skipped"], acked["ready"], acked["in_flight"]) == (1, [1], 1, 1)
     assert body_of(rig.ask(wire.GET_TOPIC))["queue"] == {"ready": 1, "in_flight": 1, "dead_lettered": 0}
+
+
+def test_stored_consumers_that_overlap_are_logged_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(ROOMY)
+    rig.ask(wire.PUT_TOPIC, body={"retention": "work_queue"})
+    with monkeypatch.context() as before:
+        before.setattr(Consumers, "_check_overlap", lambda *_: None)  # as files of an earlier version have it
+        for name in ("a", "b"):
+            assert rig.ask(wire.PUT_CONSUMER, body={}, args=for_consumer(name)).status == 201
+    assert error_of(rig.ask(wire.PUT_CONSUMER, body={}, args=for_consumer()))["code"] == "consumer_overlap"
+    Rig(ROOMY, disk=rig.disk, clock=rig.clock)
+    (record,) = caplog.records
+    assert record.message == "two consumers of a work queue get the same records"
+    assert vars(record)["fields"] == {"topic": "t", "consumers": ["a", "b"]}
 
 
 def test_the_order_of_checks_of_a_claim() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.engine.subjects import TagMatch, parse_pattern
+from topics.engine.subjects import TagFilter, TagMatch, overlap, parse_pattern
 
 
 @pytest.mark.parametrize(
@@ -141,3 +144,41 @@ def test_matches_as_defined(pattern: list[bytes], subject: list[bytes]) -> None:
     assert parsed.matches(text) == covers(pattern, subject)
     if parsed.matches(text):
         assert text.startswith(parsed.literal_prefix)
+
+
+# ---- overlaps
+
+SHORT_TAGS = [bytes(tag) for size in range(8) for tag in product(b"ax.*", repeat=size)]
+OF_TWO_BYTES = [tag for tag in SHORT_TAGS if len(tag) <= 2]
+
+
+@cache
+def matched(match: TagMatch) -> set[bytes]:
+    return {tag for tag in SHORT_TAGS if match.matches(tag)}
+
+
+@st.composite
+def tag_matches(draw: st.DrawFn) -> TagMatch:
+    """Any two of them that overlap do so in one of SHORT_TAGS."""
+    op = draw(st.sampled_from(["Eq", "Glob", "Subject"]))
+    if op == "Subject":
+        tokens = draw(st.lists(st.sampled_from([b"a", b"ax", b"*"]), max_size=2))
+        tail = [b">"] if not tokens or draw(st.booleans()) else []
+        return TagMatch("Subject", b".".join([*tokens, *tail]))
+    text = draw(st.sampled_from(OF_TWO_BYTES))
+    return TagMatch("Eq", text) if op == "Eq" else TagMatch("Glob", text + b"*")
+
+
+@settings(max_examples=500)
+@given(tag_matches(), tag_matches())
+def test_two_matches_overlap_when_a_tag_is_meant_by_both(one: TagMatch, other: TagMatch) -> None:
+    assert one.overlaps(other) == other.overlaps(one) == bool(matched(one) & matched(other))
+
+
+def test_filters_overlap_when_any_of_their_matches_do() -> None:
+    eu = TagFilter((TagMatch("Eq", b"eu.tea"), TagMatch("Subject", b"eu.jam.>")))
+    us = TagFilter((TagMatch("Glob", b"us.*"), TagMatch("Eq", b"de.tea")))
+    jam = TagFilter((TagMatch("Eq", b"us"), TagMatch("Subject", b"*.jam.*")))
+    assert not overlap(eu, us)
+    assert overlap(eu, jam) and overlap(us, jam)
+    assert overlap(None, us) and overlap(us, None) and overlap(None, None)

@@ -172,6 +172,13 @@ class NotAQueue(Conflict):
     hint = 'make queues with create_topic(…, type="queue"), or use a consumer'
 
 
+class ConsumerOverlap(Conflict):
+    """`detail["consumer"]` gets some of the same records."""
+
+    code = "consumer_overlap"
+    hint = "in a work queue each record is for one consumer: give it another filter, or share the consumer"
+
+
 class WrongLastSeq(Conflict):
     code = "wrong_last_seq"
     hint = "somebody wrote in between: read what, decide again, and write with the new seq"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import cast
@@ -23,6 +24,7 @@ from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.consumer import FORGOTTEN, READY, Consumer, Event
 from topics.engine.engine_clock import EngineClock
 from topics.engine.errors import (
+    ConsumerOverlap,
     InvalidRequest,
     ShardReadOnly,
     Throttled,
@@ -407,6 +409,8 @@ class Claims(HandingOut):
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
         was_durable = log.config.type == "queue" and is_durable(log, self.queue_of(log))
         retention = log.config.retention
+        if config.retention == "work_queue" != retention and (found := self.overlap_of(log)) is not None:
+            raise ConsumerOverlap(log.name, found[1], found[0])
         super()._change_config(log, config, op)
         if was_durable and not is_durable(log, self.queue_of(log)):
             # From here on leases are not logged. Should they be again, those of before must not come back over later ones.
@@ -416,6 +420,23 @@ class Claims(HandingOut):
             self._retire_done(log, op)
             self.records_live += op.count - before[0]
             self.bytes_live += op.bytes - before[1]
+
+    def overlap_of(self, log: TopicLog) -> tuple[str, str] | None:
+        """Two consumers of the topic that get the same records. A queue's own gets every one, used or not."""
+        if log.config.type == "queue":
+            self.queue_of(log)
+        return log.consumers.find_overlap() if log.consumers is not None else None
+
+    def stored_overlaps(self) -> list[tuple[str, str, str]]:
+        """Of each work queue whose consumers get the same records: its name, and two of them."""
+        found: list[tuple[str, str, str]] = []
+        for log in self.published.values():
+            if log.config.retention == "work_queue" and log.consumers is not None and log.consumers.named:
+                with suppress(Throttled):  # too many to compare
+                    pair = self.overlap_of(log)
+                    if pair is not None:
+                        found.append((log.name, *pair))
+        return found
 
     def discard_staged(self) -> None:
         super().discard_staged()

@@ -20,12 +20,15 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol
 
 import msgspec
 
 from topics.engine.config import ConsumerConfig
-from topics.engine.subjects import TagFilter, TagMatch
+from topics.engine.errors import Throttled
+from topics.engine.limits import FILTER_PAIRS_MAX
+from topics.engine.subjects import TagFilter, TagMatch, overlap
 
 READY, LEASED, DELAYED, MOVING = range(4)
 CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED, FORGOTTEN = range(1, 12)
@@ -103,6 +106,12 @@ class Counters:
     given_up: int = 0
 
 
+def filter_of(config: ConsumerConfig) -> TagFilter | None:
+    """None: every record, also untagged ones."""
+    matches = tuple(TagMatch(op, value.encode()) for op, value in config.filter)
+    return TagFilter(matches) if matches else None
+
+
 class Consumer:
     __slots__ = (
         "_delayed",
@@ -176,8 +185,7 @@ class Consumer:
         self.ahead = None
         self.verdicts = {}
         self.policy = (None, None)
-        matches = tuple(TagMatch(op, value.encode()) for op, value in config.filter)
-        self.filter = TagFilter(matches) if matches else None
+        self.filter = filter_of(config)
 
     # -- counts --------------------------------------------------------------------------------------------
 
@@ -567,6 +575,48 @@ class TopicConsumers:
 
     def find(self, name: str) -> Consumer | None:
         return self.named.get(name) if name else self.queue
+
+    def overlapping(self, name: str, wanted: TagFilter | None) -> str | None:
+        """A consumer that would get some of the records that `name` gets with this filter."""
+        for other in self.every():
+            if other.name != name and overlap(other.filter, wanted):
+                return other.name
+        return None
+
+    def find_overlap(self) -> tuple[str, str] | None:
+        """Two consumers that get the same records.
+
+        Sorted by the bytes that all their tags start with, only entries of filters are compared of which one starts as
+        the other does. That is few, but for patterns that start with a wildcard, so the number has a bound.
+        """
+        consumers = self.every()
+        unfiltered = [consumer.name for consumer in consumers if consumer.filter is None]
+        if unfiltered and len(consumers) > 1:
+            return unfiltered[0], next(one.name for one in consumers if one.name != unfiltered[0])
+        entries = [
+            (match.prefix, consumer.name, match)
+            for consumer in consumers
+            if consumer.filter is not None
+            for match in consumer.filter.any_of
+        ]
+        entries.sort(key=itemgetter(0))
+        compared = 0
+        around: list[tuple[bytes, str, TagMatch]] = []  # each starts as the one before it does
+        for entry in entries:
+            while around and not entry[0].startswith(around[-1][0]):
+                around.pop()
+            compared += len(around)
+            if compared > FILTER_PAIRS_MAX:
+                raise Throttled(
+                    "the consumers' filters have too many patterns that start with a wildcard to be compared",
+                    limit="filters",
+                    max=FILTER_PAIRS_MAX,
+                )
+            for _, name, match in around:
+                if name != entry[1] and match.overlaps(entry[2]):
+                    return name, entry[1]
+            around.append(entry)
+        return None
 
     def forget(self, rows: Rows, first: int, last: int) -> None:
         """Records of this range go from the log, where they still are."""

@@ -11,9 +11,9 @@ from itertools import islice
 from topics.engine import consumer_commands as con
 from topics.engine import frames, limits
 from topics.engine.config import ConsumerConfig
-from topics.engine.consumer import MOVING, PAUSED, RESET, Consumer, Event, TopicConsumers
+from topics.engine.consumer import MOVING, PAUSED, RESET, Consumer, Event, TopicConsumers, filter_of
 from topics.engine.control import ConsumerStored
-from topics.engine.errors import ConsumerNotFound, InvalidRequest, Throttled, TopicNotFound
+from topics.engine.errors import ConsumerNotFound, ConsumerOverlap, InvalidRequest, Throttled, TopicNotFound
 from topics.engine.handing_out import tag_of
 from topics.engine.settling import Settling
 from topics.engine.staging import CONTROL_BYTES
@@ -36,6 +36,8 @@ class Consumers(Settling):
         if known is not None and known.config == config:
             self._answer(token, self._consumer_state(log, known), log, held=log.pending > 0)
             return
+        if log.config.retention == "work_queue" and (known is None or known.config.filter != config.filter):
+            self._check_overlap(log, name, config)
         if known is None:
             if consumers is not None and len(consumers.named) >= limits.CONSUMERS_PER_TOPIC_MAX:
                 raise Throttled(
@@ -85,6 +87,14 @@ class Consumers(Settling):
                 raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a topic name")
             if config.dead_letter == log.name:
                 raise InvalidRequest("a topic cannot take the dead letters of its own consumer")
+
+    def _check_overlap(self, log: TopicLog, name: str, config: ConsumerConfig) -> None:
+        """A record of a work queue is for one consumer. What overlaps since before that was checked may stay so."""
+        if log.config.type == "queue":
+            raise ConsumerOverlap(log.name, con.QUEUE, name)
+        other = log.consumers.overlapping(name, filter_of(config)) if log.consumers is not None else None
+        if other is not None:
+            raise ConsumerOverlap(log.name, other, name)
 
     def _begin(self, log: TopicLog, config: ConsumerConfig) -> tuple[int, list[int]]:
         """Where a new consumer stands: its cursor, and records below it that it gets first."""

@@ -89,6 +89,7 @@ class Engine(Background):
         self.counters["torn"] += len(self.report.torn)
         self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
         self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
+        self.report.overlaps = self.shard.stored_overlaps()
         self.relocator.start(recovery.loader)
         self.shard.start_transactions()
         self.reclaimer.start()

@@ -7,7 +7,8 @@ TopicsError
 │   ├── PlanNotFound · PlanLeased · LeaseLost · InputsChanged · OutputInvalid · SnapshotNotFound · NoColdTier
 │   ├── Unauthorized · Forbidden
 │   ├── Conflict          the topic is not in the state that the request needs
-│   │   └── TopicNotEmpty · TopicFull · WrongLastSeq · TransactionIncomplete · TransactionCommitted
+│   │   ├── TopicNotEmpty · TopicFull · WrongLastSeq · TransactionIncomplete · TransactionCommitted
+│   │   └── ConsumerOverlap
 │   └── Throttled         a bound is reached; try again later
 │       └── OverGrant     this shard's share of a cap over all shards is used up
 ├── ErasePutOff           deleted, but not yet erased: the disk is full, or the cold tier out of reach
@@ -122,6 +123,21 @@ class TopicNotEmpty(Conflict):
 
 class TopicFull(Conflict):
     code = "topic_full"
+
+
+class ConsumerOverlap(Conflict):
+    """Two consumers of a work queue would get the same records. `consumer` is there already; "" is a queue's own."""
+
+    code = "consumer_overlap"
+
+    def __init__(self, topic: str, consumer: str, other: str) -> None:
+        first, second = (repr(name) if name else "the queue's own consumer" for name in (consumer, other))
+        super().__init__(
+            f"the filters of {first} and {second} overlap; with retention work_queue a record of {topic!r} is for "
+            "one consumer only",
+            topic=topic,
+            consumer=consumer,
+        )
 
 
 class WrongLastSeq(Conflict):

@@ -57,6 +57,7 @@ CLAIM_MAX = 1000
 CLAIM_BYTES_DEFAULT = 8 * MIB
 DEAL_MAX = 10_000  # records that the claims of one window share
 CLAIM_LOOK_MS = 60_000  # between two looks at what time makes ready
+FILTER_PAIRS_MAX = 500_000  # that are compared when a topic becomes a work queue; more are refused
 FIRSTS_MAX = 20_000  # tags of a consumer that begins with the last record of each; more are refused
 UNMOVED_MS = 5_000  # until a letter that was refused is tried again
 

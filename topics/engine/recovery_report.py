@@ -18,3 +18,5 @@ class RecoveryReport:
     rebuilt: list[str] = field(default_factory=list)  # damaged indexes that the records could replace
     losses: list[tuple[str, int, int, str]] = field(default_factory=list)
     power_cut: bool = False
+    # Work queues with consumers that get the same records, from before that was refused: topic, two of the consumers.
+    overlaps: list[tuple[str, str, str]] = field(default_factory=list)

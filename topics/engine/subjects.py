@@ -50,6 +50,28 @@ class Pattern:
         # A tail leaves more parts than tokens; zip stops at the shorter.
         return all(token in (ANY_TOKEN, part) for token, part in zip(self.tokens, parts))
 
+    def overlaps(self, other: Pattern) -> bool:
+        """Whether some subject matches both."""
+        if len(self.tokens) == len(other.tokens):
+            if self.has_tail != other.has_tail:
+                return False
+        elif not (self if len(self.tokens) < len(other.tokens) else other).has_tail:
+            return False
+        for mine, theirs in zip(self.tokens, other.tokens):
+            if mine != theirs and ANY_TOKEN not in (mine, theirs):
+                return False
+        return True
+
+    def matches_some(self, prefix: bytes) -> bool:
+        """Whether some subject that starts with these bytes matches."""
+        *parts, begun = prefix.split(SEPARATOR)  # the last one may go on
+        if b"" in parts or not all(token in (ANY_TOKEN, part) for token, part in zip(self.tokens, parts)):
+            return False
+        if len(self.tokens) <= len(parts):
+            return self.has_tail
+        token = self.tokens[len(parts)]
+        return token == ANY_TOKEN or token.startswith(begun)
+
 
 def _shown(text: bytes) -> str:
     return repr(text.decode("utf-8", "replace"))
@@ -89,15 +111,21 @@ class TagMatch:
     value: bytes
     # Parsed once, because `matches` may run for every tag of a topic.
     pattern: Pattern | None = field(init=False, repr=False, compare=False, default=None)
+    prefix: bytes = field(init=False, repr=False, compare=False, default=b"")  # every matching tag starts so
 
     def __post_init__(self) -> None:
+        prefix = self.value
         if self.op == "Glob":
             if not self.value.endswith(b"*"):
                 raise ValueError(f"a Glob must end with '*', and {_shown(self.value)} does not")
+            prefix = self.value[:-1]
         elif self.op == "Subject":
-            object.__setattr__(self, "pattern", parse_pattern(self.value))
+            pattern = parse_pattern(self.value)
+            object.__setattr__(self, "pattern", pattern)
+            prefix = pattern.literal_prefix
         elif self.op != "Eq":
             raise ValueError(f"a tag match is Eq, Glob or Subject, not {self.op!r}")
+        object.__setattr__(self, "prefix", prefix)
 
     @property
     def literal(self) -> bytes | None:
@@ -108,13 +136,6 @@ class TagMatch:
             return self.value
         return None
 
-    @property
-    def prefix(self) -> bytes:
-        """Bytes every matching tag starts with."""
-        if self.pattern is not None:
-            return self.pattern.literal_prefix
-        return self.value[:-1] if self.op == "Glob" else self.value
-
     def matches(self, tag: bytes | None) -> bool:
         """Whether a record with this tag is meant."""
         if tag is None:
@@ -122,8 +143,25 @@ class TagMatch:
         if self.pattern is not None:
             return self.pattern.matches(tag)
         if self.op == "Glob":
-            return tag.startswith(self.value[:-1])
+            return tag.startswith(self.prefix)
         return tag == self.value
+
+    def overlaps(self, other: TagMatch) -> bool:
+        """Whether some tag is meant by both."""
+        mine, theirs = self.prefix, other.prefix
+        if not (mine.startswith(theirs) or theirs.startswith(mine)):
+            return False
+        if (literal := self.literal) is not None:
+            return other.matches(literal)
+        if (literal := other.literal) is not None:
+            return self.matches(literal)
+        if self.pattern is None:
+            return other.pattern is None or other.pattern.matches_some(mine)
+        return (
+            self.pattern.matches_some(theirs)
+            if other.pattern is None
+            else self.pattern.overlaps(other.pattern)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +176,13 @@ class TagFilter:
 
     def matches(self, tag: bytes | None) -> bool:
         return any(match.matches(tag) for match in self.any_of)
+
+
+def overlap(one: TagFilter | None, other: TagFilter | None) -> bool:
+    """Whether some record passes both filters. None passes every record, also an untagged one."""
+    if one is None or other is None:
+        return True
+    return any(mine.overlaps(theirs) for mine in one.any_of for theirs in other.any_of)
 
 
 S = TypeVar("S", bound=Hashable)
