@@ -5,7 +5,6 @@ It holds the locks that a server would hold, so a directory in use is refused, a
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 import re
@@ -16,8 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import click
 import msgspec
 
+from topics.cli import commands
+from topics.cli.failures import Failed
+from topics.cli.quantities import cold_dir_option, complete_directory, filled
 from topics.engine.config import EngineConfig
 from topics.engine.errors import TopicsError
 from topics.engine.files import TEMP_SUFFIX
@@ -105,47 +108,32 @@ class _Run:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="topics verify",
-        description="Checks every file of a data directory that no server uses. Nothing is changed without --repair.",
-        epilog="exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()),
-    )
-    parser.add_argument("data_dir", metavar="data-dir")
-    parser.add_argument(
-        "--repair",
-        action="store_true",
-        help="make it open and serve again; what is replaced is kept in <data-dir>/quarantine, every loss is announced",
-    )
-    parser.add_argument(
-        "--cold-dir",
-        metavar="path",
-        default=os.environ.get("TOPICS_COLD_DIR") or None,
-        help="where the cold tier is [$TOPICS_COLD_DIR]",
-    )
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
-    arguments = parser.parse_args(argv)
-    if not arguments.data_dir:
-        parser.error("the data directory's path is empty")
+@click.command(
+    "verify",
+    epilog="Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()) + ".",
+)
+@click.argument("data_dir", type=filled, metavar="DATA_DIR", shell_complete=complete_directory)
+@click.option("--repair", is_flag=True, help="Make it open and serve again. What is replaced is kept in DATA_DIR/quarantine; every loss is announced.")  # fmt: skip
+@cold_dir_option
+@click.option("--json", "as_json", is_flag=True, help="Print the whole report as one JSON object.")
+def command(data_dir: str, repair: bool, cold_dir: str | None, as_json: bool) -> int:
+    """Check every file of a data directory that no server uses. Nothing is changed without --repair."""
     try:
-        report = run(
-            Path(arguments.data_dir).absolute(),
-            repair=arguments.repair,
-            quiet=arguments.json,
-            cold_dir=arguments.cold_dir,
-        )
-    except DirectoryLocked:
-        print(f"topics verify: {arguments.data_dir} is in use; stop the server first", file=sys.stderr)
-        return CANNOT
+        report = run(Path(data_dir).absolute(), repair=repair, quiet=as_json, cold_dir=cold_dir)
+    except DirectoryLocked as error:
+        raise Failed(f"{data_dir} is in use; stop the server first", CANNOT) from error
     except (CannotVerify, Refusal) as error:
-        print(f"topics verify: {error}", file=sys.stderr)
-        return CANNOT
+        raise Failed(str(error), CANNOT) from error
     with while_it_is_read():
-        if arguments.json:
+        if as_json:
             print(msgspec.json.format(msgspec.json.encode(report)).decode())
         else:
             print_report(report)
     return SOUND if report.sound else DAMAGED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return commands.run(["verify", *(sys.argv[1:] if argv is None else argv)])
 
 
 def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -> Report:

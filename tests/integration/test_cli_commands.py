@@ -349,6 +349,68 @@ def test_bench_measures_and_cleans_up(cli: Cli, topic: str) -> None:
     assert len(cli.rows("read", topic)) == 1
 
 
+def test_serve_takes_options_before_variables(cli: Cli, tmp_path: Path) -> None:
+    """Goal: an option wins over its variable, also over a port in TOPICS_HOST, and `health` finds that server by itself."""
+    port_file = tmp_path / "port"
+    environment = {**os.environ, "TOPICS_HOST": "127.0.0.1:1", "TOPICS_DATA_DIR": "/dev/null", "TOPICS_PORT_FILE": str(port_file)}  # fmt: skip
+    command = ["serve", "--port", "0", "--data", str(tmp_path / "data"), "--shards", "1"]
+    with started(*command, env=environment) as process:
+        until(lambda: process.poll() is not None or (port_file.exists() and port_file.read_text()))
+        host, _, port = port_file.read_text().strip().partition(":")
+        beside = {**os.environ, "TOPICS_URL": "", "TOPICS_HOST": host, "TOPICS_PORT": port}
+        with started("health", "--wait", "60", env=beside, stdout=subprocess.PIPE) as health:
+            assert health.communicate(timeout=60)[0] == f"http://{host}:{port}: ready\n".encode()
+        assert [path.name for path in (tmp_path / "data" / "layout-1").iterdir()] == ["shard-00"]
+        assert cli("verify", str(tmp_path / "data")) == 3
+        assert cli.err == f"topics verify: {tmp_path}/data is in use; stop the server first\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    for wrong in (
+        ["--port", "65536"],
+        ["--shards", "0"],
+        ["--data", ""],
+        ["--host", "a:1", "--port", "2"],
+        ["x"],
+    ):
+        assert cli("serve", *wrong) == 2
+    assert cli("serve", "--help") == 0
+    assert "docs/configuration.md" in cli.out
+
+
+def test_health_has_the_options_of_every_command(cli: Cli, server: Server) -> None:
+    url = f"http://{server.host}:{server.port}"
+    assert cli("health") == 0
+    assert cli.out == f"{url}: ready\n"
+    assert cli("context", "add", "there", "http://127.0.0.1:1") == 0
+    assert cli("health", "--context", "there") == 3
+    assert cli("health", "--url", url.removeprefix("http://"), "--token", "root", "--json") == 0
+    assert json.loads(cli.out)["status"] == "ready"
+    assert cli("health", "--wait", "soon") == 2
+
+
+def test_short_forms(cli: Cli, topic: str) -> None:
+    cli("pub", topic, "1")
+    for short, long in (
+        (["ls", topic], ["topic", "ls", topic]),
+        (["topic", "show", topic], ["topic", "info", topic]),
+        (["version"], ["--version"]),
+        (["help"], ["--help"]),
+        (["help", "topic", "create"], ["topic", "create", "--help"]),
+    ):
+        assert cli(*long) == 0
+        wanted = cli.out
+        assert (cli(*short), cli.out) == (0, wanted)
+    assert cli("help", "sub") == 0
+    assert cli.out.startswith("Usage: topics sub ")
+    assert cli("help", "topc") == 2
+    assert "Did you mean topic" in cli.err
+    assert cli("help", "topic") == 0
+    assert "delete, rm" in cli.out
+    assert cli("topic", "rm", topic, "--yes") == 0
+    assert cli("topic", "show", topic) == 1
+
+
 def test_errors_say_what_to_do(cli: Cli, topic: str, server: Server) -> None:
     assert cli("read", topic) == 1
     assert "topics topic create" in cli.err
@@ -524,6 +586,12 @@ def test_completion(cli: Cli, topic: str) -> None:
         ).stdout  # fmt: skip
 
     assert completed("topics", "con").split() == ["plain,consumer", "plain,context"]
+    assert completed("topics", "s").split() == ["plain,serve", "plain,sub"]
+    assert completed("topics", "topic", "r").split() == ["plain,rm"]
+    assert completed("topics", "help", "topic", "cr").split() == ["plain,create"]
+    assert completed("topics", "verify", "--re").split() == ["plain,--repair"]
+    assert completed("topics", "du", "x").split() == ["dir,x"]
+    assert completed("topics", "inspect", "x").split() == ["file,x"]
     until(
         lambda: completed("topics", "read", f"{topic}.l").split() == [f"plain,{topic}.long.name"]
     )  # it gives up soon
@@ -539,6 +607,7 @@ def test_completion(cli: Cli, topic: str) -> None:
     )  # it gives up soon
     cli("context", "add", "there", "http://127.0.0.1:1")
     assert completed("topics", "context", "use", "th").split() == ["plain,there"]
+    assert completed("topics", "health", "--context", "th").split() == ["plain,there"]
     # Nobody waits for a server that is away, and nothing is printed into the line that is typed.
     assert completed("topics", "read", "--context", "there", "x").strip() == ""
 

@@ -41,10 +41,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def run(*arguments: str | Path, expect: int = 0) -> str:
-    if arguments[0] == "verify":  # the one that becomes another program
-        done = call(verify.main, *arguments[1:])
-    else:
-        done = call(commands.run, *arguments)
+    done = call(commands.run, *arguments)
     assert "Traceback" not in done.stderr
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout

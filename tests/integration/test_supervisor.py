@@ -657,7 +657,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_names_the_variables_and_exit_codes() -> None:
-    for done in (call(server_main, "--help"), run("-m", "topics.cli", "serve", "--help")):
+    for done in (call(server_main, "--help"), call(commands.run, "serve", "--help")):
         assert done.returncode == 0
         assert "TOPICS_DATA_DIR" in done.stdout
         assert "\n  4  " in done.stdout

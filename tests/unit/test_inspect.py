@@ -297,9 +297,7 @@ def test_damage_anywhere_is_an_answer(data: Path) -> None:
     [[], [""], ["x", "--records", "-1"], ["x", "--records", "1000000"], ["x", "--from-seq", "a"], ["x", "y"]],
 )
 def test_wrong_arguments(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["inspect", *arguments])
-    assert ended.value.code == 2
+    assert main(["inspect", *arguments]) == 2
 
 
 def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,25 +12,11 @@ INTERRUPTED = 130  # as shells say it of SIGINT
 def main(argv: Sequence[str] | None = None) -> int:
     open_what_is_closed()
     try:
-        return run(list(sys.argv[1:] if argv is None else argv))
+        from topics.cli import commands
+
+        return commands.run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # also while modules are loaded
         return INTERRUPTED
-
-
-def run(arguments: list[str]) -> int:
-    # Nothing is loaded first: two become another program, and the third is asked by container engines all the time.
-    match arguments:
-        case ["serve", *rest]:
-            become("workers", rest)
-        case ["verify", *rest]:
-            become("workers.verify", rest)
-        case ["health", *rest]:
-            from topics.cli import health
-
-            return health.main(rest)
-    from topics.cli import commands
-
-    return commands.run(arguments)
 
 
 def open_what_is_closed() -> None:
@@ -40,14 +26,6 @@ def open_what_is_closed() -> None:
         stream = os.fdopen(descriptor, "w" if descriptor else "r")
         setattr(sys, ("stdin", "stdout", "stderr")[descriptor], stream)
     os.close(descriptor)
-
-
-def become(module: str, arguments: Sequence[str]) -> None:
-    """Become the server or one of its tools. A new program rather than an import: they sit above this package."""
-    # Without -P a folder named `workers` where the user happens to be would be run instead.
-    here = os.getcwd()
-    safe = [] if "" in sys.path or here in sys.path else ["-P"]
-    os.execv(sys.executable, [sys.executable, *safe, "-m", module, *arguments])
 
 
 if __name__ == "__main__":

@@ -15,25 +15,35 @@ import topics
 from topics.cli import failures
 from topics.printing import forget_output
 
-# name: module:attribute, and what `topics --help` says. Those with `main` read their arguments themselves.
+# name: module:attribute, and what `topics --help` says.
 COMMANDS = {
-    "serve": ("workers:", "Run the server. TOPICS_* variables configure it; --help lists them."),
+    "serve": ("topics.cli.serve:serve", "Run the server."),
     "pub": ("topics.cli.pub:pub", "Write records: arguments, or lines of stdin."),
     "read": ("topics.cli.reading:read", "Print the records of a topic."),
     "tail": ("topics.cli.tail:tail", "Follow topics: topics tail 'orders.>'"),
     "topic": ("topics.cli.topic:topic", "List, create, show, change, delete, empty topics."),
     "queue": ("topics.cli.jobs:queue", "Take jobs, settle them, run a command for each."),
-    "consumer": ("topics.cli.consumer:consumer", "List, create, show, move, delete consumers of a topic."),
-    "router": ("topics.cli.routers:router", "List, create, show, delete rules that copy."),
+    "consumer": (
+        "topics.cli.consumer:consumer",
+        "List, create, show, pause, move, delete consumers of a topic.",
+    ),
+    "router": ("topics.cli.routers:router", "List, create, show, delete rules that copy records."),
     "top": ("topics.cli.top:top", "Watch rates, lag and pressure."),
     "bench": ("topics.cli.bench:bench", "Measure writes and reads against a server."),
-    "health": ("topics.cli.health:main", "Tell whether a server serves, by the exit code."),
-    "du": ("topics.cli.du:main", "Tell what takes the space of a data directory."),
-    "inspect": ("topics.cli.inspecting:main", "Tell what a file of a data directory says."),
-    "verify": ("workers.verify:", "Check a data directory that no server uses; --repair makes it whole."),
+    "health": ("topics.cli.health:health", "Check whether a server serves, by the exit code."),
+    "du": ("topics.cli.du:du", "Show what takes the space of a data directory."),
+    "inspect": ("topics.cli.inspecting:show", "Show what a file of a data directory contains."),
+    "verify": ("workers.verify:command", "Check a data directory that no server uses; --repair repairs it."),
     "context": ("topics.cli.context:context", "Save servers with their keys, and choose among them."),
-    "completion": ("topics.cli.completion:completion", "Print what completes these commands in a shell."),
+    "completion": ("topics.cli.completion:completion", "Print the completion script for a shell."),
 }
+SHORT_FORMS = {
+    "sub": ("topics.cli.tail:tail", "tail"),
+    "ls": ("topics.cli.topic:ls", "topic ls"),
+    "help": ("topics.cli.commands:show_help", "COMMAND --help"),
+    "version": ("topics.cli.commands:version", "--version"),
+}
+ALL = COMMANDS | SHORT_FORMS
 
 EPILOG = """\b
 Which server: --url, --context, TOPICS_URL, the context in use, http://127.0.0.1:4000.
@@ -53,14 +63,12 @@ class Lazy(click.Group):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(ALL)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in ALL:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        if name in ("", "main"):
-            return _foreign(cmd_name, module)
+        module, _, name = ALL[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
@@ -68,33 +76,16 @@ class Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # A new user's first words are often nearly right.
-        known = COMMANDS.keys()
-        near = get_close_matches(args[0], known, 3, 0.5) if args and args[0] not in known else []
+        near = get_close_matches(args[0], ALL, 3, 0.5) if args and args[0] not in ALL else []
         if near:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # From the table: the modules stay where they are.
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-def _foreign(name: str, module: str) -> click.Command:
-    """A command with arguments of its own, and help for them."""
-
-    def run(arguments: tuple[str, ...]) -> int:
-        code: int = importlib.import_module(module).main(list(arguments))
-        return code
-
-    return click.Command(
-        name,
-        callback=run,
-        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-        add_help_option=False,
-        context_settings={"ignore_unknown_options": True},
-        short_help=COMMANDS[name][1],
-    )
+        # From the table: no command's module is loaded.
+        for title, commands in (("Commands", COMMANDS), ("Short forms", SHORT_FORMS)):
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
 
 
 @click.group(
@@ -105,6 +96,40 @@ def _foreign(name: str, module: str) -> click.Command:
 @click.version_option(topics.__version__, message="topics %(version)s")
 def cli() -> None:
     """A durable event log, job queue and pub/sub server, and its client."""
+
+
+@click.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"topics {topics.__version__}")
+
+
+def _complete_command(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    command, below = _find(ctx, ctx.params["names"] or ())
+    names = command.list_commands(below) if isinstance(command, click.Group) else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@click.command("help")
+@click.argument("names", nargs=-1, metavar="[COMMAND]...", shell_complete=_complete_command)
+@click.pass_context
+def show_help(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Show the help of a command: topics help topic create"""
+    command, below = _find(ctx, names)
+    click.echo(command.get_help(below))
+
+
+def _find(ctx: click.Context, names: Sequence[str]) -> tuple[click.Command, click.Context]:
+    """The command of this name, and its context as if it had been called."""
+    command: click.Command = cli
+    found = ctx.find_root()
+    for name in names:
+        if not isinstance(command, click.Group):
+            raise click.UsageError(f"{found.command_path!r} has no commands below it", ctx)
+        _, below, _ = command.resolve_command(found, [name])
+        assert below is not None
+        command, found = below, click.Context(below, info_name=name, parent=found)
+    return command, found
 
 
 def run(arguments: Sequence[str]) -> int:

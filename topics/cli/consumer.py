@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import click
 
+from topics.cli.groups import Aliased
 from topics.cli.quantities import SEQ, duration, durations, setting, when
 from topics.cli.session import Session, confirm, consumer_argument, topic_argument, with_server, yes_option
 from topics.client.answers import Consumer
@@ -13,7 +14,7 @@ from topics.client.answers import Consumer
 NAMED = ("all", "new", "last", "last_per_tag")
 
 
-@click.group()
+@click.group(cls=Aliased)
 def consumer() -> None:
     """List, create, show, move, delete consumers of a topic."""
 

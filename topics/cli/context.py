@@ -22,14 +22,6 @@ def context() -> None:
     """
 
 
-def complete_context(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    try:
-        saved = contexts.load(contexts.path_of())
-    except Failed:
-        return []
-    return sorted(name for name in saved.servers if name.startswith(incomplete))
-
-
 @context.command("ls")
 @json_option
 def ls(as_json: bool) -> None:
@@ -82,7 +74,7 @@ def add(name: str, url: str, token: str | None, is_used: bool) -> None:
 
 
 @context.command("use")
-@click.argument("name", shell_complete=complete_context)
+@click.argument("name", shell_complete=contexts.complete)
 def use(name: str) -> None:
     """Use this server where no other is said. - : none of them."""
     path = contexts.path_of()
@@ -97,7 +89,7 @@ def use(name: str) -> None:
 
 
 @context.command("rm")
-@click.argument("name", shell_complete=complete_context)
+@click.argument("name", shell_complete=contexts.complete)
 def remove(name: str) -> None:
     """Forget a server and its key."""
     path = contexts.path_of()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import click
 import msgspec
 
 from topics.cli.failures import Failed
@@ -88,3 +90,27 @@ def choose(
         # Who names a context means its key; one that is just in use gives way to the environment.
         token = (found.token or said) if context else (said or found.token)
     return Server(found.url, token)
+
+
+def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        saved = load(path_of())
+    except Failed:
+        return []
+    return sorted(name for name in saved.servers if name.startswith(incomplete))
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which server: the arguments of `choose`."""
+    options = [
+        click.option("--url", help="URL of the server. [TOPICS_URL]"),
+        click.option(
+            "--token",
+            "--key",
+            help="API key. Other users of the machine may see it here, not in TOPICS_TOKEN.",
+        ),
+        click.option("--context", shell_complete=complete, help="A saved server: see `topics context`."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import time
-from collections.abc import Sequence
 
+import click
 import msgspec
 
+from topics.cli.failures import Failed
+from topics.cli.quantities import cold_dir_option, complete_directory, filled
 from topics.cli.tables import as_bytes, safe, table
 from topics.disk_usage import DiskUsage, NotOurs, Space, TopicUsage, disk_usage
 from topics.printing import while_it_is_read
@@ -20,58 +20,42 @@ TOP = 20
 PROGRESS_S = 0.1
 LINE_MAX = 78
 
-EPILOG = """\
-Nothing is changed and no lock is taken: a server may run. Names, records and live bytes are those of each shard's
-newest snapshot, at most a minute or so old.
-
-exit codes: 0 everything was looked at; 1 something could not be read, the rest is told; 2 wrong arguments;
-3 the directory is absent, not readable, or not one of topics
+EPILOG = """\b
+Nothing is changed and no lock is taken: a server may run. Names, records and live bytes are those of each
+shard's newest snapshot, at most a minute or so old.
+\b
+Exit codes: 0 everything was read; 1 something could not be read, the rest is shown; 2 wrong arguments;
+3 the directory is absent, not readable, or not a data directory of topics.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="topics du",
-        description="Tells what takes the space of a data directory.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    default = os.environ.get("TOPICS_DATA_DIR") or Settings().data_dir
-    parser.add_argument(
-        "data_dir",
-        metavar="data-dir",
-        nargs="?",
-        default=default,
-        help="[$TOPICS_DATA_DIR, or ./topics-data]",
-    )
-    parser.add_argument(
-        "--cold-dir",
-        metavar="path",
-        default=os.environ.get("TOPICS_COLD_DIR") or None,
-        help="where the cold tier is [$TOPICS_COLD_DIR]",
-    )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument(
-        "--top",
-        metavar="n",
-        type=_count,
-        help=f"only the n largest topics [{TOP}; with --json all]",
-    )
-    arguments = parser.parse_args(argv)
-    if not arguments.data_dir:
-        parser.error("the data directory's path is empty")
+@click.command(epilog=EPILOG)
+@click.argument(
+    "data_dir",
+    type=filled,
+    envvar="TOPICS_DATA_DIR",
+    default=Settings().data_dir,
+    metavar="[DATA_DIR]",
+    shell_complete=complete_directory,
+)
+@cold_dir_option
+@click.option("--top", type=click.IntRange(0), metavar="N", help=f"Number of topics to show, largest first. [{TOP}; with --json all]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def du(data_dir: str, cold_dir: str | None, top: int | None, as_json: bool) -> int:
+    """Show what takes the space of a data directory: by kind of file, and by topic.
+
+    DATA_DIR is $TOPICS_DATA_DIR, or ./topics-data.
+    """
     progress = _Progress()
     try:
-        usage = disk_usage(arguments.data_dir, arguments.cold_dir, progress.tell)
+        usage = disk_usage(data_dir, cold_dir, progress.tell)
     except NotOurs as error:
+        raise Failed(str(error), CANNOT) from error
+    finally:
         progress.end()
-        print(f"topics du: {error}", file=sys.stderr)
-        return CANNOT
-    progress.end()
-    top = arguments.top if arguments.top is not None or arguments.json else TOP
-    usage.topics = usage.topics[:top]
+    usage.topics = usage.topics[: TOP if top is None and not as_json else top]
     with while_it_is_read():
-        if arguments.json:
+        if as_json:
             print(msgspec.json.format(msgspec.json.encode(usage)).decode())
         else:
             print("\n".join(lines(usage)))
@@ -95,12 +79,6 @@ class _Progress:
     def end(self) -> None:
         if self._is_shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of topics")
-    return int(text[:9])
 
 
 def lines(usage: DiskUsage) -> list[str]:
@@ -141,7 +119,3 @@ def _space(what: str, path: str, used: int, disk: Space | None) -> str:
     if disk is None:
         return told
     return f"{told}; {as_bytes(disk.free_bytes)} of {as_bytes(disk.total_bytes)} are free"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,8 @@ class Failed(click.ClickException):
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
         self.code = code
-        self.name = "topics"
+        context = click.get_current_context(silent=True)
+        self.name = context.command_path if context is not None else "topics"
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"{self.name}: {self.format_message()}", file=file, err=file is None)

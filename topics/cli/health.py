@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+import click
+
+from topics.cli import contexts
 from topics.printing import while_it_is_read
 from topics.settings import Settings, join_host
 
@@ -20,32 +22,41 @@ _ANSWER_S = 4.0
 _LOOK_S = 0.2
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="topics health",
-        description="Ask a server whether every shard of it serves.",
-        epilog="exit codes: 0 it does; 1 not yet, or not all; 3 it does not answer",
-    )
-    parser.add_argument("--url", help="default: TOPICS_URL, or where the server of this environment listens")
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="look again for so long")
-    parser.add_argument("--json", action="store_true", help="print what the server says as it is")
-    options = parser.parse_args(arguments)
-    url = (options.url or local_url(os.environ)).rstrip("/")
-    end = time.monotonic() + options.wait
+@click.command(epilog="Exit codes: 0 every shard serves; 1 not yet, or not all of them; 3 no answer.")
+@contexts.server_options
+@click.option("--wait", "wait_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Keep asking for this long until it is ready.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the server's own answer.")
+def health(url: str | None, token: str | None, context: str | None, wait_s: float, as_json: bool) -> int:
+    """Check whether every shard of a server serves, and say so with the exit code.
+
+    Without --url, --context and TOPICS_URL it asks the server that TOPICS_HOST and TOPICS_PORT describe.
+    """
+    server = choose(url, token, context, os.environ)
+    end = time.monotonic() + wait_s
     while True:
-        code, text = ask(url, os.environ.get("TOPICS_TOKEN", ""))
+        code, text = ask(server.url, server.token)
         if code == READY or time.monotonic() >= end:
             break
         time.sleep(_LOOK_S)
     with while_it_is_read():
-        print(text if options.json and code != UNREACHABLE else f"{url}: {summary(code, text)}")
+        print(text if as_json and code != UNREACHABLE else f"{server.url}: {summary(code, text)}")
     return code
 
 
+def choose(
+    url: str | None, token: str | None, context: str | None, environ: Mapping[str, str]
+) -> contexts.Server:
+    """As for every command; but beside a server its own settings go before a saved server."""
+    is_beside = any(environ.get(name) for name in ("TOPICS_HOST", "TOPICS_PORT"))
+    if is_beside and not (url or context or environ.get("TOPICS_URL")):
+        url = local_url(environ)
+    server = contexts.choose(url, token, context, environ)
+    address = server.url or local_url(environ)
+    return contexts.Server((address if "://" in address else f"http://{address}").rstrip("/"), server.token)
+
+
 def local_url(environ: Mapping[str, str]) -> str:
-    """Where a server with the same environment is to be found."""
-    if environ.get("TOPICS_URL"):
-        return environ["TOPICS_URL"]
+    """Where a server with the same environment listens."""
     settings = Settings.from_env(environ)
     return f"http://{join_host(_ANYWHERE.get(settings.host, settings.host), settings.port)}"
 

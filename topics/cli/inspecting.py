@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
-from collections.abc import Sequence
 
+import click
 import msgspec
 
+from topics.cli.failures import Failed
+from topics.cli.quantities import U64_MAX, cold_dir_option, complete_file, filled
 from topics.cli.tables import as_bytes, as_time, safe, table
 from topics.engine.inspected_files import inspect
 from topics.engine.inspection import Inspection, Record
@@ -20,66 +20,33 @@ SOUND, DAMAGED, CANNOT = 0, 1, 3
 RECORDS, RECORDS_MAX = 10, 100_000
 SETTLE_S, FRESH_S = 0.3, 5.0
 
-EPILOG = """\
-It tells of log files, snapshots, erase intents, layout.json, cold-id, watch, and of segments: any of their files
-names the segment. Nothing is changed and no lock is taken: a server may run.
-
-exit codes: 0 it is what was written; 1 it is damaged, of another version, or no file of topics; 2 wrong arguments;
-3 there is no such file, or it cannot be read
+EPILOG = """\b
+It reads log files, snapshots, erase intents, layout.json, cold-id, watch, and segments: any file of a segment
+names it. Nothing is changed and no lock is taken: a server may run.
+\b
+Exit codes: 0 the file is what was written; 1 it is damaged, of another version, or no file of topics;
+2 wrong arguments; 3 there is no such file, or it cannot be read.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="topics inspect",
-        description="Tells what a file of a data directory says, and whether it is what was written.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("file")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument(
-        "--records",
-        metavar="n",
-        type=_number,
-        default=RECORDS,
-        help=f"the first n and the last n of records, envelopes, topics [{RECORDS}]",
-    )
-    parser.add_argument(
-        "--from-seq", metavar="s", type=_number, help="n records from this seq on, instead of first and last"
-    )
-    parser.add_argument(
-        "--cold-dir",
-        metavar="path",
-        default=os.environ.get("TOPICS_COLD_DIR") or None,
-        help="where the records of a cold segment are [$TOPICS_COLD_DIR]",
-    )
-    arguments = parser.parse_args(argv)
-    if not arguments.file:
-        parser.error("the file's path is empty")
-    if arguments.records > RECORDS_MAX:
-        parser.error(f"--records is {RECORDS_MAX} at most")
+@click.command("inspect", epilog=EPILOG)
+@click.argument("path", type=filled, metavar="FILE", shell_complete=complete_file)
+@click.option("--records", type=click.IntRange(0, RECORDS_MAX), default=RECORDS, metavar="N", help=f"Show the first N and the last N of records, envelopes, topics. [{RECORDS}]")  # fmt: skip
+@click.option("--from-seq", type=click.IntRange(0, U64_MAX), metavar="SEQ", help="Show N records from this seq on instead.")  # fmt: skip
+@cold_dir_option
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def show(path: str, records: int, from_seq: int | None, cold_dir: str | None, as_json: bool) -> int:
+    """Show what a file of a data directory contains, and whether it is what was written."""
     try:
-        found = look(arguments.file, arguments.records, arguments.from_seq, arguments.cold_dir)
-    except IsADirectoryError:
-        text = "is a directory; name one of the files below it. `topics du` tells what is there"
-        print(f"topics inspect: {safe(arguments.file)} {text}", file=sys.stderr)
-        return CANNOT
+        found = look(path, records, from_seq, cold_dir)
+    except IsADirectoryError as error:
+        advice = "is a directory; name one of the files in it. `topics du` shows what there is"
+        raise Failed(f"{safe(path)} {advice}", CANNOT) from error
     except OSError as error:
-        print(f"topics inspect: {safe(arguments.file)}: {error.strerror or error}", file=sys.stderr)
-        return CANNOT
+        raise Failed(f"{safe(path)}: {error.strerror or error}", CANNOT) from error
     with while_it_is_read():
-        if arguments.json:
-            print(as_json(found))
-        else:
-            print("\n".join(lines(found)))
+        print(json_text(found) if as_json else "\n".join(lines(found)))
     return SOUND if found.sound else DAMAGED
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 20):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return int(text)
 
 
 def look(path: str, records: int, from_seq: int | None, cold_dir: str | None) -> Inspection:
@@ -105,7 +72,7 @@ def _is_fresh(path: str) -> bool:
         return True
 
 
-def as_json(found: Inspection) -> str:
+def json_text(found: Inspection) -> str:
     # The path alone may be no text: all else comes from files, and was made text when it was read.
     plain = msgspec.to_builtins(found)
     plain["path"] = plain["path"].encode("utf-8", "backslashreplace").decode()
@@ -191,7 +158,3 @@ def _record(record: Record) -> list[str]:
         ",".join(record.flags) or "-",
         whole if record.bytes else "no record",
     ]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
 from topics.quantities import milliseconds, size_bytes
 
@@ -68,3 +69,17 @@ def setting(text: str) -> tuple[str, Any]:
 
 SEQ = click.IntRange(0, U64_MAX)
 COUNT = click.IntRange(1, U64_MAX)
+
+
+def complete_file(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_directory(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+cold_dir_option = click.option(
+    "--cold-dir", type=filled, envvar="TOPICS_COLD_DIR", show_envvar=True, metavar="PATH",
+    shell_complete=complete_directory, help="Directory of the cold tier.",
+)  # fmt: skip

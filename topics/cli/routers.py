@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from topics.cli.groups import Aliased
 from topics.cli.session import Session, complete_topic, confirm, router_argument, with_server, yes_option
 from topics.client.answers import RouterRow
 
 
-@click.group()
+@click.group(cls=Aliased)
 def router() -> None:
     """List, create, show, delete rules that copy what is written."""
 

@@ -42,16 +42,9 @@ class Session:
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(INTERRUPTED) from error
         if isinstance(error, ClientError):
-            raise self.failure(error) from error
+            raise failed(error, self.context) from error
         if isinstance(error, UnknownSetting):
             raise Failed(str(error), USAGE) from error
-        if isinstance(error, Failed):
-            error.name = self.name
-
-    def failure(self, error: ClientError) -> Failed:
-        found = failed(error, self.context)
-        found.name = self.name
-        return found
 
     def say(self, text: str) -> None:
         """To whoever looks at it, beside the output."""
@@ -146,11 +139,7 @@ def connect(
 def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every command that talks to a server; it gets a Session first."""
 
-    @click.option("--url", help="Where the server is. [TOPICS_URL]")
-    @click.option(
-        "--token", "--key", help="Its key; better in TOPICS_TOKEN, where others do not see it. [TOPICS_TOKEN]"
-    )
-    @click.option("--context", "context", help="A saved server: see `topics context`.")
+    @contexts.server_options
     @click.option("--retry", "retry_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Try again for so long when the server is away or busy.")  # fmt: skip
     @click.option("--json", "as_json", is_flag=True, help="JSON, a line for each.")
     @functools.wraps(command)

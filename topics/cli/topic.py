@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
+from topics.cli.groups import Aliased
 from topics.cli.quantities import COUNT, duration, setting, size
 from topics.cli.session import Session, complete_topic, confirm, topic_argument, with_server, yes_option
 from topics.cli.tables import as_bytes
 from topics.client.patterns import is_pattern
 
 
-@click.group()
+@click.group(cls=Aliased)
 def topic() -> None:
     """List, create, show, change, delete, empty topics."""
 

@@ -14,7 +14,7 @@ from tests.fuzz.mutate import Choices
 from tests.fuzz.runner import Target
 from tests.support.engine_harness import META_DIR
 from tests.support.sim_disk import SimDisk
-from topics.cli.inspecting import as_json, lines
+from topics.cli.inspecting import json_text, lines
 from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import HEADER_BYTES, xxh
 from topics.engine.frames import frame_is_valid
@@ -53,7 +53,7 @@ def check_inspection(disk: Disk, path: str, from_seq: int | None) -> None:
     """What `topics inspect` shows of a file is an answer, whatever is in it."""
     found = inspect(disk, path, records=2, from_seq=from_seq)
     assert found.sound == (not found.problems)
-    assert as_json(found) and lines(found)
+    assert json_text(found) and lines(found)
 
 
 def _good(kind: str, number: int) -> tuple[str, bytes]:
