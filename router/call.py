@@ -22,6 +22,7 @@ from topics.settings import Settings
 FRAMES_TYPE = b"application/vnd.topics.frames"
 JSON_TYPE = b"application/json"
 LINES_TYPE = b"application/x-ndjson"
+ANY_TYPE = b""  # every content type begins with it
 CATALOG_SHARD = 0
 
 

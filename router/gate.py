@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from router.call import JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
+from router.call import ANY_TYPE, JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
 from router.endpoints import (
     consolidation,
     consumers,
     forwards,
+    front_page,
     health,
     queues,
     records,
@@ -53,9 +54,10 @@ Offload: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], bool]
 class Route:
     endpoint: Endpoint
     scopes: tuple[str, ...] = ()  # all of them; none: any key will do
-    takes: tuple[bytes, ...] = ()  # media types of the body; none: it is ignored
+    takes: tuple[bytes, ...] = ()  # what its content type begins with; none: the body is ignored
     empty_ok: bool = False
     is_probe: bool = False  # answered always, and without a key
+    is_public: bool = False  # needs no key, whatever the settings say
     is_read: bool = False  # its answer may be large
     body_max: int = 1 << 40  # bytes; the server's own limit is lower where this one is not
     own_key: bool = False  # the endpoint looks at the key; it may come in the query
@@ -82,6 +84,7 @@ _FIXED: dict[bytes, dict[bytes, Route]] = {
     b"/v0/watch": {b"POST": _json(watch.create, READ)},
     b"/v0/ws": {b"GET": Route(sockets.open_socket)},
     b"/v0/metrics": {b"GET": Route(health.metrics, READ)},
+    b"/metrics": {b"GET": Route(health.metrics, READ)},
     b"/v0/openapi.json": {b"GET": Route(health.open_api)},
     b"/v0/health": {b"GET": Route(health.health, is_probe=True)},
     b"/healthz": {b"GET": Route(health.health, is_probe=True)},
@@ -95,6 +98,8 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
         b"DELETE": Route(topics.drop, DELETE),
         b"POST": Route(records.write, WRITE, (JSON_TYPE, LINES_TYPE)),
     },
+    b"raw": {b"POST": Route(records.write_raw, WRITE, (ANY_TYPE,))},
+    b"records": {b"GET": Route(records.read, READ, is_read=True)},
     b"diff": {b"POST": _json(records.diff, READ, empty_ok=True, is_read=True)},
     b"delete": {b"POST": _json(records.delete, DELETE)},
     b"deleted": {b"GET": Route(records.deleted, READ, is_read=True)},
@@ -159,6 +164,8 @@ _FORWARD: dict[bytes, Route] = {
     b"GET": Route(forwards.get, READ),
     b"DELETE": Route(forwards.drop, DELETE),
 }
+# A path for those who ask for HTML with GET, unknown to all others.
+_FRONT_PAGE: dict[bytes, Route] = {b"GET": Route(front_page.show, is_public=True)}
 _STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
 _TOPICS = b"/v0/topics/"
 _STREAMS = b"/v0/watch/"
@@ -220,7 +227,7 @@ class Gate:
 
     def _run(self, route: Route, call: Call, respond: Respond) -> None:
         accepted = call.request.accept_encoding
-        if accepted and wants_gzip(accepted):
+        if accepted and lists(accepted, b"gzip"):
             respond = self._gzipped(respond)
         try:
             route.endpoint(call, respond)
@@ -241,6 +248,8 @@ class Gate:
         if place is None:
             place = self._find_place(path)
         methods, topic, consumer, sub = place
+        if methods is None and path == b"/" and method == b"GET" and lists(request.accept, b"text/html"):
+            methods = _FRONT_PAGE
         route = methods.get(method) if methods is not None else None
         key: ApiKey | None = None
         if self._keys and route is not None and route.own_key:
@@ -292,7 +301,9 @@ class Gate:
     def _check_key(
         self, request: Request, route: Route | None, topic: bytes, unknown_sub: bytes | None
     ) -> Response | ApiKey | None:
-        if route is not None and route.is_probe and not self._services.settings.probe_auth:
+        if route is not None and (
+            route.is_public or (route.is_probe and not self._services.settings.probe_auth)
+        ):
             return None
         key = self._find_key(request.authorization)
         if key is None and route is not None and route.key_in_query:
@@ -433,7 +444,12 @@ def _too_many_answers() -> Response:
 
 def _no_route(request: Request, methods: dict[bytes, Route] | None) -> Response:
     if methods is None:
-        return error_response("not_found", "there is nothing at this path; GET /v0/openapi.json lists all")
+        response = error_response(
+            "not_found", "there is nothing at this path; GET /v0/openapi.json lists all"
+        )
+        if request.path == b"/":
+            response.head += front_page.VARY
+        return response
     allowed = [*methods, *([b"HEAD"] if b"GET" in methods else []), b"OPTIONS"]
     allow = b"Allow: %b\r\n" % b", ".join(allowed)
     if request.method == b"OPTIONS":
@@ -444,14 +460,15 @@ def _no_route(request: Request, methods: dict[bytes, Route] | None) -> Response:
     return response
 
 
-def wants_gzip(accept_encoding: bytes) -> bool:
-    """Whether the header lists gzip, and not with the weight of 0 that means "anything but this"."""
-    if b"gzip" not in accept_encoding.lower():
+def lists(accepted: bytes, name: bytes) -> bool:
+    """Whether a header of the Accept family lists this name, and not with the weight of 0 that means "anything but this"."""
+    accepted = accepted.lower()
+    if name not in accepted:
         return False
-    for part in accept_encoding.lower().split(b","):
-        coding, _, weight = part.replace(b" ", b"").partition(b";")
-        if coding == b"gzip":
-            return not weight.startswith(b"q=0") or bool(weight[3:].strip(b".0"))
+    for part in accepted.split(b","):
+        listed, *parameters = part.replace(b" ", b"").replace(b"\t", b"").split(b";")
+        if listed == name:
+            return not any(each.startswith(b"q=") and not each[2:].strip(b".0") for each in parameters)
     return False
 
 

@@ -6,6 +6,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from urllib.parse import unquote_to_bytes
 
 from topics.engine.errors import InvalidRequest
+from topics.schemas import U64_MAX
 
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -33,9 +34,17 @@ def optional_flag(pairs: dict[str, str], name: str) -> bool | None:
 
 
 def number(pairs: dict[str, str], name: str, default: int) -> int:
+    found = optional_number(pairs, name)
+    return default if found is None else found
+
+
+def optional_number(pairs: dict[str, str], name: str, most: int = U64_MAX) -> int | None:
+    """A number, clamped to `most`."""
     text = pairs.get(name, "")
-    # Nineteen digits are beyond every clamp; longer text would only cost time to convert.
-    return int(text[:19]) if text.isascii() and text.isdigit() else default
+    if not (text.isascii() and text.isdigit()):
+        return None
+    # Twenty-one digits are beyond 64 bits; longer text would only cost time to convert.
+    return min(int(text.lstrip("0")[:21] or "0"), most)
 
 
 def encode_cursor(name: str) -> str:

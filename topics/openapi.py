@@ -32,7 +32,7 @@ from topics.openapi_operations import (
     query,
     topic_name,
 )
-from topics.openapi_schemas import REF, SUBJECT_PATTERN, Json, components
+from topics.openapi_schemas import REF, SUBJECT_PATTERN, TAG_CHARACTERS_MAX, Json, components
 from topics.openapi_transactions import transaction_paths
 from topics.schemas import U64_MAX
 from topics.watching import SESSION_TTL_MS
@@ -170,6 +170,8 @@ def _paths() -> Json:
             "delete": _delete_topic(),
             "post": _write(),
         },
+        "/v0/topics/{topic}/raw": {"post": _write_raw()},
+        "/v0/topics/{topic}/records": {"get": _read_page()},
         "/v0/topics/{topic}/diff": {"post": _read()},
         "/v0/topics/{topic}/delete": {"post": _delete_records()},
         "/v0/topics/{topic}/deleted": {"get": _deleted()},
@@ -186,7 +188,8 @@ def _paths() -> Json:
         "/v0/ready": {"get": _probe("ready", "Whether all topics are served", ready, (503,))},
         "/healthz": {"get": _probe("healthz", "The same as `/v0/health`", health, ())},
         "/readyz": {"get": _probe("readyz", "The same as `/v0/ready`", ready, (503,))},
-        "/v0/metrics": {"get": _metrics()},
+        "/v0/metrics": {"get": _metrics("metrics", "Metrics")},
+        "/metrics": {"get": _metrics("metrics_alias", "The same as `/v0/metrics`")},
         "/v0/openapi.json": {"get": _openapi()},
     }
 
@@ -252,7 +255,6 @@ def _delete_topic() -> Json:
 
 def _write() -> Json:
     lines = {"schema": TEXT | {"description": "One RecordBody a line."}}
-    key: Json = TEXT | {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX}
     return operation(
         "write",
         "records",
@@ -262,28 +264,84 @@ def _write() -> Json:
         "beside its records comes in the query.",
         parameters=[
             topic_name(creates=True),
-            flag("return_seqs", True, "false leaves `seqs` out of the answer."),
-            query(
-                "node", TEXT | {"maxLength": limits.NODE_BYTES_MAX}, "Lines only: for records without one."
-            ),
+            *_WRITE_OPTIONS,
+            query("node", _NODE, "Lines only: for records without one."),
             query("create", BOOLEAN, "Lines only: as `create` of WriteBody."),
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "schema": key,
-                "description": "A write with a key that was used before returns the seqs of the first one. 1 to 256 bytes.",
-            },
         ],
         body={"required": True, "content": {JSON_TYPE: content_of("WriteBody"), LINES_TYPE: lines}},
-        answers={
-            "200": json_answer("Written", "Written, or known by its idempotency key."),
-            "201": json_answer("Written", "Written; the topic was created."),
-        },
+        answers=_WRITTEN,
         errors=(*WITH_TOPIC, *WITH_BODY, 409, 422),
     )
 
 
-def _read() -> Json:
+def _write_raw() -> Json:
+    return operation(
+        "write_raw",
+        "records",
+        "Write the body as one record",
+        scopes=["write"],
+        description="Whatever its content type. `application/json` must be valid JSON. Otherwise an object or an array is stored as JSON, "
+        "other UTF-8 text as a string, and anything else as bytes.",
+        parameters=[
+            topic_name(creates=True),
+            *_WRITE_OPTIONS,
+            query("tag", TEXT | {"maxLength": TAG_CHARACTERS_MAX}, "The record's `tag`."),
+            query("node", _NODE, "The record's `node`."),
+            query("create", BOOLEAN, "As `create` of WriteBody."),
+        ],
+        body={"required": False, "content": {JSON_TYPE: {"schema": {}}, "*/*": {}}},
+        answers=_WRITTEN,
+        errors=(*WITH_TOPIC, *WITH_BODY, 422),
+    )
+
+
+_NODE: Json = TEXT | {"maxLength": limits.NODE_BYTES_MAX}
+_WRITE_OPTIONS: list[Json] = [
+    flag("return_seqs", True, "false leaves `seqs` out of the answer."),
+    {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "schema": TEXT | {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX},
+        "description": "A write with a key that was used before returns the seqs of the first one. 1 to 256 bytes.",
+    },
+]
+_WRITTEN: Json = {
+    "200": json_answer("Written", "Written, or known by its idempotency key."),
+    "201": json_answer("Written", "Written; the topic was created."),
+}
+
+
+def _read_page() -> Json:
+    fields = components()["DiffBody"]["properties"]
+    numbers = ("from_seq", "from_ts", "limit", "max_batch_bytes", "wait_ms")
+    flags = ("include_tags", "include_meta", "include_data")
+    return operation(
+        "read_page",
+        "records",
+        "Read what comes after a seq, with GET",
+        scopes=["read"],
+        description="The same as `POST /v0/topics/{topic}/diff`, with the fields of DiffBody in the query.",
+        parameters=[
+            topic_name(),
+            *(query(name, fields[name], fields[name].pop("description")) for name in (*numbers, *flags)),
+            query("node", TEXT, "Leave out records of this node."),
+            query(
+                "tag",
+                TEXT,
+                "Only records with this tag, or whose tag begins with what is before a final `*`.",
+            ),
+            query(
+                "subject",
+                TEXT | {"pattern": SUBJECT_PATTERN},
+                "Only records whose tag matches this dotted pattern: `*` stands for one token, a final `>` for one or more. Wins over `tag`.",
+            ),
+        ],
+        answers={"200": _diff_page()},
+        errors=WITH_TOPIC,
+    )
+
+
+def _diff_page() -> Json:
     number: Json = {"type": "integer", "minimum": 0}
     pages = json_answer("DiffPage", "A page of records; in the form that `Accept` asks for.")
     # Frames are bytes: there is no schema for them.
@@ -299,6 +357,10 @@ def _read() -> Json:
             "content": {JSON_TYPE: content_of("Tombstone")},
         },
     }
+    return pages
+
+
+def _read() -> Json:
     return operation(
         "read",
         "records",
@@ -309,7 +371,7 @@ def _read() -> Json:
         "`max_batch_bytes` is 8 MiB when absent.",
         parameters=[topic_name()],
         body={"required": False, "content": {JSON_TYPE: content_of("DiffBody")}},
-        answers={"200": pages},
+        answers={"200": _diff_page()},
         errors=(*WITH_TOPIC, *WITH_BODY),
     )
 
@@ -456,12 +518,12 @@ def _probe(operation_id: str, summary: str, answers: Json, errors: tuple[int, ..
     )
 
 
-def _metrics() -> Json:
+def _metrics(operation_id: str, summary: str) -> Json:
     answer = json_answer(
         "Metrics", "The server's figures: Prometheus text, or JSON when `Accept` asks for it."
     )
     answer["content"][TEXT_TYPE] = {"schema": TEXT}
-    return operation("metrics", "server", "Metrics", scopes=["read"], answers={"200": answer}, errors=KEYED)
+    return operation(operation_id, "server", summary, scopes=["read"], answers={"200": answer}, errors=KEYED)
 
 
 def _openapi() -> Json:

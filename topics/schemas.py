@@ -13,10 +13,11 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 U64_MAX = 2**64 - 1
+U32_MAX = 2**32 - 1
 
 # msgspec's own bounds are int64; `within_u64` looks at the rest.
 U64 = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
-U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Predicate = Annotated[
     str | list[str],

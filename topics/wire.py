@@ -43,7 +43,7 @@ PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET
     22,
     23,
 )
-LIST_DELETED = 24
+LIST_DELETED, WRITE_RAW = 24, 25
 CONSOLIDATE = 27  # which call it is stands in the arguments
 TXN_BEGIN, TXN_STAGE, TXN_COMMIT, TXN_ABORT = 28, 29, 30, 31
 # About the shard itself, or about who follows what: no command of the engine.
@@ -58,7 +58,7 @@ PRESSURE = 58
 # An outcome may be unknown when the worker dies while one of these is on its way.
 CHANGES = frozenset(
     (
-        WRITE, WRITE_LINES, DELETE, PUT_TOPIC, DROP_TOPIC, CLAIM, ACK, NACK, EXTEND, TERM,
+        WRITE, WRITE_LINES, WRITE_RAW, DELETE, PUT_TOPIC, DROP_TOPIC, CLAIM, ACK, NACK, EXTEND, TERM,
         PUT_CONSUMER, DROP_CONSUMER, PAUSE_CONSUMER, RESET_CONSUMER, PUT_FORWARD, DROP_FORWARD,
         TXN_BEGIN, TXN_STAGE, TXN_COMMIT, TXN_ABORT,
     )
@@ -66,6 +66,7 @@ CHANGES = frozenset(
 
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
 RESUME = 16  # a PAUSE_CONSUMER that ends a pause
+MUST_PARSE = 32  # a WRITE_RAW whose body is said to be JSON
 
 JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
 FEED, NEW_TOPIC, END = 4, 5, 6  # under the number of a FOLLOW, of a LOOK_OUT, of a stream

@@ -35,6 +35,7 @@ class Doors:
         self.read: dict[int, Callable[[str, wire.Request, wire.Args], Read]] = {
             wire.WRITE: self._read_write,
             wire.WRITE_LINES: lambda t, r, a: (requests.read_lines(t, r, a), None),
+            wire.WRITE_RAW: lambda t, r, a: (requests.read_raw(t, r, a), None),
             wire.DIFF: lambda t, r, a: requests.read_diff(t, r),
             wire.DIFF_FRAMES: lambda t, r, a: requests.read_diff(t, r),
             wire.DELETE: lambda t, r, a: (requests.read_delete(t, r), None),

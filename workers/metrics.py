@@ -26,7 +26,7 @@ from topics.reports import (
 
 # What a request is called in metrics. A read that may wait is a poll: how long it takes is its client's wish.
 OPERATIONS: dict[str, tuple[int, ...]] = {
-    "write": (wire.WRITE, wire.WRITE_LINES),
+    "write": (wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW),
     "read": (wire.DIFF, wire.DIFF_FRAMES, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED),
     "poll": (),
     "catch_up": (wire.WATCH_READ,),  # of a stream that is behind

@@ -42,6 +42,7 @@ CLAIM_JITTER_MS_MAX = 5_000
 _write = msgspec.json.Decoder(WriteBody)
 _bare = msgspec.json.Decoder(BareWrite)
 _lines = msgspec.json.Decoder(RecordBody)
+_value = msgspec.json.Decoder(msgspec.Raw)
 _diff = msgspec.json.Decoder(DiffBody)
 _delete = msgspec.json.Decoder(DeleteBody)
 _config = msgspec.json.Decoder(ConfigBody)
@@ -49,6 +50,7 @@ _watch_read = msgspec.msgpack.Decoder(WatchRead).decode
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _compact = msgspec.json.format
 _NO_META = (b"", b"null")
+_JSON_BLANKS = b" \t\n\r"
 
 
 # -- writes ------------------------------------------------------------------------------------------------
@@ -117,6 +119,43 @@ def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append
     return cmd.Append(topic, records, key, args.create)
 
 
+def read_raw(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
+    """One record, whose data is the whole body. All else comes in the query and in headers."""
+    body = bytes(request.body)
+    data = _body_as_json(body, must_parse=bool(request.flags & wire.MUST_PARSE))
+    key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
+    if data is None:
+        records = _bytes_records([body])
+    else:
+        records = _json_records([data], [], data, args.traceparent)
+    if args.tag is not None:
+        records.tags = [args.tag.encode()]
+        _check_lengths("tag", records.tags, TAG_BYTES_MAX)
+    if args.node is not None:
+        records.nodes = [args.node.encode()]
+        _check_lengths("node", records.nodes, limits.NODE_BYTES_MAX)
+    return cmd.Append(topic, records, key, args.create)
+
+
+def _body_as_json(body: bytes, *, must_parse: bool) -> bytes | None:
+    """JSON text of a body: as it is if it is an object or an array, else as a string; None if it is not text.
+
+    One that must parse may be any JSON value.
+    """
+    if must_parse:
+        return bytes(decode(_value.decode, body))
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    if body.lstrip(_JSON_BLANKS)[:1] in (b"{", b"["):
+        try:
+            return bytes(_value.decode(body))
+        except (msgspec.DecodeError, RecursionError):
+            pass  # it only looks like JSON
+    return msgspec.json.encode(text)
+
+
 def check_count(count: int) -> None:
     if not count:
         raise InvalidRequest("a write needs at least one record in records")
@@ -149,7 +188,7 @@ def read_records(
     """Records as columns. A column that no record fills stays None, which keeps the common case short."""
     count = len(rows)
     if [row.data_base64 for row in rows].count(None) < count:
-        records = _raw_records(rows)
+        records = _base64_records(rows)
     else:
         payloads = [bytes(row.data) for row in rows]
         if not all(payloads):
@@ -292,7 +331,7 @@ def _members(meta: bytes) -> dict[str, msgspec.Raw] | None:
     return decode(_meta.decode, meta) if meta.lstrip()[:1] == b"{" else None
 
 
-def _raw_records(rows: list[RecordBody]) -> cmd.Records:
+def _base64_records(rows: list[RecordBody]) -> cmd.Records:
     payloads: list[bytes] = []
     for i, row in enumerate(rows):
         if row.data_base64 is None or bytes(row.data) or bytes(row.meta) not in _NO_META:
@@ -303,6 +342,10 @@ def _raw_records(rows: list[RecordBody]) -> cmd.Records:
             payloads.append(binascii.a2b_base64(row.data_base64, strict_mode=True))
         except (binascii.Error, ValueError) as error:
             raise InvalidRequest(f"data_base64 of record {i} is not base64: {error}") from None
+    return _bytes_records(payloads)
+
+
+def _bytes_records(payloads: list[bytes]) -> cmd.Records:
     _check_sizes([len(payload) for payload in payloads])
     return cmd.Records(payloads, raw=True)
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from router.call import (
-    FRAMES_TYPE,
-    LINES_TYPE,
-    Call,
-    ask_owner,
-)
+from msgspec.json import encode
+
+from router.call import FRAMES_TYPE, JSON_TYPE, LINES_TYPE, Call, ask_owner
 from router.exchange import Respond
-from router.query import decode_cursor, flag, number, optional_flag, parse_query
+from router.query import decode_cursor, flag, number, optional_flag, optional_number, parse_query
 from topics import wire
 from topics.engine.errors import InvalidRequest
+from topics.schemas import U32_MAX, U64_MAX
 from topics.traces import read_traceparent
 
 
-def write(call: Call, respond: Respond) -> None:
+def write(call: Call, respond: Respond, op: int = wire.WRITE) -> None:
     request, key = call.request, call.key
     pairs = parse_query(request.query) if request.query else {}
     flags = 0 if flag(pairs, "return_seqs", True) else wire.NO_SEQS
@@ -31,15 +29,32 @@ def write(call: Call, respond: Respond) -> None:
     if request.traceparent:
         args = args or wire.Args()
         args.traceparent = read_traceparent(request.traceparent)
-    if request.content_type[: len(LINES_TYPE)].lower() != LINES_TYPE:
-        ask_owner(call, wire.WRITE, respond, flags, args)
-        return
+    if op == wire.WRITE:
+        if request.content_type[: len(LINES_TYPE)].lower() != LINES_TYPE:
+            ask_owner(call, op, respond, flags, args)
+            return
+        op = wire.WRITE_LINES
     args = args or wire.Args()
-    args.node = pairs.get("node")
-    if args.node is not None and "\ufffd" in args.node:
-        raise InvalidRequest("node in the query is not UTF-8")
+    args.node = _name(pairs, "node")
     args.create = optional_flag(pairs, "create")
-    ask_owner(call, wire.WRITE_LINES, respond, flags, args)
+    if op == wire.WRITE_RAW:
+        args.tag = _name(pairs, "tag")
+        if request.content_type[: len(JSON_TYPE)].lower() == JSON_TYPE:
+            flags |= wire.MUST_PARSE
+    ask_owner(call, op, respond, flags, args)
+
+
+def write_raw(call: Call, respond: Respond) -> None:
+    """The body is one record, whatever it is."""
+    write(call, respond, wire.WRITE_RAW)
+
+
+def _name(pairs: dict[str, str], field: str) -> str | None:
+    """A name that is stored; what is not UTF-8 is refused, because it would be stored as something else."""
+    name = pairs.get(field)
+    if name is not None and "\ufffd" in name:
+        raise InvalidRequest(f"{field} in the query is not UTF-8")
+    return name
 
 
 def _text(value: bytes, name: str) -> str:
@@ -52,6 +67,30 @@ def _text(value: bytes, name: str) -> str:
 
 def diff(call: Call, respond: Respond) -> None:
     ask_owner(call, wire.DIFF_FRAMES if FRAMES_TYPE in call.request.accept else wire.DIFF, respond)
+
+
+# Fields of DiffBody; of numbers, what they can hold.
+_NUMBERS = {
+    "from_seq": U64_MAX,
+    "from_ts": U64_MAX,
+    "max_batch_bytes": U64_MAX,
+    "limit": U32_MAX,
+    "wait_ms": U32_MAX,
+}
+_FLAGS = ("include_data", "include_meta", "include_tags")
+_NAMES = ("node", "tag")
+
+
+def read(call: Call, respond: Respond) -> None:
+    """As `diff`, with its fields in the query."""
+    pairs = parse_query(call.request.query)
+    fields: dict[str, object] = {name: pairs.get(name) for name in _NAMES}
+    if "subject" in pairs:
+        fields["tag"] = ("tag", "Subject", pairs["subject"])
+    fields |= {name: optional_number(pairs, name, most) for name, most in _NUMBERS.items()}
+    fields |= {name: optional_flag(pairs, name) for name in _FLAGS}
+    call.request.body = encode({name: value for name, value in fields.items() if value is not None})
+    diff(call, respond)
 
 
 def delete(call: Call, respond: Respond) -> None:

@@ -67,8 +67,12 @@ def test_without_a_valid_key_everything_is_unauthorized(guarded: Server, authori
         ("OPTIONS", "/v0/topics"),
         ("POST", "/v0/topics/x"),
         ("POST", "/v0/topics/x/diff"),
+        ("POST", "/v0/topics/x/raw"),
+        ("GET", "/v0/topics/x/records"),
         ("GET", "/v0/metrics"),
+        ("GET", "/metrics"),
         ("GET", "/v0/openapi.json"),
+        ("GET", "/"),
     ):
         refused(guarded.request(method, path, headers=headers), 401, "unauthorized", {})
 
@@ -93,6 +97,19 @@ def test_probes_need_no_key(guarded: Server, path: str, authorization: str | Non
     assert guarded.request("GET", path, headers=headers).status == 200
 
 
+@pytest.mark.parametrize("authorization", [None, "Bearer nobody", "Bearer s3cret-all"])
+def test_the_front_page_needs_no_key(guarded: Server, authorization: str | None) -> None:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    assert guarded.request("GET", "/", headers={"Accept": "text/html", **headers}).status == 200
+    # For all others it is an unknown path.
+    for method, accept in (("GET", "*/*"), ("GET", "text/html;q=0"), ("POST", "text/html")):
+        reply = guarded.request(method, "/", headers={"Accept": accept, **headers})
+        if authorization == "Bearer s3cret-all":
+            refused(reply, 404, "not_found")
+        else:
+            refused(reply, 401, "unauthorized")
+
+
 # -- scopes ------------------------------------------------------------------------------------------------
 
 WRITE = {"records": [{"data": 1}]}
@@ -104,8 +121,11 @@ NEEDS: list[tuple[str, str, str, Any]] = [
     ("read", "GET", "/v0/topics/{topic}/deleted", None),
     ("read", "GET", "/v0/topics/{topic}/tags", None),
     ("read", "GET", "/v0/topics/{topic}/last?tag=a", None),
+    ("read", "GET", "/v0/topics/{topic}/records", None),
     ("read", "GET", "/v0/metrics", None),
+    ("read", "GET", "/metrics", None),
     ("write", "POST", "/v0/topics/{topic}", WRITE),
+    ("write", "POST", "/v0/topics/{topic}/raw", None),
     ("write", "GET", "/v0/topics/{topic}/unknown", None),
     ("write", "POST", "/v0/topics/{topic}/unknown/deeper", None),
     ("delete", "POST", "/v0/topics/{topic}/delete", {"before_seq": 1}),

@@ -114,7 +114,7 @@ def test_http2_with_prior_knowledge_on_the_same_port(shared_server: Server, topi
         "/healthz/",
         "/health",
         "/ready",
-        "/metrics",
+        "/metrics/",
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
@@ -126,6 +126,8 @@ ROUTES = {
     "/v0/topics": {"GET"},
     "/v0/topics/absent": {"GET", "PUT", "POST", "DELETE"},
     "/v0/topics/absent/diff": {"POST"},
+    "/v0/topics/absent/raw": {"POST"},
+    "/v0/topics/absent/records": {"GET"},
     "/v0/topics/absent/delete": {"POST"},
     "/v0/topics/absent/deleted": {"GET"},
     "/v0/topics/absent/tags": {"GET"},
@@ -135,6 +137,7 @@ ROUTES = {
     "/healthz": {"GET"},
     "/readyz": {"GET"},
     "/v0/metrics": {"GET"},
+    "/metrics": {"GET"},
     "/v0/openapi.json": {"GET"},
 }
 METHODS = ("GET", "PUT", "POST", "DELETE", "PATCH", "UNHEARD-OF", "get")
@@ -165,7 +168,16 @@ def test_options_lists_the_methods(shared_server: Server, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/v0/topics", "/v0/health", "/healthz", "/v0/ready", "/readyz", "/v0/metrics", "/v0/openapi.json"],
+    [
+        "/v0/topics",
+        "/v0/health",
+        "/healthz",
+        "/v0/ready",
+        "/readyz",
+        "/v0/metrics",
+        "/metrics",
+        "/v0/openapi.json",
+    ],
 )
 def test_head_is_get_without_the_body(shared_server: Server, path: str) -> None:
     got, head = shared_server.get(path), shared_server.request("HEAD", path)

@@ -24,7 +24,9 @@ from tests.support.server import Reply, Server
 MIB = 1 << 20
 JSON = ("Content-Type", "application/json")
 LINES = ("Content-Type", "application/x-ndjson")
+FORM = ("Content-Type", "application/x-www-form-urlencoded")
 FRAMES = ("Accept", "application/vnd.topics.frames")
+HTML = ("Accept", "text/html,application/xhtml+xml,*/*;q=0.8")
 ROOT = ("Authorization", "Bearer root")
 KEYS = "root,reader:read,app:rw:app.,boss::"
 
@@ -117,6 +119,29 @@ CORPUS = [
     post(T + "w", gzip.compress(bytes(4 * MIB), mtime=0), JSON, ("Content-Encoding", "gzip"), hot=False),
     post(T + "w", one(), ("Content-Encoding", "br"), hot=False),
     post(T + "w", one(), ("Content-Encoding", "identity"), hot=False),
+    # Writing a body as it is.
+    post(T + "raw/raw", b"", hot=False),
+    post(T + "raw/raw?tag=a.b&node=n&return_seqs=0", b"plain text", FORM, hot=False),
+    post(T + "raw/raw", b' {"a" :\n[1]} ', ("Content-Type", "text/plain"), hot=False),
+    post(T + "raw/raw", b'{"a":', ("Content-Type", ""), hot=False),
+    post(T + "raw/raw", b"\x00\xff", ("Content-Type", "image/png"), hot=False),
+    post(T + "raw/raw", b"1.50", ("Content-Type", "APPLICATION/JSON;x"), hot=False),
+    post(T + "raw/raw", b"NaN", JSON, hot=False),
+    post(T + "raw/raw", b"\xff", JSON, hot=False),
+    post(T + "raw/raw", b"", JSON, hot=False),
+    post(T + "raw/raw", b"x", FORM, ("Idempotency-Key", "raw"), hot=False),
+    post(T + "raw/raw", b"y", FORM, ("Idempotency-Key", "raw"), hot=False),
+    post(T + "raw/raw", b"y", FORM, ("Idempotency-Key", "k" * 257), hot=False),
+    post(T + "raw/raw?tag=" + "t" * 257, b"y", FORM, hot=False),
+    post(T + "raw/raw?tag=%ff", b"y", FORM, hot=False),
+    post(T + "raw/raw", b"z", FORM, ("traceparent", f"00-{7:032x}-{8:016x}-01"), hot=False),
+    post(T + "raw/raw", gzip.compress(b"zip", mtime=0), FORM, ("Content-Encoding", "gzip"), hot=False),
+    post(T + "raw/raw", b"zip", FORM, ("Content-Encoding", "br"), hot=False),
+    post(T + "raw/raw", bytes(MIB + 1), FORM, hot=False),
+    post(T + "raw/raw", b"x" * (4 * MIB), FORM, hot=False),
+    post(T + "raw2/raw?create=false", b"x", FORM, hot=False),
+    post(T + "-a/raw", b"x", FORM, hot=False),
+    post(T + "raw/raw", b"x", FORM, ("Authorization", "Bearer reader"), root=False, hot=False),
     post(T + "big", BIG, hot=False),
     post(T + "big", {"records": [{"data": "m" * 900_000}]}),
     post(T + "big", {"records": [{"data": "m" * 1_040_000}]}),
@@ -168,6 +193,21 @@ CORPUS = [
     post(T + "big/diff", {"max_batch_bytes": 8 * MIB}),
     other("GET", T + "w/deleted"),
     other("GET", T + "w/deleted?from_seq=2&limit=1"),
+    other("GET", T + "raw/records"),
+    other("GET", T + "raw/records?from_seq=1&limit=2&include_tags=1&include_meta=0"),
+    other("GET", T + "w/records?tag=t.*&include_data=0&limit=3&include_tags=true"),
+    other("GET", T + "w/records?subject=t.%3E&limit=3"),
+    other("GET", T + "w/records?subject=.&limit=3"),
+    other("GET", T + "w/records?node=n&max_batch_bytes=100&from_seq=x&limit=-1"),
+    other("GET", T + "new/records?from_seq=1&wait_ms=30"),
+    other("GET", T + "w/records?from_seq=99999999999999999999999&limit=99999999999"),
+    other("GET", T + "w/records", b"a body that nobody asked for"),
+    other("GET", T + "w/records?limit=2", b"", FRAMES),
+    other("GET", T + "w/records", b"", ("Accept-Encoding", "gzip")),
+    other("HEAD", T + "w/records"),
+    other("GET", T + "none/records"),
+    other("POST", T + "w/records", b"{}"),
+    other("GET", T + "w/raw"),
     other("GET", T + "w/tags"),
     other("GET", T + "w/tags?prefix=t.&page_size=2"),
     other("GET", T + "w/tags?cursor=%%%"),
@@ -228,6 +268,11 @@ CORPUS = [
     other("DELETE", T + "q/consumers/c"),
     # Paths and methods that are not there.
     other("GET", "/"),
+    other("GET", "/", b"", HTML),
+    other("HEAD", "/", b"", HTML),
+    other("POST", "/", b"", HTML),
+    other("OPTIONS", "/", b"", HTML),
+    other("GET", "/", b"", ("Accept", "*/*, text/html;q=0")),
     other("GET", T),
     other("GET", T + "w/"),
     other("GET", T + "w/diff"),
@@ -262,6 +307,9 @@ CORPUS = [
     Ask("GET", "/v0/topics"),
     Ask("GET", "/v0/none"),
     Ask("GET", "/healthz"),
+    Ask("GET", "/metrics"),
+    Ask("GET", "/"),
+    Ask("GET", "/", headers=[HTML]),
 ]
 
 

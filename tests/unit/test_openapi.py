@@ -196,6 +196,8 @@ def test_the_routes() -> None:
         ("GET", "/v0/topics/{topic}"),
         ("DELETE", "/v0/topics/{topic}"),
         ("POST", "/v0/topics/{topic}"),
+        ("POST", "/v0/topics/{topic}/raw"),
+        ("GET", "/v0/topics/{topic}/records"),
         ("POST", "/v0/topics/{topic}/diff"),
         ("POST", "/v0/topics/{topic}/delete"),
         ("GET", "/v0/topics/{topic}/deleted"),
@@ -243,6 +245,7 @@ def test_the_routes() -> None:
         ("GET", "/healthz"),
         ("GET", "/readyz"),
         ("GET", "/v0/metrics"),
+        ("GET", "/metrics"),
         ("GET", "/v0/openapi.json"),
     }
 

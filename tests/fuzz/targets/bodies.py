@@ -27,6 +27,7 @@ OPS = (
     wire.LAST_BY_TAG,
     wire.COUNT_BY_TAG,
     wire.LIST_DELETED,
+    wire.WRITE_RAW,
 )
 _TOPICS = ("t", "new", "small", "", "a b", "x" * 256, "\N{LATIN SMALL LETTER E WITH ACUTE}", "a/b")
 _FIELDS = (
@@ -255,6 +256,7 @@ def seeds() -> list[bytes]:
     raw = [(op, json.dumps(body).encode()) for op, found in bodies.items() for body in found]
     raw += [
         (wire.WRITE_LINES, b'{"data":1}\n{"data":2,"tag":"b"}\n'),
+        (wire.WRITE_RAW, b"\xff\x00"),
         (wire.GET_TOPIC, b""),
         (wire.DROP_TOPIC, b""),
     ]
