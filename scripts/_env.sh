@@ -111,19 +111,10 @@ _build_venv() {
         fi
     fi
     _install_packages "$packages" || _die "could not install the packages; what pip says is above"
-    _put_tree_on_path
 
     # Only now: an install that was interrupted leaves no stamp and is repeated.
     _wanted_stamp "$TOPICS_VENV/bin/python" >"$TOPICS_VENV/$stamp.new"
     mv "$TOPICS_VENV/$stamp.new" "$TOPICS_VENV/$stamp"
-}
-
-# An editable install is found after everything on the path, also after a folder `topics` beside a script: where the tree was
-# cloned, that is the tree itself, and taken for a package without code. An entry on the path is found before it.
-_put_tree_on_path() {
-    local site
-    site="$("$TOPICS_VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-    printf '%s\n' "$TOPICS_ROOT" >"$site/topics-tree.pth"
 }
 
 # Spark and a Java for it, half a gigabyte: only for those who ask. A stamp of its own names what they were installed from.

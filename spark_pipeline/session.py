@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from spark_pipeline.java import Java, use_java
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
-REGISTRATION = HERE / "registration"  # holds nothing but pyspark_topics
 MEMORY = "1g"
 
 
@@ -44,12 +42,9 @@ def session(
     java = use_java()
     # Its Python workers are to be this Python with these modules, not whatever `python3` is.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if not any(module.name == "pyspark_topics" for module in iter_modules()):
-        _add_to_python_path(REGISTRATION)
     if (HERE.parent / "pyproject.toml").exists():
-        _add_to_python_path(
-            HERE.parent
-        )  # a source tree, which the workers find only if they happen to run in it
+        # A source tree, which the workers find only if they happen to run in it.
+        _add_to_python_path(HERE.parent)
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in {**_defaults(master, memory, java, only_tasks=only_tasks), **(options or {})}.items():
         builder = builder.config(name, value)

@@ -28,12 +28,18 @@ from tests.support.server import START_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120
+PACKAGES = ("topics", "workers", "router", "spark_pipeline", "pyspark_topics")
 
 
 @pytest.fixture
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel that was made from it."""
-    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    tree, out = clean_tree(tmp_path_factory.mktemp("tree")), tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree))
+    return out
+
+
+def clean_tree(tree: Path) -> Path:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
         "\n"
@@ -41,8 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name and not name.startswith(("tests/", "docs/", "scripts/")) and (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tree / name)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree))
-    return out
+    return tree
 
 
 @pytest.fixture
@@ -129,6 +134,32 @@ def test_a_release_from_its_build_to_its_list_of_contents(
     has_a_list_of_contents(installed, wheel, tmp_path)
 
 
+def test_an_editable_install_is_on_the_path(tmp_path: Path) -> None:
+    """Spark finds data sources by a scan of the path. And a folder `topics` beside a script, a clone say, does not hide the package."""
+    tree, python = clean_tree(tmp_path / "tree"), str(tmp_path / "venv" / "bin" / "python")
+    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
+    build = "import os, sys; from setuptools import build_meta; os.chdir(sys.argv[1]); build_meta.build_editable(sys.argv[2])"
+    run(sys.executable, "-c", build, str(tree), str(tmp_path))
+    (wheel,) = tmp_path.glob("*.whl")
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        str(wheel),
+    )
+    scan = "import pkgutil; print([one.name for one in pkgutil.iter_modules() if one.name.startswith('pyspark_')])"
+    assert run(python, "-c", scan) == "['pyspark_topics']\n"
+    (tmp_path / "topics").mkdir()
+    (tmp_path / "first.py").write_text("import topics\nprint(topics.__version__)\n")
+    assert run(python, str(tmp_path / "first.py")) == f"{topics.__version__}\n"
+
+
 # ---- what is in it
 
 
@@ -164,15 +195,12 @@ def has_the_licence_in_both(built: Path, wheel: Path) -> None:
 
 def has_every_module_and_no_test(wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
-    for package in ("topics", "workers", "router", "spark_pipeline"):
+    for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):
-            if path.suffix in (".py", ".properties", ".typed") and "registration" not in path.parts:
+            if path.suffix in (".py", ".properties", ".typed"):
                 assert str(path.relative_to(ROOT)) in packed
-    assert "pyspark_topics/__init__.py" in packed or "pyspark_topics.py" in packed
     tops = {name.partition("/")[0] for name in packed}
-    assert tops - {f"topics-{topics.__version__}.dist-info"} <= {
-        "topics", "workers", "router", "spark_pipeline", "pyspark_topics", "pyspark_topics.py",
-    }  # fmt: skip
+    assert tops == {*PACKAGES, f"topics-{topics.__version__}.dist-info"}
 
 
 # ---- what it does

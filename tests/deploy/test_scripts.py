@@ -6,15 +6,12 @@ Method: the script itself, with its environment as it is: what a first run insta
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.server import PATIENCE_S, ROOT, Server, is_alive, until
+from tests.support.server import ROOT, Server, is_alive, until
 
 VENV = ROOT / ".venv"
 
@@ -48,25 +45,3 @@ def test_serve_serves_and_stops(tmp_path: Path) -> None:
         assert "setting up" not in server.log
     finally:
         server.close()
-
-
-def test_a_clone_beside_a_script_is_not_taken_for_the_package(tmp_path: Path) -> None:
-    """A folder without code on the path is a package to Python, and found before an editable install."""
-    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
-    run(
-        "bash",
-        "-c",
-        f"TOPICS_NEEDS=server; source scripts/_env.sh && TOPICS_VENV={tmp_path}/venv && _put_tree_on_path",
-    )
-    (tmp_path / "topics").mkdir()
-    (tmp_path / "first.py").write_text("import topics\nprint(topics.__version__)\n")
-    assert run(f"{tmp_path}/venv/bin/python", str(tmp_path / "first.py")).strip()
-
-
-def run(*command: str) -> str:
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=clean, capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout

@@ -6,13 +6,18 @@ Goal: the same records as in the files, whatever options say, with and without f
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_pipeline.java import find_java
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
 
+ROOT = Path(__file__).resolve().parents[2]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -85,12 +90,29 @@ def test_columns_and_schema_prune(spark: Any, tier: ColdTier) -> None:
     assert {row.seq: row.tag for row in own.collect()} == {seq: one.tag for seq, one in tier.live.items()}
 
 
+def test_a_session_of_the_users_own_finds_the_source(tier: ColdTier) -> None:
+    """With the tree on the path, as an editable install puts it there (tests/deploy/test_release.py), and nothing of ours imported."""
+    program = (
+        "from pyspark.sql import SparkSession; spark = SparkSession.builder.master('local[1]').getOrCreate(); "
+        f"print(spark.read.format('topics').options(path={str(tier.root)!r}, topic='orders').load().dtypes[1])"
+    )
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(find_java().home),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "('seq', 'bigint')\n", done.stderr
+
+
 def test_ranges_partitions_and_patterns(spark: Any, tier: ColdTier) -> None:
     part = read(spark, tier, startSeq="400", endSeq="600", startTs=str(TS + 450), columns="seq")
     assert sorted(row.seq for row in part.collect()) == [seq for seq in sorted(tier.live) if 450 <= seq < 600]
     assert read(spark, tier, minPartitions="5", columns="seq").rdd.getNumPartitions() >= 5
     assert read(spark, tier, maxPartitionBytes="1g", columns="seq").rdd.getNumPartitions() == 1
-    both = read(spark, tier, topic="orders*", columns="topic,seq").groupBy("topic").count().collect()
+    both = read(spark, tier, topic="orders,orders.*", columns="topic,seq").groupBy("topic").count().collect()
     assert {row.topic: row["count"] for row in both} == {"orders": len(tier.live), "orders.eu": 10}
 
 
@@ -181,6 +203,7 @@ def test_losses_are_told_and_fail_when_asked_to(spark: Any, tmp_path: Path) -> N
         ({"columns": "seq,nope"}, "no column 'nope'"),
         ({"verify": "most"}, "verify is one of block, none, record"),
         ({"topic": "nobody"}, "no topic 'nobody'"),
+        ({"topic": "ord*"}, "a wildcard is a whole token"),
         ({"path": "/nowhere"}, "TOPICS_COLD_DIR"),
     ],
 )
