@@ -16,6 +16,7 @@ from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, TaskFa
 from spark_pipeline.offline import CannotStart, InUse, private_server
 from spark_pipeline.session import MEMORY, NoSpark, session
 from spark_pipeline.tasks.manifest import FilesGone, NoManifest
+from spark_pipeline.tasks.names import ALL_TOPICS
 from spark_pipeline.tasks.server import TOKEN_ENV, Refused, Server, Unreachable
 from topics.cli.tables import safe
 from topics.engine.errors import TopicsError
@@ -53,6 +54,16 @@ def add_server(parser: argparse.ArgumentParser, *, default: str | None = None, o
         metavar="name",
         default=TOKEN_ENV,
         help=f"the variable that holds the key [{TOKEN_ENV}]",
+    )
+
+
+def add_topics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "topics",
+        metavar="topic",
+        nargs="*",
+        default=[ALL_TOPICS],
+        help="a name, or a pattern like 'orders.*' or 'orders.>' [all]",
     )
 
 

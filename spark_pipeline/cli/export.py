@@ -17,6 +17,7 @@ from spark_pipeline.cli.arguments import (
     add_offline,
     add_output,
     add_place,
+    add_topics,
     engine_of,
     parser_of,
     place_of,
@@ -39,9 +40,7 @@ def main(argv: Sequence[str]) -> int:
     parser = parser_of(
         "export", "Writes cold records that were not exported yet as Parquet files, by topic and day."
     )
-    parser.add_argument(
-        "topics", metavar="topic", nargs="*", help="a name, or a pattern like 'orders.*' [all]"
-    )
+    add_topics(parser)
     parser.add_argument("--out", metavar="path", required=True, help="the folder of the lake")
     parser.add_argument(
         "--format", choices=FORMS, default="parquet", help="plain Parquet, or a Delta table a topic [parquet]"
@@ -63,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     progress = Progress(sys.stderr, as_json=True if arguments.json else None)
-    wanted = ",".join(arguments.topics) or "*"
+    wanted = ",".join(arguments.topics)
     job = Job(arguments.out, arguments.format, max(arguments.part_bytes, 1), arguments.skip_damaged)
     try:
         if arguments.url:

@@ -19,6 +19,7 @@ from spark_pipeline.cli.arguments import (
     add_offline,
     add_output,
     add_server,
+    add_topics,
     count,
     engine_of,
     parser_of,
@@ -47,7 +48,7 @@ def main(command: str, argv: Sequence[str]) -> int:
 
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = parser_of(command, DESCRIPTIONS[command])
-    parser.add_argument("topics", metavar="topic", nargs="+", help="a name, or a pattern like 'orders.*'")
+    add_topics(parser)
     add_server(parser, default=DEFAULT_URL)
     add_offline(parser)
     if command != "purge":

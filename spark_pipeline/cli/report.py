@@ -18,6 +18,7 @@ from spark_pipeline.cli.arguments import (
     add_offline,
     add_output,
     add_server,
+    add_topics,
     engine_of,
     parser_of,
     server_of,
@@ -35,9 +36,7 @@ from topics.cli.tables import as_bytes, safe
 
 def main(argv: Sequence[str]) -> int:
     parser = parser_of("report", "Figures and charts of topics: report.html, metrics.parquet, report.json.")
-    parser.add_argument(
-        "topics", metavar="topic", nargs="*", help="a name, or a pattern like 'orders.*' [all]"
-    )
+    add_topics(parser)
     parser.add_argument("--out", metavar="dir", required=True, help="the folder for the files")
     parser.add_argument("--top", metavar="n", type=int, default=20, help="tags that are named [20]")
     parser.add_argument(
@@ -72,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     history = as_rows(StateFile(arguments.state).load()) if arguments.state else []
     folder = Path(arguments.out)
     found = scrubs.read(Path(arguments.scrubs) if arguments.scrubs else folder / scrubs.NAME)
-    wanted = ",".join(arguments.topics) or "*"
+    wanted = ",".join(arguments.topics)
     with engine_of(arguments) as engine:
         report = collect(
             server_of(arguments),

@@ -16,6 +16,7 @@ from spark_pipeline.cli.arguments import (
     add_offline,
     add_output,
     add_place,
+    add_topics,
     engine_of,
     parser_of,
     place_of,
@@ -32,9 +33,7 @@ from topics.cli.tables import as_bytes
 
 def main(argv: Sequence[str]) -> int:
     parser = parser_of("scrub", "Compares every record of the cold tier with its digest. Nothing is changed.")
-    parser.add_argument(
-        "topics", metavar="topic", nargs="*", help="a name, or a pattern like 'orders.*' [all]"
-    )
+    add_topics(parser)
     parser.add_argument(
         "--out",
         metavar="dir",
@@ -52,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     progress = Progress(sys.stderr, as_json=True if arguments.json else None)
-    wanted = ",".join(arguments.topics) or "*"
+    wanted = ",".join(arguments.topics)
     if arguments.url:
         with (
             pinned(server_of(arguments), wanted, arguments.cold_dir) as topics,

@@ -17,6 +17,7 @@ from spark_pipeline.report.model import Export, Report, TopicReport
 from spark_pipeline.tasks.figures import Figures, FiguresTask, count, split_http, tasks_of
 from spark_pipeline.tasks.http_reading import HttpSlice
 from spark_pipeline.tasks.manifest import NoManifest
+from spark_pipeline.tasks.names import ALL_TOPICS
 from spark_pipeline.tasks.reading import Range, slices_of
 from spark_pipeline.tasks.server import Refused, Server, wanted_topics
 
@@ -46,7 +47,7 @@ def collect(
     lakes: Sequence[str] = (),
 ) -> Report:
     with pinned_or_http(server, wanted_topics(server, wanted), cold_dir) as topics:
-        if not topics and wanted != "*":
+        if not topics and wanted != ALL_TOPICS:
             raise NoManifest(f"{server.url} has no topic {wanted!r} that this key may see")
         tasks = [task for one in topics for task in _tasks(server, one, engine.workers)]
         progress.step(

@@ -13,6 +13,7 @@ from spark_pipeline.lake.table import Freshness
 from spark_pipeline.report.scrubs import TopicScrub
 from spark_pipeline.report.trend import Previous, changes, points
 from spark_pipeline.tasks.figures import Figures
+from spark_pipeline.tasks.names import ALL_TOPICS
 from spark_pipeline.tasks.statistics import HOUR_MS, Statistics, size_of_class
 from topics.engine.manifest import Segment
 
@@ -78,7 +79,7 @@ class Report:
     made_at_ms: int
     url: str
     topics: list[TopicReport]
-    wanted: str = "*"
+    wanted: str = ALL_TOPICS
     history: list[dict[str, Any]] = field(default_factory=list)  # runs of scheduled jobs, oldest first
     server: dict[str, float] = field(default_factory=dict)  # metrics of the server that belong to no topic
     scrubs: dict[str, TopicScrub] = field(default_factory=dict)  # of those topics that were scrubbed

@@ -19,7 +19,7 @@ import msgspec
 from spark_pipeline.cli.arguments import DEFAULT_URL, share, size
 from spark_pipeline.schedule.timing import BadCron, Cron
 from spark_pipeline.session import MEMORY
-from spark_pipeline.tasks.manifest import check_pattern
+from spark_pipeline.tasks.names import ALL_TOPICS, split_names
 from spark_pipeline.tasks.server import TOKEN_ENV
 
 JOBS_MAX = 256
@@ -189,11 +189,11 @@ def _job(row: dict[str, Any], number: int) -> Job:
     run = row.get("run")
     if run not in PARAMETERS:
         raise BadSchedule(f"{where}: run: {run!r} is none of {', '.join(PARAMETERS)}")
-    topics = row.get("topics", ["*"])
+    topics = row.get("topics", [ALL_TOPICS])
     if not isinstance(topics, list) or not topics or not all(isinstance(one, str) and one for one in topics):
-        raise BadSchedule(f'{where}: topics: a list of names and patterns, like ["orders.*"]')
+        raise BadSchedule(f'{where}: topics: a list of names and patterns, like ["orders.>"]')
     try:
-        check_pattern(",".join(topics))
+        split_names(",".join(topics))
     except ValueError as error:
         raise BadSchedule(f"{where}: topics: {error}") from error
     try:

@@ -39,6 +39,8 @@ class Work:
             return Result("done", f"no topic matches {', '.join(job.topics)} yet")
         except (Unreachable, Refused) as error:
             return Result("cannot", str(error))
+        except ValueError as error:
+            return Result("failed", str(error))
         finally:
             server.close()
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from spark_pipeline.tasks.columns import COLUMNS
+from spark_pipeline.tasks.names import split_names
 from spark_pipeline.tasks.reading import SEQ_MAX, Range, Wanted
 from spark_pipeline.tasks.segments import VERIFY
 from spark_pipeline.tasks.server import TOKEN_ENV
@@ -110,6 +111,10 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
         raise BadOption(
             "the option topic says which topic to read: a name, names with commas, or a pattern like 'orders.*'"
         )
+    try:
+        split_names(topic)
+    except ValueError as error:
+        raise BadOption(f"topic: {error}") from error
     if not options.get("path") and not options.get("url"):
         raise BadOption(
             "one of the options path (the server's cold directory) and url (like http://127.0.0.1:4000) is needed"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_pipeline.tasks.names import pick_names, split_names
 from topics.engine.manifest import (
     CURRENT_NAME,
     Manifest,
@@ -67,35 +67,16 @@ def topics_in(cold_dir: str) -> Iterator[ColdTopic]:
 
 
 def find_topics(cold_dir: str, wanted: str) -> list[ColdTopic]:
-    """The topics of a list with commas, in which * and ? stand for anything; NoManifest when one of them is not there."""
-    check_pattern(wanted)
+    """The topics of a list with commas of names and patterns; NoManifest when one of them is not there."""
+    parts = split_names(wanted)
     found = {topic.name: topic for topic in topics_in(cold_dir)}
-    picked = pick_names(sorted(found), wanted)
+    picked = pick_names(sorted(found), parts)
     if isinstance(picked, str):
         have = f"it has {', '.join(sorted(found)[:8])}" if found else "it has no manifests yet"
         raise NoManifest(
             f"no topic {picked!r} in the cold tier at {cold_dir} ({have}); what has not moved there is read with a url"
         )
     return [found[name] for name in picked]
-
-
-def check_pattern(wanted: str) -> None:
-    """ValueError for a pattern of the server's own kind: no topic has such a name, and nothing would be found."""
-    if ">" in wanted:
-        raise ValueError(
-            f"{wanted!r} has a >: patterns are those of file names here, and * stands for anything, as in 'orders.*'"
-        )
-
-
-def pick_names(names: list[str], wanted: str) -> list[str] | str:
-    """The names that a list asks for, each once; or the part of the list that asks for none of them."""
-    picked: dict[str, None] = {}
-    for part in filter(None, (part.strip() for part in wanted.split(","))):
-        matching = [part] if part in names else fnmatch.filter(names, part)
-        if not matching:
-            return part
-        picked |= dict.fromkeys(matching)
-    return list(picked) or wanted
 
 
 def read_current(folder: str) -> Manifest:

@@ -15,7 +15,8 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from spark_pipeline.tasks.manifest import NoManifest, check_pattern, pick_names
+from spark_pipeline.tasks.manifest import NoManifest
+from spark_pipeline.tasks.names import is_pattern, pick_names, split_names
 
 ANSWER_S = 60.0
 PATIENCE_S = 60.0  # with a server that is starting, or has too much to do
@@ -181,12 +182,10 @@ def _reason(error: Exception) -> str:
 
 def wanted_topics(server: Server, wanted: str) -> list[str]:
     """The names of a list with commas and patterns. A plain name is not looked for: its own call tells whether it is there."""
-    if not wanted.strip(", "):
-        raise ValueError("the name of a topic is empty; '*' are all of them")
-    check_pattern(wanted)
-    if not any(sign in wanted for sign in "*?[,"):
-        return [wanted]
-    picked = pick_names(sorted(row["topic"] for row in server.topics()), wanted)
+    parts = split_names(wanted)
+    if len(parts) == 1 and not is_pattern(parts[0]):
+        return parts
+    picked = pick_names(sorted(row["topic"] for row in server.topics()), parts)
     if isinstance(picked, str):
         raise NoManifest(f"{server.url} has no topic {picked!r} that this key may see")
     return picked

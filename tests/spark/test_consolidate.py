@@ -298,7 +298,9 @@ def test_what_passes_by_itself_is_for_later(server: Server, capsys: pytest.Captu
     """Another job has the plan, or readers have all snapshots of a topic: nothing is missing, so it is worth another try."""
     path = "/v0/topics/m9"
     plan = server.post(f"{path}/consolidation", {"target_bytes": 4000, "min_segments": 1}).json
-    assert main(["plan", "m9", "fresh*,m10", "--url", url_of(server)]) == 3  # no topic is like that
+    assert main(["plan", "m9", "fresh.*,m10", "--url", url_of(server)]) == 3  # no topic is like that
+    assert main(["plan", "--url", url_of(server), "--json"]) == 4  # all topics
+    assert {"m10", "m11"} <= set(json.loads(capsys.readouterr().out))
     assert main(["plan", "m9", "m10", "--url", url_of(server), "--json"]) == 4
     told = capsys.readouterr()
     assert list(json.loads(told.out)) == ["m10"]
@@ -332,11 +334,14 @@ def test_what_is_wrong_is_one_line(
     assert "TOPICS_COLD_DIR" in capsys.readouterr().err
     assert main(["bogus"]) == 2
     assert main(["compact", " ", "--url", url_of(server), *local]) == 3
-    assert "the name of a topic is empty; '*' are all of them" in capsys.readouterr().err
+    assert "the name of a topic is empty; '>' is every topic" in capsys.readouterr().err
     assert main(["scrub", "--url", "http://127.0.0.1:99999", *local]) == 3
     assert "'http://127.0.0.1:99999' is no address of a server" in capsys.readouterr().err
-    assert main(["compact", "orders.>", "--url", url_of(server), *local]) == 3
-    assert "* stands for anything, as in 'orders.*'" in capsys.readouterr().err
+    for command in ("plan", "compact", "purge", "scrub", "export", "report"):
+        out = ["--out", str(tmp_path)] if command in ("export", "report") else []
+        engine = [] if command == "plan" else local
+        assert main([command, "m*", "--url", url_of(server), *out, *engine]) == 3
+        assert "a wildcard is a whole token. Write 'orders.*' for one more" in capsys.readouterr().err
     for wrong in (["--min-garbage", "2"], ["--max-groups", "0"], ["--workers", "-3"]):
         with pytest.raises(SystemExit):
             main(["compact", "m1", *wrong])

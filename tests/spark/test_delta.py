@@ -42,7 +42,7 @@ def tier(tmp_path: Path) -> ColdTier:
 
 def run(tier: ColdTier, out: Path, engine: Any = None, **options: Any) -> Exported:
     job = Job(str(out), "delta", **options)
-    topics = find_topics(str(tier.root), "*")
+    topics = find_topics(str(tier.root), ">")
     return export(topics, job, lambda: nullcontext(engine or Here()), Progress(io.StringIO(), as_json=True))
 
 

@@ -65,7 +65,7 @@ def write(folder: Path, *jobs: str, head: str = "") -> Path:
     return path
 
 
-NIGHTLY = 'name="nightly"\nrun="compact"\ntopics=["*"]\ncron="15 2 * * *"\nwindow="3h"'
+NIGHTLY = 'name="nightly"\nrun="compact"\ntopics=[">"]\ncron="15 2 * * *"\nwindow="3h"'
 HOURLY = 'name="hourly"\nrun="scrub"\ncron="0 * * * *"\nwindow="30m"'
 
 
@@ -283,6 +283,7 @@ def test_metrics_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ('name="a"\nrun="compact"\ncron="0 * * * *"\nmin_garbage=7', "is no share"),
         ('name="a"\nrun="report"\ncron="0 * * * *"', "needs 'out'"),
         ('name="a"\nrun="scrub"\ntopics="*"\ncron="0 * * * *"', "a list of names"),
+        ('name="a"\nrun="scrub"\ntopics=["ord*"]\ncron="0 * * * *"', "a wildcard is a whole token"),
         ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nformt="delta"', "no parameter 'formt'"),
         ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nformat="orc"', "none of parquet, delta"),
         ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nskip_damaged="yes"', "not true or false"),
@@ -423,7 +424,7 @@ def test_a_stopped_merge_leaves_a_plan_to_go_on_with(server: Server, tmp_path: P
 
 
 def test_jobs_run_and_the_process_stops_when_told(server: Server, tmp_path: Path) -> None:
-    report = f'name="report"\nrun="report"\ntopics=["m1*"]\n{OFTEN}\nout="{tmp_path / "out"}"'
+    report = f'name="report"\nrun="report"\ntopics=["*"]\n{OFTEN}\nout="{tmp_path / "out"}"'
     nothing = f'name="nothing"\nrun="scrub"\ntopics=["no.such.*"]\n{OFTEN}'
     running = Process(tmp_path, server, report, nothing)
     try:

@@ -61,7 +61,7 @@ def test_the_jobs_of_the_example_run(
     schedule = load(ROOT / "deploy" / "examples" / "spark-report" / "schedule.toml")
     with lending(SparkEngine(spark)):
         for job in schedule.jobs:
-            assert main(["orders" if word == "*" else word for word in schedule.command_of(job)]) == 0
+            assert main(["orders" if word == ">" else word for word in schedule.command_of(job)]) == 0
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
         "metrics.parquet",
         "report.html",

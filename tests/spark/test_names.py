@@ -1,0 +1,51 @@
+"""Goal: topics are chosen with the patterns that the server has; one of another kind is refused, and says what to write.
+
+Method: names and lists, without a server. That each command and the source use it: test_consolidate.py, test_source_files.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_pipeline.tasks.names import pick_names, split_names
+
+NAMES = ["a..b", "bills", "orders", "orders.eu", "orders.eu.de", "orders.us"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "picked"),
+    [
+        ("orders", ["orders"]),
+        ("orders.*", ["orders.eu", "orders.us"]),
+        ("orders.>", ["orders.eu", "orders.eu.de", "orders.us"]),
+        ("*", ["bills", "orders"]),
+        ("*.eu.*", ["orders.eu.de"]),
+        (">", NAMES),  # every topic, also one that no pattern matches
+        ("orders.us, orders.*,bills", ["orders.us", "orders.eu", "bills"]),
+        ("orders,nobody,bills", "nobody"),
+        ("bills.*", "bills.*"),
+    ],
+)
+def test_names_and_patterns(wanted: str, picked: list[str] | str) -> None:
+    assert pick_names(NAMES, split_names(wanted)) == picked
+
+
+@pytest.mark.parametrize("wanted", ["ord*", "orders*", "orders.e?", "orders.[eu]s", "*orders", "orders.eu>"])
+def test_patterns_of_file_names_are_refused(wanted: str) -> None:
+    with pytest.raises(ValueError, match=r"a wildcard is a whole token. Write 'orders\.\*' .* 'orders\.>'"):
+        split_names(f"bills,{wanted}")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"), [("", "empty"), (" , ", "empty"), ("a..*", "empty"), ("a.>.b", "last")]
+)
+def test_what_can_match_nothing_is_refused(wanted: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        split_names(wanted)
+
+
+def test_a_pattern_that_once_went_deeper_is_refused_where_it_finds_nothing_now() -> None:
+    with pytest.raises(ValueError, match=r"'\*' matches no topic.*write '>' for orders\.eu\.de"):
+        pick_names(["orders.eu.de"], ["*"])
+    with pytest.raises(ValueError, match=r"write 'orders\.>'"):
+        pick_names(["orders.eu.de"], ["orders.*"])
