@@ -343,7 +343,8 @@ class Gate:
         if request.content_type.lower().startswith(route.takes):
             return None
         wanted = " or ".join(kind.decode() for kind in route.takes)
-        return error_response("unsupported_media_type", f"set the header Content-Type: {wanted}")
+        hint = "; or write the body as it is, to .../raw" if route.endpoint == records.write else ""
+        return error_response("unsupported_media_type", f"set the header Content-Type: {wanted}{hint}")
 
     def _unpack(self, route: Route, call: Call, respond: Respond) -> None:
         request, bytes_max = call.request, self._body_max(route)

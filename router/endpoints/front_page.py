@@ -66,8 +66,9 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
+# connect-src: it is the place where people try a stream in the console.
 _POLICY = (
-    f"default-src 'none'; img-src data:; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; "
+    f"default-src 'none'; connect-src 'self'; img-src data:; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 # no-cache: another program may listen at this address tomorrow.

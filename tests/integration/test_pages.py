@@ -113,8 +113,11 @@ def test_the_script_for_a_web_page_follows(page: str, page_server: Server, tmp_p
     [script] = [block.text for block in blocks(page) if block.language == "js"]
     empty(page_server)
     page_server.write("orders.eu", {"item": "tea"})
-    url = f"http://{page_server.host}:{page_server.port}/v0/health"
-    with browsers.running(program, tmp_path) as browser, browser.page(url) as tab:
+    origin = f"http://{page_server.host}:{page_server.port}"
+    with browsers.running(program, tmp_path) as browser, browser.page(f"{origin}/") as tab:
+        assert tab.run("document.querySelector('.here').textContent") == origin, (
+            "the page at / knows where it is"
+        )
         tab.run("window.seen = []; console.log = (...words) => { seen.push(words); }; 0")
         tab.run(script)
         tab.wait("seen.length == 1")
