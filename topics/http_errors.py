@@ -26,6 +26,7 @@ STATUS = {
     "router_cycle": 409,
     "topic_not_empty": 409,
     "wrong_last_seq": 409,
+    "wrong_epoch": 409,
     "not_a_queue": 409,
     "consumer_overlap": 409,
     "no_cold_tier": 409,

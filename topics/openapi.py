@@ -70,6 +70,7 @@ CODES = {
     "lease_lost": "The lease on the plan has ended. `detail`: `plan_id`.",
     "output_invalid": "What a job has made is not what the plan asked for; nothing was published. `detail`: `group`, `reason`.",
     "consumer_not_found": "There is no such consumer. `detail`: `topic`, `consumer`.",
+    "wrong_epoch": "The seq of a reset is of another epoch of the topic. `detail`: `topic`, `expected`, `actual`.",
     "wrong_last_seq": "A conditional write met another last seq. `detail`: `topic`, `expected`, `actual`.",
     "payload_too_large": "The body is above the size limit.",
     "unsupported_media_type": "The content type is missing or not one of those listed.",
@@ -298,6 +299,7 @@ def _write_raw() -> Json:
 _NODE: Json = TEXT | {"maxLength": limits.NODE_BYTES_MAX}
 _WRITE_OPTIONS: list[Json] = [
     flag("return_seqs", True, "false leaves `seqs` out of the answer."),
+    flag("include_epoch", False, "As `include_epoch` of WriteBody."),
     {
         "name": "Idempotency-Key",
         "in": "header",
@@ -314,7 +316,7 @@ _WRITTEN: Json = {
 def _read_page() -> Json:
     fields = components()["DiffBody"]["properties"]
     numbers = ("from_seq", "from_ts", "limit", "max_batch_bytes", "wait_ms")
-    flags = ("include_tags", "include_meta", "include_data")
+    flags = ("include_tags", "include_meta", "include_data", "include_epoch")
     return operation(
         "read_page",
         "records",
@@ -324,6 +326,7 @@ def _read_page() -> Json:
         parameters=[
             topic_name(),
             *(query(name, fields[name], fields[name].pop("description")) for name in (*numbers, *flags)),
+            query("epoch", TEXT | {"maxLength": 64}, "As `epoch` of DiffBody."),
             query("node", TEXT, "Leave out records of this node."),
             query(
                 "tag",
@@ -352,6 +355,7 @@ def _diff_page() -> Json:
         "Topics-Earliest-Seq": header(number, "With frames: first seq that is still there."),
         "Topics-Count": header(number, "With frames: how many."),
         "Topics-Caught-Up": header(BOOLEAN, "With frames: `true` or `false`."),
+        "Topics-Epoch": header(TEXT, "With frames, when it is asked for: `epoch`."),
         "Topics-Tombstone": {
             "description": "With frames, when there is one: a Tombstone as JSON.",
             "content": {JSON_TYPE: content_of("Tombstone")},

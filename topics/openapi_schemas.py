@@ -67,6 +67,11 @@ CONFIG_TEXT = {
 }
 DURABLE_TEXT = "Read when `durability` is absent: true means `fsync`, false means `disk`."
 
+EPOCH_TEXT = (
+    "The topic's `epoch` when `from_seq` was read: if the topic was deleted and created again since, or its head went back, a "
+    "tombstone says so. Without it the cursor is taken as it is."
+)
+
 FIELD_TEXT: dict[str, dict[str, str]] = {
     "ConfigBody": CONFIG_TEXT | {"durable": DURABLE_TEXT},
     "Config": CONFIG_TEXT,
@@ -88,6 +93,7 @@ FIELD_TEXT: dict[str, dict[str, str]] = {
         "disable_backpressure": "Do not refuse this write under pressure; it waits instead.",
         "if_last_seq": "Write only if this is the topic's head; 0: if it has no records yet.",
         "if_tag_last_seq": "Write only if this is the newest seq of a tag.",
+        "include_epoch": "Whether the answer names the topic's `epoch`.",
     },
     "DiffBody": {
         "from_seq": "Records after this seq.",
@@ -101,6 +107,8 @@ FIELD_TEXT: dict[str, dict[str, str]] = {
         "at most 8 MiB.",
         "tag": "Only records whose tag matches.",
         "from_ts": "Only records written at this time or later, in milliseconds since the Unix epoch.",
+        "epoch": f"{EPOCH_TEXT} The answer names the present one.",
+        "include_epoch": "Whether the answer names the topic's `epoch`.",
     },
     "DeleteBody": {
         "before_seq": "Records with a smaller seq.",
@@ -113,6 +121,7 @@ FIELD_TEXT: dict[str, dict[str, str]] = {
     "StartBody": {
         "from_seq": "Records after this seq.",
         "tail": "Only what comes from now on; it wins over `from_seq`.",
+        "epoch": EPOCH_TEXT,
     },
     "WatchBody": {
         "topics": f"1 to {WATCH_TOPICS_MAX} names of topics, or patterns of names, and where each begins. A pattern has a token `*` (any "
@@ -185,7 +194,11 @@ FIELD_TEXT |= {
         "seq": "Begin at this seq.",
         "ts": "Begin at the first record written at this time or later.",
     },
-    "ResetBody": {"to": "Where to begin again.", "dry_run": "Change nothing, and tell what would change."},
+    "ResetBody": {
+        "to": "Where to begin again.",
+        "dry_run": "Change nothing, and tell what would change.",
+        "epoch": "With a seq: the `epoch` of the topic when it was read. 409 if that seq is another record now.",
+    },
     "ForwardBody": {
         "source": "A topic, created if it does not exist; or a pattern of names (a token `*` is any one token, a last token `>` one or more), "
         "which covers later topics too and may not match `dest`.",

@@ -17,6 +17,13 @@ from topics.schemas import U64_MAX
 
 Count = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
 Seq = Annotated[int, Meta(ge=1, extra_json_schema={"maximum": U64_MAX})]
+EpochText = Annotated[
+    str,
+    Meta(
+        description="Which topic of this name it is, and for `memory` and `ephemeral` how often its head went back. Opaque; to be sent "
+        "with a cursor."
+    ),
+]
 TimeMs = Annotated[int, Meta(ge=0, description="Milliseconds since the Unix epoch.")]
 HeadSeq = Annotated[Count, Meta(description="Highest seq of the topic; 0 before the first record.")]
 EarliestSeq = Annotated[Seq, Meta(description="First seq that is still there; `head_seq` + 1 when none is.")]
@@ -112,6 +119,7 @@ class TopicState(Struct):
     effective_priority: int
     last_write_ts: TimeMs | None
     last_read_ts: TimeMs | None
+    epoch: EpochText
     performance: Performance
     queue: Annotated[QueueState, Meta(description="Queues only.")] | UnsetType = UNSET
 
@@ -165,6 +173,7 @@ class Written(Struct):
     seqs: (
         Annotated[list[Seq], Meta(min_length=1, description="Absent with `return_seqs=false`.")] | UnsetType
     ) = UNSET
+    epoch: EpochText | UnsetType = UNSET
 
 
 class Record(Struct):
@@ -215,6 +224,7 @@ class DiffPage(Struct):
     tombstone: Tombstone | None
     lag: Count
     performance: DiffPerformance
+    epoch: EpochText | UnsetType = UNSET
 
 
 class Deleted(Struct):

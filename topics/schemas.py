@@ -19,6 +19,7 @@ U32_MAX = 2**32 - 1
 U64 = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
 U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Epoch = Annotated[str, Meta(max_length=64)]  # ours are shorter
 Predicate = Annotated[
     str | list[str],
     Meta(
@@ -91,6 +92,7 @@ class WriteBody(msgspec.Struct):
     disable_backpressure: bool = False
     if_last_seq: U64 | None = None
     if_tag_last_seq: TagLastSeq | None = None
+    include_epoch: bool = False
 
 
 class DiffBody(msgspec.Struct):
@@ -106,6 +108,8 @@ class DiffBody(msgspec.Struct):
     max_batch_bytes: U64 = 0
     tag: Predicate | None = None
     from_ts: U64 = 0
+    epoch: Epoch | None = None
+    include_epoch: bool = False
 
 
 class StartBody(msgspec.Struct):
@@ -113,6 +117,7 @@ class StartBody(msgspec.Struct):
 
     from_seq: U64 = 0
     tail: bool = False
+    epoch: Epoch | None = None
 
 
 class WatchBody(msgspec.Struct):
@@ -247,6 +252,7 @@ class ResetBody(msgspec.Struct):
 
     to: Literal["start", "end"] | ResetTo
     dry_run: bool = False
+    epoch: Epoch | None = None
 
 
 # -- forwards ----------------------------------------------------------------------------------------------

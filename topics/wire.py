@@ -67,6 +67,7 @@ CHANGES = frozenset(
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
 RESUME = 16  # a PAUSE_CONSUMER that ends a pause
 MUST_PARSE = 32  # a WRITE_RAW whose body is said to be JSON
+WITH_EPOCH = 64  # the answer to a write names the topic's epoch
 
 JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
 FEED, NEW_TOPIC, END = 4, 5, 6  # under the number of a FOLLOW, of a LOOK_OUT, of a stream

@@ -245,7 +245,9 @@ def read_pause(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.
 def read_reset(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
     body: ResetBody = decode(_reset, request.body)
     to, value = _target(body.to)
-    return con.ResetConsumer(topic, args.consumer, to, value, body.dry_run), None
+    if body.epoch is not None and to != "seq":
+        raise InvalidRequest("an epoch goes with a seq to begin at")
+    return con.ResetConsumer(topic, args.consumer, to, value, body.dry_run, body.epoch), None
 
 
 def _target(to: Literal["start", "end"] | ResetTo) -> tuple[Literal["start", "end", "seq", "ts"], int]:

@@ -42,7 +42,7 @@ def appended(
         seqs = b'"seqs":[' + ",".join(map(str, range(first, last + 1))).encode() + b"],"
     body = (
         b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
-        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f%b}}'
+        b'%b"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f%b}}'
         % (
             result.topic.encode(),  # a name that exists needs no escapes
             first,
@@ -52,6 +52,7 @@ def appended(
             count,
             b"true" if result.created else b"false",
             b"true" if result.deduped else b"false",
+            b'"epoch":"%b",' % result.epoch.encode() if result.epoch else b"",
             total_ms,
             append_ms,
             sync_ms,
@@ -75,7 +76,7 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
                 include_data=options.include_data,
             ),
             b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
-            b'"performance":{"server_total_ms":%.3f,"records_scanned":%d%b}}'
+            b'%b"performance":{"server_total_ms":%.3f,"records_scanned":%d%b}}'
             % (
                 result.next_from_seq,
                 result.head_seq,
@@ -83,6 +84,7 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
                 b"true" if caught_up else b"false",
                 tombstone(result.tombstone),
                 result.head_seq - result.next_from_seq,
+                b'"epoch":"%b",' % result.epoch.encode() if result.epoch else b"",
                 total_ms,
                 result.scanned,
                 b',"cold_segments_read":%d' % result.cold_segments if result.cold_segments else b"",
@@ -113,6 +115,8 @@ def frame_page(result: cmd.FramePage) -> Rendered:
             b"true" if result.next_from_seq == result.head_seq else b"false",
         )
     )
+    if result.epoch:
+        head += b"Topics-Epoch: %b\r\n" % result.epoch.encode()
     if result.tombstone is not None:
         head += b"Topics-Tombstone: %b\r\n" % tombstone(result.tombstone)
     chunks = result.chunks
@@ -173,6 +177,7 @@ def topic_state(result: cmd.TopicState, now_ms: int, total_ms: float) -> Rendere
         "effective_priority": effective_priority(result.config, result.last_read_ts, now_ms),
         "last_write_ts": result.last_write_ts,
         "last_read_ts": result.last_read_ts,
+        "epoch": result.epoch,
     }
     if result.queue is not None:
         body["queue"] = result.queue

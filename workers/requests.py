@@ -62,7 +62,10 @@ def read_write(
     bare = _read_bare(request.body, args.traceparent)
     if bare is not None:
         key = args.idempotency_key
-        return cmd.Append(topic, bare, _checked_key(key) if key is not None else None)
+        plain = cmd.Append(topic, bare, _checked_key(key) if key is not None else None)
+        if request.flags & wire.WITH_EPOCH:
+            plain.include_epoch = True
+        return plain
     body: WriteBody = decode(_write.decode, request.body)
     if (
         body.config is not None
@@ -81,6 +84,7 @@ def read_write(
     command = cmd.Append(topic, _NO_RECORDS, encoded, body.create, config)
     # Asked above for the order of checks, and decided by the engine: the topic may be dropped in between.
     command.may_configure = not request.flags & wire.NO_ADMIN
+    command.include_epoch = body.include_epoch or bool(request.flags & wire.WITH_EPOCH)
     if body.if_last_seq is not None or body.if_tag_last_seq is not None:
         _set_conditions(command, body)
     command.records = read_records(body.records, request.body, body.node, args.traceparent)
@@ -116,7 +120,9 @@ def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append
     check_count(len(rows))
     key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
     records = read_records(rows, request.body, args.node, args.traceparent)
-    return cmd.Append(topic, records, key, args.create)
+    command = cmd.Append(topic, records, key, args.create)
+    command.include_epoch = bool(request.flags & wire.WITH_EPOCH)
+    return command
 
 
 def read_raw(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
@@ -134,7 +140,9 @@ def read_raw(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
     if args.node is not None:
         records.nodes = [args.node.encode()]
         _check_lengths("node", records.nodes, limits.NODE_BYTES_MAX)
-    return cmd.Append(topic, records, key, args.create)
+    command = cmd.Append(topic, records, key, args.create)
+    command.include_epoch = bool(request.flags & wire.WITH_EPOCH)
+    return command
 
 
 def _body_as_json(body: bytes, *, must_parse: bool) -> bytes | None:
@@ -370,6 +378,8 @@ def read_diff(topic: str, request: wire.Request) -> tuple[cmd.Diff, DiffBody]:
         command.match = tag_match(body.tag, subjects=True)
     command.from_ts = body.from_ts
     command.frames = frames
+    command.epoch = body.epoch
+    command.include_epoch = body.include_epoch or body.epoch is not None
     return command, body
 
 

@@ -17,6 +17,8 @@ def write(call: Call, respond: Respond, op: int = wire.WRITE) -> None:
     request, key = call.request, call.key
     pairs = parse_query(request.query) if request.query else {}
     flags = 0 if flag(pairs, "return_seqs", True) else wire.NO_SEQS
+    if pairs and flag(pairs, "include_epoch", False):
+        flags |= wire.WITH_EPOCH
     args = None
     if key is not None:
         if "admin" not in key.scopes:
@@ -77,8 +79,8 @@ _NUMBERS = {
     "limit": U32_MAX,
     "wait_ms": U32_MAX,
 }
-_FLAGS = ("include_data", "include_meta", "include_tags")
-_NAMES = ("node", "tag")
+_FLAGS = ("include_data", "include_meta", "include_tags", "include_epoch")
+_NAMES = ("node", "tag", "epoch")
 
 
 def read(call: Call, respond: Respond) -> None:

@@ -29,6 +29,7 @@ class Append:
     if_last_seq: int | None = None
     if_tag_last_seq: tuple[bytes, int] | None = None
     may_configure: bool = True  # whether it may create a topic with a config of its own
+    include_epoch: bool = False
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Appended:
     created: bool = False
     deduped: bool = False
     synced: bool = False  # the ack waited for a sync
+    epoch: str = ""  # of the topic, if it was asked for
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class Diff:
     frames: bool = False
     standing: bool = False  # it waits for as long as it takes
     synced: bool = False  # only of what no crash can undo; see Staging.keep_safe
+    epoch: str | None = None  # under which `from_seq` was read; None: the cursor is taken as it is
+    include_epoch: bool = False
 
 
 @dataclass(slots=True)
@@ -142,6 +146,7 @@ class TopicState:
     config: TopicConfig
     last_write_ts: int | None
     last_read_ts: int | None
+    epoch: str
     queue: QueueCounts | None = None
 
 

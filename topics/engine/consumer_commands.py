@@ -141,6 +141,7 @@ class ResetConsumer:
     to: Literal["start", "end", "seq", "ts"]
     value: int = 0
     dry_run: bool = False
+    epoch: str | None = None  # of the seq; see flows.py
 
 
 @dataclass(slots=True)

@@ -13,7 +13,14 @@ from topics.engine import frames, limits
 from topics.engine.config import ConsumerConfig
 from topics.engine.consumer import MOVING, PAUSED, RESET, Consumer, Event, TopicConsumers, filter_of
 from topics.engine.control import ConsumerStored
-from topics.engine.errors import ConsumerNotFound, ConsumerOverlap, InvalidRequest, Throttled, TopicNotFound
+from topics.engine.errors import (
+    ConsumerNotFound,
+    ConsumerOverlap,
+    InvalidRequest,
+    Throttled,
+    TopicNotFound,
+    WrongEpoch,
+)
 from topics.engine.handing_out import tag_of
 from topics.engine.settling import Settling
 from topics.engine.staging import CONTROL_BYTES
@@ -235,6 +242,9 @@ class Consumers(Settling):
     def _reset_consumer(self, token: object, command: con.ResetConsumer) -> None:
         self._writable()
         log, consumer = self._named(command.topic, command.consumer)
+        last = max(command.value, 1) - 1
+        if command.epoch is not None and log.cursor_of(command.epoch, last) != last:
+            raise WrongEpoch(command.topic, command.epoch, log.epoch)
         end = log.view.head + 1
         places = {"start": min(log.view.first_seq, end), "end": end, "seq": min(max(command.value, 1), end)}
         to_seq = log.first_since(command.value) if command.to == "ts" else places[command.to]

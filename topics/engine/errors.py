@@ -153,6 +153,20 @@ class WrongLastSeq(Conflict):
         super().__init__(f"the last seq of {whose} is {actual}, not {expected}", **detail)
 
 
+class WrongEpoch(Conflict):
+    """A seq is of an earlier topic of this name, or was given to another record since."""
+
+    code = "wrong_epoch"
+
+    def __init__(self, topic: str, expected: str, actual: str) -> None:
+        super().__init__(
+            f"the epoch of {topic!r} is {actual}, not {expected}: that seq belongs to another record now",
+            topic=topic,
+            expected=expected,
+            actual=actual,
+        )
+
+
 class TransactionNotFound(CallerError):
     """There never was such a transaction, or it has expired, or was aborted, or a later batch has taken its place."""
 

@@ -1,13 +1,16 @@
-"""What is kept of a forward at both of its ends, and how far a dest is when a source has lost its tail.
+"""Epochs of a topic, and what is kept of a forward at both of its ends.
 
-A source of class memory or ephemeral may come back from a crash with a lower head and give the same seqs to other records.
-So each start of its shard begins a new *epoch* of it, with the head it came back with as its base. A mark belongs to an
-epoch. Of an older one only as much counts as every base since: what lies above one of them was lost, and what bears
-these seqs now is yet to be copied.
+A topic of class memory or ephemeral may come back from a crash with a lower head and give the same seqs to other records.
+So a start that may have lowered its head begins a new *epoch* of it, with the head it came back with as its base. A cursor of
+a reader and the mark of a forward belong to an epoch. Of an older one only as much counts as every base since: what lies above
+one of them was lost, and what bears these seqs now is yet to be read or copied.
+
+Readers know an epoch by a text, opaque to them, that also tells apart topics of the same name: ids are never given again.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -20,6 +23,7 @@ Epochs: TypeAlias = list[tuple[int, int]]  # number and base, both rising
 Mark: TypeAlias = tuple[int, int]  # epoch and seq
 
 EPOCHS_MAX = 64
+HEX = re.compile("0|[1-9a-f][0-9a-f]{0,15}")
 
 
 def current_epoch(epochs: Epochs) -> int:
@@ -36,6 +40,19 @@ def add_epoch(epochs: Epochs, base: int) -> None:
         len(epochs) > EPOCHS_MAX
     ):  # the lower base for both: something may be copied again, nothing is left out
         epochs[:2] = [(epochs[1][0], epochs[0][1])]
+
+
+def epoch_text(topic_id: int, epochs: Epochs) -> str:
+    return f"{topic_id:x}.{current_epoch(epochs):x}"
+
+
+def epoch_number(text: str, topic_id: int, epochs: Epochs) -> int | None:
+    """Which of a topic's epochs this is; None: of another topic, or of none."""
+    instance, _, number = text.partition(".")
+    if instance != f"{topic_id:x}" or not HEX.fullmatch(number):
+        return None
+    found = int(number, 16)
+    return found if found <= current_epoch(epochs) else None
 
 
 def mark_in(mark: Mark, epochs: Epochs) -> Mark:

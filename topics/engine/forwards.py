@@ -12,6 +12,7 @@ its mark, under a rule that it knows, so a copy is there once, and in order, how
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable, Container
 
 from topics.engine import commands as cmd
 from topics.engine import forward_commands as fwd
@@ -40,7 +41,6 @@ from topics.engine.writes import frame_bytes_at_most
 
 START_BYTES = 24  # at most, of one start in an outflow's frame
 GONE = -1  # the mark of a source that was dropped
-IN_RAM = ("memory", "ephemeral")  # classes whose head a crash may lower
 
 
 class Forwards(Letters):
@@ -188,25 +188,24 @@ class Forwards(Letters):
                 return True
         return False
 
-    def start_flows(self) -> list[bytes]:
-        """After replay: which topics are copied where, and a new epoch for each whose head a crash may have lowered. Returns
-        the frames that tell of it, to be synced before anything is copied.
+    def start_flows(self, lowered: Container[str], head_of: Callable[[TopicLog], int]) -> list[bytes]:
+        """After replay: which topics are copied where, and a new epoch for each whose head a crash may have `lowered`, which
+        depends on its class. Returns the frames that tell of it, to be synced before anything is read or copied.
         """
-        if not self.outflows:
-            return []
         for outflow in self.outflows.values():
             outflow.starts = {key: mark for key, mark in outflow.starts.items() if key in self.by_id}
         told: list[bytes] = []
         for log in list(self.by_id.values()):
-            self._enlist_flows(log)
-            if log.outflows and log.config.durability in IN_RAM:
-                if log.is_away:
+            if self.outflows:
+                self._enlist_flows(log)
+                if log.outflows and log.deferred:
                     self.loader(log)
-                base = log.next_seq - 1
+            if log.config.durability in lowered:
+                base = head_of(log)
                 add_epoch(log.epochs, base)
                 self.touched[log.id] = log
                 told.append(frames.encode_control(frames.EPOCH, log.id, self.now_ms, base))
-            if self._may_owe(log):
+            if log.outflows and self._may_owe(log):
                 self.flowing[log.id] = log
         return told
 

@@ -43,6 +43,7 @@ class Page:
     scanned: int
     more: bool = False  # of an answer by tag: further tags follow
     cold_segments: int = 0  # how many segments of the cold tier its records came from
+    epoch: str = ""  # of the topic, if it was asked for
 
     @property
     def size(self) -> int:
@@ -62,6 +63,7 @@ class FramePage:
     tombstone: Tombstone | None
     scanned: int
     cold_segments: int = 0
+    epoch: str = ""
 
     @property
     def size(self) -> int:

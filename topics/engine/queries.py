@@ -373,4 +373,5 @@ def state_of(log: TopicLog) -> cmd.TopicState:
         view.config,
         view.last_write_ts or None,
         log.last_read_ts or None,
+        log.epoch,
     )

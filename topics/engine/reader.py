@@ -62,13 +62,19 @@ class Reader:
     def diff(self, log: TopicLog, command: Diff) -> Page | FramePage:
         view = log.view
         head = view.head
-        cursor = command.from_seq
+        cursor = read_up_to = command.from_seq
+        if command.epoch is not None:
+            cursor = self._in_epoch(log, command.epoch, cursor)
         if command.synced and cursor <= head:
             head = max(min(log.safe_head, head), cursor)
         earliest = min(view.first_seq, head + 1)
         tombstone: Tombstone | None = None
         floor = view.evict_floor
-        if cursor > head:
+        if cursor < read_up_to:
+            tombstone = Tombstone(
+                cursor + 1, min(read_up_to, head), "crash", read_up_to - cursor, cursor + 1, head
+            )
+        elif cursor > head:
             tombstone = Tombstone(1, head, "recreated", head, earliest, head)
             cursor = earliest - 1
         if command.from_ts:
@@ -79,6 +85,8 @@ class Reader:
             tombstone = Tombstone(cursor + 1, floor - 1, reason, floor - 1 - cursor, floor, head)
             cursor = floor - 1
         stop = head + 1
+        if cursor + 1 < floor:
+            stop = cursor + 1  # of what else is gone the next page tells
         for first, last, reason in view.losses:
             if last <= cursor or last < floor:
                 continue
@@ -92,14 +100,27 @@ class Reader:
         nodes = command.nodes if view.config.dedupe_node else ()
         wanted = Wanted(log, nodes, command.match) if nodes or command.match is not None else None
         if command.frames:
-            return self._frame_page(log, command, wanted, cursor, stop, earliest, tombstone)
+            frame_page = self._frame_page(log, command, wanted, cursor, stop, earliest, tombstone)
+            if command.include_epoch:
+                frame_page.epoch = log.epoch
+            return frame_page
         limit = min(command.limit or limits.DIFF_LIMIT_DEFAULT, limits.DIFF_LIMIT_MAX)
         budget = min(command.max_bytes or limits.DIFF_BYTES_DEFAULT, limits.DIFF_BYTES_MAX)
         page = Page(log.name, [], [], [], None, None, [], None, [], [], cursor, head, earliest, tombstone, 0)
+        if command.include_epoch:
+            page.epoch = log.epoch
         picked = collect(log, page, cursor, stop, limit, budget, "size", wanted)
         if picked:
             self.fill(log, page, self._cold_frames.within_reach(log, page, picked))
         return page
+
+    @staticmethod
+    def _in_epoch(log: TopicLog, epoch: str, cursor: int) -> int:
+        """The cursor as it stands now: beyond the head if it is of another topic of this name, below the seqs that were
+        given twice since its epoch.
+        """
+        now = log.cursor_of(epoch, cursor)
+        return max(cursor, log.view.head + 1) if now is None else now
 
     @staticmethod
     def _not_before(log: TopicLog, cursor: int, from_ts: int) -> int:

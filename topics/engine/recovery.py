@@ -412,7 +412,9 @@ class Recovery:
             return
         clean = self._clean_lsn and self._clean_lsn == old_last
         self.report.power_cut = bool(good) and not clean and not self._disk_was_sound(boot_id, good)
-        self._begin_fresh_file(tail, good)
+        # After the death of the process alone the log tells the head of a memory topic; of an ephemeral one it never does.
+        lowered = ("memory", "ephemeral") if self.report.power_cut else () if clean else ("ephemeral",)
+        self._begin_fresh_file(tail, good, lowered)
         wal.synced_lsn = wal.last_lsn
         shard.written_lsn = shard.synced_lsn = wal.synced_lsn
         wal.unsynced_files = []
@@ -443,7 +445,9 @@ class Recovery:
         self._wal.files.append(kept)
         self._reader.wal_handles[file.number] = handle
 
-    def _begin_fresh_file(self, tail: list[bytes], good: list[tuple[ScannedFile, list[Envelope]]]) -> None:
+    def _begin_fresh_file(
+        self, tail: list[bytes], good: list[tuple[ScannedFile, list[Envelope]]], lowered: tuple[str, ...]
+    ) -> None:
         wal = self._wal
         wal.last_lsn = self._known_synced if good else wal.last_lsn
         for file, envelopes in good:
@@ -458,7 +462,7 @@ class Recovery:
         self._set_time()
         if self.report.power_cut:
             self._announce_power_cut()
-        body += self._closing_frames()
+        body += self._closing_frames(lowered)
         fresh = self._make_fresh_file(number, len(body) + FILE_HEADER_BYTES + ENVELOPE_BYTES + 1024)
         wal.files.append(fresh)
         wal.append(body)
@@ -486,10 +490,12 @@ class Recovery:
             if log.config.durability == "disk" and log.ceiling >= log.next_seq:
                 self._loader.announce(log, log.next_seq, log.ceiling, "crash")
 
-    def _closing_frames(self) -> bytes:
-        """What recovery found, and the time, logged before the shard takes requests."""
+    def _closing_frames(self, lowered: tuple[str, ...]) -> bytes:
+        """What recovery found, and the time, logged before the shard takes requests. `lowered`: classes of topics whose heads may
+        have gone back."""
         shard = self._shard
-        epochs = shard.start_flows()  # first: what it loads may find something to announce
+        # First: what it loads may find something to announce.
+        epochs = shard.start_flows(lowered, self._replayer.head_of)
         self._loader.settle_doubts()
         body = self._loader.announcements() + epochs
         shard.time_ceiling_ms = max(shard.time_ceiling_ms, shard.now_ms + limits.TIME_CEILING_STEP_MS)

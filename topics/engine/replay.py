@@ -72,6 +72,7 @@ class Replay:
         self._loader = loader
         self._report = report
         self._deleted: dict[int, None] = {}  # topics that the log deletes
+        self._deferred_heads: dict[int, int] = {}  # of topics whose appends are put off, by id
         self.time: TimeCeiling | None = None  # the last one seen
 
     def forget_deleted(self, columns: Columns) -> None:
@@ -95,6 +96,10 @@ class Replay:
                 self._replay_control(columns, i, int(lsns[i]))
             at = i + 1
 
+    def head_of(self, log: TopicLog) -> int:
+        """Also of a topic whose appends are put off. Never beyond its head: seqs may have been skipped behind them."""
+        return max(log.next_seq - 1, self._deferred_heads.get(log.id, 0))
+
     # -- appends -------------------------------------------------------------------------------------------
 
     def _replay_appends(
@@ -117,6 +122,7 @@ class Replay:
         self._shard.touched[log.id] = log
         if log.config.durability == "memory":
             # Must not delay readiness: done when somebody asks for the topic.
+            self._deferred_heads[log.id] = int(columns.headers["seq"][-1])
             log.deferred.append(lambda: self._apply_appends(log, columns, number, shift, lsns))
         else:
             self._apply_appends(log, columns, number, shift, lsns)

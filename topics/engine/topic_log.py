@@ -22,7 +22,7 @@ import numpy as np
 from topics.engine.config import TopicConfig
 from topics.engine.consumer import TopicConsumers
 from topics.engine.dedupe import DedupeWindow
-from topics.engine.flows import Epochs, Inflow
+from topics.engine.flows import Epochs, Inflow, epoch_number, epoch_text, mark_in
 from topics.engine.frames import DEAD, DELETED, STAGED_DELETE
 from topics.engine.index import SMALL
 from topics.engine.limits import LOSS_RANGES_MAX
@@ -203,6 +203,16 @@ class TopicLog(TopicRows):
         """All of it is in memory, and time does nothing to it."""
         timed = self.config.ttl_ms or self.expiries or self.expiring or self.may_expire
         return not timed and not self.is_away
+
+    @property
+    def epoch(self) -> str:
+        """Which topic of its name this is, and how often its head went back; see flows.py."""
+        return epoch_text(self.id, self.epochs)
+
+    def cursor_of(self, epoch: str, cursor: int) -> int | None:
+        """Where a cursor of some epoch stands in this one; None: it is of another topic."""
+        number = epoch_number(epoch, self.id, self.epochs)
+        return None if number is None else mark_in((number, cursor), self.epochs)[1]
 
     # -- staged changes ------------------------------------------------------------------------------------
 

@@ -56,7 +56,11 @@ class Writes(Staging):
         created = log is None
         config = log.config if log is not None else self._creation_config(command, sizes)
         key = command.idempotency_key
-        if log is not None and key is not None and self._deduped(token, log, key):
+        if (
+            log is not None
+            and key is not None
+            and self._deduped(token, log, key, include_epoch=command.include_epoch)
+        ):
             return
         if command.if_last_seq is not None or command.if_tag_last_seq is not None:
             self._check_conditions(log, command)
@@ -75,6 +79,8 @@ class Writes(Staging):
         first = log.next_seq
         self.stage_append(log, config, records, sizes, op, created=created, key=key, plain=plain)
         op.result = cmd.Appended(command.topic, first, len(sizes), op.head, created, False, op.sync)
+        if command.include_epoch:
+            op.result.epoch = log.epoch
 
     def stage_append(
         self,
@@ -204,12 +210,14 @@ class Writes(Staging):
             if config.type == "queue" and config.dead_letter == name:
                 raise InvalidRequest("a queue cannot be its own dead letter")
 
-    def _deduped(self, token: object, log: TopicLog, key: bytes) -> bool:
+    def _deduped(self, token: object, log: TopicLog, key: bytes, *, include_epoch: bool) -> bool:
         found = log.dedupe.find(key, now_ms=self.now_ms, window_ms=log.config.idempotency_window_ms)
         if found is None:
             return False
         first, count, _ = found
         result = cmd.Appended(log.name, first, count, first + count - 1, False, True)
+        if include_epoch:
+            result.epoch = log.epoch
         self._answer(token, result, log, held=first + count - 1 > log.view.head)
         return True
 

@@ -71,14 +71,14 @@ RECORD = _names("data tag node meta ttl_ms data_base64")
 ANSWERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     kind: (frozenset(needed.split()), frozenset(["performance", *other.split()]))
     for kind, needed, other in [
-        ("write", "topic first_seq last_seq head_seq count created deduped", "seqs"),
-        ("diff", "topic records next_from_seq head_seq earliest_seq caught_up tombstone", "lag"),
+        ("write", "topic first_seq last_seq head_seq count created deduped", "seqs epoch"),
+        ("diff", "topic records next_from_seq head_seq earliest_seq caught_up tombstone", "lag epoch"),
         ("delete", "topic deleted earliest_seq head_seq count bytes", ""),
         ("put", "topic created config", ""),
         (
             "state",
             "topic type config head_seq earliest_seq next_seq count bytes effective_priority last_write_ts last_read_ts",
-            "queue",
+            "queue epoch",
         ),
         ("drop", "topic deleted routers_removed", ""),
         ("list", "topics", "next_cursor"),
