@@ -163,6 +163,7 @@ class _Mender:
         self._found = found
         self._done = done
         self._meta_dir = f"{config.shard_dir}/meta"
+        self._clean_lsn = 0
 
     def mend(self) -> None:
         found, disk = self._found, self._disk
@@ -204,6 +205,8 @@ class _Mender:
             self._disk, self._config.shard_dir, log, rows,
             base_lsn=base_lsn, ts=self._now_ms, shard=self._config.shard, shards=self._shards,
         )  # fmt: skip
+        if self._found.is_clean and log.last_lsn == base_lsn and not log.holes:
+            self._clean_lsn = said.last_lsn  # still a clean stop: no power cut can have taken anything
         self._done.losses += said.losses
         self._done.notes += [
             f"topic {name}: its real name was in the part of the log that is lost" for name in said.named
@@ -216,7 +219,7 @@ class _Mender:
     def _write_snapshot(self, head: ShardRow, rows: list[TopicRow]) -> None:
         """The only one from here on: what the others name is no longer all there."""
         old = list_snapshots(self._disk, self._meta_dir)
-        head = msgspec.structs.replace(head, number=max([0, *old]) + 1, clean_lsn=0)
+        head = msgspec.structs.replace(head, number=max([0, *old]) + 1, clean_lsn=self._clean_lsn)
         writer = SnapshotWriter(self._disk, self._meta_dir, head.number)
         writer.add(head)
         for row in rows:

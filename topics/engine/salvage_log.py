@@ -2,8 +2,8 @@
 
 The readable entries are kept in their order and under their numbers, also those behind the damage. Where entries are
 missing, records that are certainly or possibly gone are announced: exactly, where a later record of the topic shows how many are
-missing; else by the most that the missing bytes could hold. What else the missing entries did cannot be known:
-deletes and config changes in them are undone, topics that they made lose their name.
+missing; else by the most that the missing bytes could hold. Entries that the snapshot contains are not missed. What else the
+missing entries did cannot be known: deletes and config changes in them are undone, topics that they made lose their name.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class Hole:
     offset: int
     seqs_max: int
     what: str
+    begins_file: bool  # it may hold the first entry of a file, where a start announces what a power cut took
 
 
 @dataclass(slots=True)
@@ -184,7 +185,8 @@ class LogWalk:
     """Puts the readable entries past `base_lsn` in order and finds what is missing between them."""
 
     def __init__(self, files: list[LogFile], base_lsn: int, applied_lsn: int, *, clean: bool = False) -> None:
-        """`clean`: the shard was stopped at `base_lsn`, and a start after that would have begun a file of its own."""
+        """`clean`: the shard was stopped at `base_lsn`, and a start after that would have begun a file of its own. The file that it
+        was stopped with stays until there is a later snapshot."""
         self._clean = clean
         self.log = SalvagedLog(files, last_lsn=base_lsn)
         self._base_lsn = base_lsn
@@ -204,12 +206,20 @@ class LogWalk:
             before = self._used[i - 1] if i else None
             self._check_chain(file, before)
             self._take_file(file, bounds[i], before)
-        for file in log.files:
-            if file.scanned is not None and not file.scanned.envelopes and not file.problem:
-                self._bad(file, file.scanned.bad_at[0], log.last_lsn + 1)
+        if self._used or not self._base_lsn:
+            for file in self._without_entries():
+                self._bad(file, FILE_HEADER_BYTES, log.last_lsn + 1)
         if not self._ended:
             self._check_end()
         return log
+
+    def _without_entries(self) -> list[LogFile]:
+        """Files in which something was written, and no entry can be read."""
+        return [
+            file
+            for file in self.log.files
+            if file.scanned is not None and not file.scanned.envelopes and not file.problem
+        ]
 
     def _check_end(self) -> None:
         log = self.log
@@ -217,11 +227,12 @@ class LogWalk:
         emptied = next((file for file in log.files if file.cut and file not in self._used), None)
         if self._known > log.last_lsn:
             what = f"log entries {log.last_lsn + 1} to {self._known} are missing at the end of the log"
-            self._hole(log.last_lsn + 1, self._known, last.path if last else "", 0, SEQS_UNKNOWN, what)
+            seqs = self._seqs_at_end(last, self._known - log.last_lsn)
+            begins_file = seqs == SEQS_UNKNOWN or bool(self._without_entries())
+            path = last.path if last else ""
+            self._hole(log.last_lsn + 1, self._known, path, 0, seqs, what, begins_file=begins_file)
         elif last is None and self._base_lsn:
-            # The active file outlives every checkpoint: it was there, and so may have been acked writes in it.
-            what = f"the log after entry {self._base_lsn} is missing"
-            self._hole(log.last_lsn + 1, log.last_lsn + 1, "", 0, SEQS_UNKNOWN, what)
+            self._check_lone_file()
         elif emptied is not None:
             what = f"the log after entry {log.last_lsn} is cut off"
             self._hole(
@@ -229,7 +240,68 @@ class LogWalk:
             )
         elif last is not None and last.cut and not (self._clean and log.last_lsn == self._base_lsn):
             what = f"the log after entry {log.last_lsn} is cut off"
-            self._hole(log.last_lsn + 1, log.last_lsn + 1, last.path, last.size, _seqs_cut(last), what)
+            self._hole(
+                log.last_lsn + 1,
+                log.last_lsn + 1,
+                last.path,
+                last.size,
+                _seqs_cut(last),
+                what,
+                begins_file=False,
+            )
+
+    def _check_lone_file(self) -> None:
+        """No entry of the log can be read. The active file outlives every checkpoint: it was there, and so may have been acked
+        writes in it."""
+        log = self.log
+        rotten = self._without_entries()
+        emptied = [file for file in log.files if file.cut]
+        is_whole = len(rotten) + len(emptied) == 1 and self._clean
+        if is_whole or (not emptied and len(rotten) == 1 and self._is_contained(rotten[0])):
+            what = "no entry can be read; the snapshot contains them"
+            if rotten:  # else the damage has been told
+                log.damage.append(Note(rotten[0].path, FILE_HEADER_BYTES, what))
+            return
+        what = f"the log after entry {self._base_lsn} is missing"
+        path = rotten[0].path if rotten else ""
+        seqs = SEQS_UNKNOWN if emptied else self._seqs_at_end(None, 1)
+        self._hole(log.last_lsn + 1, log.last_lsn + 1, path, 0, seqs, what)
+
+    def _is_contained(self, file: LogFile) -> bool:
+        """Whether a file's first entry, by its head, is in the snapshot, and nothing was written behind it."""
+        head = _head_at(file, FILE_HEADER_BYTES)
+        return (
+            head is not None
+            and head[0] <= self._base_lsn
+            and _written_end(file, FILE_HEADER_BYTES) - frames.DIGEST_BYTES <= head[1]
+        )
+
+    def _seqs_at_end(self, last: LogFile | None, entries: int) -> int:
+        """The most records that entries missing at the end of the log can hold: those of the bytes that are there and cannot be read.
+        Without any, or with too few, more is missing than these files."""
+        size = sum(
+            _written_end(file, FILE_HEADER_BYTES) - FILE_HEADER_BYTES for file in self._without_entries()
+        )
+        if last is not None:
+            size += _damaged_tail(last)
+        return _seqs_in(size) if size >= entries * ENVELOPE_BYTES else SEQS_UNKNOWN
+
+    def _seqs_in_front(self, before: LogFile | None, file: LogFile, at: int) -> int:
+        """The most records that can be missing in front of a file's first readable entry, which begins at `at`."""
+        missing = _envelopes(file)[0].lsn - 1 - self.log.last_lsn
+        if file.start is None and at > FILE_HEADER_BYTES:
+            head = _head_at(file, FILE_HEADER_BYTES)
+            if missing == 1 or (head is not None and head[0] <= self.log.last_lsn + 1):
+                return _seqs_in(at - FILE_HEADER_BYTES)  # all of them stood in this file
+        if before is None or before.scanned is None:
+            return SEQS_UNKNOWN
+        previous = file.number - 1 if file.start is None else file.start.previous_file
+        if previous != before.number:
+            return SEQS_UNKNOWN
+        size = _damaged_tail(before) + at - FILE_HEADER_BYTES
+        if size < missing * ENVELOPE_BYTES:
+            size = before.size - before.scanned.envelopes[-1].end + at - FILE_HEADER_BYTES
+        return _seqs_in(size)
 
     def _take_file(self, file: LogFile, bound: int, before: LogFile | None) -> None:
         log = self.log
@@ -245,16 +317,17 @@ class LogWalk:
             if not previous_lsn and file.start is None and envelope.lsn > 1:
                 self._lost_start(file, envelope, at)
             if envelope.lsn <= bound and not self._ended:
-                seqs = _seqs_in(at - previous_end)
-                if not previous_lsn:
-                    seqs = _seqs_between(before, file, at)
-                self._take(file, envelope, seqs)
+                if previous_lsn:
+                    self._take(file, envelope, _seqs_in(at - previous_end))
+                else:
+                    seqs = self._seqs_in_front(before, file, at)
+                    self._take(file, envelope, seqs, begins_file=file.start is None or seqs == SEQS_UNKNOWN)
             previous_end, previous_lsn = envelope.end, envelope.lsn
         for place in bad:
             self._bad(file, place, previous_lsn + 1, bound)
         log.last_lsn = max(log.last_lsn, self._base_lsn)
 
-    def _take(self, file: LogFile, envelope: Envelope, seqs_max: int) -> None:
+    def _take(self, file: LogFile, envelope: Envelope, seqs_max: int, *, begins_file: bool = False) -> None:
         log = self.log
         assert file.scanned is not None
         if envelope.lsn > self._base_lsn:
@@ -270,6 +343,7 @@ class LogWalk:
                     envelope.start - ENVELOPE_BYTES,
                     seqs_max,
                     what,
+                    begins_file=begins_file,
                 )
             elif envelope.lsn <= log.last_lsn:
                 return
@@ -306,9 +380,19 @@ class LogWalk:
                 self.log.last_lsn + 1, self.log.last_lsn, file.path, FILE_HEADER_BYTES, SEQS_UNKNOWN, what
             )
 
-    def _hole(self, first: int, last: int, path: str, offset: int, seqs_max: int, what: str) -> None:
+    def _hole(
+        self,
+        first: int,
+        last: int,
+        path: str,
+        offset: int,
+        seqs_max: int,
+        what: str,
+        *,
+        begins_file: bool = True,
+    ) -> None:
         log = self.log
-        log.holes.append(Hole(len(log.entries), first, last, path, offset, seqs_max, what))
+        log.holes.append(Hole(len(log.entries), first, last, path, offset, seqs_max, what, begins_file))
         log.damage.append(Note(path, offset, what))
 
     def _bad(self, file: LogFile, place: int, lsn: int, bound: int = 1 << 64) -> None:
@@ -342,17 +426,35 @@ def _seqs_cut(file: LogFile) -> int:
     return _seqs_in(capacity - file.size) if capacity else SEQS_UNKNOWN
 
 
-def _seqs_between(before: LogFile | None, file: LogFile, at: int) -> int:
-    """The most records that can be missing in front of a file's first readable entry."""
-    if (
-        before is None
-        or before.scanned is None
-        or (file.start is not None and file.start.previous_file != before.number)
-    ):
-        return SEQS_UNKNOWN
-    if file.start is None and file.number != before.number + 1:
-        return SEQS_UNKNOWN
-    return _seqs_in(before.size - before.scanned.envelopes[-1].end + at - FILE_HEADER_BYTES)
+def _head_at(file: LogFile, at: int) -> tuple[int, int] | None:
+    """Number and end of a damaged entry as its head says, if the head agrees with the file and with itself."""
+    assert file.scanned is not None
+    data = file.scanned.data
+    if at + ENVELOPE_BYTES > len(data):
+        return None
+    magic, length, salt, lsn, prev_lsn, synced_lsn = ENVELOPE.unpack_from(data, at)
+    end = at + ENVELOPE_BYTES + length
+    ours = (magic, salt) == (ENVELOPE_MAGIC, file.scanned.salt)
+    agrees = lsn == prev_lsn + 1 and synced_lsn <= prev_lsn and end <= len(data)
+    return (lsn, end) if ours and agrees else None
+
+
+def _written_end(file: LogFile, at: int) -> int:
+    """Where what was written from `at` on ends, though it cannot be read: behind the last byte that is not zero and the digest
+    that may end with zeros, or where the entry at `at` ends by its head."""
+    assert file.scanned is not None
+    data = file.scanned.data
+    end = len(data.rstrip(b"\0")) + frames.DIGEST_BYTES
+    head = _head_at(file, at)
+    return max(end, head[1] if head is not None else at)
+
+
+def _damaged_tail(file: LogFile) -> int:
+    """How many bytes were written behind the last readable entry of a file."""
+    assert file.scanned is not None
+    last_end = file.scanned.envelopes[-1].end
+    place = next((at for at in file.scanned.bad_at if at >= last_end), None)
+    return _written_end(file, place) - last_end if place is not None else 0
 
 
 # ── What the missing entries may have held ────────────────────────────────────────────
@@ -364,6 +466,8 @@ class _Known:
 
     head: int
     durability: str
+    ceiling: int  # the highest seq that a power cut can have taken
+    takes_copies: bool = False  # what its source has lost takes seqs, too, and hardly any bytes
 
 
 @dataclass(slots=True)
@@ -372,6 +476,7 @@ class Announced:
 
     losses: list[tuple[str, int, int]] = field(default_factory=list)
     named: list[str] = field(default_factory=list)
+    last_lsn: int = 0  # of the log as it was written again
 
 
 class _Announcer:
@@ -382,7 +487,9 @@ class _Announcer:
         self._rows = rows
         self._ts, self._shard, self._shards = ts, shard, shards
         self._names = {row.id: row.name for row in rows}
-        self._topics = {row.id: _Known(row.head, row.config.durability) for row in rows}
+        self._topics = {
+            row.id: _Known(row.head, row.config.durability, row.ceiling, bool(row.inflows)) for row in rows
+        }
         self._applied = {row.id: row.applied_lsn for row in rows}
         self._gone: set[int] = set()
         self._columns = [_columns(entry) for entry in log.entries]
@@ -435,7 +542,7 @@ class _Announcer:
             kind, topic = int(columns.headers["type"][i]), int(columns.headers["topic"][i])
             if kind == frames.TOPIC_CREATE:
                 created = msgspec.msgpack.decode(columns.payload(i), type=TopicCreated)
-                self._topics.setdefault(topic, _Known(0, created.config.durability))
+                self._topics.setdefault(topic, _Known(0, created.config.durability, created.ceiling))
                 self._names.setdefault(topic, created.name)
                 continue
             known = self._topics.get(topic)
@@ -451,6 +558,11 @@ class _Announcer:
             elif kind == frames.CONFIG:
                 changed = msgspec.msgpack.decode(columns.payload(i), type=ConfigChanged)
                 known.head, known.durability = max(known.head, changed.head), changed.config.durability
+                known.ceiling = changed.ceiling
+            elif kind == frames.SEQ_CEILING:
+                known.ceiling = max(known.ceiling, msgspec.msgpack.decode(columns.payload(i), type=int))
+            elif kind == frames.INFLOW_OPEN:
+                known.takes_copies = True
             elif kind == frames.TOPIC_DELETE:
                 del self._topics[topic]
                 self._gone.add(topic)
@@ -466,7 +578,7 @@ class _Announcer:
             if known.durability == "ephemeral" or self._applied.get(topic, 0) >= hole.last_lsn > 0:
                 continue  # never in the log; or the snapshot holds what the topic had there
             following = later.get(topic, 0)
-            last = following - 1 if following > known.head else known.head + hole.seqs_max
+            last = following - 1 if following > known.head else _last_unknown(known, hole)
             if last > known.head:
                 first, known.head = known.head + 1, last
                 pieces.append(
@@ -490,10 +602,18 @@ class _Announcer:
             attempt += 1
             name = f"recovered-{topic}-{attempt}"
         self._names[topic] = name
-        self._topics[topic] = _Known(0, "fsync")
+        self._topics[topic] = _Known(0, "fsync", 0)
         self.said.named.append(name)
         created = TopicCreated(name, TopicConfig(durability="fsync"), 0)
         return frames.encode_control(frames.TOPIC_CREATE, topic, self._ts, created)
+
+
+def _last_unknown(known: _Known, hole: Hole) -> int:
+    """The last seq that a topic can have been given in a hole. What readers were told to be gone counts: no record may get its seq."""
+    if known.takes_copies:
+        return known.head + SEQS_UNKNOWN
+    last = known.head + hole.seqs_max
+    return max(last, known.ceiling) if hole.begins_file and known.durability == "disk" else last
 
 
 def _columns(entry: Entry) -> frames.Columns:
@@ -530,6 +650,7 @@ def rewrite_log(
     _write_file(disk, f"{shard_dir}/wal/{file_name(number)}", number, shard, base_lsn, entries, extra)
     for file in log.files:
         disk.remove(file.path)
+    announcer.said.last_lsn = entries[-1].lsn
     return announcer.said
 
 

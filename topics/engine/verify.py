@@ -84,6 +84,7 @@ class Found:
     findings: list[Finding] = field(default_factory=list)
     snapshots: dict[int, tuple[ShardRow, list[TopicRow]]] = field(default_factory=dict)  # the sound ones
     bad_snapshots: list[int] = field(default_factory=list)
+    is_clean: bool = False  # the newest snapshot, sound or not, is that of a clean stop
     bad_intents: list[str] = field(default_factory=list)
     bad_watch: str = ""  # the file of watch sessions, when it is damaged
     log: SalvagedLog = field(default_factory=lambda: SalvagedLog([]))
@@ -252,6 +253,9 @@ class _Checker:
             found.add("unsupported", str(error.path), 8, str(error))
             return
         clean = newest is not None and newest[0].clean_lsn == found.base_lsn
+        if newest is not None and max(found.bad_snapshots, default=0) > newest[0].number:
+            clean = False  # it was not the last one
+        found.is_clean = clean
         found.log = LogWalk(files, found.base_lsn, applied, clean=clean).run()
         for note in found.log.damage:
             found.add("damage", note.path or self._wal_dir, note.offset, note.what)
