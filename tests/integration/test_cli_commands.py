@@ -150,6 +150,57 @@ def test_what_was_lost_is_told(cli: Cli, topic: str) -> None:
     assert f"{topic}: record 1 is gone" in cli.err
 
 
+def test_the_last_records(cli: Cli, topic: str, server: Server) -> None:
+    """Deletes leave holes larger than the first steps back, and a cap takes the oldest."""
+    cli("topic", "create", topic, "--cap-records", "3000")
+    records = "".join(f'{{"data":{n},"tag":"{"even" if n % 2 == 0 else "odd"}"}}\n' for n in range(1, 4001))
+    assert cli("pub", topic, "--records", stdin=records) == 0
+    assert data(cli.rows("read", topic, "--last")) == [4000]
+    assert data(cli.rows("read", topic, "--last", "3")) == [3998, 3999, 4000]
+    assert data(cli.rows("read", topic, "--last", "2", "--tag", "odd")) == [3997, 3999]
+    server.post(f"/v0/topics/{topic}/delete", {"seqs": [*range(2000, 3000), *range(3002, 4000)]})
+    assert data(cli.rows("read", topic, "--last", "3")) == [3000, 3001, 4000]
+    assert data(cli.rows("read", topic, "--last", "5")) == [1998, 1999, 3000, 3001, 4000]
+    assert data(cli.rows("read", topic, "--last", "3", "--tag", "od*")) == [1997, 1999, 3001]
+    assert data(cli.rows("read", topic, "--last", "5000")) == [*range(1001, 2000), 3000, 3001, 4000]
+    assert cli.rows("read", topic, "--last", "2", "--tag", "none") == []
+    cli("topic", "purge", topic, "--yes")
+    assert cli.rows("read", topic, "--last", "2") == []
+    assert cli("read", topic, "--last", "0") == 2
+    assert cli("read", topic, "--last", "2", "--from", "1") == 2
+
+
+def test_tags_meta_and_formats(cli: Cli, topic: str, server: Server) -> None:
+    assert cli("pub", topic, "1", "--tag", "eu", "--meta", "by=ada", "--meta", '{"n":2}') == 0
+    assert cli("pub", topic, "--meta", "by=bob", stdin="2\n") == 0
+    own = '{"data":3,"tag":"a b","node":"n1","meta":{"own":true}}\n{"data":4}\n'
+    assert cli("pub", topic, "--records", "--meta", "by=eve", stdin=own) == 0
+    metas = [{"by": "ada", "n": 2}, {"by": "bob"}, {"own": True}, {"by": "eve"}]
+    assert [row["meta"] for row in cli.rows("read", topic)] == metas
+    for wrong in ("by", "=x", "{", "[1]"):
+        assert cli("pub", topic, "1", "--meta", wrong) == 2
+
+    def shown(*options: str) -> list[str]:
+        assert cli("read", topic, *options) == 0
+        return [line.split(" ", 3)[3] for line in cli.out.splitlines()]
+
+    assert shown() == ["tag=eu 1", "2", 'tag="a b" 3', "4"]
+    assert shown("--meta")[:2] == ['tag=eu meta={"by":"ada","n":2} 1', 'meta={"by":"bob"} 2']
+    assert cli("read", topic, "-n", "1", "--from", "2", "--format", r"%t\t%s|%g|%n|%m|%d%%\\") == 0
+    assert cli.out == f'{topic}\t3|"a b"|n1|{{"own":true}}|3%\\\n'
+    assert cli("read", topic, "-n", "1", "--format", "%T") == 0
+    assert cli.out == f"{as_time(cli.rows('read', topic)[0]['$ts'])}\n"
+    for wrong in ("%x", "%", r"\q"):
+        assert cli("read", topic, "--format", wrong) == 2
+        assert "%d data" in cli.err
+    assert cli("read", topic, "--raw", "--format", "%d") == 2
+    cli("pub", topic, "5", "--tag", "ex")
+    command = tail_command(topic, "--all", "--tag", "e*", "-n", "2", "--format", "%s %g")
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=60, check=True)
+    assert done.stdout == b"1 eu\n5 ex\n"
+    assert cli("tail", topic, "--tag", "eu", "--group", "g") == 2
+
+
 def tail_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "topics.cli", "tail", *arguments]
 

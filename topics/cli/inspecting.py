@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from topics.cli.failures import Failed
-from topics.cli.quantities import U64_MAX, cold_dir_option, complete_file, filled
+from topics.cli.quantities import SEQ, cold_dir_option, complete_file, filled
 from topics.cli.tables import as_bytes, as_time, safe, table
 from topics.engine.inspected_files import inspect
 from topics.engine.inspection import Inspection, Record
@@ -32,7 +32,7 @@ Exit codes: 0 the file is what was written; 1 it is damaged, of another version,
 @click.command("inspect", epilog=EPILOG)
 @click.argument("path", type=filled, metavar="FILE", shell_complete=complete_file)
 @click.option("--records", type=click.IntRange(0, RECORDS_MAX), default=RECORDS, metavar="N", help=f"Show the first N and the last N of records, envelopes, topics. [{RECORDS}]")  # fmt: skip
-@click.option("--from-seq", type=click.IntRange(0, U64_MAX), metavar="SEQ", help="Show N records from this seq on instead.")  # fmt: skip
+@click.option("--from-seq", type=SEQ, metavar="SEQ", help="Show N records from this seq on instead.")  # fmt: skip
 @cold_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def show(path: str, records: int, from_seq: int | None, cold_dir: str | None, as_json: bool) -> int:

@@ -82,7 +82,7 @@ def _as_json(job: Job) -> bytes:
 
 def _as_line(job: Job) -> bytes:
     until = "" if job.deadline is None else f" until {as_time(job.deadline)}"
-    line = lines.chosen(is_json=False, is_raw=False)(job).rstrip(b"\n")
+    line = lines.chosen()(job).rstrip(b"\n")
     return line + f"  (delivery {job.deliveries}{until})\n".encode()
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import click
 import msgspec
 
 from topics.cli.tables import as_time
@@ -20,15 +23,25 @@ _UNSAFE = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 
 
-def human(record: Record) -> bytes:
-    return f"{record.topic} {record.seq} {as_time(record.ts)} {_data(record)}\n".encode()
+def human(record: Record, *, with_meta: bool = False) -> bytes:
+    """`topic seq time [tag=TAG] [meta=META] data`: no JSON text begins like a tag or like meta."""
+    return f"{record.topic} {record.seq} {as_time(record.ts)} {_rest(record, with_meta)}\n".encode()
 
 
-def coloured(record: Record) -> bytes:
+def coloured(record: Record, *, with_meta: bool = False) -> bytes:
     """The same for a terminal. A topic keeps its colour."""
     colour = _COLOURS[zlib.crc32(record.topic.encode()) % len(_COLOURS)]
-    data = _data(record).translate(_UNSAFE)
-    return f"\x1b[{colour}m{record.topic}\x1b[0m {record.seq} \x1b[2m{as_time(record.ts)}\x1b[0m {data}\n".encode()
+    rest = _rest(record, with_meta).translate(_UNSAFE)
+    return f"\x1b[{colour}m{record.topic}\x1b[0m {record.seq} \x1b[2m{as_time(record.ts)}\x1b[0m {rest}\n".encode()
+
+
+def _rest(record: Record, with_meta: bool) -> str:
+    parts = [_data(record)]
+    if with_meta and record.meta is not None:
+        parts.insert(0, f"meta={_meta(record)}")
+    if record.tag is not None:
+        parts.insert(0, f"tag={_word(record.tag)}")
+    return " ".join(parts)
 
 
 def as_json(record: Record) -> bytes:
@@ -59,9 +72,70 @@ def _data(record: Record) -> str:
     return "base64:" + text.strip('"') if record.encoding == "base64" else text
 
 
-def chosen(*, is_json: bool, is_raw: bool) -> Format:
+def _meta(record: Record) -> str:
+    return "" if record.meta is None else msgspec.json.encode(record.meta).decode()
+
+
+def _word(name: str | None) -> str:
+    """A tag or a node. As JSON if it could be taken for something else, or break the line."""
+    if name is None or (name.isprintable() and not any(c in name for c in ' "')):
+        return name or ""
+    return msgspec.json.encode(name).decode()
+
+
+_FIELDS: dict[str, Callable[[Record], str]] = {
+    "%t": lambda record: record.topic,
+    "%s": lambda record: str(record.seq),
+    "%T": lambda record: as_time(record.ts),
+    "%d": _data,
+    "%g": lambda record: _word(record.tag),
+    "%n": lambda record: _word(record.node),
+    "%m": _meta,
+    "%%": lambda _: "%",
+    r"\n": lambda _: "\n",
+    r"\t": lambda _: "\t",
+    r"\\": lambda _: "\\",
+}
+_LEGEND = r"%t topic, %s seq, %T time, %d data, %g tag, %n node, %m meta, %%, \n, \t, \\"
+
+
+def template(text: str) -> Format:
+    """A line for each record, as --format describes it: `%t %s %T %d`."""
+    parts = []
+    for part in re.findall(r"[%\\].?|[^%\\]+", text, re.DOTALL):
+        if part[0] in "%\\" and part not in _FIELDS:
+            raise click.BadParameter(f"{part} is not one of {_LEGEND}")
+        parts.append(_FIELDS.get(part, lambda _, plain=part: plain))
+    unsafe = _UNSAFE if sys.stdout.isatty() else {}
+
+    def show(record: Record) -> bytes:
+        line = "".join(part(record) for part in parts)
+        return f"{line.translate(unsafe)}\n".encode()
+
+    return show
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of how records are shown, beside --json: the arguments of `chosen`."""
+    for option in (
+        click.option("--meta", "with_meta", is_flag=True, help="Show meta as well."),
+        click.option("--format", "line", type=template, metavar="FORMAT", help=f"Format of a line: {_LEGEND}."),
+        click.option("--raw", "is_raw", is_flag=True, help="Data only, as JSON; bytes as base64 text."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def chosen(
+    *, is_json: bool = False, is_raw: bool = False, line: Format | None = None, with_meta: bool = False
+) -> Format:
+    if is_json + is_raw + (line is not None) > 1:
+        raise click.UsageError("say one of --json, --raw and --format")
     if is_json:
         return as_json
     if is_raw:
         return data_only
-    return coloured if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else human
+    if line is not None:
+        return line
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return functools.partial(coloured if is_coloured else human, with_meta=with_meta)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import sys
 import time
 from collections import deque
@@ -27,10 +28,24 @@ TOLD_MAX = 10
 PROGRESS_S = 0.2
 
 
+def meta_of(text: str) -> dict[str, Any]:
+    """KEY=VALUE, or a JSON object."""
+    if not text.startswith("{"):
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"{text!r} is not KEY=VALUE, nor a JSON object")
+        return {key: value}
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise click.BadParameter(f"{text!r} is not a JSON object: {error}") from None
+
+
 @click.command()
 @topic_argument
 @click.argument("data", nargs=-1)
-@click.option("--tag", help="Of every record that has none of its own.")
+@click.option("--tag", help="Tag of every record that has none of its own.")
+@click.option("--meta", "metas", type=meta_of, multiple=True, metavar="KEY=VALUE|OBJECT", help="Meta of every record that has none of its own: KEY=VALUE, a text, or a JSON object. May be given several times.")  # fmt: skip
 @click.option("--text", "is_text", is_flag=True, help="Each argument or line is a text, not JSON.")
 @click.option("--records", "is_records", is_flag=True, help="Each is a record: data, and perhaps tag, node, meta, ttl_ms. `topics read --json` prints such lines.")  # fmt: skip
 @click.option("--at-once", is_flag=True, help="One write for all lines, at most 10000: all of them or none.")
@@ -40,6 +55,7 @@ def pub(
     topic: str,
     data: tuple[str, ...],
     tag: str | None,
+    metas: tuple[dict[str, Any], ...],
     is_text: bool,
     is_records: bool,
     at_once: bool,
@@ -51,16 +67,14 @@ def pub(
     """
     if is_text and is_records:
         raise click.UsageError("say one of --text and --records")
+    meta = {key: value for given in metas for key, value in given.items()} or None
+    take = functools.partial(record_of, tag=tag, meta=meta, is_text=is_text, is_records=is_records)
     if data:
-        records = [record_of(text.encode(), f"argument {i}", tag, is_text=is_text, is_records=is_records)
-                   for i, text in enumerate(data, 1)]  # fmt: skip
+        records = [take(text.encode(), f"argument {i}") for i, text in enumerate(data, 1)]
         return write_at_once(session, topic, records)
     if sys.stdin.isatty():
         session.say("reading JSON values from the terminal, one a line; Ctrl-D ends it")
-    lines = (
-        (number, record_of(line, f"line {number}", tag, is_text=is_text, is_records=is_records))
-        for number, line in numbered(sys.stdin.buffer)
-    )
+    lines = ((number, take(line, f"line {number}")) for number, line in numbered(sys.stdin.buffer))
     if at_once:
         records = []
         for number, record in lines:
@@ -98,14 +112,22 @@ _decode_text = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-def record_of(text: bytes, where: str, tag: str | None, *, is_text: bool, is_records: bool) -> NewRecord:
+def record_of(
+    text: bytes,
+    where: str,
+    *,
+    tag: str | None,
+    meta: dict[str, Any] | None,
+    is_text: bool,
+    is_records: bool,
+) -> NewRecord:
     """ValueError is told as what is wrong with the line."""
     try:
         if is_text:
-            return NewRecord(text.decode(), tag=tag)
+            return NewRecord(text.decode(), tag=tag, meta=meta)
         if not is_records:
             _decode_any(text)
-            return NewRecord(Raw(text), tag=tag)
+            return NewRecord(Raw(text), tag=tag, meta=meta)
         line = _decode_line(text)
         data: Any = line.data.copy()
         if line.encoding == "base64":
@@ -116,7 +138,7 @@ def record_of(text: bytes, where: str, tag: str | None, *, is_text: bool, is_rec
         advice = "" if is_text or is_records else ". Quote texts as JSON does, or say --text"
         raise Failed(f"{where} is no {'record' if is_records else 'JSON value'}: {error}{advice}") from error
     return NewRecord(
-        data, line.tag or line.read_tag or tag, line.node or line.read_node, line.meta, line.ttl_ms
+        data, line.tag or line.read_tag or tag, line.node or line.read_node, line.meta or meta, line.ttl_ms
     )
 
 

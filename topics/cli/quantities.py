@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -67,8 +68,20 @@ def setting(text: str) -> tuple[str, Any]:
         return name.replace("-", "_"), value
 
 
-SEQ = click.IntRange(0, U64_MAX)
-COUNT = click.IntRange(1, U64_MAX)
+def _whole(least: int) -> Callable[[str | int], int]:
+    """Not an IntRange: its help would show all digits of 2 ** 64 - 1."""
+
+    def number(value: str | int) -> int:
+        text = str(value)
+        if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= U64_MAX):
+            raise click.BadParameter(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+SEQ = _whole(0)
+COUNT = _whole(1)
 
 
 def complete_file(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

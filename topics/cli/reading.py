@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
 from typing import Any
 
@@ -10,8 +11,10 @@ import click
 from topics.cli import lines
 from topics.cli.quantities import COUNT, SEQ, when
 from topics.cli.session import Session, topic_argument, with_server
+from topics.client import Client
 
 PAGE = 1000
+SPAN_MAX = 100_000  # seqs of one step back
 
 
 @click.command()
@@ -22,8 +25,8 @@ PAGE = 1000
 @click.option("--since", type=when, help="Written since so long ago (10m, 1h30m), or since a time.")
 @click.option("--tag", help="Only this tag, or tags that match: eu.tea, 'eu.*'")
 @click.option("--limit", "-n", type=COUNT, metavar="N", help="At most N records.")
-@click.option("--last", "is_last", is_flag=True, help="Only the newest one; with --tag, of those that match.")
-@click.option("--raw", "is_raw", is_flag=True, help="Data only, as JSON; bytes as base64 text.")
+@click.option("--last", type=COUNT, is_flag=False, flag_value=1, metavar="[N]", help="The last N records, or just the last one; with --tag, of those that match.")  # fmt: skip
+@lines.options
 @with_server
 def read(
     session: Session,
@@ -32,20 +35,15 @@ def read(
     since: Any,
     tag: str | None,
     limit: int | None,
-    is_last: bool,
-    is_raw: bool,
+    last: int | None,
+    **shown: Any,
 ) -> None:
     """Print the records of a topic, oldest first, up to its end as it is now. What was lost is told on stderr."""
-    if session.as_json and is_raw:
-        raise click.UsageError("say one of --json and --raw")
-    if is_last and (from_seq is not None or since is not None or limit is not None):
+    if last is not None and (from_seq is not None or since is not None or limit is not None):
         raise click.UsageError("--last goes with --tag only")
-    show = lines.chosen(is_json=session.as_json, is_raw=is_raw)
-    if is_last:
-        newest = session.client.last(topic, tag=tag)
-        if newest is not None:
-            session.write(show(newest))
-        return
+    show = lines.chosen(is_json=session.as_json, **shown)
+    if last is not None:
+        limit, from_seq = last, before_last(session.client, topic, last, tag)
     records = session.client.records(
         topic,
         from_seq,
@@ -57,3 +55,37 @@ def read(
     wanted = records if limit is None else islice(records, limit)
     while page := list(islice(wanted, PAGE)):
         session.write(b"".join(map(show, page)))
+
+
+def before_last(client: Client, topic: str, count: int, tag: str | None) -> int:
+    """The seq after which the last `count` records begin. Deletes leave holes, so it looks further and further back."""
+    state = client.get_topic(topic)
+    end = state.head_seq
+    if tag is not None:
+        newest = client.last(topic, tag=tag)
+        if newest is None:
+            return end
+        end = newest.seq
+    span = count
+    while end >= state.earliest_seq:
+        begin = at = max(state.earliest_seq - 1, end - span)
+        found: deque[int] = deque(maxlen=count)  # seqs after `begin`, up to `end`
+        while at < end:
+            page = client.read(
+                topic,
+                at,
+                limit=min(PAGE, end - at),
+                tag=tag,
+                include_data=False,
+                include_tags=False,
+                include_meta=False,
+            )
+            found.extend(record.seq for record in page.records if record.seq <= end)
+            if page.caught_up:
+                break
+            at = page.next_from_seq
+        if len(found) == count:
+            return found[0] - 1
+        count -= len(found)
+        end, span = begin, min(span * 4, SPAN_MAX)
+    return end

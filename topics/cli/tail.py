@@ -22,7 +22,7 @@ FRAME_RECORDS_MAX = 1000
 
 EPILOG = """\b
 A pattern names topics by their tokens between dots: * stands for one, a final > for one or more. Quote it.
-Lines are `topic seq time data`; what was lost, and topics that were deleted, are told on stderr.
+Lines are `topic seq time tag=TAG data`, without tag= where there is none; what was lost, and topics that were deleted, are told on stderr.
 \b
 Exit codes: 0 after --count, or when the reader of a pipe has gone; 1 refused, or nothing is left to follow;
 2 wrong arguments; 3 the server cannot be reached at the start (later it is tried again for as long as it takes);
@@ -37,7 +37,8 @@ Exit codes: 0 after --count, or when the reader of a pipe has gone; 1 refused, o
 @click.option("--since", type=when, help="Begin so long ago (10m, 1h30m), or at a time.")
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N records.")
 @click.option("--group", metavar="NAME", help="Share with all who name this group: each record goes to one of them, at most once. Where it begins, the first one says.")  # fmt: skip
-@click.option("--raw", "is_raw", is_flag=True, help="Data only, as JSON; bytes as base64 text.")
+@click.option("--tag", help="Show only this tag, or tags that match: eu.tea, 'eu.*'. All records are sent, and filtered here.")  # fmt: skip
+@lines.options
 @with_server
 def tail(
     session: Session,
@@ -47,7 +48,8 @@ def tail(
     since: Any,
     count: int | None,
     group: str | None,
-    is_raw: bool,
+    tag: str | None,
+    **shown: Any,
 ) -> int:
     """Follow topics until Ctrl-C: by default only what comes from now on.
 
@@ -55,8 +57,9 @@ def tail(
     """
     if (from_seq is not None) + is_all + (since is not None) > 1:
         raise click.UsageError("say one of --from, --all and --since")
-    if session.as_json and is_raw:
-        raise click.UsageError("say one of --json and --raw")
+    if tag is not None and group is not None:
+        raise click.UsageError("--tag and --group do not go together: the group would lose what is not shown")
+    show = lines.chosen(is_json=session.as_json, **shown)
     start: Literal["now"] | int = 0 if is_all else "now"
     if from_seq is not None:
         start = from_seq
@@ -69,8 +72,7 @@ def tail(
         limit=min(count or 0, FRAME_RECORDS_MAX),
     )
     end_with_reader()
-    show = lines.chosen(is_json=session.as_json, is_raw=is_raw)
-    return follow(events, show, session.write, session.say, count)
+    return follow(events, show, session.write, session.say, count, tag)
 
 
 def follow(
@@ -79,6 +81,7 @@ def follow(
     write: Callable[[bytes], object],
     say: Callable[[str], object],
     count: int | None = None,
+    tag: str | None = None,
 ) -> int:
     with events:
         if sys.stderr.isatty():
@@ -86,7 +89,8 @@ def follow(
         for event in events:
             match event:
                 case Records():
-                    records = event.records if count is None else event.records[:count]
+                    records = [record for record in event.records if tag is None or matches(tag, record.tag)]
+                    records = records[:count]
                     write(b"".join(map(show, records)))
                     if count is not None:
                         count -= len(records)
@@ -105,6 +109,13 @@ def follow(
                 case _:  # of a later version
                     pass
     raise Failed("nothing is left to follow", FAILED)
+
+
+def matches(wanted: str, tag: str | None) -> bool:
+    """As the server does it for reads: the tag itself, or a prefix and a final `*`."""
+    if wanted.endswith("*"):
+        return tag is not None and tag.startswith(wanted[:-1])
+    return tag == wanted
 
 
 def greeting(topics: int) -> str:
