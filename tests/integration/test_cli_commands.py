@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,6 +246,37 @@ def test_a_topic_from_its_making_to_its_end(cli: Cli, topic: str) -> None:
     assert cli.rows("topic", "delete", topic, "--yes")[0]["deleted"] is False
 
 
+def test_a_limit_of_zero_is_none(cli: Cli, topic: str) -> None:
+    limits = ["--ttl", "7d", "--cap-records", "5", "--cap-bytes", "1KiB", "--set", "cap_per_tag=2"]
+    assert cli("topic", "create", topic, "--durability", "fsync", *limits) == 0
+    assert cli("topic", "set", topic, "--ttl", "0") == 0
+    config = cli.rows("topic", "info", topic)[0]["config"]
+    assert (config["ttl_ms"], config["cap_records"], config["durability"]) == (0, 5, "fsync")
+    zeros = ["--cap-records", "0", "--cap-bytes", "0", "--set", "cap_per_tag=0"]
+    assert cli("topic", "set", topic, *zeros) == 0
+    config = cli.rows("topic", "info", topic)[0]["config"]
+    assert (config["cap_records"], config["cap_bytes"], config["cap_per_tag"]) == (0, 0, 0)
+
+
+def test_settings_of_queues_are_refused_for_logs(cli: Cli, topic: str) -> None:
+    for option in (
+        ["--lease", "5s"],
+        ["--max-deliveries", "3"],
+        ["--dead-letter", "d"],
+        ["--set", "leases_durable=true"],
+    ):
+        assert cli("topic", "create", topic, *option) == 2
+        assert "--type queue" in cli.err
+    assert cli("topic", "info", topic) == 1
+    cli("topic", "create", topic)
+    assert cli("topic", "set", topic, "--lease", "5s") == 2
+    assert f"only queues have lease_ms. {topic} is a log" in cli.err
+    cli("topic", "create", f"{topic}.q", "--type", "queue", "--lease", "5s")
+    assert cli("topic", "set", f"{topic}.q", "--max-deliveries", "3") == 0
+    config = cli.rows("topic", "info", f"{topic}.q")[0]["config"]
+    assert (config["lease_ms"], config["max_deliveries"]) == (5000, 3)
+
+
 def test_topics_by_prefix_and_pattern(cli: Cli, topic: str) -> None:
     for name in (f"{topic}.a", f"{topic}.b.c", f"{topic}x"):
         cli("pub", name, "1")
@@ -341,6 +373,17 @@ def test_consumers(cli: Cli, topic: str) -> None:
     (moved,) = cli.rows("consumer", "reset", topic, "c", "--to", "start")
     assert moved["redelivers"] == 2
     assert cli("consumer", "reset", topic, "c") == 2
+    assert cli("consumer", "pause", topic, "c") == 0
+    assert cli.out == f"{topic}/c: paused\n"
+    assert cli.rows("queue", "claim", topic, "--consumer", "c") == []
+    (paused,) = cli.rows("consumer", "pause", topic, "c", "--for", "1h")
+    assert 3_500_000 < paused["paused_until_ts"] - time.time() * 1000 < 3_700_000
+    (paused,) = cli.rows("consumer", "pause", topic, "c", "--until", "2100-01-01T00:00:00Z")
+    assert paused["paused_until_ts"] == 4_102_444_800_000
+    assert cli("consumer", "pause", topic, "c", "--for", "1h", "--until", "2100-01-01") == 2
+    assert cli("consumer", "resume", topic, "c") == 0
+    assert cli.out == f"{topic}/c: not paused\n"
+    assert data(cli.rows("queue", "claim", topic, "--consumer", "c")) == [1]
     assert cli("consumer", "delete", topic, "c", "--yes") == 0
     assert cli("consumer", "info", topic, "c") == 1
     assert "topics consumer create" in cli.err

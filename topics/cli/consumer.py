@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any, Literal
 
 import click
 
 from topics.cli.groups import Aliased
-from topics.cli.quantities import SEQ, duration, durations, setting, when
+from topics.cli.quantities import SEQ, duration, durations, moment, setting, when
 from topics.cli.session import Session, confirm, consumer_argument, topic_argument, with_server, yes_option
+from topics.cli.tables import as_time
 from topics.client.answers import Consumer
 
 NAMED = ("all", "new", "last", "last_per_tag")
@@ -16,7 +18,7 @@ NAMED = ("all", "new", "last", "last_per_tag")
 
 @click.group(cls=Aliased)
 def consumer() -> None:
-    """List, create, show, move, delete consumers of a topic."""
+    """List, create, show, pause, move, delete consumers of a topic."""
 
 
 @consumer.command("ls")
@@ -130,6 +132,37 @@ def reset(
         f"{topic}/{name}: {would} from seq {moved.from_seq} to {moved.to_seq}: "
         f"{moved.redelivers} records again, {moved.skips} skipped",
     )
+
+
+@consumer.command("pause")
+@topic_argument
+@consumer_argument
+@click.option("--for", "for_ms", type=duration, help="How long: 10m, 1h30m. [until `resume`]")
+@click.option("--until", type=moment, help="When it ends by itself: 2026-11-17T04:30:00Z")
+@with_server
+def pause(
+    session: Session, topic: str, name: str, for_ms: int | None, until: datetime.datetime | None
+) -> None:
+    """Hand out nothing for a while. What is leased may still be acked."""
+    if for_ms is not None and until is not None:
+        raise click.UsageError("say one of --for and --until")
+    end = until if for_ms is None else -datetime.timedelta(milliseconds=for_ms)
+    session.one(*_told(topic, session.client.pause_consumer(topic, name, until=end)))
+
+
+@consumer.command("resume")
+@topic_argument
+@consumer_argument
+@with_server
+def resume(session: Session, topic: str, name: str) -> None:
+    """End a pause."""
+    session.one(*_told(topic, session.client.resume_consumer(topic, name)))
+
+
+def _told(topic: str, found: Consumer) -> tuple[Consumer, str]:
+    state = "paused" if found.paused else "not paused"
+    end = "" if found.paused_until_ts is None else f" until {as_time(found.paused_until_ts)}"
+    return found, f"{topic}/{found.consumer}: {state}{end}"
 
 
 @consumer.command("delete")

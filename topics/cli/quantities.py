@@ -19,8 +19,8 @@ U64_MAX = (1 << 64) - 1
 
 
 def duration(text: str) -> int:
-    """In milliseconds."""
-    found = milliseconds(text)
+    """In milliseconds. A plain 0 needs no unit: it removes a limit."""
+    found = 0 if text == "0" else milliseconds(text)
     if found is None:
         raise click.BadParameter(f"{text!r} is not a duration; write 250ms, 10s, 5m, 1h30m or 7d")
     return found
@@ -28,6 +28,14 @@ def duration(text: str) -> int:
 
 def durations(text: str) -> list[int]:
     return [duration(part) for part in text.split(",")]
+
+
+def moment(text: str) -> datetime.datetime:
+    """Without a zone it is local time."""
+    try:
+        return datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a time; write 2026-11-17T04:30:00Z") from None
 
 
 def when(text: str) -> datetime.timedelta | datetime.datetime:

@@ -55,30 +55,23 @@ def info(session: Session, topic: str) -> None:
     session.fields(session.client.get_topic(topic, touch=False))
 
 
+# What only queues have. A log takes these settings too, and they mean nothing there.
+QUEUE_SETTINGS = ("lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable")
+
+
 def _configured(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options for what topics can be. Each that is given is in `said`."""
     options = [
-        click.option("--type", type=click.Choice(["log", "queue"])),
-        click.option(
-            "--durability",
-            type=click.Choice(["ephemeral", "memory", "disk", "fsync"]),
-            help="What an acknowledged write means.",
-        ),
-        click.option("--ttl", "ttl_ms", type=duration, help="Records go when they are so old."),
-        click.option("--cap-records", type=click.IntRange(0), help="Keep so many."),
-        click.option("--cap-bytes", type=size, help="Keep so much."),
-        click.option(
-            "--discard",
-            type=click.Choice(["old", "reject"]),
-            help="At a cap, the oldest goes or the new one.",
-        ),
-        click.option("--lease", "lease_ms", type=duration, help="Queues: how long a job is a worker's."),
-        click.option("--max-deliveries", type=click.IntRange(0), help="Queues: then it is a dead letter."),
-        click.option("--dead-letter", metavar="TOPIC", help="Queues: where dead letters go."),
-        click.option(
-            "--set", "settings", type=setting, multiple=True, help="Any other setting of docs/http.md."
-        ),
-    ]
+        click.option("--durability", type=click.Choice(["ephemeral", "memory", "disk", "fsync"]), help="What survives a crash once a write is acknowledged. [disk]"),
+        click.option("--ttl", "ttl_ms", type=duration, help="Delete records that are older than this; 0: no limit."),
+        click.option("--cap-records", type=click.IntRange(0), metavar="N", help="Maximum number of records to keep; 0: no limit."),
+        click.option("--cap-bytes", type=size, help="Maximum size of all records to keep; 0: no limit."),
+        click.option("--discard", type=click.Choice(["old", "reject"]), help="At a maximum, delete the oldest records or reject the write. [old]"),
+        click.option("--lease", "lease_ms", type=duration, help="Queues: how long a worker has for a job before it is handed out again. [30s]"),
+        click.option("--max-deliveries", type=click.IntRange(0), metavar="N", help="Queues: how often a job is handed out before it becomes a dead letter; 0: no limit."),
+        click.option("--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="Queues: topic that dead letters are written to."),
+        click.option("--set", "settings", type=setting, multiple=True, metavar="NAME=VALUE", help="Any other setting: see the table of PUT in docs/http.md."),
+    ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
     return command
@@ -88,13 +81,24 @@ def _said(settings: tuple[tuple[str, Any], ...], options: dict[str, Any]) -> dic
     return {name: value for name, value in options.items() if value is not None} | dict(settings)
 
 
+def _refuse_for_log(said: dict[str, Any], hint: str) -> None:
+    wrong = ", ".join(name for name in QUEUE_SETTINGS if name in said)
+    raise click.UsageError(f"only queues have {wrong}. {hint}")
+
+
 @topic.command("create")
 @topic_argument
+@click.option(
+    "--type", type=click.Choice(["log", "queue"]), help="What the topic is; it cannot be changed. [log]"
+)
 @_configured
 @with_server
 def create(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], **options: Any) -> None:
     """Create a topic. One that exists gets this configuration instead of its own; its records stay."""
-    put = session.client.create_topic(topic, **_said(settings, options))
+    said = _said(settings, options)
+    if said.get("type") != "queue" and not said.keys().isdisjoint(QUEUE_SETTINGS):
+        _refuse_for_log(said, "Add --type queue, or leave that out")
+    put = session.client.create_topic(topic, **said)
     what = "created" if put.created else "it was there; its configuration is this one now"
     session.one(put, f"{topic}: {what} ({put.config.type}, {put.config.durability})")
 
@@ -104,10 +108,17 @@ def create(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], 
 @_configured
 @with_server
 def change(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], **options: Any) -> None:
-    """Change settings of a topic, and leave the others."""
+    """Change settings of a topic, and leave the others. A limit of 0 removes it."""
     said = _said(settings, options)
     if not said:
         raise click.UsageError("say what to change")
+    if (
+        not said.keys().isdisjoint(QUEUE_SETTINGS)
+        and session.client.get_topic(topic, touch=False).type == "log"
+    ):
+        _refuse_for_log(
+            said, f"{topic} is a log; `topics consumer create` has options like these for consumers"
+        )
     put = session.client.update_topic(topic, **said)
     session.one(put, f"{topic}: changed {', '.join(said)}")
 
