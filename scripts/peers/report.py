@@ -75,7 +75,7 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
 def _opening(meta: dict[str, Any]) -> list[str]:
     blocks = [
         "# Benchmarks",
-        wording.OPENING.format(date=meta["date"], machine=meta["machine"], cores=meta["cores"]),
+        wording.OPENING.format(dates=_dates(meta), machine=meta["machine"], cores=meta["cores"]),
     ]
     if meta["seconds_per_point"] < FULL_SECONDS:
         blocks.append(
@@ -93,6 +93,16 @@ def _opening(meta: dict[str, Any]) -> list[str]:
         if why_missing(meta, system)
     ]
     return blocks
+
+
+def _dates(meta: dict[str, Any]) -> str:
+    """When the figures are from: parts may have been measured later than the rest."""
+    added = meta.get("added", {})
+    if not added:
+        return str(meta["date"])
+    later = ", ".join(f"{part} {one['date']}" for part, one in added.items())
+    runs = len({meta["command"], *(one["command"] for one in added.values())})
+    return f"in {runs} runs ({meta['date']}; {later})"
 
 
 def _failed(rows: list[dict[str, Any]]) -> list[str]:

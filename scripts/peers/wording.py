@@ -35,8 +35,8 @@ PROTOCOL_SYSTEM = {"http": "topics", "resp": "redis", "nats": "nats"}
 
 OPENING = (
     "topics beside Redis Streams and NATS JetStream: the same work on the same machine and disk, at comparable "
-    "durability, in one run that takes turns between the systems. Measured {date} on {cores} cores of {machine}, shared by "
-    "server and load generator. Ratios travel better than times, but depend on the cores, the disk and the build of "
+    "durability, taking turns between the systems. Measured {dates} on {cores} cores of {machine}, shared by "
+    "server and load generator. What has changed in the code since then is not in these figures. Ratios travel better than times, but depend on the cores, the disk and the build of "
     "Python; every raw figure is in [results.json](benchmarks/results.json)."
 )
 

@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from peers import adding, compare, plots, report  # noqa: E402
 
+RESULTS = ROOT / "docs" / "benchmarks" / "results.json"
 SVG = "{http://www.w3.org/2000/svg}"
 NO_NATS = "nats-server was not found"
 
@@ -319,3 +320,18 @@ def test_what_failed_is_on_the_page() -> None:
     results["failed"] = [{"section": "points", "system": "nats", "failed": "connection lost"}]
     page, _ = report.render(results)
     assert "> **Failed**: points nats: connection lost" in page
+
+
+def test_the_page_of_this_project_is_what_its_results_say() -> None:
+    page, _ = report.render(json.loads(RESULTS.read_text()))
+    assert page == (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+def test_parts_that_were_measured_later_are_told() -> None:
+    meta = {"date": "day 1", "command": "peers"}
+    assert report._dates(meta) == "day 1"
+    later = {
+        name: {"date": f"day {i}", "command": f"peers --only {name} --add"}
+        for i, name in ((2, "queue"), (3, "fanout"))
+    }
+    assert report._dates({**meta, "added": later}) == "in 3 runs (day 1; queue day 2, fanout day 3)"

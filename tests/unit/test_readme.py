@@ -6,8 +6,11 @@ import ast
 import re
 from pathlib import Path
 
+from router.fanout import READS_PER_WATCHER
 from tests.support.pages import pages
 from tests.support.server import ROOT
+from topics.engine import frames
+from topics.engine.inspection import TYPES
 
 ENGINE = ROOT / "topics" / "engine"
 README = (ROOT / "README.md").read_text()
@@ -96,3 +99,57 @@ def test_the_comparison_has_the_figures_of_the_benchmarks() -> None:
     known = (ROOT / "docs" / "benchmarks.md").read_text()
     assert len(figures) > 20
     assert [figure for figure in figures if figure.removesuffix(" ms") not in known] == []
+
+
+def test_pages_count_the_points_behind_alike() -> None:
+    known = (ROOT / "docs" / "benchmarks.md").read_text()
+    said = re.search(r"\d+ of \d+ comparisons", (ROOT / "docs" / "comparison.md").read_text())
+    assert said is not None
+    assert f"In {said[0]}:" in known
+
+
+def test_the_readme_has_the_figures_of_the_benchmarks() -> None:
+    """Ratios to Redis Streams with 16 clients or more, as ranges: of batches, and of reads of both sizes."""
+    row = next(
+        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| How fast")
+    )
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+
+    def between(title: str, size: str) -> str:
+        part = page.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+        rows = re.findall(
+            rf"^\| {size} \| (?:16|64|256) \|.*\| ([\d.]+) × \| [\d.]+ × \|$", part, flags=re.MULTILINE
+        )
+        return f"{min(rows, key=float)} to {max(rows, key=float)} ×"
+
+    assert f"batches of 16 clients or more ({between('Batches of 100', '.*')})" in row
+    small, large = (between("Reads of 1000 from the start", size) for size in ("100 B", "1 KiB"))
+    assert f"({small} at 100 B, but {large} at 1 KiB)" in row
+
+
+def test_the_format_page_names_every_frame_type_and_extension() -> None:
+    page = (ROOT / "docs" / "decisions" / "0001-frame-and-file-formats.md").read_text()
+    extensions, types = (
+        page.split(f"| {head} |", 1)[1].split("\n\n", 1)[0]
+        for head in ("id | value", "type | name | payload")
+    )
+    named = {
+        int(number): name.lower()
+        for number, name in re.findall(r"^\| (\d+) \| ([^|]+?) \|", types, flags=re.MULTILINE)
+    }
+    assert named.keys() == TYPES.keys()
+    assert [
+        name for number, name in named.items() if not name.startswith(TYPES[number].replace("-", " "))
+    ] == []
+    known = {value for name, value in vars(frames).items() if name.startswith("EXT_")}
+    assert {int(number) for number in re.findall(r"^\| (\d+) \|", extensions, flags=re.MULTILINE)} == known
+
+
+def test_every_frame_type_has_a_name_in_tools() -> None:
+    source = (ENGINE / "frames.py").read_text().split("APPEND, ", 1)[1].split("HAS_TAG", 1)[0]
+    numbers = {int(n) for line in source.splitlines() for n in re.findall(r"\b\d+\b", line.partition("=")[2])}
+    assert numbers == TYPES.keys()
+
+
+def test_the_limits_page_knows_how_many_reads_a_watcher_has() -> None:
+    assert f"(`READS_PER_WATCHER`) | {READS_PER_WATCHER} |" in (ROOT / "docs" / "limits.md").read_text()

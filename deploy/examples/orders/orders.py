@@ -18,15 +18,21 @@ from topics import Client
 from topics.client import GiveUp
 from topics.client.flows import Retries
 
+DAY_MS = 86_400_000  # how long keys are remembered: a job that comes again within it is one record
 TOWNS = ("Oslo", "Bergen", "", "Narvik")  # one order in four has no address
 
 
 def setup(client: Client) -> None:
     """All of it may be repeated: what is there stays."""
     client.create_topic("orders", durability="fsync")
-    client.create_topic("shipped", durability="fsync")
+    client.create_topic("shipped", durability="fsync", idempotency_window_ms=DAY_MS)
     client.create_topic(
-        "shipping", type="queue", durability="fsync", max_deliveries=3, dead_letter="shipping.dead"
+        "shipping",
+        type="queue",
+        durability="fsync",
+        max_deliveries=3,
+        dead_letter="shipping.dead",
+        idempotency_window_ms=DAY_MS,
     )
     client.create_router("paid-orders", "orders", "shipping", filter="paid")
 
@@ -49,7 +55,7 @@ def ship(client: Client, *, drain: bool) -> None:
             raise GiveUp("no address")  # at once to the dead letters
         if order["order"] % 4 == 0 and job.deliveries == 1:
             raise ConnectionError("the carrier does not answer")  # again, a little later
-        # A job may be done twice: its worker may die before its ack. The key makes that one record.
+        # A job may be done twice: its worker may die before its ack. The key makes that one record, for a day.
         client.write("shipped", order, idempotency_key=f"order-{order['order']}")
         print(f"order {order['order']} to {order['address']}, delivery {job.deliveries}", flush=True)
 
@@ -73,7 +79,7 @@ def dead(client: Client) -> None:
 
 
 def retry(client: Client, address: str) -> None:
-    """Puts dead letters back, with an address. Stopped anywhere it may be run again: the key makes one job of two tries."""
+    """Puts dead letters back, with an address. Stopped anywhere it may be run again within a day: the key makes one job of two tries."""
     for letter in client.records("shipping.dead"):
         client.write("shipping", {**letter.data, "address": address}, idempotency_key=f"retry-{letter.seq}")
         client.delete("shipping.dead", seqs=[letter.seq])
