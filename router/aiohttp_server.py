@@ -200,6 +200,7 @@ class Handler:
             accept_encoding=header("Accept-Encoding", first=False),
             idempotency_key=header("Idempotency-Key"),
             traceparent=header("traceparent", first=False),
+            strict=header("Topics-Strict"),
             last_event_id=header("Last-Event-ID"),
             wants_websocket=asks_for_websocket(web_request),
         )

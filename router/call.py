@@ -60,6 +60,11 @@ class Call:
     consumer: bytes = b""  # or plan, snapshot, transaction; percent-decoded; empty where the route names none
 
     @property
+    def is_strict(self) -> bool:
+        """Whether unknown fields of the body are an error."""
+        return self.request.strict == b"1" or self.services.settings.strict_requests
+
+    @property
     def total_ms(self) -> float:
         return (self.services.now_us() - self.request.received_us) / 1000
 
@@ -80,6 +85,8 @@ def from_reply(reply: wire.Reply) -> Response:
 def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.Args | None = None) -> None:
     """Pass the request to the shard that owns the topic, and its answer back."""
     core, request = call.services.core, call.request
+    if request.strict == b"1" or call.services.settings.strict_requests:
+        flags |= wire.STRICT
     shard = xxhash.xxh3_64_intdigest(call.topic) % len(core.links)
     encoded = wire.encode_args(args) if args is not None else b""
     number = core.send(
@@ -111,7 +118,7 @@ def ask_catalog(call: Call, op: int, respond: Respond, args: wire.Args) -> None:
     call.services.core.send(
         CATALOG_SHARD,
         op,
-        0,
+        wire.STRICT if call.is_strict else 0,
         b"",
         wire.encode_args(args),
         request.body,

@@ -33,6 +33,7 @@ class Request:
     accept_encoding: bytes = b""
     idempotency_key: bytes = b""
     traceparent: bytes = b""
+    strict: bytes = b""
     last_event_id: bytes = b""
     wants_websocket: bool = False  # it asks to become one, over HTTP/1.1
     leave: Callable[[], None] = nobody  # called when the client goes away before its answer

@@ -45,6 +45,7 @@ FIELDS = {
     b"accept-encoding": "accept_encoding",
     b"idempotency-key": "idempotency_key",
     b"traceparent": "traceparent",
+    b"topics-strict": "strict",
     b"last-event-id": "last_event_id",
 }
 # What may come several times. Of the others the first counts; two parents of a trace are none.

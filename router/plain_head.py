@@ -32,11 +32,14 @@ _PLAIN = {
     b"origin": "",
     b"priority": "",
     b"referer": "",
+    b"topics-strict": "strict",
     b"traceparent": "traceparent",
     b"tracestate": "",
     b"x-request-id": "",
 }
-_PASSED = ("content_type", "authorization", "accept", "accept_encoding", "idempotency_key", "traceparent")
+_PASSED = (
+    "content_type", "authorization", "accept", "accept_encoding", "idempotency_key", "traceparent", "strict",
+)  # fmt: skip
 _NOT_KEPT = [_PASSED.index(name) for name in ("authorization", "idempotency_key", "traceparent")]
 
 
@@ -52,7 +55,9 @@ class PlainHead:
         self.head_len, self.body_len, self.end = head_len, body_len, head_len + body_len
 
     def request(self, body: bytes, received_us: int) -> Request:
-        content_type, authorization, accept, accept_encoding, idempotency_key, traceparent = self.fields
+        content_type, authorization, accept, accept_encoding, idempotency_key, traceparent, strict = (
+            self.fields
+        )
         return Request(
             b"POST",
             self.path,
@@ -66,6 +71,7 @@ class PlainHead:
             accept_encoding,
             idempotency_key,
             traceparent,
+            strict,
         )
 
 

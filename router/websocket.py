@@ -28,9 +28,9 @@ from router.sse import tombstone_members
 from router.watchers import News, Sub, Watcher
 from router.websocket_frames import PING_FRAME, text_frame
 from topics import wire
-from topics.bodies import decode
+from topics.bodies import BodyType, UnknownField, decode
 from topics.engine.errors import Forbidden, InvalidRequest, TopicsError
-from topics.schemas import U32, U64, StartBody, WatchBody, WriteBody
+from topics.schemas import U32, U64, PublishBody, StartBody, WatchBody
 from topics.watching import STREAM_TOPICS_MAX
 
 # Beyond them the client is not read from; see `is_busy`.
@@ -46,14 +46,26 @@ _encode = msgspec.json.encode
 
 
 class Command(msgspec.Struct):
-    """Any command; which fields count depends on `op`."""
+    """What is known of any command before its `op` is."""
 
     op: Literal["subscribe", "unsubscribe", "publish", "ping"]
     request_id: msgspec.Raw = msgspec.Raw(b"null")
     topic: str | None = None
+    config: msgspec.Raw = NOTHING
+    return_seqs: bool = True
+
+
+class Ping(msgspec.Struct):
+    op: str
+    request_id: msgspec.Raw = NOTHING
+
+
+class Subscribe(Ping):
+    topic: str | None = None
+    topics: dict[str, StartBody] = {}
     from_seq: U64 = 0
     tail: bool = False
-    node: Any = None
+    node: str | list[str] | None = None
     limit: U32 = 1000
     max_batch_bytes: U64 = 1 << 20
     include_data: bool = True
@@ -62,26 +74,18 @@ class Command(msgspec.Struct):
     lenient: bool = False
     consistency: Literal["eventual", "strong"] = "eventual"
     group: str | None = None
-    idempotency_key: str | None = None
-    create: bool | None = None
-    config: msgspec.Raw = NOTHING
-    disable_backpressure: bool = False
-    return_seqs: bool = True
 
 
-class Starts(msgspec.Struct):
-    topics: dict[str, StartBody] = {}
-
-
-class Names(msgspec.Struct):
+class Unsubscribe(Ping):
+    topic: str | None = None
     topics: list[str] = []
 
 
 _command = msgspec.json.Decoder(Command).decode
-_starts = msgspec.json.Decoder(Starts).decode
-_list = msgspec.json.Decoder(Names).decode
-_write = msgspec.json.Decoder(WriteBody).decode
-_nodes = msgspec.json.Decoder(str | list[str] | None).decode
+_ping = BodyType(Ping)
+_subscribe = BodyType(Subscribe)
+_unsubscribe = BodyType(Unsubscribe)
+_publish = msgspec.json.Decoder(PublishBody).decode
 
 
 class SocketWatcher(Watcher):
@@ -204,7 +208,8 @@ class SocketWatcher(Watcher):
         self._work()
 
     def _ping(self, command: Command, request_id: bytes, message: str) -> None:
-        self._write(b'{"op":"pong","request_id":%b}' % request_id)
+        _, ignored = self._read(_ping, message)
+        self._write(b'{"op":"pong","request_id":%b%b}' % (request_id, ignored))
         self._done()
 
     def _check_scope(self, scope: str) -> None:
@@ -214,22 +219,23 @@ class SocketWatcher(Watcher):
 
     def _subscribe(self, command: Command, request_id: bytes, message: str) -> None:
         self._check_scope("read")
-        wanted = dict(self._decode(_starts, message).topics)
-        if command.topic is not None:
-            wanted.setdefault(command.topic, StartBody(command.from_seq, command.tail))
+        wish, ignored = self._read(_subscribe, message)
+        wanted: dict[str, StartBody] = dict(wish.topics)
+        if wish.topic is not None:
+            wanted.setdefault(wish.topic, StartBody(wish.from_seq, wish.tail))
         if not wanted:
             raise InvalidRequest("say which topic: topic or topics")
         check_names(self._call, wanted)
         body = WatchBody(
             topics=wanted,
-            node=self._decode(_nodes, _encode(command.node)),
-            limit=command.limit or 1000,
-            max_batch_bytes=command.max_batch_bytes,
-            include_data=command.include_data,
-            include_meta=command.include_meta,
-            include_tags=command.include_tags,
-            consistency=command.consistency,
-            group=command.group,
+            node=wish.node,
+            limit=wish.limit or 1000,
+            max_batch_bytes=wish.max_batch_bytes,
+            include_data=wish.include_data,
+            include_meta=wish.include_meta,
+            include_tags=wish.include_tags,
+            consistency=wish.consistency,
+            group=wish.group,
         )
         options = feed_options(body)
         check_group(body)
@@ -245,7 +251,8 @@ class SocketWatcher(Watcher):
                 self._finish()
                 return
             self._write(
-                b'{"op":"subscribed","request_id":%b,"topics":%b}' % (request_id, _encode(starts(found)))
+                b'{"op":"subscribed","request_id":%b,"topics":%b%b}'
+                % (request_id, _encode(starts(found)), ignored)
             )
             for name, (start, _) in found.topics.items():
                 by_pattern = name not in wanted
@@ -258,31 +265,34 @@ class SocketWatcher(Watcher):
         resolve(
             self._call,
             wanted,
-            command.lenient,
+            wish.lenient,
             lambda response: self._refuse_with(request_id, response),
             subscribed,
         )
 
-    @staticmethod
-    def _decode(decoder: Callable[[Any], Any], text: str | bytes) -> Any:
-        """Fields whose type depends on the command."""
+    def _read(self, kind: BodyType, message: str) -> tuple[Any, bytes]:
+        """A command, and a member `ignored` for its answer if it has fields that its op does not know."""
         try:
-            return decoder(text)
-        except msgspec.DecodeError as error:
-            raise InvalidJson(f"the message does not fit: {error}") from None
+            wish, ignored = kind.read(message.encode(), is_strict=self._call.is_strict)
+        except UnknownField:
+            raise
+        except InvalidRequest as error:
+            raise InvalidJson(str(error)) from None
+        return wish, b',"ignored":' + _encode(ignored) if ignored else b""
 
     def _unsubscribe(self, command: Command, request_id: bytes, message: str) -> None:
-        names = list(self._decode(_list, message).topics)
-        if command.topic is not None:
-            names.append(command.topic)
+        wish, ignored = self._read(_unsubscribe, message)
+        names: list[str] = list(wish.topics)
+        if wish.topic is not None:
+            names.append(wish.topic)
         for name in names:
             self.fanout.unsubscribe(self, name)
             if is_pattern(name):
                 self._patterns.pop(name, None)
                 self.fanout.stop_looking_out(self, name)
         self._write(
-            b'{"op":"unsubscribed","request_id":%b,"topics":%b}'
-            % (request_id, _encode(list(dict.fromkeys(names))))
+            b'{"op":"unsubscribed","request_id":%b,"topics":%b%b}'
+            % (request_id, _encode(list(dict.fromkeys(names))), ignored)
         )
         self._done()
 
@@ -292,7 +302,10 @@ class SocketWatcher(Watcher):
         if topic is None:
             raise InvalidJson("a publish has a topic")
         if len(message) <= CHECKED_BYTES_MAX:
-            write: WriteBody = self._decode(_write, message)
+            try:
+                write = _publish(message)
+            except msgspec.DecodeError as error:
+                raise InvalidJson(f"the message does not fit: {error}") from None
             if any(not row.data and row.data_base64 is None for row in write.records):
                 raise InvalidJson("a record has data")
         if len(topic) > NAME_MAX:
@@ -301,7 +314,9 @@ class SocketWatcher(Watcher):
             raise Forbidden("publishing with a config needs the scope admin")
         if key is not None and not key.covers(topic):
             raise Forbidden("this key may not use that name")
-        flags = 0 if command.return_seqs else wire.NO_SEQS
+        flags = wire.PUBLISH | (wire.STRICT if self._call.is_strict else 0)
+        if not command.return_seqs:
+            flags |= wire.NO_SEQS
         if key is not None and "admin" not in key.scopes:
             flags |= wire.NO_ADMIN
         args = wire.encode_args(wire.Args(prefixes=self.prefixes)) if self.prefixes is not None else b""

@@ -12,6 +12,7 @@ from msgspec import inspect
 from topics import schemas, wire
 from topics.engine.errors import InvalidRequest
 from topics.schemas import within_u64
+from topics.unknown_fields import Fields, strict
 
 NODES_MAX = 256  # names of one read; each costs a look at every row
 TOO_DEEP = "the JSON is nested too deeply"
@@ -44,6 +45,48 @@ def decode(decoder: Callable[[Any], Any], body: wire.Buffer) -> Any:
         raise InvalidRequest(f"the body does not fit: {error}{_words_for(error)}") from None
     except RecursionError:
         raise InvalidRequest(TOO_DEEP) from None
+
+
+class UnknownField(InvalidRequest):
+    """A field that the body does not have, in a request that wants to know of it."""
+
+
+class BodyType:
+    """A type of body. It is decoded strictly; only when that fails, the unknown fields in it are looked for."""
+
+    def __init__(self, kind: type[msgspec.Struct], *, lines: bool = False) -> None:
+        """`lines`: one on each line."""
+        decoders = (msgspec.json.Decoder(strict(kind)), msgspec.json.Decoder(kind))
+        self.strict, self._tolerant = [each.decode_lines if lines else each.decode for each in decoders]
+        self._fields = Fields(kind)
+        self._lines = lines
+
+    def read(self, body: wire.Buffer, *, is_strict: bool) -> tuple[Any, list[str]]:
+        """The body, and the paths of fields that were ignored."""
+        text = checked(body)
+        try:
+            return self.strict(text), []
+        except msgspec.DecodeError as error:
+            refusal = self._fields.refusal(error)
+        except RecursionError:
+            refusal = None
+        if is_strict and refusal is not None:
+            raise UnknownField(refusal)
+        found = decode(self._tolerant, text)  # or what is wrong
+        return found, self._fields.unknown(text, found, lines=self._lines)
+
+
+def read_body(kind: BodyType, request: wire.Request) -> Any:
+    """The body of a request, which notes what was ignored of it."""
+    try:
+        return kind.strict(checked(request.body))
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    body, ignored = kind.read(request.body, is_strict=bool(request.flags & wire.STRICT))
+    if ignored:
+        request.flags |= wire.IGNORED
+        request.ignored = ignored
+    return body
 
 
 def _words_for(error: msgspec.DecodeError) -> str:

@@ -20,6 +20,7 @@ from topics.openapi_operations import (
     JSON_TYPE,
     KEYED,
     LINES_TYPE,
+    STRICT,
     TEXT,
     WITH_BODY,
     WITH_TOPIC,
@@ -35,10 +36,19 @@ from topics.openapi_operations import (
 from topics.openapi_schemas import REF, SUBJECT_PATTERN, TAG_CHARACTERS_MAX, Json, components
 from topics.openapi_transactions import transaction_paths
 from topics.schemas import U64_MAX
+from topics.unknown_fields import PATHS_MAX
 from topics.watching import SESSION_TTL_MS
 
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
 
+IGNORED: Json = {
+    "type": "array",
+    "items": TEXT,
+    "minItems": 1,
+    "maxItems": PATHS_MAX,
+    "uniqueItems": True,
+    "description": "Present when the request had fields that are not known, which were ignored: their paths, as `durabilty` or `records[].delay_ms`.",
+}
 CODES = {
     "invalid_request": "The request is malformed, has a wrong type, misses a field or exceeds a length.",
     "batch_too_large": "Too many records in a write, or seqs in a delete or an ack. `detail`: `records` or `seqs`, `max`.",
@@ -88,6 +98,8 @@ CODES = {
 
 def document(version: str) -> Json:
     """The whole document. `version` is that of the server."""
+    paths, schemas = _paths(), components()
+    _add_ignored(paths, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -95,7 +107,7 @@ def document(version: str) -> Json:
             "version": version,
             "summary": "A durable event log over HTTP.",
             "description": "Records go into named topics, get a seq each, and stay readable from any point until a limit, "
-            "an age or a delete removes them. Unknown fields are ignored on both sides. Times are milliseconds. "
+            "an age or a delete removes them. Unknown fields are ignored on both sides, and named in `ignored` of the answer. Times are milliseconds. "
             "A query boolean is `true`, `1`, `false` or `0`; anything else counts as absent, and so does a query number that is none.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -125,9 +137,9 @@ def document(version: str) -> Json:
             {"name": "watch", "description": "Following topics, as server-sent events or over a WebSocket."},
             {"name": "server", "description": "The server itself."},
         ],
-        "paths": _paths(),
+        "paths": paths,
         "components": {
-            "schemas": components(),
+            "schemas": schemas,
             "responses": _error_responses(),
             "securitySchemes": {
                 "bearerAuth": {
@@ -138,6 +150,16 @@ def document(version: str) -> Json:
             },
         },
     }
+
+
+def _add_ignored(paths: Json, schemas: Json) -> None:
+    """Any JSON answer to a request that may be strict may have it."""
+    for operations in paths.values():
+        for made in operations.values():
+            for status, answer in made["responses"].items() if STRICT in made.get("parameters", ()) else ():
+                if status.startswith("2"):
+                    name = answer["content"][JSON_TYPE]["schema"]["$ref"].rpartition("/")[2]
+                    schemas[name]["properties"]["ignored"] = IGNORED
 
 
 # -- errors ------------------------------------------------------------------------------------------------
@@ -356,6 +378,9 @@ def _diff_page() -> Json:
         "Topics-Count": header(number, "With frames: how many."),
         "Topics-Caught-Up": header(BOOLEAN, "With frames: `true` or `false`."),
         "Topics-Epoch": header(TEXT, "With frames, when it is asked for: `epoch`."),
+        "Topics-Ignored": header(
+            TEXT, "With frames, in place of `ignored`: the paths, percent-encoded, separated by commas."
+        ),
         "Topics-Tombstone": {
             "description": "With frames, when there is one: a Tombstone as JSON.",
             "content": {JSON_TYPE: content_of("Tombstone")},

@@ -20,6 +20,12 @@ WITH_BODY = (413, 415)
 
 BOOLEAN: Json = {"type": "boolean"}
 TEXT: Json = {"type": "string"}
+STRICT: Json = {
+    "name": "Topics-Strict",
+    "in": "header",
+    "schema": TEXT,
+    "description": "`1`: unknown fields of the body are 400 `invalid_request`, and not ignored.",
+}
 
 
 def operation(
@@ -39,10 +45,12 @@ def operation(
         made["description"] = description
     if scopes:
         made["security"] = [{}, {"bearerAuth": scopes}]
-    if parameters:
-        made["parameters"] = parameters
     if body:
         made["requestBody"] = body
+        if body["content"][JSON_TYPE]["schema"]:  # else it is any value, whose fields are the client's own
+            parameters = [*(parameters or []), STRICT]
+    if parameters:
+        made["parameters"] = parameters
     refused = {
         str(status): {"$ref": f"#/components/responses/Error{status}"} for status in sorted(set(errors))
     }

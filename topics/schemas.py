@@ -1,7 +1,7 @@
 """The JSON bodies that clients send, as the types that decode and check them.
 
-msgspec is strict where the contract is: an integer is a JSON integer, `null` passes only where `| None` says so, unknown
-fields are ignored. What types cannot say (the upper bound of a u64, lengths in bytes) is checked by whoever decodes.
+msgspec is strict where the contract is: an integer is a JSON integer, `null` passes only where `| None` says so. For unknown
+fields see `unknown_fields`. What types cannot say (the upper bound of a u64, lengths in bytes) is checked by whoever decodes.
 The OpenAPI document is made from these same types.
 """
 
@@ -93,6 +93,15 @@ class WriteBody(msgspec.Struct):
     if_last_seq: U64 | None = None
     if_tag_last_seq: TagLastSeq | None = None
     include_epoch: bool = False
+
+
+class PublishBody(WriteBody, kw_only=True):
+    """A write over a WebSocket: the whole command."""
+
+    op: str
+    topic: str
+    request_id: Raw = NO_DATA
+    return_seqs: bool = True
 
 
 class DiffBody(msgspec.Struct):

@@ -115,6 +115,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # What one request may hold. The engine's own bounds cannot be raised from here.
     max_body_bytes: Annotated[int, _doc("a larger request body is refused", ge=1)] = 64 * limits.MIB
+    strict_requests: Annotated[bool, _doc("1: unknown fields in request bodies are an error")] = False
 
     # What may exist at once; 0 means no cap.
     max_topics: Annotated[int, _doc("topics; 0: no cap, here and below")] = 100_000

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
@@ -67,7 +67,11 @@ CHANGES = frozenset(
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
 RESUME = 16  # a PAUSE_CONSUMER that ends a pause
 MUST_PARSE = 32  # a WRITE_RAW whose body is said to be JSON
+PUBLISH = 32  # a WRITE whose body is the command of a WebSocket
 WITH_EPOCH = 64  # the answer to a write names the topic's epoch
+STRICT = 128  # unknown fields of the body are an error
+# Beyond what is sent: a body was read that has unknown fields, see `Request.ignored`.
+IGNORED = 256
 
 JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
 FEED, NEW_TOPIC, END = 4, 5, 6  # under the number of a FOLLOW, of a LOOK_OUT, of a stream
@@ -133,6 +137,7 @@ class Request:
     topic: bytes
     args: bytes
     body: Buffer
+    ignored: list[str] = field(init=False, repr=False, compare=False)  # set with IGNORED
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ HELD_MAX = 10_000  # reads; the next one is served at once, and says that it has
 ASKS_MAX = 256  # on their way to one shard; copies, letters and steps need room between the workers, too
 
 # Set here, and never sent: the read was served before the topic had caught up.
-LATE = 128
+LATE = 512
 
 READS = frozenset(
     (

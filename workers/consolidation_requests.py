@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import msgspec
-
 from topics import wire
-from topics.bodies import check_u64, decode
+from topics.bodies import BodyType, check_u64, read_body
 from topics.consolidation_schemas import CommitBody, LeaseBody, PlanBody, SnapshotBody
 from topics.engine import limits
 from topics.engine import merge_commands as mrg
@@ -20,10 +18,10 @@ ACCEPTED = 202
 LEASE_CHARACTERS_MAX = 64
 SNAPSHOT_TTL_MS_MIN = 1000
 
-_plan = msgspec.json.Decoder(PlanBody).decode
-_lease = msgspec.json.Decoder(LeaseBody).decode
-_commit = msgspec.json.Decoder(CommitBody).decode
-_snapshot = msgspec.json.Decoder(SnapshotBody).decode
+_plan = BodyType(PlanBody)
+_lease = BodyType(LeaseBody)
+_commit = BodyType(CommitBody)
+_snapshot = BodyType(SnapshotBody)
 
 Reader: TypeAlias = Callable[[str, wire.Request, wire.Args], mrg.MergeCommand]
 
@@ -33,7 +31,7 @@ def read(topic: str, request: wire.Request, args: wire.Args) -> tuple[mrg.MergeC
 
 
 def _read_plan(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
-    body: PlanBody = decode(_plan, request.body) if len(request.body) else PlanBody()
+    body: PlanBody = read_body(_plan, request) if len(request.body) else PlanBody()
     check_u64(target_bytes=body.target_bytes, lease_ms=body.lease_ms)
     parameters = Parameters(
         min(max(body.target_bytes, 1), limits.MERGE_BYTES_MAX),
@@ -46,18 +44,18 @@ def _read_plan(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeC
 
 
 def _read_renew(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
-    body: LeaseBody = decode(_lease, request.body)
+    body: LeaseBody = read_body(_lease, request)
     return mrg.RenewPlan(topic, args.named, _checked_lease(body.lease))
 
 
 def _read_commit(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
-    body: CommitBody = decode(_commit, request.body)
+    body: CommitBody = read_body(_commit, request)
     wait_ms = min(body.wait_ms, limits.MERGE_WAIT_MS_MAX)
     return mrg.CommitPlan(topic, args.named, _checked_lease(body.lease), wait_ms)
 
 
 def _read_abandon(topic: str, request: wire.Request, args: wire.Args) -> mrg.MergeCommand:
-    body: LeaseBody = decode(_lease, request.body)
+    body: LeaseBody = read_body(_lease, request)
     return mrg.AbandonPlan(topic, args.named, _checked_lease(body.lease))
 
 
@@ -70,7 +68,7 @@ def _read_renew_pin(topic: str, request: wire.Request, args: wire.Args) -> mrg.M
 
 
 def _ttl_ms(request: wire.Request) -> int:
-    body: SnapshotBody = decode(_snapshot, request.body) if len(request.body) else SnapshotBody()
+    body: SnapshotBody = read_body(_snapshot, request) if len(request.body) else SnapshotBody()
     check_u64(ttl_ms=body.ttl_ms)
     return min(max(body.ttl_ms, SNAPSHOT_TTL_MS_MIN), limits.SNAPSHOT_TTL_MS_MAX)
 

@@ -10,10 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-import msgspec
-
 from topics import wire
-from topics.bodies import check_u64, decode
+from topics.bodies import BodyType, check_u64, read_body
 from topics.engine import commands as cmd
 from topics.engine import consumer_commands as con
 from topics.engine import limits
@@ -50,15 +48,15 @@ _LEASE_ID = re.compile(r"lease_[0-9a-f]{1,16}")
 _PATTERN_IN_A_STRING = re.compile(PATTERN_IN_A_STRING)
 _NO_SUCH_LEASE = U64_MAX  # in place of `lease_0`, which nobody has: a 0 would stand for "whichever there is"
 
-_claim = msgspec.json.Decoder(ClaimBody).decode
-_fetch = msgspec.json.Decoder(FetchBody).decode
-_ack = msgspec.json.Decoder(AckBody).decode
-_nack = msgspec.json.Decoder(NackBody).decode
-_extend = msgspec.json.Decoder(ExtendBody).decode
-_term = msgspec.json.Decoder(TermBody).decode
-_consumer = msgspec.json.Decoder(ConsumerBody).decode
-_pause = msgspec.json.Decoder(PauseBody).decode
-_reset = msgspec.json.Decoder(ResetBody).decode
+_claim = BodyType(ClaimBody)
+_fetch = BodyType(FetchBody)
+_ack = BodyType(AckBody)
+_nack = BodyType(NackBody)
+_extend = BodyType(ExtendBody)
+_term = BodyType(TermBody)
+_consumer = BodyType(ConsumerBody)
+_pause = BodyType(PauseBody)
+_reset = BodyType(ResetBody)
 
 Reader: TypeAlias = Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]
 TagOp: TypeAlias = Literal["Eq", "Glob", "Subject"]
@@ -69,7 +67,7 @@ SettleBody: TypeAlias = AckBody | NackBody | ExtendBody | TermBody
 
 
 def read_claim(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: ClaimBody | FetchBody = decode(_fetch if args.consumer else _claim, request.body)
+    body: ClaimBody | FetchBody = read_body(_fetch if args.consumer else _claim, request)
     check_u64(lease_ms=body.lease_ms)
     command = con.Claim(
         topic,
@@ -90,11 +88,11 @@ def clamped_lease_ms(lease_ms: int) -> int:
 
 
 def read_ack(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    return _settle(topic, "ack", decode(_ack, request.body), args), None
+    return _settle(topic, "ack", read_body(_ack, request), args), None
 
 
 def read_nack(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: NackBody = decode(_nack, request.body)
+    body: NackBody = read_body(_nack, request)
     check_u64(delay_ms=body.delay_ms)
     command = _settle(topic, "nack", body, args)
     command.delay_ms = min(body.delay_ms, DELAY_MS_MAX)
@@ -104,7 +102,7 @@ def read_nack(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.C
 
 
 def read_extend(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: ExtendBody = decode(_extend, request.body)
+    body: ExtendBody = read_body(_extend, request)
     check_u64(lease_ms=body.lease_ms)
     command = _settle(topic, "extend", body, args)
     command.lease_ms = clamped_lease_ms(body.lease_ms)
@@ -112,7 +110,7 @@ def read_extend(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd
 
 
 def read_term(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: TermBody = decode(_term, request.body)
+    body: TermBody = read_body(_term, request)
     command = _settle(topic, "term", body, args)
     command.reason = _checked_reason(body.reason)
     return command, None
@@ -153,7 +151,7 @@ def _checked_reason(reason: str) -> str:
 
 
 def read_put(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: ConsumerBody = decode(_consumer, request.body) if len(request.body) else ConsumerBody()
+    body: ConsumerBody = read_body(_consumer, request) if len(request.body) else ConsumerBody()
     target, prefixes = body.dead_letter, args.prefixes
     if target is not None and prefixes is not None and not target.startswith(tuple(prefixes)):
         raise Forbidden(f"this key may not use the topic {target!r}", topic=target)
@@ -237,13 +235,13 @@ def _checked_filter(wanted: str | list[str | list[str]] | None) -> tuple[tuple[T
 def read_pause(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
     if request.flags & wire.RESUME:
         return con.PauseConsumer(topic, args.consumer, False), None
-    body: PauseBody = decode(_pause, request.body) if len(request.body) else PauseBody()
+    body: PauseBody = read_body(_pause, request) if len(request.body) else PauseBody()
     check_u64(until_ts=body.until_ts)
     return con.PauseConsumer(topic, args.consumer, True, body.until_ts), None
 
 
 def read_reset(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: ResetBody = decode(_reset, request.body)
+    body: ResetBody = read_body(_reset, request)
     to, value = _target(body.to)
     if body.epoch is not None and to != "seq":
         raise InvalidRequest("an epoch goes with a seq to begin at")

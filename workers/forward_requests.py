@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from topics import wire
-from topics.bodies import decode
+from topics.bodies import BodyType, read_body
 from topics.engine.errors import Forbidden, InvalidRequest
 from topics.engine.forward_commands import Forward, TagOp
 from topics.engine.subjects import TagMatch, parse_pattern
@@ -26,7 +26,7 @@ FORWARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
 PATTERN_BYTES_MAX = 255
 _TOKEN = re.compile(r"[A-Za-z0-9_:-]+|\*|>")
 
-_body = msgspec.json.Decoder(ForwardBody).decode
+_body = BodyType(ForwardBody)
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Wish:
 
 
 def read_wish(request: wire.Request, args: wire.Args) -> Wish:
-    body: ForwardBody = decode(_body, request.body)
+    body: ForwardBody = read_body(_body, request)
     filters = _filters(body.filter)
     prefixes = prefixes_of(args)
     for topic, start in ((body.source, _start_of(body.source)), (body.dest, body.dest)):

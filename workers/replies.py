@@ -13,6 +13,7 @@ from topics.engine.config import TopicConfig
 from topics.engine.priority import effective_priority
 from topics.engine.render import render_records
 from topics.schemas import DiffBody
+from topics.unknown_fields import add_ignored, ignored_header
 from topics.watching import WatchRead, page_head
 from workers.feeds import feed_page, render
 
@@ -261,6 +262,13 @@ def with_cursor(body: dict[str, object], next_cursor: str | None) -> dict[str, o
     if next_cursor is not None:
         body["next_cursor"] = next_cursor
     return body
+
+
+def with_ignored(kind: int, head: bytes, body: wire.Buffer, paths: list[str]) -> tuple[bytes, wire.Buffer]:
+    """Header lines and body of an answer that tells which fields of the request had no effect."""
+    if kind != wire.JSON:
+        return head + ignored_header(paths), body
+    return head, add_ignored(bytes(body), paths)
 
 
 def json_reply(body: dict[str, object], total_ms: float, status: int = OK) -> Rendered:

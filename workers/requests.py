@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from topics import wire
-from topics.bodies import TOO_DEEP, check_u64, checked, decode, node_names
+from topics.bodies import TOO_DEEP, BodyType, check_u64, checked, decode, node_names, read_body
 from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine.config import TopicConfig
@@ -25,6 +25,7 @@ from topics.schemas import (
     DeleteBody,
     DiffBody,
     Predicate,
+    PublishBody,
     RecordBody,
     WriteBody,
 )
@@ -39,13 +40,14 @@ TTL_MS_MAX = 1 << 53  # of one record; an expiry later than that is no expiry
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
 
-_write = msgspec.json.Decoder(WriteBody)
+_write = BodyType(WriteBody)
+_publish = BodyType(PublishBody)
 _bare = msgspec.json.Decoder(BareWrite)
-_lines = msgspec.json.Decoder(RecordBody)
+_lines = BodyType(RecordBody, lines=True)
 _value = msgspec.json.Decoder(msgspec.Raw)
-_diff = msgspec.json.Decoder(DiffBody)
-_delete = msgspec.json.Decoder(DeleteBody)
-_config = msgspec.json.Decoder(ConfigBody)
+_diff = BodyType(DiffBody)
+_delete = BodyType(DeleteBody)
+_config = BodyType(ConfigBody)
 _watch_read = msgspec.msgpack.Decoder(WatchRead).decode
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _compact = msgspec.json.format
@@ -59,14 +61,15 @@ _JSON_BLANKS = b" \t\n\r"
 def read_write(
     topic: str, request: wire.Request, args: wire.Args, is_known: Callable[[str], bool]
 ) -> cmd.Append:
-    bare = _read_bare(request.body, args.traceparent)
+    is_publish = request.flags & wire.PUBLISH
+    bare = None if is_publish else _read_bare(request.body, args.traceparent)
     if bare is not None:
         key = args.idempotency_key
         plain = cmd.Append(topic, bare, _checked_key(key) if key is not None else None)
         if request.flags & wire.WITH_EPOCH:
             plain.include_epoch = True
         return plain
-    body: WriteBody = decode(_write.decode, request.body)
+    body: WriteBody = read_body(_publish if is_publish else _write, request)
     if (
         body.config is not None
         and request.flags & wire.NO_ADMIN
@@ -116,7 +119,7 @@ def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append
     text = checked(request.body)
     if text.count(b"\n") > 2 * limits.BATCH_RECORDS_MAX:  # far too many, and not worth the decoding
         check_count(text.count(b"\n"))
-    rows: list[RecordBody] = decode(_lines.decode_lines, text)
+    rows: list[RecordBody] = read_body(_lines, request)
     check_count(len(rows))
     key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
     records = read_records(rows, request.body, args.node, args.traceparent)
@@ -362,7 +365,7 @@ def _bytes_records(payloads: list[bytes]) -> cmd.Records:
 
 
 def read_diff(topic: str, request: wire.Request) -> tuple[cmd.Diff, DiffBody]:
-    body: DiffBody = decode(_diff.decode, request.body) if len(request.body) else DiffBody()
+    body: DiffBody = read_body(_diff, request) if len(request.body) else DiffBody()
     check_u64(from_seq=body.from_seq, max_batch_bytes=body.max_batch_bytes, from_ts=body.from_ts)
     frames = request.op == wire.DIFF_FRAMES
     names = node_names(body.node)
@@ -397,7 +400,7 @@ def watch_command(topic: str, wish: WatchRead) -> cmd.Diff:
 
 
 def read_delete(topic: str, request: wire.Request) -> cmd.Delete:
-    body: DeleteBody = decode(_delete.decode, request.body)
+    body: DeleteBody = read_body(_delete, request)
     check_u64(before_seq=body.before_seq, keep=body.keep)
     if body.seqs is not None and len(body.seqs) > DELETE_SEQS_MAX:
         raise BatchTooLarge(
@@ -433,7 +436,7 @@ def make_match(op: str, value: str) -> TagMatch:
 
 
 def read_config(request: wire.Request, args: wire.Args) -> TopicConfig:
-    body: ConfigBody = decode(_config.decode, request.body) if len(request.body) else ConfigBody()
+    body: ConfigBody = read_body(_config, request) if len(request.body) else ConfigBody()
     config = topic_config(body)
     check_dead_letter(config, args)
     return config

@@ -22,7 +22,7 @@ from topics.engine.forward_commands import DropForward, ForwardDropped, ForwardP
 from topics.http_errors import error_head, error_parts
 from workers import forward_messages as messages
 from workers.forward_requests import prefixes_of, read_wish
-from workers.replies import Rendered
+from workers.replies import Rendered, with_ignored
 from workers.rule_book import RuleBook
 from workers.rule_operations import (
     PAUSE_MS_MAX,
@@ -54,6 +54,7 @@ class Client:
     number: int
     received_us: int
     until_us: int
+    ignored: list[str] = field(default_factory=list)  # of the request's fields
 
 
 @dataclass(slots=True, eq=False)
@@ -149,6 +150,8 @@ class RulesDesk:
             self._reads.list(args, partial(self._answer, client), total_ms)
         elif op == wire.PUT_FORWARD:
             wish = read_wish(request, args)
+            if request.flags & wire.IGNORED:
+                client.ignored = request.ignored
             self._wait_in_line(Operation(partial(self._operations.put, wish, total_ms), client))
         elif op == wire.DROP_FORWARD:
             name, prefixes = args.forward, prefixes_of(args)
@@ -321,4 +324,7 @@ class RulesDesk:
         elif isinstance(result, TopicsError):
             status, body = error_parts(result)
             result = status, wire.JSON, error_head(status), body
+        elif client.ignored:
+            status, kind, head, shown = result
+            result = status, kind, *with_ignored(kind, head, shown, client.ignored)
         self._send(client.peer, client.number, *result)

@@ -598,6 +598,8 @@ class ShardCore:
                 )
                 return
             self.metrics.told(result)
+        if request.flags & wire.IGNORED:
+            head, body = replies.with_ignored(kind, head, body, request.ignored)
         self.metrics.answered(request.op, command, now_us - request.received_us)
         self._send(peer, request.id, status, kind, head, body)
 

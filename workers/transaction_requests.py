@@ -6,10 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import msgspec
-
 from topics import wire
-from topics.bodies import check_u64, decode
+from topics.bodies import BodyType, check_u64, read_body
 from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine import transaction_commands as txc
@@ -21,22 +19,22 @@ from workers.requests import check_count, read_records
 ACCEPTED = 202
 _ID = re.compile(r"[0-9a-f]{16}")
 
-_begin = msgspec.json.Decoder(BeginBody).decode
-_stage = msgspec.json.Decoder(StageBody).decode
-_commit = msgspec.json.Decoder(CommitPartsBody).decode
+_begin = BodyType(BeginBody)
+_stage = BodyType(StageBody)
+_commit = BodyType(CommitPartsBody)
 
 Reader: TypeAlias = Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]
 
 
 def read_begin(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: BeginBody = decode(_begin, request.body)
+    body: BeginBody = read_body(_begin, request)
     check_u64(batch=body.batch, ttl_ms=body.ttl_ms)
     _check_name("producer", body.producer, limits.KEY_BYTES_MAX)
     return txc.BeginTransaction(topic, body.producer, body.batch, body.ttl_ms, body.create), None
 
 
 def read_stage(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: StageBody = decode(_stage, request.body)
+    body: StageBody = read_body(_stage, request)
     txn = _txn_id(topic, args)
     _check_name("part", body.part, limits.TXN_PART_BYTES_MAX)
     check_count(len(body.records))
@@ -45,7 +43,7 @@ def read_stage(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.
 
 
 def read_commit(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    body: CommitPartsBody = decode(_commit, request.body)
+    body: CommitPartsBody = read_body(_commit, request)
     txn = _txn_id(topic, args)
     if len(body.parts) > limits.TXN_PARTS_MAX:
         raise BatchTooLarge(

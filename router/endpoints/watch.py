@@ -14,7 +14,7 @@ from router.event_stream import EventStream
 from router.exchange import Respond, Response, Sink
 from router.query import flag, parse_query
 from topics import wire
-from topics.bodies import check_u64, decode, node_names
+from topics.bodies import BodyType, check_u64, node_names
 from topics.engine import limits
 from topics.engine.errors import Forbidden, InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.subjects import parse_pattern
@@ -39,7 +39,7 @@ GROUP_BYTES_MAX = 128
 OPEN_RETRY_US = 50_000
 OPEN_WAIT_US = 25_000_000  # a browser gives up for good on any answer but 200, so a restart is waited for
 
-_body = msgspec.json.Decoder(WatchBody).decode
+_body = BodyType(WatchBody)
 _found = msgspec.msgpack.Decoder(list[Found]).decode
 _opened = msgspec.msgpack.Decoder(OpenedSession).decode
 
@@ -171,7 +171,7 @@ def feed_options(body: WatchBody) -> FeedOptions:
 
 
 def create(call: Call, respond: Respond) -> None:
-    body: WatchBody = decode(_body, call.request.body)
+    body, ignored = _body.read(call.request.body, is_strict=call.is_strict)
     options = feed_options(body)
     check_group(body)
     check_names(call, body.topics)
@@ -182,7 +182,7 @@ def create(call: Call, respond: Respond) -> None:
     def resolved(found: Resolved) -> None:
         names = [name for name in body.topics if name in found.topics]
         spec = SessionSpec(options, heartbeat_ms, names, found.patterns, body.group)
-        _store(call, spec, found, respond)
+        _store(call, spec, found, ignored, respond)
 
     resolve(call, body.topics, lenient, respond, resolved)
 
@@ -198,7 +198,7 @@ def check_group(body: WatchBody) -> None:
         )
 
 
-def _store(call: Call, spec: SessionSpec, found: Resolved, respond: Respond) -> None:
+def _store(call: Call, spec: SessionSpec, found: Resolved, ignored: list[str], respond: Respond) -> None:
     services = call.services
     wid = _new_wid(services.desk.fanout.shard_of, services.random_bytes)
     cursors = {name: start for name, (start, _) in found.topics.items()}
@@ -208,13 +208,15 @@ def _store(call: Call, spec: SessionSpec, found: Resolved, respond: Respond) -> 
         if reply.status != 200:
             respond(from_reply(reply))
             return
-        body = {
+        body: dict[str, object] = {
             "wid": wid,
             "stream_url": f"/v0/watch/{wid}",
             "session_ttl_ms": SESSION_TTL_MS,
             "topics": starts(found),
             "performance": {"server_total_ms": round(call.total_ms, 3)},
         }
+        if ignored:
+            body["ignored"] = ignored
         respond(Response(200, msgspec.json.encode(body)))
 
     shard = services.desk.fanout.shard_of(wid)

@@ -77,7 +77,9 @@ class Server:
         self._host, self._port = parts.hostname, port
         self._root = parts.path.rstrip("/")
         token = os.environ.get(token_env, "")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {"Topics-Strict": "1"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
         self.token_env = token_env
         self.patience_s, self._answer_s = patience_s, answer_s
         self._on_wait = on_wait  # hears once that there is no answer yet

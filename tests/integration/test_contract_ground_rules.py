@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -346,12 +347,117 @@ def test_deep_nesting_comes_back(shared_server: Server, topic: str) -> None:
 
 def test_unknown_fields_are_ignored_at_every_level(shared_server: Server, topic: str) -> None:
     odd = {"unknown": {"deep": [1, {}]}, "$seq": 5}
-    ok(shared_server.put(f"/v0/topics/{topic}", {**odd, "cap_records": 5}), 201)
+    made = ok(shared_server.put(f"/v0/topics/{topic}", {**odd, "cap_records": 5}), 201)
+    assert made["ignored"] == ["unknown", "$seq"]
     record = {"data": 1, "tag": "a", **odd}
-    ok(shared_server.post(f"/v0/topics/{topic}", {"records": [record], "config": odd, **odd}))
-    (read,) = records_of(shared_server, topic, include_tags=True, unknown=1)
-    assert read == {"$seq": 1, "$ts": read["$ts"], "$tag": "a", "data": 1}
-    assert ok(shared_server.post(f"/v0/topics/{topic}/delete", {"match": "a", **odd}))["deleted"] == 1
+    written = ok(
+        shared_server.post(f"/v0/topics/{topic}", {"records": [record] * 3, "config": odd, "odd": 1})
+    )
+    assert set(written.pop("ignored")) == {
+        "odd", "records[].unknown", "records[].$seq", "config.unknown", "config.$seq"
+    }  # fmt: skip
+    read = ok(shared_server.diff(topic, include_tags=True, limit=1, unknown=1))
+    (record,) = read["records"]
+    assert record == {"$seq": 1, "$ts": record["$ts"], "$tag": "a", "data": 1}
+    assert read["ignored"] == ["unknown"]
+    frames = shared_server.post(
+        f"/v0/topics/{topic}/diff", {"limit": 1, "a, b": 1, "c": 2}, Accept="application/vnd.topics.frames"
+    )
+    assert (frames.status, frames.headers["topics-ignored"]) == (200, "a%2C%20b, c")
+    gone = ok(shared_server.post(f"/v0/topics/{topic}/delete", {"match": "a", **odd}))
+    assert (gone["deleted"], gone["ignored"]) == (3, ["unknown", "$seq"])
+    assert "ignored" not in ok(shared_server.diff(topic))
+
+
+# Every operation whose body has fields, and one that it takes; those without a status are refused for other reasons later.
+WITH_A_BODY: dict[str, tuple[Json, int | None]] = {
+    "PUT /v0/topics/{topic}": ({"type": "queue"}, 201),
+    "POST /v0/topics/{topic}": ({"records": [{"data": 1}]}, 200),
+    "POST /v0/topics/{topic}/diff": ({"from_seq": 0}, 200),
+    "POST /v0/topics/{topic}/delete": ({"seqs": [99]}, 200),
+    "POST /v0/topics/{topic}/claim": ({"node": "n"}, 200),
+    "POST /v0/topics/{topic}/ack": ({"node": "n", "seqs": []}, 200),
+    "POST /v0/topics/{topic}/nack": ({"node": "n", "seqs": []}, 200),
+    "POST /v0/topics/{topic}/extend": ({"node": "n", "seqs": [], "lease_ms": 500}, 200),
+    "PUT /v0/topics/{topic}/consumers/{consumer}": ({"deliver": {"from_seq": 1}}, 201),
+    "POST /v0/topics/{topic}/consumers/{consumer}/fetch": ({"node": "n"}, 200),
+    "POST /v0/topics/{topic}/consumers/{consumer}/ack": ({"node": "n", "seqs": []}, 200),
+    "POST /v0/topics/{topic}/consumers/{consumer}/nack": ({"node": "n", "seqs": []}, 200),
+    "POST /v0/topics/{topic}/consumers/{consumer}/extend": ({"node": "n", "seqs": [], "lease_ms": 500}, 200),
+    "POST /v0/topics/{topic}/consumers/{consumer}/term": ({"node": "n", "seqs": []}, 200),
+    "POST /v0/topics/{topic}/consumers/{consumer}/pause": ({"until_ts": 1}, 200),
+    "POST /v0/topics/{topic}/consumers/{consumer}/reset": ({"to": {"seq": 1}}, 200),
+    "POST /v0/topics/{topic}/consolidation": ({"min_segments": 2}, None),
+    "POST /v0/topics/{topic}/consolidation/{plan_id}/renew": ({"lease": "l"}, None),
+    "POST /v0/topics/{topic}/consolidation/{plan_id}/commit": ({"lease": "l"}, None),
+    "POST /v0/topics/{topic}/consolidation/{plan_id}/abandon": ({"lease": "l"}, None),
+    "POST /v0/topics/{topic}/snapshots": ({"ttl_ms": 1}, None),
+    "POST /v0/topics/{topic}/snapshots/{snapshot_id}/renew": ({"ttl_ms": 1}, None),
+    "POST /v0/topics/{topic}/transactions": ({"producer": "p", "batch": 1}, 200),
+    "POST /v0/topics/{topic}/transactions/{txn}/stage": (
+        {"part": "p", "chunk": 0, "records": [{"data": 1}]}, 200,
+    ),
+    "POST /v0/topics/{topic}/transactions/{txn}/commit": (
+        {"parts": [{"part": "p", "chunks": 1, "records": 1}]}, 200,
+    ),
+    "PUT /v0/routers/{router}": ({"source": "{topic}", "dest": "{topic}.dest"}, 201),
+    "POST /v0/watch": ({"topics": {"{topic}": {"tail": True}}}, 200),
+}  # fmt: skip
+
+
+def test_every_route_tells_of_unknown_fields_or_refuses_them(shared_server: Server, topic: str) -> None:
+    operations = [
+        f"{method.upper()} {path}"
+        for path, methods in shared_server.get("/v0/openapi.json").json["paths"].items()
+        for method, operation in methods.items()
+        if any(parameter["name"] == "Topics-Strict" for parameter in operation.get("parameters", []))
+    ]
+    assert set(operations) == set(WITH_A_BODY)
+    names = {
+        "topic": topic,
+        "consumer": "c",
+        "router": topic,
+        "plan_id": "x",
+        "snapshot_id": "x",
+        "txn": "0" * 16,
+    }
+    for name, (body, status) in WITH_A_BODY.items():
+        method, path = name.split(" ")
+        odd = json.loads(json.dumps({**body, "odd": 1, "odd2": {"even": 1}}).replace("{topic}", topic))
+        strict = shared_server.request(method, path.format(**names), odd, {"Topics-Strict": "1"})
+        refused(strict, 400, "invalid_request")
+        assert strict.json["error"]["message"] == 'unknown field "odd"', name
+        tolerant = shared_server.request(method, path.format(**names), odd)
+        assert tolerant.status == status or status is None, (name, tolerant.body)
+        if tolerant.status < 300:
+            assert tolerant.json["ignored"] == ["odd", "odd2"], name
+        if name.endswith("/transactions"):
+            names["txn"] = tolerant.json["txn"]
+
+
+def test_a_strict_request_names_the_nearest_field(shared_server: Server, topic: str) -> None:
+    strict = {"Topics-Strict": "1"}
+    for path, body, message in (
+        ("", {"records": [{"data": 1, "tags": "a"}]}, 'unknown field "records[].tags"; did you mean "tag"?'),
+        ("/diff", {"form_seq": 1}, 'unknown field "form_seq"; did you mean "from_seq"?'),
+        ("/claim", {"nod": "n"}, 'unknown field "nod"; did you mean "node"?'),
+    ):
+        reply = shared_server.post(f"/v0/topics/{topic}{path}", body, **strict)
+        refused(reply, 400, "invalid_request")
+        assert reply.json["error"]["message"] == message
+    refused(shared_server.get(f"/v0/topics/{topic}"), 404, "topic_not_found")
+    ok(shared_server.post(f"/v0/topics/{topic}?odd=1", {"records": [{"data": {"odd": 1}}]}, **strict), 201)
+
+
+def test_a_server_that_takes_no_unknown_fields(start_server: Callable[..., Server]) -> None:
+    server = start_server(environment={"TOPICS_STRICT_REQUESTS": "1"})
+    refused(server.put("/v0/topics/t", {"durabilty": "fsync"}), 400, "invalid_request")
+    refused(
+        server.put("/v0/topics/t", {"durabilty": "fsync"}, **{"Topics-Strict": "0"}), 400, "invalid_request"
+    )
+    refused(server.put("/v0/routers/r", {"source": "a", "dest": "b", "odd": 1}), 400, "invalid_request")
+    refused(server.post("/v0/watch", {"topics": {"a": {"tial": True}}}), 400, "invalid_request")
+    ok(server.put("/v0/topics/t", {"durability": "fsync"}), 201)
 
 
 # -- types -------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_any_request_id_comes_back(ws: WebSocket, request_id: Any) -> None:
 
 def test_no_request_id_is_null(ws: WebSocket) -> None:
     assert ws.ask("ping") == {"op": "pong", "request_id": None}
-    assert ws.ask("ping", unknown=[1]) == {"op": "pong", "request_id": None}
+    assert ws.ask("ping", unknown=[1]) == {"op": "pong", "request_id": None, "ignored": ["unknown"]}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ LINES = ("Content-Type", "application/x-ndjson")
 FORM = ("Content-Type", "application/x-www-form-urlencoded")
 FRAMES = ("Accept", "application/vnd.topics.frames")
 HTML = ("Accept", "text/html,application/xhtml+xml,*/*;q=0.8")
+STRICT = ("Topics-Strict", "1")
 ROOT = ("Authorization", "Bearer root")
 KEYS = "root,reader:read,app:rw:app.,boss::"
 
@@ -160,6 +161,21 @@ CORPUS = [
     post(T + "w", b"{}", ("Content-Type", "")),
     post(T + "w", bytes(4 * MIB), hot=False),
     post(T + "w", bytes(2 * MIB), ("Content-Type", "text/plain"), hot=False),
+    # Fields that are not known.
+    post(T + "w", {**one(delay_ms=5), "nod": "n"}),
+    post(T + "w", one(delay_ms=5), STRICT),
+    post(T + "w", {**one(), "nod": "n"}, ("topics-strict", " 1 ")),
+    post(T + "w", one(delay_ms=5), ("Topics-Strict", "0")),
+    post(T + "w", one(delay_ms=5), ("Topics-Strict", "1"), ("Topics-Strict", "0"), hot=False),
+    post(T + "w", one(), STRICT),
+    post(T + "w", b'{"data":1,"delay_ms":1}\n{"data":2}', LINES),
+    post(T + "w", b'{"data":1,"delay_ms":1}', LINES, STRICT),
+    post(T + "w", {"records": [{"data": "m" * 70_000, "delay_ms": 1}]}),
+    post(T + "w/diff", {"limit": 1, "form_seq": 3, "a,b\u00e9\n": 1}),
+    post(T + "w/diff", {"limit": 1, "form_seq": 3, "a,b\u00e9\n": 1}, FRAMES),
+    post(T + "w/diff", {"limit": 1, "form_seq": 3}, FRAMES, STRICT),
+    other("PUT", T + "typo", b'{"durabilty":"fsync"}'),
+    other("PUT", T + "typo", b'{"durabilty":"fsync"}', STRICT),
     # Names.
     post(T + "A0._:-z", one()),
     post(T + "n" * 255, one()),

@@ -34,6 +34,7 @@ MORE = {
     "reclaim_bytes_per_s": "[giving space back](storage.md#giving-space-back)",
     "wal_file_bytes": "each shard has two of them from the start",
     "max_body_bytes": "413 `payload_too_large`",
+    "strict_requests": "[unknown fields](http.md#unknown-fields)",
     "max_topics": "429 `throttled`, as all of these",
     "max_memory_bytes": "[what an ack means](decisions/0002-commit-classes.md)",
     "txn_max_bytes": "[transactions](transactions.md#errors)",

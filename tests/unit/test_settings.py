@@ -69,6 +69,7 @@ DEFAULTS = {
     "TOPICS_KEEPALIVE_MS": 75000,
     "TOPICS_REQUEST_TIMEOUT_MS": 60000,
     "TOPICS_FAST_PATH": True,
+    "TOPICS_STRICT_REQUESTS": False,
 }
 NUMBERS = sorted(
     name for name, value in DEFAULTS.items() if type(value) is int or name == "TOPICS_WAL_SHARDS"

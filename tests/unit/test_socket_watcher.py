@@ -255,6 +255,48 @@ def test_a_command_that_fails_costs_only_itself(message: str, code: str, request
     assert town.front.core.in_flight == 0
 
 
+COMMANDS: list[dict[str, Any]] = [
+    {"op": "ping", "topic": "t"},
+    {"op": "subscribe", "topics": {"t": {"tial": True}}},
+    {"op": "unsubscribe", "topic": "t", "limit": 5},
+    {"op": "publish", "topic": "t", "records": [{"data": {"a": 1}, "delay_ms": 1}], "return_seq": False},
+    {"op": "publish", "topic": "t", "records": [{"data": "x" * 700_000, "delay_ms": 1}] * 2},
+]
+
+
+def test_fields_that_a_command_does_not_know_are_named_in_its_answer() -> None:
+    town = Town()
+    town.write()
+    peer = connect(town)
+    for command in COMMANDS:
+        peer.say(**command)
+        town.rest()
+    answers = {m["op"] + str(i): m.get("ignored") for i, m in enumerate(peer.messages) if m["op"] != "record"}
+    assert list(answers.values()) == [
+        ["topic"], ["topics.t.tial"], None, ["limit"], ["return_seq", "records[].delay_ms"], ["records[].delay_ms"],
+    ], answers  # fmt: skip
+
+
+def test_a_strict_socket_refuses_them() -> None:
+    town = Town()
+    town.write()
+    peer = Peer(town.soon)
+    leave = town.front.desk.take_place(None)
+    assert leave is not None
+    peer.stream = SocketWatcher(town.front.call(strict=b"1"), leave)
+    peer.stream.opened(peer)
+    for number, command in enumerate(COMMANDS):
+        peer.say(**command, request_id=number)
+        town.rest()
+    assert [(m["code"], m["request_id"]) for m in peer.messages] == [
+        ("invalid_request", number) for number in range(len(COMMANDS))
+    ]
+    assert peer.messages[1]["message"] == 'unknown field "topics.*.tial"; did you mean "tail"?'
+    peer.say("publish", topic="t", records=[{"data": 1, "tag": "a"}], request_id={"a": 1}, return_seqs=False)
+    town.rest()
+    assert peer.messages[-1]["op"] == "ack"
+
+
 def test_bytes_are_not_understood_and_do_no_harm() -> None:
     town = Town()
     peer = connect(town)

@@ -102,5 +102,7 @@ def settle(
         RAW if raw else {},
         current_traceparent,
     )
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Topics-Strict": "1"}  # a field that the server does not know is a fault, not a wish
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
     return Settings(address, headers, timeouts or Timeouts(), ssl_context, pool_size, core)

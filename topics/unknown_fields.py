@@ -1,0 +1,218 @@
+"""Fields of a JSON body that its type does not have: found and named, and the nearest known name suggested.
+
+Bodies are decoded by strict types, so what is here runs only when one has such a field. A path is the names of fields joined by dots, with
+`[]` for the elements of a list: `records[].delay_ms`. Opaque values (`data`, `meta`) are not looked into.
+
+The body may be large and hostile. An object is read as a dict whose keys are an enum of the known names: all other names together
+take one entry. The search ends with PATHS_MAX paths or LOOKED_AT_MAX unknown fields, and a list longer than that is left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import operator
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from urllib.parse import quote
+
+import msgspec
+from msgspec import NODEFAULT, Raw
+
+PATHS_MAX = 16
+LOOKED_AT_MAX = 50_000
+NAME_CHARACTERS_MAX = 64
+HEADER_BYTES_MAX = 1024
+
+# As msgspec says it: the name, and where the object is.
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$([^`]*)`)?", re.DOTALL)
+_dict = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+# -- strict types ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def strict(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A subclass that refuses fields which it does not have, also in the structs inside of it."""
+    # All of them, because redefining one moves it, and fields in the usual order are decoded fastest.
+    fields = [_strict_field(field) for field in msgspec.structs.fields(kind)]
+    return msgspec.defstruct(
+        kind.__name__, fields, bases=(kind,), module=kind.__module__, forbid_unknown_fields=True, kw_only=True
+    )
+
+
+def _strict_field(field: msgspec.structs.FieldInfo) -> tuple[str, Any, Any] | tuple[str, Any]:
+    kind = _strict_type(field.type)
+    if field.default_factory is not NODEFAULT:
+        return field.name, kind, msgspec.field(default_factory=field.default_factory)
+    return (field.name, kind) if field.default is NODEFAULT else (field.name, kind, field.default)
+
+
+def _strict_type(kind: Any) -> Any:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return strict(kind)
+    inner = get_args(kind)
+    if not inner or get_origin(kind) in (Literal, Annotated):
+        return kind
+    inner = tuple(map(_strict_type, inner))
+    if isinstance(kind, types.UnionType):
+        return functools.reduce(operator.or_, inner)
+    return get_origin(kind)[inner]
+
+
+# -- the search --------------------------------------------------------------------------------------------
+
+
+class _Name(enum.Enum):
+    """Keys of an object. Those that are not known are told to the search, and count as one."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> _Name:
+        _searching[-1].note(str(value))
+        return cls("\0")
+
+
+@dataclass(slots=True)
+class _Inner:
+    """A field with structs inside: one, or a list or dict of them."""
+
+    key: _Name
+    name: str
+    many: type | None
+    fields: Fields
+
+
+class Fields:
+    """The fields of one struct, as far as unknown ones are to be told from them."""
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        infos = msgspec.structs.fields(kind)
+        self.names = [info.encode_name for info in infos]
+        keys: Any = _Name(kind.__name__, {"OTHER": "\0"} | {f"f_{name}": name for name in self.names})  # type: ignore[call-arg]
+        self.decoder = msgspec.json.Decoder(dict[keys, Raw])
+        self.list_decoder = msgspec.json.Decoder(list[dict[keys, Raw]])
+        self.inner = [
+            _Inner(keys(info.encode_name), info.encode_name, many, Fields(struct))
+            for info in infos
+            for many, struct in _structs_in(info.type)
+        ]
+
+    def unknown(self, text: bytes, body: Any, *, lines: bool = False) -> list[str]:
+        """The paths of unknown fields. `body` is what the text was decoded to."""
+        search = _Search()
+        _searching.append(search)
+        try:
+            if not lines:
+                search.look(self, self.decoder.decode(text), "", body)
+            elif len(body) <= LOOKED_AT_MAX:
+                self.decoder.decode_lines(text)
+        except (msgspec.DecodeError, RecursionError):
+            pass  # the search has ended: the body is known to be good
+        finally:
+            _searching.pop()
+        return list(search.found)
+
+    def refusal(self, error: msgspec.DecodeError) -> str | None:
+        """What is said of the unknown field that a strict decoder has found; None when it is about something else."""
+        found = _UNKNOWN.fullmatch(str(error))
+        if found is None:
+            return None
+        name, where = found[1], found[2] or ""
+        path = re.sub(r"\[\d+\]", "[]", where).replace("[...]", ".*").removeprefix("[]").lstrip(".")
+        near = difflib.get_close_matches(name[:NAME_CHARACTERS_MAX], self._names_at(path), 1)
+        path = f"{path}.{_shown(name)}" if path else _shown(name)
+        return f'unknown field "{path}"' + (f'; did you mean "{near[0]}"?' if near else "")
+
+    def _names_at(self, path: str) -> list[str]:
+        fields = self
+        for step in path.split("."):
+            name = step.removesuffix("[]")
+            fields = next((inner.fields for inner in fields.inner if inner.name == name), fields)
+        return fields.names
+
+
+def _structs_in(kind: Any) -> Iterator[tuple[type | None, type[msgspec.Struct]]]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield None, kind
+    elif get_origin(kind) in (Union, types.UnionType):
+        for one in get_args(kind):
+            yield from _structs_in(one)
+    elif get_origin(kind) in (list, dict):
+        for _, struct in _structs_in(get_args(kind)[-1]):
+            yield get_origin(kind), struct
+
+
+class _Search:
+    """One search, in a body that is known to be good otherwise."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, None] = {}
+        self._left = LOOKED_AT_MAX
+        self._where = ""
+
+    def note(self, name: str) -> None:
+        self._left -= 1
+        self.found[self._where + _shown(name)] = None
+        if self._is_over:
+            raise ValueError  # which ends the decoder with an error of its own
+
+    @property
+    def _is_over(self) -> bool:
+        return self._left <= 0 or len(self.found) >= PATHS_MAX
+
+    def look(self, fields: Fields, known: dict[_Name, Raw], where: str, body: Any) -> None:
+        """Look into the structs of an object that has been decoded."""
+        for inner in fields.inner:
+            value = getattr(body, inner.name)
+            if inner.many is not None and len(value) > LOOKED_AT_MAX:
+                continue  # such a request is refused
+            if isinstance(value, (list, dict, msgspec.Struct)) and inner.key in known:
+                self._enter(inner, known[inner.key], where + inner.name, value)
+
+    def _enter(self, inner: _Inner, text: Raw, where: str, value: Any) -> None:
+        fields = inner.fields
+        if inner.many is list:
+            self._where = where + "[]."
+            for known, each in zip(fields.list_decoder.decode(text), value):
+                self.look(fields, known, where + "[].", each)
+        elif inner.many is dict:
+            for name, part in _dict(text).items():
+                self._where = f"{where}.{_shown(name)}."
+                self.look(fields, fields.decoder.decode(part), self._where, value[name])
+        else:
+            self._where = where + "."
+            self.look(fields, fields.decoder.decode(text), self._where, value)
+
+
+_searching: list[_Search] = []  # whose decoder runs; one at a time
+
+
+# -- what is shown -----------------------------------------------------------------------------------------
+
+
+def _shown(name: str) -> str:
+    """A name that anyone may have sent, short and without control characters."""
+    if len(name) > NAME_CHARACTERS_MAX:
+        name = name[:NAME_CHARACTERS_MAX] + "…"
+    return name if name.isprintable() else name.encode("unicode_escape").decode()
+
+
+def add_ignored(body: bytes, paths: list[str]) -> bytes:
+    """A JSON object, and which fields of the request had no effect."""
+    return body[:-1] + b',"ignored":' + msgspec.json.encode(paths) + b"}"
+
+
+def ignored_header(paths: list[str]) -> bytes:
+    """The same as a header line, for other bodies: separated by commas, percent-encoded; as many as fit."""
+    values: list[str] = []
+    for path in paths:
+        values.append(quote(path, safe="[]"))
+        if len(", ".join(values)) > HEADER_BYTES_MAX:
+            values.pop()
+            break
+    return f"Topics-Ignored: {', '.join(values)}\r\n".encode()
