@@ -65,8 +65,9 @@ async def serve(place: FrontPlace, control: socket.socket, settings: Settings) -
         match message:
             case Ping():
                 channel.send(Pong())
-            case Peers(workers):
+            case Peers(workers, outages):
                 client.set_peers(workers)
+                client.core.outages = outages
             case Drain():
                 ended.set()
 

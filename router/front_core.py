@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from topics import wire
+from topics.control_channel import Outage
 from topics.http_errors import STATUS, error_body, error_head
 
 logger = logging.getLogger("topics.front")
@@ -72,6 +73,7 @@ def refusal(code: str, message: str, detail: dict[str, object] | None = None) ->
 class FrontCore:
     def __init__(self, shards: int, on_send: Callable[[], None] = lambda: None) -> None:
         self.links = [Link() for _ in range(shards)]
+        self.outages: list[Outage] = []  # processes that do not work, as the supervisor says
         self.refused_full = 0
         self._next_id = 0
         self._on_send = on_send  # something waits to be sent
@@ -95,8 +97,7 @@ class FrontCore:
         """Returns the request's number, 0 when it was refused at once."""
         link = self.links[shard]
         if link.incarnation is None:
-            detail: dict[str, object] = {"shard": shard, "replay_progress": 0.0}
-            on_reply(refusal("not_ready", "this topic's shard is starting; try again shortly", detail))
+            on_reply(self._down(shard))
             return 0
         size = len(body)
         # The body of a read is small and gone when it waits at the shard; that of a write is there until it is logged.
@@ -121,6 +122,19 @@ class FrontCore:
                 link.outbox.append(body)  # type: ignore[arg-type]
         self._on_send()
         return number
+
+    def _down(self, shard: int) -> wire.Reply:
+        """The answer for a shard without a worker: what it waits for, or that it keeps failing."""
+        detail: dict[str, object] = {"shard": shard, "replay_progress": 0.0}
+        outage = self.outage(shard)
+        if outage is None:
+            return refusal("not_ready", "this topic's shard is starting; try again shortly", detail)
+        detail["failures"] = outage.failures
+        return refusal("not_ready", f"this topic's shard does not serve: {outage.text}", detail)
+
+    def outage(self, shard: int) -> Outage | None:
+        """Why the shard does not serve, when it is not just starting."""
+        return next((outage for outage in self.outages if outage.shard == shard), None)
 
     def take_number(self) -> int:
         """For something that a shard may speak of without being asked: no request has it, so it is never taken for an answer."""

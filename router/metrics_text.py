@@ -34,6 +34,7 @@ class Totals:
     streams: int = 0  # open, at all fronts
     covers: Callable[[str], bool] = lambda name: True  # whether the asker may know of a topic
     front_pressure: float = 0.0  # of the front that answers
+    failing: int = 0  # processes
 
     @property
     def ready(self) -> bool:
@@ -120,6 +121,7 @@ def as_json(totals: Totals) -> dict[str, object]:
         "watch_sessions": totals.total("watch_sessions"),
         "ready": totals.ready,
         "replay_progress": round(totals.progress, 4),
+        "processes_failing": totals.failing,
         "uptime_ms": totals.uptime_ms,
         "wal": {
             "fsyncs": totals.total("fsyncs"),
@@ -190,6 +192,7 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     yield "topics_recovery_progress", "gauge", "Progress of recovery, 0 to 1", round(totals.progress, 4)
     yield "topics_shards", "gauge", "Shards", totals.shards
     yield "topics_shards_up", "gauge", "Shards that answer", len(totals.reports)
+    yield "topics_processes_failing", "gauge", "Shards and fronts that end again and again", totals.failing
     yield "topics_wal_queue_depth", "gauge", "Requests that wait", wal("queue_depth")
     yield (
         "topics_wal_queue_depth_peak",

@@ -132,5 +132,7 @@ class ShardClient:
 
     def close(self) -> None:
         self._expire_timer.cancel()
-        self.set_peers([])
+        self.core.set_peers({})
+        for shard in list(self._sockets):
+            self._disconnect(shard)
         self._context.term()

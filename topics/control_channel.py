@@ -1,13 +1,13 @@
 """Supervisor ⇄ child: JSON messages, one a line, over an inherited pair of Unix stream sockets.
 
     supervisor → child   ping · settle · drain · peers
-    child → supervisor   pong · listening · ready · serving · owes
+    child → supervisor   pong · locked · listening · ready · serving · owes · failed
 
     {"op":"peers","workers":[{"shard":0,"incarnation":17,"path":"/run/…/shard-00-17.sock"}]}
 
-A worker says `listening` when its socket is bound and `ready` when it has recovered; a front says
-`serving` when it accepts. `peers` names the workers that may be talked to, all of them each
-time. Before the workers of a server that stops are told to `drain` they are told to `settle`: from
+A worker says `locked` when another process holds its directory, `listening` when its socket is bound and `ready` when it has
+recovered; a front says `serving` when it accepts. `failed` is the last thing that a child says, if it knows why it ends. `peers` names
+the workers that may be talked to, all of them each time, and the processes that keep failing or wait for a lock. Before the workers of a server that stops are told to `drain` they are told to `settle`: from
 then on each says with `owes`, at once and at every change, whether it has copies to send to others. Each child answers
 every `ping` with a `pong`, also while it recovers or drains.
 
@@ -49,12 +49,38 @@ class Peer(msgspec.Struct, frozen=True):
     path: str
 
 
-class Peers(msgspec.Struct, frozen=True, tag_field="op", tag="peers"):
+class Outage(msgspec.Struct, frozen=True):
+    """Why a process does not do its work, when it is not just starting."""
+
+    name: str
+    shard: int | None  # None: it is a front
+    failures: int  # ends in a row; 0: it waits for the lock of its directory
+    reason: str  # of the last end
+
+    @property
+    def text(self) -> str:
+        if not self.failures:
+            return f"{self.name} waits for its lock: a process of the server before still holds it"
+        return f"{self.name} keeps failing ({self.failures} times in a row): {self.reason}"
+
+
+class Peers(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op", tag="peers"):
     workers: list[Peer]
+    outages: list[Outage] = []
 
 
 class Pong(msgspec.Struct, frozen=True, tag_field="op", tag="pong"):
     pass
+
+
+class Locked(msgspec.Struct, frozen=True, tag_field="op", tag="locked"):
+    """Another process holds the shard's directory; this one waits for it."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag_field="op", tag="failed"):
+    """It is about to end, for this reason."""
+
+    reason: str
 
 
 class Listening(msgspec.Struct, frozen=True, tag_field="op", tag="listening"):
@@ -73,7 +99,7 @@ class Owes(msgspec.Struct, frozen=True, tag_field="op", tag="owes"):
     owes: bool
 
 
-Message = Ping | Settle | Drain | Peers | Pong | Listening | Ready | Serving | Owes
+Message = Ping | Settle | Drain | Peers | Pong | Locked | Listening | Ready | Serving | Owes | Failed
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)

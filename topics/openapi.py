@@ -90,7 +90,8 @@ CODES = {
     "header_fields_too_large": "The header fields are too large.",
     "internal": "An unexpected fault, or storage that failed. `detail`: `read_only` and `reason` in the latter case; "
     '`outcome: "unknown"` when a change may be back after a restart.',
-    "not_ready": "The topic's worker is starting or gone. `detail`: `replay_progress`; "
+    "not_ready": "The topic's worker is starting, failing or gone. `detail`: `replay_progress`; `shard` and `failures`, of readiness `shards`, "
+    "`failing` (`shard`, `failures`, `reason` of each) and `locked`; "
     '`outcome: "unknown"` when a change may or may not have been made.',
     "shutting_down": "The server is stopping.",
 }

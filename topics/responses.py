@@ -350,6 +350,7 @@ class Metrics(Struct):
     watch_sessions: Count
     ready: bool
     replay_progress: Annotated[float, Meta(ge=0, le=1)]
+    processes_failing: Count
     uptime_ms: Count
     wal: WalMetrics
     performance: Performance

@@ -53,7 +53,7 @@ OTHER_VARIABLES = frozenset({
     "TOPICS_CONFIG",  # the command
     "TOPICS_JOB_TOPIC", "TOPICS_JOB_SEQ", "TOPICS_JOB_TAG", "TOPICS_JOB_TS", "TOPICS_JOB_DELIVERIES",  # `topics queue work`
     "TOPICS_OFFLINE_TOKEN",  # Spark jobs
-    "TOPICS_PUBLISH", "TOPICS_SPARK_MEMORY",  # the compose file
+    "TOPICS_BASE_IMAGE", "TOPICS_PUBLISH", "TOPICS_SPARK_MEMORY",  # the compose file
     "TOPICS_NEEDS", "TOPICS_ROOT", "TOPICS_VENV",  # scripts
     "TOPICS_FAILPOINTS", "TOPICS_COLD_FAILPOINTS",  # tests of crashes
 })  # fmt: skip

@@ -125,7 +125,7 @@ class Caps:
         while count < len(self._parked) and self._parked[count].since_us <= late:
             count += 1
         gone, self._parked = self._parked[:count], self._parked[count:]
-        error = Unavailable("the shards that keep the caps of the server are starting; try again shortly")
+        error = Unavailable("the shards that keep the caps of the server are not ready; try again shortly")
         return [(entry.token, error) for entry in gone]
 
     @property

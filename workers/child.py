@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import NoReturn, TypeAlias
 
-from topics.control_channel import LoopChannel, Message
+from topics.control_channel import Failed, LoopChannel, Message, encode
 from topics.process import become, die_with_parent
 from workers import exit_codes
 from workers.liveness import Heartbeat
@@ -52,14 +52,14 @@ class Child:
         self.ended = asyncio.Event()
         self.exit_code = 0  # after the end, as `reap` tells it
         self.killed = False
+        self.reason = ""  # of its end, if it is known
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self.started_s = self._loop.time()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
                 kept_fds = [one.fileno() for one in (*inherited, theirs)]
-                self.pid, self._pidfd = fork(name, partial(life, theirs), kept_fds)
+                self.pid, self._pidfd = fork(name, partial(_tell_failure, life, theirs), kept_fds)
         except BaseException:
             ours.close()
             raise
@@ -68,11 +68,10 @@ class Child:
 
     @property
     def end_text(self) -> str:
+        if self.reason:
+            return self.reason
         code = self.exit_code
         return f"exit status {code}" if code >= 0 else f"killed by {_signal_name(-code)}"
-
-    def lived_s(self) -> float:
-        return self._loop.time() - self.started_s
 
     def kill(self) -> None:
         self.killed = True
@@ -128,6 +127,19 @@ def _live(name: str, life: Callable[[], int], kept_fds: Collection[int], parent:
     finally:
         _flush()
         os._exit(code)
+
+
+def _tell_failure(life: Life, control: socket.socket) -> int:
+    """A life that tells the supervisor of an unexpected error, by its type: the text of most may hold data of clients."""
+    try:
+        return life(control)
+    except Exception as error:
+        reason = (
+            str(error) if isinstance(error, OSError) else f"unexpected {type(error).__name__}; see the log"
+        )
+        with contextlib.suppress(OSError):
+            control.send(encode(Failed(reason)))
+        raise
 
 
 def _shed(kept_fds: Collection[int]) -> None:

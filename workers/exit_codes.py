@@ -7,6 +7,7 @@ UNEXPECTED = 1
 BAD_CONFIGURATION = 2
 LOCKED = 3
 CANNOT_BIND = 4
+FAILING = 5
 
 MEANINGS = {
     CLEAN: "drained and stopped",
@@ -14,6 +15,7 @@ MEANINGS = {
     BAD_CONFIGURATION: "the configuration or the data directory's layout was refused",
     LOCKED: "another server holds the data directory",
     CANNOT_BIND: "the address or port cannot be bound",
+    FAILING: "stopped while a shard was down or a process kept failing; such a shard has no last snapshot",
 }
 
 

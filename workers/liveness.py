@@ -6,20 +6,25 @@ import math
 
 RESTART_DELAY_MIN_S = 0.1
 RESTART_DELAY_MAX_S = 10.0
-CALM_S = 30.0  # a child that lived this long was fine, and its next death is a first one
+CALM_S = 30.0  # a child that did its work for this long was fine, and its next death is a first one
+FAILING_FROM = 2  # deaths in a row: one may be an accident
 PING_INTERVAL_S = 1.0
 START_S = 30.0  # a child that has never answered may still be loading its modules
 
 
 class Backoff:
-    """How long to wait before the next restart."""
+    """How long to wait before the next restart. `failures` counts the deaths in a row."""
 
     def __init__(self) -> None:
+        self.failures = 0
         self._next_s = RESTART_DELAY_MIN_S
 
-    def delay_after(self, lived_s: float) -> float:
-        if lived_s >= CALM_S:
+    def delay_after(self, worked_s: float) -> float:
+        """After the death of a child that did its work for so long; 0 for one that never came to it, however long it tried."""
+        if worked_s >= CALM_S:
+            self.failures = 0
             self._next_s = RESTART_DELAY_MIN_S
+        self.failures += 1
         delay_s = self._next_s
         self._next_s = min(delay_s * 2, RESTART_DELAY_MAX_S)
         return delay_s

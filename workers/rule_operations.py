@@ -342,7 +342,7 @@ class RuleOperations:
         """Before anything is begun: a client is better told to come back than left without knowing."""
         for shard in shards:
             if shard != self._own and shard not in self.living:
-                raise NotReady("a shard that this router needs is starting; try again shortly", shard=shard)
+                raise NotReady("a shard that this router needs is not ready; try again shortly", shard=shard)
 
 
 def _check_same_way(wish: Wish, known: Forward) -> None:

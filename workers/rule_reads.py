@@ -134,7 +134,7 @@ class RuleReads:
         self._open -= 1
         rows, totals = reading.forwards, reading.totals
         if reading.failed:
-            reading.answer(NotReady("a shard that counts the copies is starting; try again shortly"))
+            reading.answer(NotReady("a shard that counts the copies is not ready; try again shortly"))
         elif reading.page_size:
             reading.answer(forward_list(rows, totals, reading.page_size, reading.total_ms()))
         elif rows[0].uid not in totals:  # its dest was dropped just now

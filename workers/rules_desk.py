@@ -222,12 +222,12 @@ class RulesDesk:
         while self._line and (client := self._line[0].client) is not None and client.until_us <= now_us:
             self._line.popleft()
             self._answer(
-                client, NotReady("routers cannot be changed while a worker is starting; try again shortly")
+                client, NotReady("routers cannot be changed while a worker is not ready; try again shortly")
             )
         running = self._running
         if running is not None and running.client is not None and running.client.until_us <= now_us:
             client, running.client = running.client, None
-            text = "a worker is starting; the change goes on when it is back"
+            text = "a worker is not ready; the change goes on when it is back"
             self._answer(client, NotReady(text, outcome="unknown"))
 
     # -- the one that runs ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import time
 
 from topics import logs
 from topics.api_keys import secrets_of
-from topics.control_channel import Channel, Drain, Message, Ping, Pong
+from topics.control_channel import Channel, Drain, Failed, Locked, Message, Ping, Pong
 from topics.engine import limits
 from topics.engine.config import EngineConfig
 from topics.engine.engine import Engine
@@ -92,6 +92,7 @@ def lock_shard(path: str, control: Channel) -> list[Message] | None:
                 logger.warning(
                     "waiting for the worker before to let go of the shard", extra={"fields": {"path": path}}
                 )
+                control.send(Locked())
                 said = True
         for message in control.receive():
             if isinstance(message, Ping):
@@ -146,6 +147,7 @@ def main(place: WorkerPlace, control_socket: socket.socket) -> int:
         cold = open_cold(settings, place.shard)
     except BadFailpoint as error:
         logger.critical("the shard cannot run: %s", error)
+        control.send(Failed(str(error)))
         return 1
     engine = Engine(disk, SystemClock(), config, cold)
     caps = Caps(
@@ -173,5 +175,6 @@ def main(place: WorkerPlace, control_socket: socket.socket) -> int:
         loop.run()
     except TopicsError as error:
         logger.critical("the shard cannot run: %s", error, extra={"fields": error.detail})
+        control.send(Failed(str(error)))
         return 1
     return 0

@@ -11,11 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from topics.control_channel import Peer
+import msgspec
+
+from topics.control_channel import Outage, Peer
 from topics.engine.layout import Layout
 from topics.places import FrontPlace, WorkerPlace
 from workers.child import Child, Life
-from workers.liveness import Backoff
+from workers.liveness import FAILING_FROM, Backoff
 
 WorkerMain: TypeAlias = Callable[[WorkerPlace, socket.socket], int]
 FrontMain: TypeAlias = Callable[[FrontPlace, socket.socket], int]
@@ -29,7 +31,21 @@ class Slot(ABC):
         self.backoff = Backoff()
         self.child: Child | None = None
         self.restart: asyncio.TimerHandle | None = None
-        self.up = False  # it has said that it does its work
+        self.up_since_s: float | None = None  # when it has said that it does its work
+        self.last_end = ""  # why the process before has ended
+
+    @property
+    def up(self) -> bool:
+        return self.up_since_s is not None
+
+    @property
+    def is_failing(self) -> bool:
+        return not self.up and self.backoff.failures >= FAILING_FROM
+
+    @property
+    def outage(self) -> Outage | None:
+        """Why it does not work, when it is not just starting."""
+        return Outage(self.name, None, self.backoff.failures, self.last_end) if self.is_failing else None
 
     @abstractmethod
     def next_life(self) -> Life:
@@ -41,11 +57,13 @@ class Slot(ABC):
     def vacate(self) -> None:
         """The process has ended and is reaped."""
         self.child = None
-        self.up = False
+        self.up_since_s = None
 
 
 class WorkerSlot(Slot):
-    """One shard. `peer` is the address of the present process, `listening` says whether it answers there yet."""
+    """One shard. `peer` is the address of the present process, `listening` says whether it answers there yet, `locked` whether it
+    waits for another process to let go of the shard's directory.
+    """
 
     def __init__(self, shard: int, layout: Layout, run_dir: Path, main: WorkerMain) -> None:
         super().__init__(f"shard {shard}")
@@ -55,6 +73,7 @@ class WorkerSlot(Slot):
         self._main = main
         self.peer = Peer(shard, 0, "")
         self.listening = False
+        self.locked = False
         self.owes = False  # copies to other workers, while the server stops
 
     def next_life(self) -> Life:
@@ -66,9 +85,16 @@ class WorkerSlot(Slot):
         place = WorkerPlace(self._shard, layout.shards, layout.generation, incarnation, str(path))
         return partial(self._main, place)
 
+    @property
+    def outage(self) -> Outage | None:
+        if self.locked:
+            return Outage(self.name, self._shard, 0, "")
+        found = super().outage
+        return None if found is None else msgspec.structs.replace(found, shard=self._shard)
+
     def vacate(self) -> None:
         super().vacate()
-        self.listening = self.owes = False
+        self.listening = self.locked = self.owes = False
         Path(self.peer.path).unlink(missing_ok=True)
 
 

@@ -19,6 +19,7 @@ Exit codes:
     2  the configuration or the data directory's layout was refused
     3  another server holds the data directory
     4  the address or port cannot be bound
+    5  stopped while a shard was down or a process kept failing
 """
 
 from __future__ import annotations
@@ -34,7 +35,20 @@ from pathlib import Path
 
 import topics
 from topics.api_keys import parse_keys
-from topics.control_channel import Drain, Listening, Message, Owes, Peers, Ping, Pong, Ready, Serving, Settle
+from topics.control_channel import (
+    Drain,
+    Failed,
+    Listening,
+    Locked,
+    Message,
+    Owes,
+    Peers,
+    Ping,
+    Pong,
+    Ready,
+    Serving,
+    Settle,
+)
 from topics.engine.layout import Layout
 from topics.logs import log
 from topics.settings import Settings, complaints
@@ -49,6 +63,7 @@ SHARDS_DEFAULT_MAX = 8
 FRONT_DRAIN_S = 12.0  # fronts give their clients 10 s
 SETTLE_S = 10.0
 SAME_SIGNAL_S = 0.5  # whoever stops a program and its group sends two at once, and means one
+REASON_MAX = 500  # characters of why a child has failed, which every answer for its topics repeats
 WORKER_DRAIN_S = 60.0  # a final snapshot of a full shard on a slow disk
 
 logger = logging.getLogger("topics.supervisor")
@@ -157,6 +172,7 @@ class Supervisor:
         self._forced = asyncio.Event()
         self._settled = asyncio.Event()
         self._announced = False
+        self._told = Peers([])
 
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
@@ -200,7 +216,8 @@ class Supervisor:
             )
         except OSError as error:
             # Out of processes, memory or descriptors: worth another try.
-            self._restart_later(slot, lived_s=0.0, reason=str(error))
+            self._restart_later(slot, worked_s=0.0, reason=str(error))
+            self._tell_peers()
             return
         slot.child.channel.send(self._peers())
         log(logger, logging.INFO, f"{slot.name} started", pid=slot.child.pid)
@@ -209,11 +226,19 @@ class Supervisor:
         match message:
             case Pong():
                 child.heartbeat.answered()
+            case Failed(reason):
+                child.reason = reason[:REASON_MAX]
+            case Locked() if isinstance(slot, WorkerSlot):
+                slot.locked = True
+                self._tell_peers()
             case Listening() if isinstance(slot, WorkerSlot):
-                slot.listening = True
+                slot.listening, slot.locked = True, False
                 self._tell_peers()
             case Ready() | Serving():
-                slot.up = True
+                was_failing = slot.is_failing
+                slot.up_since_s = self._loop.time()
+                if was_failing:
+                    self._tell_peers()
                 log(
                     logger,
                     logging.INFO,
@@ -227,21 +252,31 @@ class Supervisor:
                 log(logger, logging.WARNING, f"{slot.name} sent what it should not", message=message)
 
     def _ended(self, slot: Slot, child: Child) -> None:
+        worked_s = 0.0 if slot.up_since_s is None else self._loop.time() - slot.up_since_s
         slot.vacate()
-        if isinstance(slot, WorkerSlot):
-            self._tell_peers()
-            self._look_who_owes()
         if not self._stopping.is_set():
-            self._restart_later(slot, lived_s=child.lived_s(), reason=child.end_text)
+            self._restart_later(slot, worked_s=worked_s, reason=child.end_text)
         elif child.exit_code != 0:
             log(logger, logging.WARNING, f"{slot.name} ended badly", pid=child.pid, reason=child.end_text)
         else:
             log(logger, logging.INFO, f"{slot.name} stopped", pid=child.pid)
+        self._tell_peers()
+        if isinstance(slot, WorkerSlot):
+            self._look_who_owes()
 
-    def _restart_later(self, slot: Slot, *, lived_s: float, reason: str) -> None:
-        delay_s = slot.backoff.delay_after(lived_s)
+    def _restart_later(self, slot: Slot, *, worked_s: float, reason: str) -> None:
+        delay_s = slot.backoff.delay_after(worked_s)
+        slot.last_end = reason
         slot.restart = self._loop.call_later(delay_s, self._start, slot)
-        log(logger, logging.WARNING, f"{slot.name} died", reason=reason, restart_in_ms=round(delay_s * 1000))
+        level, what = (logging.ERROR, "keeps failing") if slot.is_failing else (logging.WARNING, "died")
+        log(
+            logger,
+            level,
+            f"{slot.name} {what}",
+            reason=reason,
+            failures=slot.backoff.failures,
+            restart_in_ms=round(delay_s * 1000),
+        )
 
     def _tick(self) -> None:
         """Ping everyone and kill who has been silent for too long; their end restarts them."""
@@ -251,15 +286,22 @@ class Supervisor:
                 child.channel.send(Ping())
             elif child.heartbeat.hung and not child.killed:
                 log(logger, logging.ERROR, f"{child.name} does not answer: killing it", pid=child.pid)
+                child.reason = "it did not answer and was killed"
                 child.kill()
 
     # What the children hear of each other.
 
     def _peers(self) -> Peers:
-        return Peers([slot.peer for slot in self._workers if slot.listening])
+        return Peers(
+            [slot.peer for slot in self._workers if slot.listening],
+            [outage for slot in self._slots if (outage := slot.outage)],
+        )
 
     def _tell_peers(self) -> None:
         peers = self._peers()
+        if peers == self._told:
+            return
+        self._told = peers
         for slot in self._slots:
             if slot.child:
                 slot.child.channel.send(peers)
@@ -275,10 +317,15 @@ class Supervisor:
         """Fronts first: while they finish their requests, the workers must still answer."""
         log(logger, logging.INFO, "draining")
         self._ticker.cancel()
+        # A shard that is down gets no last snapshot, and a process that keeps failing has not done its work.
+        failing = [
+            slot for slot in self._slots if slot.is_failing or (slot in self._workers and not slot.child)
+        ]
         for slot in self._slots:
             if slot.restart:
                 slot.restart.cancel()
         workers = [slot.child for slot in self._workers if slot.child]
+        sound = [slot.child for slot in self._workers if slot.child and not slot.is_failing]
         fronts = [slot.child for slot in self._fronts if slot.child]
         for child in fronts:
             child.channel.send(Drain())
@@ -289,12 +336,19 @@ class Supervisor:
         for child in workers:
             child.channel.send(Drain())
         await self._end_all(workers, limit_s=WORKER_DRAIN_S)
-        clean = not self._forced.is_set() and all(child.exit_code == 0 for child in workers)
-        log(logger, logging.INFO, "stopped", clean=clean)
-        return exit_codes.CLEAN if clean else exit_codes.UNEXPECTED
+        code = exit_codes.FAILING if failing else exit_codes.CLEAN
+        if self._forced.is_set() or any(child.exit_code != 0 for child in sound):
+            code = exit_codes.UNEXPECTED
+        if failing:
+            names = [slot.name for slot in failing]
+            log(logger, logging.ERROR, "stopped while processes were failing", processes=names)
+        else:
+            log(logger, logging.INFO, "stopped", clean=code == exit_codes.CLEAN)
+        return code
 
     async def _settle(self) -> None:
         """Workers that serve send each other what their forwards owe; what is not sent by then goes after the next start."""
+        self._settled.clear()  # a worker that ended meanwhile may have set it
         for slot in self._workers:
             if slot.child and slot.up:
                 slot.owes = True  # until it says otherwise

@@ -10,6 +10,7 @@ from router import metrics_text
 from router.call import JSON_TYPE, Call, ask_all, error_response
 from router.exchange import Respond, Response
 from topics import openapi, wire
+from topics.control_channel import Outage
 from topics.reports import Readiness, ShardReport
 
 TEXT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -32,17 +33,28 @@ def ready(call: Call, respond: Respond) -> None:
 
     def done(replies: list[wire.Reply]) -> None:
         shards = [_readiness.decode(reply.body) if reply.status == 200 else None for reply in replies]
-        respond(_ready_response(shards))
+        respond(_ready_response(shards, call.services.core.outages))
 
     ask_all(call, wire.READY, done)
 
 
-def _ready_response(shards: list[Readiness | None]) -> Response:
+def _ready_response(shards: list[Readiness | None], outages: list[Outage]) -> Response:
     progress = sum(shard.progress for shard in shards if shard is not None) / len(shards)
     waiting = [i for i, shard in enumerate(shards) if shard is None or shard.progress < 1.0]
     if waiting:
         detail: dict[str, object] = {"replay_progress": int(progress * 10_000) / 10_000, "shards": waiting}
-        return error_response("not_ready", f"shards {waiting} are not ready yet", detail)
+        known = {outage.shard: outage for outage in outages if outage.shard in waiting}
+        texts = [outage.text for outage in known.values()]
+        if starting := [shard for shard in waiting if shard not in known]:
+            texts.append(f"shards {starting} are not ready yet")
+        if locked := [shard for shard, outage in known.items() if not outage.failures]:
+            detail["locked"] = locked
+        if failing := [outage for outage in known.values() if outage.failures]:
+            detail["failing"] = [
+                {"shard": outage.shard, "failures": outage.failures, "reason": outage.reason}
+                for outage in failing
+            ]
+        return error_response("not_ready", "; ".join(texts), detail)
     broken = {i: shard.read_only for i, shard in enumerate(shards) if shard is not None and shard.read_only}
     if broken:
         detail = {
@@ -65,8 +77,16 @@ def metrics(call: Call, respond: Respond) -> None:
         uptime_ms = (services.now_us() - services.started_us) // 1000
         covers = call.key.covers if call.key is not None else lambda name: True
         streams = services.desk.count + sum(report.streams_elsewhere for report in reports)
+        failing = sum(outage.failures > 0 for outage in services.core.outages)
         totals = metrics_text.Totals(
-            reports, len(replies), uptime_ms, services.core.refused_full, streams, covers, services.pressure()
+            reports,
+            len(replies),
+            uptime_ms,
+            services.core.refused_full,
+            streams,
+            covers,
+            services.pressure(),
+            failing,
         )
         if not wants_json:
             respond(Response(200, metrics_text.as_text(totals), TEXT_TYPE))

@@ -334,7 +334,7 @@ class Farewell:
         self._text = (
             sse.error("server_shutting_down", "the server is stopping; reconnect to go on")
             if stopping
-            else sse.error("not_ready", "the session's shard is starting; reconnect to go on")
+            else sse.error("not_ready", "the session's shard is not ready; reconnect to go on")
         )
 
     def opened(self, sink: Sink) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -212,6 +213,8 @@ def test_until_a_shard_has_recovered_its_topics_are_not_ready(start_server: Star
         for path in ("/readyz", "/v0/ready"):
             detail = refused(server.get(path), 503, "not_ready")
             assert 0.0 <= detail["replay_progress"] < 1.0
+            assert detail["shards"] == detail["locked"] == [0]
+        assert "waits for its lock" in server.get(f"/v0/topics/{late}").error["message"]
         for path in ("/healthz", "/v0/health"):
             assert server.get(path).status == 200
         text = server.get("/v0/metrics").body.decode()
@@ -222,6 +225,59 @@ def test_until_a_shard_has_recovered_its_topics_are_not_ready(start_server: Star
     server.wait_ready()
     assert data_of(server, late) == [late]
     ok(server.write(late, 1))
+
+
+@fault(
+    "supervisor",
+    "a shard ends at every start",
+    "readiness, requests, metrics and the log say that it keeps failing, how often and why; it serves once the cause is gone",
+)
+def test_a_shard_that_cannot_start_is_called_failing(start_server: Start) -> None:
+    server = start_server()
+    late, early = (next(f"t{i}" for i in range(99) if shard_of(f"t{i}", 2) == shard) for shard in (1, 0))
+    for name in (late, early):
+        ok(server.write(name, name), 201)
+    assert server.stop() == 0
+    assert alarms(server) == [], "a clean stop is no reason for one"
+    lock = server.data_dir / "layout-1" / "shard-01" / "LOCK"
+    lock.unlink()
+    lock.mkdir()
+    server.start(wait_ready=False)
+
+    def failing() -> Json | None:
+        reply = server.get("/readyz")
+        return reply.error if reply.status == 503 and "failing" in reply.error.get("detail", {}) else None
+
+    error = until(failing)
+    (told,) = error["detail"]["failing"]
+    assert error["code"] == "not_ready"
+    assert error["detail"]["shards"] == [told["shard"]] == [1]
+    assert told["failures"] >= 2
+    assert "Is a directory" in told["reason"]
+    assert error["message"].startswith("shard 1 keeps failing (")
+    refusal = server.get(f"/v0/topics/{late}")
+    assert "shard 1 keeps failing" in refusal.error["message"]
+    assert refused(refusal, 503, "not_ready")["failures"] >= 2
+    assert data_of(server, early) == [early]
+    assert b"\ntopics_processes_failing 1\n" in server.get("/v0/metrics").body
+    assert ok(server.get("/v0/metrics", Accept="application/json"))["processes_failing"] == 1
+    assert '"shard 1 keeps failing"' in server.log
+    assert server.stop() == 5
+    assert '"a shard is down"' not in server.log.rpartition('"message":"draining"')[2]
+
+    server.start(wait_ready=False)
+    until(failing)
+    lock.rmdir()
+    server.wait_ready()
+    assert data_of(server, late) == [late]
+    until(lambda: b"\ntopics_processes_failing 0\n" in server.get("/v0/metrics").body)
+    assert server.stop() == 0
+
+
+def alarms(server: Server) -> list[str]:
+    """Warnings and worse."""
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    return [line["message"] for line in lines if line["level"] != "info"]
 
 
 @fault(

@@ -26,6 +26,7 @@ from tests.support import nursery
 from tests.support.faults import fault
 from tests.support.in_process import call
 from topics.cli import commands
+from workers import exit_codes
 from workers.__main__ import main as server_main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -272,10 +273,14 @@ def test_a_hung_child_is_killed_and_replaced(server: Server) -> None:
 def test_a_child_that_cannot_start_is_tried_again_ever_slower(server: Server) -> None:
     server.start(FAKE_FAILS="front", TOPICS_LOG_FORMAT="json")
     until(lambda: len(server.pids("front")) >= 4, "fourth try")
-    deaths = [json.loads(line) for line in server.text().splitlines() if "front 0 died" in line]
-    assert [death["fields"]["restart_in_ms"] for death in deaths[:3]] == [100, 200, 400]
-    assert deaths[0]["fields"]["reason"] == "exit status 9"
-    assert server.stop() == 0
+    lines = [json.loads(line) for line in server.text().splitlines() if '"restart_in_ms"' in line]
+    assert [line["message"] for line in lines[:3]] == ["front 0 died"] + ["front 0 keeps failing"] * 2
+    assert [line["fields"]["restart_in_ms"] for line in lines[:3]] == [100, 200, 400]
+    assert [line["fields"]["failures"] for line in lines[:3]] == [1, 2, 3]
+    assert lines[0]["fields"]["reason"] == "exit status 9"
+    outages = [entry["outages"] for entry in server.entries("peers", "worker") if entry["outages"]]
+    assert outages[0] == [["front 0", None, 2, "exit status 9"]]
+    assert server.stop() == 5
 
 
 def files_of(pid: int) -> set[str]:
@@ -474,17 +479,21 @@ def test_only_the_supervisor_minds_the_signals_of_a_terminal(server: Server) -> 
     assert len(server.pids()) == 3, "nobody was restarted"
 
 
-@fault("supervisor", "a stop comes while a child waits for its restart", "the server stops at once")
+@fault(
+    "supervisor",
+    "a stop comes while a shard keeps failing",
+    "the server stops at once, and the exit code 5 says that the shard was not stopped cleanly",
+)
 def test_a_stop_does_not_wait_for_a_restart(server: Server) -> None:
     server.start(FAKE_FAILS="worker")
     # By then both workers are waited for, and nobody is left to drain.
     until(lambda: server.text().count('"restart_in_ms":1600') == 2, "long wait for both")
     code = server.stop()
-    before, _, after = server.text().partition('"message":"draining"')
+    after = server.text().partition('"message":"draining"')[2]
     assert not re.search(r'"shard \d started"', after)
-    # On a machine that stood still one may be there again, which fails once more.
-    starts, ends = (len(re.findall(rf'"shard \d {what}"', before)) for what in ("started", "died"))
-    assert code == (0 if starts == ends else 1)
+    assert code == 5
+    stopped = json.loads(after.splitlines()[-1])
+    assert stopped["fields"]["processes"] == ["shard 0", "shard 1"]
 
 
 # Refusals.
@@ -660,7 +669,9 @@ def test_help_names_the_variables_and_exit_codes() -> None:
     for done in (call(server_main, "--help"), call(commands.run, "serve", "--help")):
         assert done.returncode == 0
         assert "TOPICS_DATA_DIR" in done.stdout
-        assert "\n  4  " in done.stdout
+        assert all(f"\n  {code}  " in done.stdout for code in exit_codes.MEANINGS)
+    page = (ROOT / "docs" / "operations.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| (\d+) \|", page, re.M) == [str(code) for code in exit_codes.MEANINGS]
 
 
 def test_the_topics_command() -> None:

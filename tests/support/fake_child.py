@@ -77,8 +77,12 @@ class FakeChild:
         match message:
             case Ping():
                 self.channel.send(Pong())
-            case Peers(workers):
-                self.note("peers", workers=[[peer.shard, peer.incarnation, peer.path] for peer in workers])
+            case Peers(workers, outages):
+                self.note(
+                    "peers",
+                    workers=[[peer.shard, peer.incarnation, peer.path] for peer in workers],
+                    outages=[[one.name, one.shard, one.failures, one.reason] for one in outages],
+                )
             case Settle():
                 self.note("settle")
                 if os.environ.get("FAKE_OWES") != self.role:

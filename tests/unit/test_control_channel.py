@@ -18,10 +18,13 @@ from topics.control_channel import (
     LINE_BYTES_MAX,
     Channel,
     Drain,
+    Failed,
     LineBuffer,
     Listening,
+    Locked,
     LoopChannel,
     Message,
+    Outage,
     Owes,
     Peer,
     Peers,
@@ -33,14 +36,19 @@ from topics.control_channel import (
     encode,
 )
 
-PEERS = Peers([Peer(0, 1 << 60, "/run/a.sock"), Peer(1, 7, "/run/b\n.sock")])
+PEERS = Peers(
+    [Peer(0, 1 << 60, "/run/a.sock"), Peer(1, 7, "/run/b\n.sock")],
+    [Outage("shard 2", 2, 3, "no\nspace"), Outage("front 0", None, 2, "")],
+)
 MESSAGES: list[Message] = [
     Ping(),
     Settle(),
     Drain(),
     PEERS,
     Pong(),
+    Locked(),
     Listening(),
+    Failed("no\nspace"),
     Ready(),
     Serving(),
     Owes(True),

@@ -14,16 +14,18 @@ from workers.liveness import START_S, Backoff, Heartbeat, ping_interval_s
 @fault("supervisor", "a child dies again and again", "it is started ever later, up to a bound")
 def test_delays_double_to_a_bound() -> None:
     backoff = Backoff()
-    delays = [backoff.delay_after(lived_s=1.0) for _ in range(9)]
+    delays = [backoff.delay_after(worked_s=1.0) for _ in range(9)]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
 
 
 def test_a_calm_life_starts_over() -> None:
     backoff = Backoff()
     for _ in range(5):
-        backoff.delay_after(lived_s=29.9)
-    assert backoff.delay_after(lived_s=30.0) == 0.1
-    assert backoff.delay_after(lived_s=0.0) == 0.2
+        backoff.delay_after(worked_s=29.9)
+    assert backoff.delay_after(worked_s=30.0) == 0.1
+    assert backoff.failures == 1
+    assert backoff.delay_after(worked_s=0.0) == 0.2
+    assert backoff.failures == 2
 
 
 def test_one_ping_is_open_at_a_time() -> None:

@@ -16,7 +16,7 @@ _ADVICE: dict[type[errors.ClientError], str] = {
     errors.TopicNotEmpty: "`topics topic purge` empties it",
     errors.TopicFull: "Delete records with `topics topic purge`, or raise its caps with `topics topic set`",
     errors.Throttled: "Wait, or send less at once",
-    errors.NotReady: "Its worker is starting: `topics health --wait 60` waits for it",
+    errors.NotReady: "Its worker does not serve: `topics health` says why, and with `--wait 60` waits for it",
     errors.ServerFault: "See the log of the server",
     errors.WrongLastSeq: "Somebody wrote in between: read what, and decide again",
     errors.BadAnswer: "Check the address, and what stands between: a proxy has pages of its own",

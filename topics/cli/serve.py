@@ -14,7 +14,9 @@ from topics.settings import describe, split_host
 
 class _Serve(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Environment variables (docs/configuration.md has more on each)"):
+        with formatter.section(
+            "Environment variables (durations and sizes accept units: 30s, 64MiB; docs/configuration.md has more)"
+        ):
             formatter.write_dl(
                 [
                     (name, f"{meaning} [{default}]" if default else meaning)

@@ -227,7 +227,7 @@ class ServerFault(ApiError):
 
 class NotReady(ApiError):
     code = "not_ready"
-    hint = "the topic's worker is starting; it was tried for as long as Retries say"
+    hint = "the topic's worker does not serve; it was tried for as long as Retries say"
 
 
 class ShuttingDown(ApiError):
