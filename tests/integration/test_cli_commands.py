@@ -84,7 +84,7 @@ def test_arguments_are_one_write(cli: Cli, topic: str) -> None:
     assert (written["first_seq"], written["last_seq"], written["created"]) == (1, 2, True)
     assert [(row["$tag"], row["data"]) for row in cli.rows("read", topic)] == [("eu", {"a": 1}), ("eu", 2)]
     assert cli("pub", topic, "3", "tea") == 1
-    assert "argument 2 is no JSON value" in cli.err
+    assert "argument 2 is not valid JSON" in cli.err
     assert "--text" in cli.err
     assert len(cli.rows("read", topic)) == 2  # not even the one that is right
 
@@ -124,7 +124,7 @@ def test_a_copy_has_tags_meta_and_bytes(cli: Cli, topic: str, server: Server) ->
 
 def test_a_wrong_line_ends_it_and_those_before_are_written(cli: Cli, topic: str) -> None:
     assert cli("pub", topic, stdin="1\n\n2\noops\n3\n") == 1
-    assert "line 4 is no JSON value" in cli.err
+    assert "line 4 is not valid JSON" in cli.err
     assert data(cli.rows("read", topic)) == [1, 2]
     assert cli("pub", topic, "--at-once", stdin="3\noops\n") == 1
     assert data(cli.rows("read", topic)) == [1, 2]

@@ -1,4 +1,4 @@
-"""What an error of the client says to somebody at a terminal, and its exit code."""
+"""Text and exit code of an error of the client, for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADVICE: dict[type[errors.ClientError], str] = {
     errors.Throttled: "Wait, or send less at once",
     errors.NotReady: "Its worker does not serve: `topics health` says why, and with `--wait 60` waits for it",
     errors.ServerFault: "See the log of the server",
-    errors.WrongLastSeq: "Somebody wrote in between: read what, and decide again",
+    errors.WrongLastSeq: "Another client wrote in between: read what, and decide again",
     errors.BadAnswer: "Check the address, and what stands between: a proxy has pages of its own",
 }
 _MAYBE = "It may have been carried out all the same: look before you repeat it"

@@ -131,13 +131,23 @@ class Bench:
 
 
 @click.command()
-@click.option("--time", "each_ms", type=duration, default="2s", help="For each of four phases. [2s]")
-@click.option("--size", type=size, default="100", help="Of a record's data. [100]")
-@click.option("--batch", type=click.IntRange(2, 10_000), default=100, help="Records of a batch. [100]")
-@click.option("--threads", type=click.IntRange(1, 16), default=4, help="Writers at a time. [4]")
-@click.option("--durability", type=click.Choice(["ephemeral", "memory", "disk", "fsync"]), default="disk", help="[disk]")  # fmt: skip
-@click.option("--topic", help="A new topic with this name. [bench.…]")
-@click.option("--keep", is_flag=True, help="Leave the topic.")
+@click.option(
+    "--time", "each_ms", type=duration, default="2s", help="Duration of each of the four phases. [2s]"
+)
+@click.option("--size", type=size, default="100", help="Size of a record's data. [100]")
+@click.option(
+    "--batch",
+    type=click.IntRange(2, 10_000),
+    default=100,
+    metavar="N",
+    help="Number of records in a batch. [100]",
+)
+@click.option(
+    "--threads", type=click.IntRange(1, 16), default=4, metavar="N", help="Number of writing threads. [4]"
+)
+@click.option("--durability", type=click.Choice(["ephemeral", "memory", "disk", "fsync"]), default="disk", help="Durability of the topic. [disk]")  # fmt: skip
+@click.option("--topic", help="Name of the topic to create. [bench.…]")
+@click.option("--keep", is_flag=True, help="Do not delete the topic.")
 @with_server
 def bench(
     session: Session,

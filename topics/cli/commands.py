@@ -22,13 +22,13 @@ COMMANDS = {
     "read": ("topics.cli.reading:read", "Print the records of a topic."),
     "tail": ("topics.cli.tail:tail", "Follow topics: topics tail 'orders.>'"),
     "topic": ("topics.cli.topic:topic", "List, create, show, change, delete, empty topics."),
-    "queue": ("topics.cli.jobs:queue", "Take jobs, settle them, run a command for each."),
+    "queue": ("topics.cli.jobs:queue", "Claim and settle jobs, or run a command for each."),
     "consumer": (
         "topics.cli.consumer:consumer",
         "List, create, show, pause, move, delete consumers of a topic.",
     ),
     "router": ("topics.cli.routers:router", "List, create, show, delete rules that copy records."),
-    "top": ("topics.cli.top:top", "Watch rates, lag and pressure."),
+    "top": ("topics.cli.top:top", "Show rates, lag and pressure."),
     "bench": ("topics.cli.bench:bench", "Measure writes and reads against a server."),
     "health": ("topics.cli.health:health", "Check whether a server serves, by the exit code."),
     "du": ("topics.cli.du:du", "Show what takes the space of a data directory."),
@@ -144,7 +144,7 @@ def run(arguments: Sequence[str]) -> int:
         forget_output()
         return failures.OK
     except UnicodeEncodeError as error:
-        click.echo(f"topics: {error.object!r} is no text in UTF-8", err=True)
+        click.echo(f"topics: {error.object!r} is not valid UTF-8", err=True)
         return failures.USAGE
     except OSError as error:
         forget_output()
@@ -156,7 +156,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _until_reader_goes() -> Iterator[None]:
-    """Whoever read a pipe and has gone has seen enough: all is well. Click would call it a failure."""
+    """A reader of the pipe that has gone has seen enough, which is a success. Click would call it a failure."""
     try:
         yield
     except BrokenPipeError:

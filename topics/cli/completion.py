@@ -9,7 +9,7 @@ from click.shell_completion import get_completion_class
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what completes these commands in a shell.
+    """Print the completion script for a shell.
 
     \b
     bash:  eval "$(topics completion bash)"          in ~/.bashrc

@@ -9,7 +9,15 @@ import click
 
 from topics.cli.groups import Aliased
 from topics.cli.quantities import SEQ, duration, durations, moment, setting, when
-from topics.cli.session import Session, confirm, consumer_argument, topic_argument, with_server, yes_option
+from topics.cli.session import (
+    Session,
+    complete_topic,
+    confirm,
+    consumer_argument,
+    topic_argument,
+    with_server,
+    yes_option,
+)
 from topics.cli.tables import as_time
 from topics.client.answers import Consumer
 
@@ -25,7 +33,7 @@ def consumer() -> None:
 @topic_argument
 @with_server
 def ls(session: Session, topic: str) -> None:
-    """All consumers of a topic, and how far behind they are."""
+    """List the consumers of a topic, and how far behind they are."""
     heads = ["consumer", "state", "next", "lag", "in flight", "acked", "redelivered", "dead"]
     session.rows(session.client.consumers(topic), heads, _cells, left=2)
 
@@ -48,7 +56,7 @@ def _cells(row: Consumer) -> list[str]:
 @consumer_argument
 @with_server
 def info(session: Session, topic: str, name: str) -> None:
-    """State and configuration."""
+    """Show state and configuration of a consumer."""
     session.fields(session.client.get_consumer(topic, name))
 
 
@@ -57,18 +65,30 @@ def where(text: str) -> str | dict[str, int]:
         return text
     if text.isascii() and text.isdigit():
         return {"from_seq": int(text)}
-    raise click.BadParameter(f"{text!r} is none of {', '.join(NAMED)}, and no seq")
+    raise click.BadParameter(f"{text!r} is not a seq, nor one of {', '.join(NAMED)}")
 
 
 @consumer.command("create")
 @topic_argument
 @consumer_argument
-@click.option("--ack", type=click.Choice(["none", "all", "explicit"]), help="What an ack means. [explicit]")
-@click.option("--ack-wait", "ack_wait_ms", type=duration, help="How long a record is a worker's. [30s]")
 @click.option(
-    "--backoff", "backoff_ms", type=durations, help="Before each delivery after the first: 1s,10s,1m"
+    "--ack",
+    type=click.Choice(["none", "all", "explicit"]),
+    help="Whether records need no ack, an ack covers all before it, or each is acked. [explicit]",
 )
-@click.option("--max-deliver", type=click.IntRange(0), help="So many times at most.")
+@click.option(
+    "--ack-wait",
+    "ack_wait_ms",
+    type=duration,
+    help="How long a worker has before a record is delivered again. [30s]",
+)
+@click.option("--backoff", "backoff_ms", type=durations, help="Delay before each further delivery: 1s,10s,1m")
+@click.option(
+    "--max-deliver",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Maximum number of deliveries of a record; 0: no limit.",
+)
 @click.option(
     "--filter",
     "filters",
@@ -77,12 +97,27 @@ def where(text: str) -> str | dict[str, int]:
     help="Only this tag, or a pattern ('eu.>'); several: any of them.",
 )
 @click.option(
-    "--deliver", type=where, help="Where it begins: all, new, last, last_per_tag, or after a seq. [all]"
+    "--deliver",
+    type=where,
+    metavar="WHERE",
+    help="Where to begin: all, new, last, last_per_tag, or after a seq. [all]",
 )
-@click.option("--max-ack-pending", type=click.IntRange(1), help="So many in flight at most.")
-@click.option("--dead-letter", metavar="TOPIC", help="Where what is never done goes.")
 @click.option(
-    "--set", "settings", type=setting, multiple=True, help="Any other setting of docs/consumers.md."
+    "--max-ack-pending", type=click.IntRange(1), metavar="N", help="Maximum number of records in flight."
+)
+@click.option(
+    "--dead-letter",
+    metavar="TOPIC",
+    shell_complete=complete_topic,
+    help="Topic that dead letters are written to.",
+)
+@click.option(
+    "--set",
+    "settings",
+    type=setting,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any other setting: see docs/consumers.md.",
 )
 @with_server
 def create(
@@ -98,7 +133,7 @@ def create(
     if filters:
         config["filter"] = list(filters)
     made = session.client.create_consumer(topic, name, **config)
-    what = "created" if made.created else "it was there; its configuration is this one now"
+    what = "created" if made.created else "existed, configuration replaced"
     session.one(
         made,
         f"{topic}/{name}: {what}; next is seq {made.next_seq}, {made.lag_records} record{'' if made.lag_records == 1 else 's'} behind",
@@ -108,10 +143,10 @@ def create(
 @consumer.command("reset")
 @topic_argument
 @consumer_argument
-@click.option("--to", type=click.Choice(["start", "end"]))
-@click.option("--seq", type=SEQ, help="At this seq.")
-@click.option("--since", type=when, help="With what was written since so long ago (10m), or since a time.")
-@click.option("--dry-run", is_flag=True, help="Tell what it would mean, and leave it.")
+@click.option("--to", type=click.Choice(["start", "end"]), help="To the oldest record, or behind the newest.")
+@click.option("--seq", type=SEQ, metavar="SEQ", help="To this seq.")
+@click.option("--since", type=when, help="To what was written this long ago (10m, 1h30m), or at this time.")
+@click.option("--dry-run", is_flag=True, help="Only say what it would do.")
 @with_server
 def reset(
     session: Session,
@@ -122,9 +157,9 @@ def reset(
     since: Any,
     dry_run: bool,
 ) -> None:
-    """Let a consumer go on elsewhere."""
+    """Move a consumer: it continues from another place in the topic."""
     if (to is not None) + (seq is not None) + (since is not None) != 1:
-        raise click.UsageError("say one of --to, --seq and --since")
+        raise click.UsageError("give exactly one of --to, --seq and --since")
     moved = session.client.reset_consumer(topic, name, to, seq=seq, since=since, dry_run=dry_run)
     would = "would go" if dry_run else "goes"
     session.one(
@@ -137,15 +172,15 @@ def reset(
 @consumer.command("pause")
 @topic_argument
 @consumer_argument
-@click.option("--for", "for_ms", type=duration, help="How long: 10m, 1h30m. [until `resume`]")
-@click.option("--until", type=moment, help="When it ends by itself: 2026-11-17T04:30:00Z")
+@click.option("--for", "for_ms", type=duration, help="How long to pause: 10m, 1h30m. [until `resume`]")
+@click.option("--until", type=moment, metavar="TIME", help="When the pause ends: 2026-11-17T04:30:00Z")
 @with_server
 def pause(
     session: Session, topic: str, name: str, for_ms: int | None, until: datetime.datetime | None
 ) -> None:
-    """Hand out nothing for a while. What is leased may still be acked."""
+    """Pause a consumer: nothing is handed out meanwhile. What is in flight may still be acked."""
     if for_ms is not None and until is not None:
-        raise click.UsageError("say one of --for and --until")
+        raise click.UsageError("give only one of --for and --until")
     end = until if for_ms is None else -datetime.timedelta(milliseconds=for_ms)
     session.one(*_told(topic, session.client.pause_consumer(topic, name, until=end)))
 
@@ -155,7 +190,7 @@ def pause(
 @consumer_argument
 @with_server
 def resume(session: Session, topic: str, name: str) -> None:
-    """End a pause."""
+    """Resume a paused consumer."""
     session.one(*_told(topic, session.client.resume_consumer(topic, name)))
 
 
@@ -171,7 +206,7 @@ def _told(topic: str, found: Consumer) -> tuple[Consumer, str]:
 @yes_option
 @with_server
 def delete(session: Session, topic: str, name: str, is_sure: bool) -> None:
-    """Delete a consumer and its place. Records stay."""
+    """Delete a consumer and its position. The records stay."""
     confirm(f"Deleting consumer {name} of {topic}", is_sure=is_sure)
     done = session.client.delete_consumer(topic, name)
-    session.one(done, f"{topic}/{name}: {'deleted' if done.deleted else 'there was none'}")
+    session.one(done, f"{topic}/{name}: {'deleted' if done.deleted else 'did not exist'}")

@@ -25,7 +25,7 @@ def context() -> None:
 @context.command("ls")
 @json_option
 def ls(as_json: bool) -> None:
-    """All saved servers. Keys are not shown."""
+    """List the saved servers. Keys are not shown."""
     saved = contexts.load(contexts.path_of())
     rows = [
         {"context": name, "url": server.url, "has_token": bool(server.token), "in_use": name == saved.current}
@@ -49,8 +49,10 @@ def ls(as_json: bool) -> None:
 @context.command("add")
 @click.argument("name")
 @click.argument("url")
-@click.option("--token", help="Its key; - asks for it, or reads it from stdin.")
-@click.option("--use", "is_used", is_flag=True, help="Use it from now on. The first one is used anyway.")
+@click.option("--token", help="API key; - asks for it, or reads it from stdin.")
+@click.option(
+    "--use", "is_used", is_flag=True, help="Use it from now on; the first one saved is used anyway."
+)
 def add(name: str, url: str, token: str | None, is_used: bool) -> None:
     """Save a server, or replace one."""
     from topics.client.settings import Address
@@ -76,7 +78,7 @@ def add(name: str, url: str, token: str | None, is_used: bool) -> None:
 @context.command("use")
 @click.argument("name", shell_complete=contexts.complete)
 def use(name: str) -> None:
-    """Use this server where no other is said. - : none of them."""
+    """Use a saved server by default. NAME -: use none of them."""
     path = contexts.path_of()
     saved = contexts.load(path)
     if name == "-":
@@ -104,7 +106,7 @@ def remove(name: str) -> None:
 @context.command("show")
 @json_option
 def show(as_json: bool) -> None:
-    """Which server commands talk to here and now, and whether with a key."""
+    """Show which server commands use now, and whether they have a key for it."""
     from topics.client.settings import DEFAULT_URL
 
     found = contexts.choose(None, None, None)

@@ -1,4 +1,4 @@
-"""Saved servers: one file in the user's configuration, which nobody else may read because it has keys in it."""
+"""Saved servers: one file in the user's configuration, readable by its owner only because it has keys in it."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def du(data_dir: str, cold_dir: str | None, top: int | None, as_json: bool) -> i
 
 
 class _Progress:
-    """One line that is written over, where somebody looks at it."""
+    """One line on a terminal that is written over."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()

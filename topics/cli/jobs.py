@@ -23,9 +23,11 @@ from topics.client import GiveUp, Job, RetryLater, Worker, leased
 from topics.client.answers import Settled
 
 GIVE_UP = 65  # EX_DATAERR of sysexits.h
-consumer_option = click.option("--consumer", help="Of this consumer of the topic, instead of a queue.")
+consumer_option = click.option(
+    "--consumer", help="Take the jobs of this consumer of the topic; it need not be a queue."
+)
 node_option = click.option(
-    "--node", help="Who holds the leases. [the same for all commands of this user here]"
+    "--node", help="Name of the lease holder. [one name for all commands of this user on this machine]"
 )
 
 
@@ -36,15 +38,17 @@ def default_node() -> str:
 
 @click.group()
 def queue() -> None:
-    """Take jobs, settle them, run a command for each. With --consumer the topic need not be a queue."""
+    """Claim jobs of a queue and settle them, or run a command for each. With --consumer the topic need not be a queue."""
 
 
 @queue.command("claim")
 @topic_argument
 @consumer_option
-@click.option("--max", "most", type=click.IntRange(1, 1000), default=1, help="So many at most. [1]")
-@click.option("--wait", "wait_ms", type=duration, default="0s", help="Wait so long for one.")
-@click.option("--lease", "lease_ms", type=duration, help="They are yours for so long.")
+@click.option(
+    "--max", "most", type=click.IntRange(1, 1000), default=1, metavar="N", help="Maximum number of jobs. [1]"
+)
+@click.option("--wait", "wait_ms", type=duration, default="0s", help="How long to wait for a job. [0s]")
+@click.option("--lease", "lease_ms", type=duration, help="How long the lease lasts. [that of the queue]")
 @node_option
 @with_server
 def claim(
@@ -56,7 +60,7 @@ def claim(
     lease_ms: int | None,
     node: str | None,
 ) -> None:
-    """Take jobs under leases, and print them. None is no error. `topics queue ack` takes the lines of --json."""
+    """Claim jobs and print them, perhaps none. `topics queue ack` reads the lines that --json prints."""
     client, node = session.client, node or default_node()
     if consumer is None:
         claimed = client.claim(topic, most, wait_ms=wait_ms, lease_ms=lease_ms, node=node)
@@ -108,7 +112,9 @@ def _jobs(topic: str, consumer: str | None, seqs: Sequence[int], node: str | Non
         try:
             row = msgspec.json.decode(line, type=_Line)
         except msgspec.DecodeError as error:
-            raise Failed(f"line {number} is no job of `topics queue claim --json`: {error}") from error
+            raise Failed(
+                f"line {number} is not a job as `topics queue claim --json` prints it: {error}"
+            ) from error
         if row.topic != topic:
             raise Failed(f"line {number} is a job of {row.topic!r}, not of {topic!r}")
         found.append(
@@ -143,9 +149,9 @@ def _tell(session: Session, settled: Settled, what: str) -> int:
 @node_option
 @with_server
 def ack(session: Session, topic: str, seqs: tuple[int, ...], consumer: str | None, node: str | None) -> int:
-    """These jobs are done. Without SEQ, those of stdin, as `claim --json` printed them.
+    """Acknowledge jobs: they are done. Without SEQ, those on stdin, as `claim --json` printed them.
 
-    Exit code 1: some were not under this lease any more.
+    Exit code 1: some leases were lost.
     """
     return _tell(session, session.client.ack(_jobs(topic, consumer, seqs, node)), "acked")
 
@@ -155,10 +161,20 @@ def ack(session: Session, topic: str, seqs: tuple[int, ...], consumer: str | Non
 @click.argument("seqs", nargs=-1, type=SEQ, metavar="[SEQ...]")
 @consumer_option
 @node_option
-@click.option("--delay", "delay_ms", type=duration, default="0s", help="Not again before so long.")
-@click.option("--release", "kind", flag_value="release", help="As if it had never been handed out.")
-@click.option("--dead", "kind", flag_value="dead", help="Never again: to the dead letters.")
-@click.option("--reason", default="", help="For the dead letters.")
+@click.option(
+    "--delay",
+    "delay_ms",
+    type=duration,
+    default="0s",
+    help="How long to wait before they are handed out again. [0s]",
+)
+@click.option(
+    "--release", "kind", flag_value="release", help="Hand them back as if they had never been handed out."
+)
+@click.option(
+    "--dead", "kind", flag_value="dead", help="Never hand them out again: they become dead letters."
+)
+@click.option("--reason", default="", help="Reason to keep with a dead letter.")
 @with_server
 def nack(
     session: Session,
@@ -170,7 +186,7 @@ def nack(
     kind: Literal["release", "dead"] | None,
     reason: str,
 ) -> int:
-    """These jobs are not done: they are handed out again. Without SEQ, those of stdin, as `claim --json` printed them."""
+    """Return jobs that are not done: they are handed out again. Without SEQ, those on stdin, as `claim --json` printed them."""
     jobs = _jobs(topic, consumer, seqs, node)
     settled = session.client.nack(jobs, delay_ms=delay_ms, kind=kind or "retry", reason=reason)
     return _tell(session, settled, "nacked")
@@ -183,8 +199,21 @@ def nack(
 @topic_argument
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG...]")
 @consumer_option
-@click.option("--concurrency", "-c", type=click.IntRange(1, 1000), default=1, help="So many at a time. [1]")
-@click.option("--lease", "lease_ms", type=duration, default="30s", help="Extended while it runs. [30s]")
+@click.option(
+    "--concurrency",
+    "-c",
+    type=click.IntRange(1, 1000),
+    default=1,
+    metavar="N",
+    help="Number of commands that run at a time. [1]",
+)
+@click.option(
+    "--lease",
+    "lease_ms",
+    type=duration,
+    default="30s",
+    help="Lease of a job; extended while its command runs. [30s]",
+)
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N jobs.")
 @with_server
 def work(
@@ -196,7 +225,7 @@ def work(
     lease_ms: int,
     count: int | None,
 ) -> int:
-    """Run a COMMAND for every job, until Ctrl-C or SIGTERM. Options come before the topic.
+    """Run COMMAND for every job, until Ctrl-C or SIGTERM. Options come before the topic.
 
     The data is its stdin: JSON and a newline, or the bytes. TOPICS_JOB_TOPIC, _SEQ, _TAG, _TS and _DELIVERIES are in its
     environment. Exit code 0: done. 65: never again (to the dead letters). Any other: again, later and later.
@@ -205,7 +234,7 @@ def work(
         command = command[1:]
     if not command or shutil.which(command[0]) is None:
         raise click.UsageError(
-            f"there is no command {command[0]!r}" if command else "say which command to run"
+            f"there is no command {command[0]!r}" if command else "name the command to run"
         )
     runner = Runner(command, count, session.say)
     worker = session.client.worker(

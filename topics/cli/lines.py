@@ -118,9 +118,9 @@ def template(text: str) -> Format:
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of how records are shown, beside --json: the arguments of `chosen`."""
     for option in (
-        click.option("--meta", "with_meta", is_flag=True, help="Show meta as well."),
+        click.option("--meta", "with_meta", is_flag=True, help="Also show meta."),
         click.option("--format", "line", type=template, metavar="FORMAT", help=f"Format of a line: {_LEGEND}."),
-        click.option("--raw", "is_raw", is_flag=True, help="Data only, as JSON; bytes as base64 text."),
+        click.option("--raw", "is_raw", is_flag=True, help="Print the data only, as JSON; bytes as base64 text."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -130,7 +130,7 @@ def chosen(
     *, is_json: bool = False, is_raw: bool = False, line: Format | None = None, with_meta: bool = False
 ) -> Format:
     if is_json + is_raw + (line is not None) > 1:
-        raise click.UsageError("say one of --json, --raw and --format")
+        raise click.UsageError("give only one of --json, --raw and --format")
     if is_json:
         return as_json
     if is_raw:

@@ -46,9 +46,9 @@ def meta_of(text: str) -> dict[str, Any]:
 @click.argument("data", nargs=-1)
 @click.option("--tag", help="Tag of every record that has none of its own.")
 @click.option("--meta", "metas", type=meta_of, multiple=True, metavar="KEY=VALUE|OBJECT", help="Meta of every record that has none of its own: KEY=VALUE, a text, or a JSON object. May be given several times.")  # fmt: skip
-@click.option("--text", "is_text", is_flag=True, help="Each argument or line is a text, not JSON.")
-@click.option("--records", "is_records", is_flag=True, help="Each is a record: data, and perhaps tag, node, meta, ttl_ms. `topics read --json` prints such lines.")  # fmt: skip
-@click.option("--at-once", is_flag=True, help="One write for all lines, at most 10000: all of them or none.")
+@click.option("--text", "is_text", is_flag=True, help="Each DATA or line is plain text, not JSON.")
+@click.option("--records", "is_records", is_flag=True, help="Each DATA or line is a record with data, and optionally tag, node, meta, ttl_ms, as `topics read --json` prints it.")  # fmt: skip
+@click.option("--at-once", is_flag=True, help="Write all lines or none, in one write of at most 10000.")
 @with_server
 def pub(
     session: Session,
@@ -60,13 +60,13 @@ def pub(
     is_records: bool,
     at_once: bool,
 ) -> int:
-    """Write DATA to a topic: JSON values, all of them or none. Without DATA, the lines of stdin in their order.
+    """Write records to a topic. Each DATA is a JSON value; all are written or none. Without DATA, the lines of stdin are.
 
-    Lines are written in batches while they come, each once although an answer is lost. One that the server refuses
-    is told and left out; the exit code is then 1.
+    Lines are written in batches while they come, each exactly once. One that the server refuses is reported and
+    left out; the exit code is then 1.
     """
     if is_text and is_records:
-        raise click.UsageError("say one of --text and --records")
+        raise click.UsageError("give only one of --text and --records")
     meta = {key: value for given in metas for key, value in given.items()} or None
     take = functools.partial(record_of, tag=tag, meta=meta, is_text=is_text, is_records=is_records)
     if data:
@@ -135,8 +135,10 @@ def record_of(
         else:
             _decode_any(data)
     except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, RecursionError) as error:
-        advice = "" if is_text or is_records else ". Quote texts as JSON does, or say --text"
-        raise Failed(f"{where} is no {'record' if is_records else 'JSON value'}: {error}{advice}") from error
+        advice = "" if is_text or is_records else ". Quote texts as JSON does, or use --text"
+        raise Failed(
+            f"{where} is not {'a record' if is_records else 'valid JSON'}: {error}{advice}"
+        ) from error
     return NewRecord(
         data, line.tag or line.read_tag or tag, line.node or line.read_node, line.meta or meta, line.ttl_ms
     )
@@ -205,7 +207,7 @@ class Stream:
             self._progress()
 
     def _knock(self) -> None:
-        """A producer tries for a minute. Whoever has the address wrong hears of it before that."""
+        """A producer tries for a minute. A wrong address is reported before that."""
         if self._session.is_patient:
             return
         try:

@@ -20,11 +20,13 @@ SPAN_MAX = 100_000  # seqs of one step back
 @click.command()
 @topic_argument
 @click.option(
-    "--from", "from_seq", type=SEQ, metavar="SEQ", help="After this seq. [the oldest that is there]"
+    "--from", "from_seq", type=SEQ, metavar="SEQ", help="Begin after this seq. [with the oldest record]"
 )
-@click.option("--since", type=when, help="Written since so long ago (10m, 1h30m), or since a time.")
+@click.option(
+    "--since", type=when, help="Begin with what was written this long ago (10m, 1h30m), or at this time."
+)
 @click.option("--tag", help="Only this tag, or tags that match: eu.tea, 'eu.*'")
-@click.option("--limit", "-n", type=COUNT, metavar="N", help="At most N records.")
+@click.option("--limit", "-n", type=COUNT, metavar="N", help="Maximum number of records.")
 @click.option("--last", type=COUNT, is_flag=False, flag_value=1, metavar="[N]", help="The last N records, or just the last one; with --tag, of those that match.")  # fmt: skip
 @lines.options
 @with_server
@@ -38,9 +40,9 @@ def read(
     last: int | None,
     **shown: Any,
 ) -> None:
-    """Print the records of a topic, oldest first, up to its end as it is now. What was lost is told on stderr."""
+    """Print the records of a topic, oldest first, up to its current end. Lost records are reported on stderr."""
     if last is not None and (from_seq is not None or since is not None or limit is not None):
-        raise click.UsageError("--last goes with --tag only")
+        raise click.UsageError("--last can be combined with --tag, not with --from, --since or --limit")
     show = lines.chosen(is_json=session.as_json, **shown)
     if last is not None:
         limit, from_seq = last, before_last(session.client, topic, last, tag)

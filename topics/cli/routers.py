@@ -11,16 +11,16 @@ from topics.client.answers import RouterRow
 
 @click.group(cls=Aliased)
 def router() -> None:
-    """List, create, show, delete rules that copy what is written."""
+    """List, create, show, delete rules that copy records from topic to topic."""
 
 
 @router.command("ls")
 @click.argument("prefix", required=False, default="")
-@click.option("--source", help="Only those with exactly this source.")
-@click.option("--dest", help="Only those with exactly this dest.")
+@click.option("--source", help="Only routers with exactly this source.")
+@click.option("--dest", help="Only routers with exactly this dest.")
 @with_server
 def ls(session: Session, prefix: str, source: str | None, dest: str | None) -> None:
-    """All routers, or those whose names begin with PREFIX."""
+    """List routers: all, or those whose names begin with PREFIX."""
 
     def cells(row: RouterRow) -> list[str]:
         return [row.router, row.source, row.dest, row.guarantee, str(row.forwarded_total)]
@@ -33,7 +33,7 @@ def ls(session: Session, prefix: str, source: str | None, dest: str | None) -> N
 @router_argument
 @with_server
 def info(session: Session, name: str) -> None:
-    """A router, and how many copies it has made."""
+    """Show a router, and how many copies it has made."""
     session.fields(session.client.get_router(name))
 
 
@@ -53,9 +53,11 @@ def _predicate(tag: str) -> str | list[str]:
     metavar="TAG",
     help="Only this tag, or a pattern ('eu.>'); several: any of them.",
 )
-@click.option("--exactly-once", is_flag=True, help="No copy twice, also over crashes. [at least once]")
-@click.option("--allow-cycle", is_flag=True, help="Although copies may come back to their source.")
-@click.option("--no-create-dest", is_flag=True, help="Refuse when the dest is not there.")
+@click.option(
+    "--exactly-once", is_flag=True, help="Never copy a record twice, even after a crash. [at least once]"
+)
+@click.option("--allow-cycle", is_flag=True, help="Allow copies to come back to their source.")
+@click.option("--no-create-dest", is_flag=True, help="Fail if DEST does not exist. [it is created]")
 @with_server
 def create(
     session: Session,
@@ -67,7 +69,7 @@ def create(
     allow_cycle: bool,
     no_create_dest: bool,
 ) -> None:
-    """Copy what is written to SOURCE from now on, a topic or a pattern, into DEST; or change such a rule."""
+    """Create or change a router. It copies what is written to SOURCE, a topic or a pattern, from now on to DEST."""
     made = session.client.create_router(
         name,
         source,
@@ -85,7 +87,7 @@ def create(
 @yes_option
 @with_server
 def delete(session: Session, name: str, is_sure: bool) -> None:
-    """Copy nothing more. Copies stay."""
+    """Delete a router. The copies it made stay."""
     confirm(f"Deleting router {name}", is_sure=is_sure)
     done = session.client.delete_router(name)
-    session.one(done, f"{name}: {'deleted' if done.deleted else 'there was none'}")
+    session.one(done, f"{name}: {'deleted' if done.deleted else 'did not exist'}")

@@ -47,7 +47,7 @@ class Session:
             raise Failed(str(error), USAGE) from error
 
     def say(self, text: str) -> None:
-        """To whoever looks at it, beside the output."""
+        """Print to stderr, beside the output."""
         print(f"{self.name}: {safe(text)}", file=sys.stderr, flush=True)
 
     def write(self, text: bytes) -> None:
@@ -140,8 +140,8 @@ def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of every command that talks to a server; it gets a Session first."""
 
     @contexts.server_options
-    @click.option("--retry", "retry_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Try again for so long when the server is away or busy.")  # fmt: skip
-    @click.option("--json", "as_json", is_flag=True, help="JSON, a line for each.")
+    @click.option("--retry", "retry_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Keep trying for this long while the server is unreachable or busy. [0]")  # fmt: skip
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
     @functools.wraps(command)
     def wrapped(
         url: str | None,
@@ -171,7 +171,7 @@ def confirm(what: str, *, is_sure: bool) -> None:
     if is_sure:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{what} cannot be undone. Say --yes if you mean it.")
+        raise click.UsageError(f"{what} cannot be undone. Add --yes to do it.")
     if not click.confirm(f"{what} cannot be undone. Go on?", err=True):
         raise Failed("nothing was done")
 
@@ -181,7 +181,7 @@ COMPLETED_MAX = 100
 
 
 def completing(names: Callable[[Client, click.Context, str], Iterable[str]]) -> Complete:
-    """Names of a server's that begin like this. Whoever types must not wait for a server that is away."""
+    """Names on the server that begin like this. It gives up soon, so that typing never waits for a server."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         given = ctx.params
@@ -209,4 +209,4 @@ complete_consumer = completing(
 topic_argument = click.argument("topic", type=filled, shell_complete=complete_topic)
 consumer_argument = click.argument("name", type=filled, shell_complete=complete_consumer)
 router_argument = click.argument("name", type=filled, shell_complete=complete_router)
-yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask for confirmation.")

@@ -22,7 +22,8 @@ FRAME_RECORDS_MAX = 1000
 
 EPILOG = """\b
 A pattern names topics by their tokens between dots: * stands for one, a final > for one or more. Quote it.
-Lines are `topic seq time tag=TAG data`, without tag= where there is none; what was lost, and topics that were deleted, are told on stderr.
+Lines are `topic seq time tag=TAG data`, without tag= where there is none. Lost records and deleted topics
+are reported on stderr.
 \b
 Exit codes: 0 after --count, or when the reader of a pipe has gone; 1 refused, or nothing is left to follow;
 2 wrong arguments; 3 the server cannot be reached at the start (later it is tried again for as long as it takes);
@@ -33,10 +34,12 @@ Exit codes: 0 after --count, or when the reader of a pipe has gone; 1 refused, o
 @click.command(epilog=EPILOG)
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
 @click.option("--from", "from_seq", type=SEQ, metavar="SEQ", help="Begin after this seq, in every topic.")
-@click.option("--all", "is_all", is_flag=True, help="Begin with the first record.")
-@click.option("--since", type=when, help="Begin so long ago (10m, 1h30m), or at a time.")
+@click.option("--all", "is_all", is_flag=True, help="Begin with the oldest record.")
+@click.option(
+    "--since", type=when, help="Begin with what was written this long ago (10m, 1h30m), or at this time."
+)
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N records.")
-@click.option("--group", metavar="NAME", help="Share with all who name this group: each record goes to one of them, at most once. Where it begins, the first one says.")  # fmt: skip
+@click.option("--group", metavar="NAME", help="Share the records with all that name this group: each goes to one of them, at most once. The first one says where it begins.")  # fmt: skip
 @click.option("--tag", help="Show only this tag, or tags that match: eu.tea, 'eu.*'. All records are sent, and filtered here.")  # fmt: skip
 @lines.options
 @with_server
@@ -51,12 +54,12 @@ def tail(
     tag: str | None,
     **shown: Any,
 ) -> int:
-    """Follow topics until Ctrl-C: by default only what comes from now on.
+    """Follow topics until Ctrl-C: print records as they are written, by default from now on.
 
-    A TOPIC is the name of one that exists, or a pattern, which means later ones too: 'orders.>'
+    TOPIC is the name of an existing topic, or a pattern, which includes topics created later: 'orders.>'
     """
     if (from_seq is not None) + is_all + (since is not None) > 1:
-        raise click.UsageError("say one of --from, --all and --since")
+        raise click.UsageError("give only one of --from, --all and --since")
     if tag is not None and group is not None:
         raise click.UsageError("--tag and --group do not go together: the group would lose what is not shown")
     show = lines.chosen(is_json=session.as_json, **shown)
@@ -124,12 +127,12 @@ def greeting(topics: int) -> str:
 
 
 def end_with_reader() -> None:
-    """Whoever reads our lines may go while there are none: `topics tail … | head -n 1`."""
+    """Exit when the reader of a pipe goes, also while there are no lines: `topics tail … | head -n 1`."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
 
     def wait() -> None:
         if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll()):
-            os._exit(OK)  # every line was flushed, and nobody wants another
+            os._exit(OK)  # every line was flushed
 
     threading.Thread(target=wait, name="reader", daemon=True).start()

@@ -159,12 +159,21 @@ def lines(screen: Screen, url: str) -> list[str]:
 
 
 @click.command()
-@click.option("--interval", "interval_ms", type=duration, default="2s", help="Between looks. [2s]")
-@click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N looks.")
-@click.option("--rows", "most", type=click.IntRange(0, 1000), default=20, help="So many topics. [20]")
+@click.option(
+    "--interval", "interval_ms", type=duration, default="2s", help="Time between two refreshes. [2s]"
+)
+@click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N refreshes.")
+@click.option(
+    "--rows",
+    "most",
+    type=click.IntRange(0, 1000),
+    default=20,
+    metavar="N",
+    help="Maximum number of topics to show. [20]",
+)
 @with_server
 def top(session: Session, interval_ms: int, count: int | None, most: int) -> None:
-    """Watch rates, lag and pressure until Ctrl-C: the topics with most writes first, of the first 1000 by name.
+    """Show rates, lag and pressure until Ctrl-C. Topics with the most writes come first, of the first 1000 by name.
 
     Lag is that of the consumer of a topic that is furthest behind; ready and in flight are of queues.
     """

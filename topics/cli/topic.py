@@ -24,10 +24,10 @@ def topic() -> None:
 @click.argument(
     "which", required=False, default="", metavar="[PREFIX|PATTERN]", shell_complete=complete_topic
 )
-@click.option("--limit", "-n", type=COUNT, metavar="N", help="At most N topics.")
+@click.option("--limit", "-n", type=COUNT, metavar="N", help="Maximum number of topics to show.")
 @with_server
 def ls(session: Session, which: str, limit: int | None) -> None:
-    """All topics; those whose names begin with PREFIX, or match PATTERN ('orders.>')."""
+    """List topics: all, or those that begin with PREFIX or match PATTERN ('orders.>')."""
     client = session.client
     found = client.topics(pattern=which) if is_pattern(which) else client.topics(which)
     session.rows(
@@ -51,7 +51,7 @@ def ls(session: Session, which: str, limit: int | None) -> None:
 @topic_argument
 @with_server
 def info(session: Session, topic: str) -> None:
-    """State and configuration of a topic. It does not count as a read of it."""
+    """Show state and configuration of a topic. This does not count as a read of it."""
     session.fields(session.client.get_topic(topic, touch=False))
 
 
@@ -94,12 +94,12 @@ def _refuse_for_log(said: dict[str, Any], hint: str) -> None:
 @_configured
 @with_server
 def create(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], **options: Any) -> None:
-    """Create a topic. One that exists gets this configuration instead of its own; its records stay."""
+    """Create a topic, or replace the configuration of an existing one. Its records stay."""
     said = _said(settings, options)
     if said.get("type") != "queue" and not said.keys().isdisjoint(QUEUE_SETTINGS):
         _refuse_for_log(said, "Add --type queue, or leave that out")
     put = session.client.create_topic(topic, **said)
-    what = "created" if put.created else "it was there; its configuration is this one now"
+    what = "created" if put.created else "existed, configuration replaced"
     session.one(put, f"{topic}: {what} ({put.config.type}, {put.config.durability})")
 
 
@@ -108,10 +108,10 @@ def create(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], 
 @_configured
 @with_server
 def change(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], **options: Any) -> None:
-    """Change settings of a topic, and leave the others. A limit of 0 removes it."""
+    """Change some settings of a topic. 0 removes a limit."""
     said = _said(settings, options)
     if not said:
-        raise click.UsageError("say what to change")
+        raise click.UsageError("name a setting to change")
     if (
         not said.keys().isdisjoint(QUEUE_SETTINGS)
         and session.client.get_topic(topic, touch=False).type == "log"
@@ -125,26 +125,26 @@ def change(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], 
 
 @topic.command("delete")
 @topic_argument
-@click.option("--if-empty", is_flag=True, help="Only when there is no record in it.")
+@click.option("--if-empty", is_flag=True, help="Only if it has no records.")
 @yes_option
 @with_server
 def delete(session: Session, topic: str, if_empty: bool, is_sure: bool) -> None:
-    """Delete a topic with everything in it."""
+    """Delete a topic and all its records."""
     confirm(f"Deleting {topic}", is_sure=is_sure or if_empty)
     done = session.client.delete_topic(topic, if_empty=if_empty)
     gone = f"; routers removed: {', '.join(done.routers_removed)}" if done.routers_removed else ""
-    session.one(done, f"{topic}: {'deleted' if done.deleted else 'there was none'}{gone}")
+    session.one(done, f"{topic}: {'deleted' if done.deleted else 'did not exist'}{gone}")
 
 
 @topic.command("purge")
 @topic_argument
-@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="All but the newest N.")
-@click.option("--before", "before_seq", type=COUNT, metavar="SEQ", help="Only those before this seq.")
+@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of them.")
+@click.option("--before", "before_seq", type=COUNT, metavar="SEQ", help="Only records before this seq.")
 @click.option("--tag", help="Only this tag, or tags that match: eu.tea, 'eu.*'")
 @click.option(
     "--subject", metavar="PATTERN", help="Only tags that match this dotted pattern: 'eu.>', '*.tea'"
 )
-@click.option("--erase", is_flag=True, help="Overwrite them on disk as well.")
+@click.option("--erase", is_flag=True, help="Also overwrite them on disk.")
 @yes_option
 @with_server
 def purge(
@@ -157,9 +157,9 @@ def purge(
     erase: bool,
     is_sure: bool,
 ) -> None:
-    """Delete records: all, or those that all of the options mean. The topic stays, and its seqs go on."""
+    """Delete records of a topic: all, or those that match every option. The topic stays, and its seqs go on."""
     confirm(f"Deleting records of {topic}", is_sure=is_sure)
-    # `keep` is of those that match, so it is said when somebody means it, or when nothing else is said.
+    # `keep` is of those that match, so it is sent when it was given, or when nothing else was.
     is_all = before_seq is None and tag is None and subject is None
     said_keep = keep if keep or is_all else None
     done = session.client.delete(
