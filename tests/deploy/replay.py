@@ -16,7 +16,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 ROOTS = ("/opt/topics", "/src", "/data", "/etc/topics", "/etc/passwd", "/etc/group")
+
+
+def inputs(target: Path) -> Path:
+    """A tree of what .dockerignore lets in, of files that the project has."""
+    kept = [
+        line[1:]
+        for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *kept],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in listed.stdout.split():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target / name)
+    return target
 
 
 @dataclass

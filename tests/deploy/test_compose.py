@@ -17,12 +17,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.deploy.replay import COMPOSE, DEPLOY, ROOT
 from tests.support.server import running
 from workers import exit_codes
 
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
-COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "topics.json").read_text())
 METRIC = re.compile(r"\btopics_[a-z_]+\b")

@@ -7,7 +7,6 @@ in; then entry point, health check and stop signal are used as an engine would, 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,32 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.deploy.replay import Replay, parse
+from tests.deploy.replay import COMPOSE, DEPLOY, Replay, inputs, parse
 
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
-COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 IS_ROOT = os.geteuid() == 0
 PATIENCE_S = 120
-
-
-def inputs(target: Path) -> Path:
-    """A tree of what .dockerignore lets in, of files that the project has."""
-    kept = [
-        line[1:]
-        for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    ]
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *kept],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    for name in listed.stdout.split():
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, target / name)
-    return target
 
 
 @pytest.fixture

@@ -424,7 +424,7 @@ def test_a_stopped_merge_leaves_a_plan_to_go_on_with(server: Server, tmp_path: P
 
 
 def test_jobs_run_and_the_process_stops_when_told(server: Server, tmp_path: Path) -> None:
-    report = f'name="report"\nrun="report"\ntopics=["*"]\n{OFTEN}\nout="{tmp_path / "out"}"'
+    report = f'name="report"\nrun="report"\ntopics=["no.such.>", "*"]\n{OFTEN}\nout="{tmp_path / "out"}"'
     nothing = f'name="nothing"\nrun="scrub"\ntopics=["no.such.*"]\n{OFTEN}'
     running = Process(tmp_path, server, report, nothing)
     try:
