@@ -12,7 +12,11 @@ One batch of a source is on its way at a time, in the order of numbers. A batch 
 an earlier try, of unknown outcome, has brought there. To give those back would double them. So the first of it is sent alone:
 if it is refused, too, then it is not there, and neither is any later one.
 
-Bounds: BATCH_LETTERS and BATCH_BYTES in one batch, BATCHES_MAX and BYTES_MAX on their way. Sources wait in line.
+A call that sends letters is answered when their topics have them, or have refused them, or after WAIT_US: a client that
+reads the dead letter topic next finds them.
+
+Bounds: BATCH_LETTERS and BATCH_BYTES in one batch, BATCHES_MAX and BYTES_MAX on their way. Sources wait in line. HELD_MAX
+answers wait, with HELD_BYTES_MAX of records; beyond that they leave at once.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from topics.engine.engine import Engine
 from topics.engine.errors import InvalidRequest, TopicsError
 from topics.engine.limits import KIB, MIB
 from topics.engine.placement import shard_of
+from topics.engine.topic_log import TopicLog
 from topics.http_errors import STATUS
 from workers.peer_links import PeerLinks
 
@@ -45,6 +50,10 @@ BYTES_MAX = 16 * MIB
 LETTER_BYTES = 1 * KIB  # what a letter takes beside data and meta, at most: names, tag, node
 
 PAUSE_MS_MIN, PAUSE_MS_MAX = 100, 5_000
+
+WAIT_US = 1_000_000
+HELD_MAX = 1_000
+HELD_BYTES_MAX = 16 * MIB
 
 FAULT_OF_A_LETTER = 400  # such a refusal says nothing about the letters behind it
 
@@ -89,6 +98,17 @@ class Batch:
     done: bool | None = None
 
 
+@dataclass(slots=True, eq=False)
+class HeldAnswer:
+    """An answer that waits for letters of a topic, up to a number."""
+
+    log: TopicLog
+    number: int
+    until_us: int
+    bytes: int
+    send: Callable[[], None]
+
+
 Submit = Callable[[Batch, Command], None]
 
 
@@ -112,6 +132,8 @@ class Outbox:
         self._pausing: list[tuple[int, int]] = []  # until when, topic id
         self._batches = 0
         self._bytes = 0
+        self._held: list[HeldAnswer] = []
+        self._held_bytes = 0
         self._is_closed = False
 
     # -- time ----------------------------------------------------------------------------------------------
@@ -123,10 +145,15 @@ class Outbox:
 
     @property
     def wake_at_us(self) -> int | None:
-        return self._pausing[0][0] if self._pausing and self._may_send else None
+        times = [held.until_us for held in self._held]
+        if self._pausing and self._may_send:
+            times.append(self._pausing[0][0])
+        return min(times, default=None)
 
     def tend(self) -> None:
         """Send what may be sent by now."""
+        if self._held:
+            self._look_at_held()
         moving = self._engine.shard.moving
         if not self._may_send or not (moving or self._sources):
             return
@@ -142,6 +169,36 @@ class Outbox:
     def close(self) -> None:
         """Nothing is waited for: what is on its way is sent again after the next start."""
         self._is_closed = True
+        self._look_at_held()
+
+    # -- answers that wait ---------------------------------------------------------------------------------
+
+    def hold(self, command: cmd.Claim | cmd.Settle, size: int, send: Callable[[], None]) -> bool:
+        """Whether the answer to a command that sent letters has to wait for them. If so, `send` is called later."""
+        log = self._engine.shard.published.get(command.topic)
+        if log is None or len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
+            return False
+        held = HeldAnswer(log, command.letters, command.letters_ms * 1000 + WAIT_US, size, send)
+        if not self._is_waiting(held):
+            return False
+        self._held.append(held)
+        self._held_bytes += size
+        return True
+
+    def _is_waiting(self, held: HeldAnswer) -> bool:
+        if self._is_closed or held.log.dropped or held.log.consumers is None:
+            return False
+        oldest = next(iter(held.log.consumers.letters), held.number + 1)
+        return oldest <= held.number and held.until_us > self._now_us()
+
+    def _look_at_held(self) -> None:
+        looked_at, self._held = self._held, []
+        for held in looked_at:
+            if self._is_waiting(held):
+                self._held.append(held)
+            else:
+                self._held_bytes -= held.bytes
+                held.send()
 
     # -- out -----------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ logger = logging.getLogger("topics.shard")
 Token = tuple[bytes, wire.Request, Any, "Turn", cmd.Command]  # peer, what it asked, how it wants it
 MS = 1000.0  # microseconds
 
-CLAIMS_WAIT_US = 31_000_000  # longer than any claim waits
+CLAIMS_WAIT_US = 32_000_000  # longer than any claim waits, for jobs and then for dead letters
 PROBE_EVERY_US = 1_000_000  # whether a front that takes nothing is still there
 MANY_COPIES = 64  # for each dest: so many are not left waiting for the answers before them
 
@@ -576,6 +576,8 @@ class ShardCore:
         elif isinstance(result, TopicsError):
             self._refuse(peer, request, result)
             return
+        elif isinstance(command, con.Moves) and command.letters and self._waits(token, result, sync_ms):
+            return
         else:
             if isinstance(result, DROPS) and not is_told:
                 self.jobs.dropped(result)
@@ -602,6 +604,15 @@ class ShardCore:
             head, body = replies.with_ignored(kind, head, body, request.ignored)
         self.metrics.answered(request.op, command, now_us - request.received_us)
         self._send(peer, request.id, status, kind, head, body)
+
+    def _waits(self, token: Token, result: object, sync_ms: float) -> bool:
+        """Whether the answer to a command that sent dead letters waits until they are where they go."""
+        size = int(sum(result.page.lengths)) if isinstance(result, con.Claimed) else 0
+        return self.outbox.hold(
+            cast("con.Claim | con.Settle", token[4]),
+            size,
+            lambda: self._answer(token, result, self._now_us(), sync_ms),
+        )
 
     def _throttled(self) -> bytes:
         """What the pressure did to the writes that are answered now."""

@@ -10,6 +10,7 @@ import errno
 import itertools
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -435,3 +436,167 @@ def test_letters_that_wait_for_a_cap_in_vain_are_sent_again() -> None:
     settle(made)
     assert texts(made, NEAR) == all_texts()
     assert not rig.core.has_requests
+
+
+# ---- answers that wait for letters
+
+
+Key = tuple[bytes, int]
+
+
+def with_jobs(target: str, jobs: int = 1) -> Cluster:
+    """Jobs that had their only delivery; the next claim moves them."""
+    made = Cluster(2, wal_file_bytes=64 * KIB)
+    made.clock.advance(PAUSE_MS_MIN + 1)
+    configure(made, target)
+    return with_more_jobs(made, jobs)
+
+
+def configure(made: Cluster, target: str, **config: Any) -> None:
+    made.ask(
+        1, wire.PUT_TOPIC, QUEUE, {"type": "queue", "dead_letter": target, "max_deliveries": 1, **config}
+    )
+
+
+def with_more_jobs(made: Cluster, jobs: int) -> Cluster:
+    write(made, QUEUE, *(f"record {i}" for i in range(jobs)))
+    reply = made.ask(1, wire.CLAIM, QUEUE, {"node": "n", "max": jobs})
+    assert reply is not None
+    seqs = [job["$seq"] for job in json.loads(bytes(reply.body))["claimed"]]
+    made.ask(1, wire.NACK, QUEUE, {"node": "n", "seqs": seqs})
+    return made
+
+
+def write(made: Cluster, topic: str, *data: str) -> None:
+    records = [{"data": text} for text in data]
+    made.rig(shard_of(topic, 2)).ask(wire.WRITE, topic, {"records": records})
+
+
+def asked(made: Cluster, op: int = wire.CLAIM, **fields: Any) -> Key:
+    return made.rig(1).receive(op, QUEUE, {"node": "n", **fields})
+
+
+def is_answered(made: Cluster, key: Key) -> bool:
+    return key in made.rig(1).replies
+
+
+@EACH_TARGET
+@pytest.mark.parametrize("wait_ms", [0, 100])
+def test_a_claim_that_moves_jobs_is_answered_when_the_target_has_them(target: str, wait_ms: int) -> None:
+    made = with_jobs(target, 3)
+    key = asked(made, wait_ms=wait_ms)
+    while not is_answered(made, key):
+        if not made.step():
+            made.clock.advance(wait_ms)  # with letters alone it waits for jobs as long as it said
+    assert on_their_way(made) == 0
+    assert len(texts(made, target)) == 3
+    assert made.rig(1).core.outbox.wake_at_us is None
+
+
+def test_claims_of_one_window_wait_together() -> None:
+    made = with_jobs(FAR)
+    configure(made, FAR, claim_jitter_ms=50)
+    keys = [asked(made), asked(made)]
+    made.rest()
+    made.clock.advance(51)
+    while made.step():
+        assert not on_their_way(made) or not any(is_answered(made, key) for key in keys)
+    assert all(is_answered(made, key) for key in keys)
+    assert texts(made, FAR) == ["record 0"]
+
+
+def stuck(made: Cluster) -> None:
+    """All that can happen while shard 0 stands still."""
+    rig = made.rig(1)
+    made._collect()
+    while rig.step():
+        made._collect()
+
+
+@fault(
+    "worker",
+    "the worker of a dead letter topic stands still",
+    "a claim that moves jobs there is answered after a second",
+)
+def test_an_answer_waits_for_a_second_and_no_longer() -> None:
+    made = with_jobs(FAR)
+    write(made, QUEUE, "more")
+    key = asked(made, wait_ms=30_000)
+    stuck(made)
+    assert not is_answered(made, key), "there is a job for it, and its letter is on its way"
+    other = asked(made)
+    stuck(made)
+    assert is_answered(made, other), "it moved nothing"
+    made.clock.advance(outbox.WAIT_US // 1000 - 1)
+    stuck(made)
+    assert not is_answered(made, key)
+    wake_at_ms = made.rig(1).wake_at_ms
+    assert wake_at_ms is not None and wake_at_ms <= made.clock.monotonic_ms() + 2
+    made.clock.advance(2)
+    stuck(made)
+    assert is_answered(made, key)
+    made.rest()
+    assert texts(made, FAR) == ["record 0"]
+
+
+def test_a_claim_that_waits_for_jobs_does_not_wait_for_its_letters_again() -> None:
+    made = with_jobs(FAR)
+    key = asked(made, wait_ms=2000)
+    stuck(made)
+    made.clock.advance(2001)
+    stuck(made)
+    assert is_answered(made, key)
+
+
+def gone(made: Cluster) -> None:
+    made.rig(1).receive(wire.DROP_TOPIC, QUEUE)
+
+
+def deleted(made: Cluster) -> None:
+    made.rig(1).receive(wire.DELETE, QUEUE, {"seqs": [1]})
+
+
+def closed(made: Cluster) -> None:
+    made.rig(1)._take(made.rig(1).core.close())
+
+
+@pytest.mark.parametrize("end", [gone, deleted, closed])
+def test_nothing_waits_for_letters_that_will_not_come(end: Callable[[Cluster], None]) -> None:
+    made = with_jobs(FAR)
+    key = asked(made)
+    stuck(made)
+    assert not is_answered(made, key)
+    end(made)
+    if end is not closed:
+        stuck(made)
+    assert is_answered(made, key)
+
+
+def test_a_refusal_ends_the_wait() -> None:
+    made = with_jobs(FAR)
+    made.ask(0, wire.PUT_TOPIC, FAR, {"cap_records": 1, "discard": "reject"})
+    write(made, FAR, "full")
+    key = asked(made)
+    made.rest()
+    assert is_answered(made, key)
+    assert texts(made, FAR) == ["full"]
+
+
+def test_beyond_the_bounds_answers_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "HELD_MAX", 1)
+    made = with_jobs(FAR)
+    first = asked(made)
+    stuck(made)
+    write(made, QUEUE, "more")
+    made.rig(1).ask(wire.CLAIM, QUEUE, {"node": "n"})
+    second = asked(made, wire.NACK, seqs=[2], kind="dead")
+    stuck(made)
+    assert (is_answered(made, first), is_answered(made, second)) == (False, True)
+    made.rest()
+    assert is_answered(made, first)
+    monkeypatch.setattr(outbox, "HELD_BYTES_MAX", 0)
+    with_more_jobs(made, 1)
+    write(made, QUEUE, "more")
+    third = asked(made)
+    stuck(made)
+    assert is_answered(made, third)

@@ -307,7 +307,13 @@ class Claims(HandingOut):
         self, token: object, command: con.Claim, log: TopicLog, consumer: Consumer, *, may_wait: bool
     ) -> int:
         """Answer a claim, and tell about how many bytes that takes; 0 when there is nothing and it may wait."""
-        page, tombstone, cursor = self._pick(log, consumer, command.max, command.max_bytes)
+        assert log.consumers is not None
+        number = log.consumers.next_number
+        try:
+            page, tombstone, cursor = self._pick(log, consumer, command.max, command.max_bytes)
+        finally:  # also if what is next has to be waited for, or cannot be read
+            if number != log.consumers.next_number:
+                self.note_letters(log, command)
         if not page.seqs and tombstone is None:
             self._pass_by(log, consumer, cursor)
             if may_wait:
@@ -327,8 +333,16 @@ class Claims(HandingOut):
 
     def _deal(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer]) -> int:
         """Claims that came in one window share what there is: one record each, turn by turn."""
+        assert log.consumers is not None
         wanted = sum(claimer.command.max for claimer in claimers)
-        page, _, cursor = self._pick(log, consumer, min(wanted, limits.DEAL_MAX), limits.WAKE_BYTES_MAX // 2)
+        number = log.consumers.next_number
+        try:
+            page, _, cursor = self._pick(
+                log, consumer, min(wanted, limits.DEAL_MAX), limits.WAKE_BYTES_MAX // 2
+            )
+        finally:
+            if number != log.consumers.next_number:
+                self.note_letters(log, *(claimer.command for claimer in claimers))
         shares: list[list[int]] = [[] for _ in claimers]
         sizes = [0] * len(claimers)
         open_, at = list(range(len(claimers))), 0

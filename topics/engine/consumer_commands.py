@@ -19,7 +19,15 @@ NackKind: TypeAlias = Literal["retry", "release", "dead"]
 
 
 @dataclass(slots=True)
-class Claim:
+class Moves:
+    """A command that may send dead letters. The shard notes the number of the last one that it sent, and when."""
+
+    letters: int = field(default=0, init=False, repr=False)
+    letters_ms: int = field(default=0, init=False, repr=False)  # on the monotonic clock
+
+
+@dataclass(slots=True)
+class Claim(Moves):
     """Hand out records under leases, each to nobody else until it is settled or its lease has expired.
 
     Without anything to hand out the answer is empty, or waits: up to `wait_ms`, or, `standing`, for as long as it takes.
@@ -52,7 +60,7 @@ class Claimed:
 
 
 @dataclass(slots=True)
-class Settle:
+class Settle(Moves):
     """What became of records that `node` has leases on. A seq without such a lease is skipped.
 
     `lease_ids` is empty or as long as `seqs`; 0 stands for "whichever lease the node has". At a consumer that

@@ -462,6 +462,12 @@ class HandingOut(Writes, Queries):
         log.consumers.apply(event)
         self.add_op(Op(log, sync=True, letters=log.consumers.next_number - 1))
 
+    def note_letters(self, log: TopicLog, *commands: con.Moves) -> None:
+        """These commands have just sent letters."""
+        assert log.consumers is not None
+        for command in commands:
+            command.letters, command.letters_ms = log.consumers.next_number - 1, self.clock.mono_ms
+
     # -- retention by interest -----------------------------------------------------------------------------
 
     def _retire(self, log: TopicLog, consumer: Consumer, seqs: Seqs | list[int]) -> None:

@@ -42,6 +42,8 @@ class Settling(Claims):
         policy = policy_of(log.config, consumer)
         result = con.Settled(command.topic, consumer.name, command.kind, len(held), skipped, 0, 0)
         op = Op(log, token, result)
+        assert log.consumers is not None
+        number = log.consumers.next_number
         if command.kind == "ack":
             self._ack(log, consumer, held, op)
         elif command.kind == "nack":
@@ -50,6 +52,8 @@ class Settling(Claims):
             self._term(log, consumer, held, command, policy, op)
         else:
             self._extend(log, consumer, held, command, op)
+        if number != log.consumers.next_number:
+            self.note_letters(log, command)
         result.ready = self.ready_count(log, consumer)
         result.in_flight = consumer.in_flight
         self._is_hungry(log, consumer)
