@@ -10,7 +10,8 @@ from router.exchange import Sink
 from router.fanout import Fanout
 from router.watchers import ENDED, News, Sub, Watcher
 from topics import event_ids
-from topics.watching import OpenedSession
+from topics.engine.commands import Tombstone
+from topics.watching import EpochChange, OpenedSession
 
 if TYPE_CHECKING:
     from router.streams_desk import StreamsDesk
@@ -37,11 +38,14 @@ class EventStream(Watcher):
         self.save = opened.save
         self.moved: dict[str, int] = {}  # cursors since the last save that was sent
         self.saving: dict[str, int] = {}  # and those of a save that is not acknowledged
+        self.epochs: dict[str, EpochChange] = {}  # that are not saved
         self.heartbeat_us = spec.heartbeat_ms * 1000
         self.wrote_us = 0
         self._desk = desk
         self._spec = spec
         self._starts = opened.cursors
+        self._start_epochs = opened.epochs
+        self._gone: dict[str, EpochChange] = {}  # topics that were deleted, should they be made again
         self._on_closed = on_closed
         self._sink: Sink | None = None
         self._is_single = len(opened.cursors) == 1 and not spec.patterns
@@ -65,7 +69,8 @@ class EventStream(Watcher):
         for topic, cursor in self._starts.items():
             by_pattern = self._is_by_pattern(topic)
             if not by_pattern or self._covers(topic):
-                subs.append(self.fanout.add(self, topic, cursor, by_pattern=by_pattern))
+                epoch = self.epoch_of(topic)
+                subs.append(self.fanout.add(self, topic, cursor, epoch, by_pattern=by_pattern))
         for sub in subs:
             self.fanout.start(sub, spec.options, spec.group)
         for pattern in spec.patterns:
@@ -104,18 +109,38 @@ class EventStream(Watcher):
     def start_of(self, topic: str) -> int:
         return self._starts.get(topic, 0)
 
+    def epoch_of(self, topic: str) -> str | None:
+        return self._start_epochs.get(topic)
+
+    def has_epoch(self, sub: Sub, before: str | None, gone: Tombstone | None) -> None:
+        topic = sub.topic
+        assert sub.epoch is not None
+        change = EpochChange(sub.epoch)
+        if gone is not None and before is not None:
+            # Ids of this stream have named cursors of the epoch before from where it began; below the gap they mean the same.
+            low = max(self._starts.get(topic, 0), gone.gap_from)
+            change = EpochChange(sub.epoch, before, low, sub.cursor)
+            self._starts[topic] = gone.earliest_seq - 1
+        elif before is None and topic in self._gone:
+            change = change.following(self._gone.pop(topic))
+        self.epochs[topic] = change.following(self.epochs.get(topic))
+        if sub.cursor or change.before:  # else it is saved when the cursor is
+            if not self.moved:
+                self._desk.has_moved(self)
+            self.moved[topic] = sub.cursor
+
     def take(self, sub: Sub, news: News) -> None:
         if news.tombstone is not None:
             self._take_tombstone(sub, news)
         self._move(sub, news.to_seq)
         if news.count:
             sub.owes_caught_up = not news.caught_up
-            if self._is_single:
+            if self._is_single and not self._spec.include_epoch:
                 text = news.texts.get(_SINGLE)
                 if text is None:
-                    text = news.texts[_SINGLE] = self._text(news, self._event_id())
+                    text = news.texts[_SINGLE] = self._text(sub, news)
             else:
-                text = self._text(news, self._event_id())
+                text = self._text(sub, news)
             self._write(text)
 
     def _take_tombstone(self, sub: Sub, news: News) -> None:
@@ -124,11 +149,17 @@ class EventStream(Watcher):
         recreated = gone.reason == "recreated"
         self._move(sub, news.after_gap)
         reason = "from_seq_too_old" if sub.fresh and not recreated else gone.reason
-        self._write(sse.tombstone(news.topic, self._event_id(), gone, reason))
+        self._write(sse.tombstone(news.topic, self._event_id(), gone, reason, self._epoch_member(sub)))
         sub.owes_caught_up = True
 
-    def _text(self, news: News, event_id: bytes) -> bytes:
-        text = sse.record(news.topic, event_id, news.records, news.after_gap, news.to_seq, news.head_seq)
+    def _epoch_member(self, sub: Sub) -> bytes:
+        return sse.epoch_member(sub.epoch) if self._spec.include_epoch else b""
+
+    def _text(self, sub: Sub, news: News) -> bytes:
+        event_id, epoch = self._event_id(), self._epoch_member(sub)
+        text = sse.record(
+            news.topic, event_id, news.records, news.after_gap, news.to_seq, news.head_seq, epoch
+        )
         if news.caught_up:
             text += sse.caught_up(news.topic, event_id, news.head_seq)
         return text
@@ -137,6 +168,9 @@ class EventStream(Watcher):
         self._write(sse.caught_up(sub.topic.encode(), self._event_id(), head_seq))
 
     def tell_gone(self, sub: Sub) -> None:
+        if sub.epoch is not None:
+            low = max(self._starts.get(sub.topic, 0), 1)
+            self._gone[sub.topic] = EpochChange("", sub.epoch, low, sub.cursor)
         self._move(sub, 0)  # should it be made again, all of it is new to whoever goes on from here
         self._write(sse.topic_deleted(sub.topic.encode(), self._event_id()))
         self._end_if_done()

@@ -32,6 +32,7 @@ from router.watchers import (
     Watcher,
 )
 from topics import wire
+from topics.engine.commands import Tombstone
 from topics.watching import (
     STREAM_TOPICS_MAX,
     FeedOptions,
@@ -88,17 +89,20 @@ class Fanout:
         cursor: int,
         options: FeedOptions,
         *,
+        epoch: str | None = None,
         group: str | None = None,
         by_pattern: bool = False,
     ) -> None:
         """Follow a topic from a cursor; what was followed of it before is replaced."""
-        self.start(self.add(watcher, topic, cursor, by_pattern=by_pattern), options, group)
+        self.start(self.add(watcher, topic, cursor, epoch, by_pattern=by_pattern), options, group)
 
-    def add(self, watcher: Watcher, topic: str, cursor: int, *, by_pattern: bool) -> Sub:
+    def add(
+        self, watcher: Watcher, topic: str, cursor: int, epoch: str | None = None, *, by_pattern: bool
+    ) -> Sub:
         """A topic that will be followed. Who names all of his topics in each event adds them all before he starts any."""
         if topic in watcher.subs:
             self.unsubscribe(watcher, topic)
-        sub = watcher.subs[topic] = Sub(watcher, topic, cursor, by_pattern=by_pattern)
+        sub = watcher.subs[topic] = Sub(watcher, topic, cursor, epoch, by_pattern=by_pattern)
         return sub
 
     def start(self, sub: Sub, options: FeedOptions, group: str | None) -> None:
@@ -179,8 +183,10 @@ class Fanout:
         if self.core.links[feed.shard].incarnation is None:
             return  # when it is up
         sub = next(iter(feed.waiting), None)
-        cursor, seen = (sub.cursor, sub.seen) if sub is not None and feed.group is not None else (0, 0)
-        body = encode(Follow(feed.options, feed.group, cursor, seen))
+        if sub is not None and feed.group is not None:
+            body = encode(Follow(feed.options, feed.group, sub.cursor, sub.seen, sub.epoch))
+        else:
+            body = encode(Follow(feed.options))
         if feed.number:
             self._by_number.pop((feed.shard, feed.number), None)
             feed.number = 0
@@ -205,7 +211,7 @@ class Fanout:
             self._follow_later(feed)
             return
         page = read_page_head(reply.head)
-        feed.position, feed.is_at_head = page.to_seq, page.caught_up
+        feed.position, feed.is_at_head, feed.epoch = page.to_seq, page.caught_up, page.epoch
         feed.retry_us = RETRY_US
         waiting, feed.waiting = feed.waiting, {}
         for sub in waiting:
@@ -213,6 +219,7 @@ class Fanout:
                 sub.state = LIVE
                 feed.live[sub] = None
                 sub.fresh = False
+                _set_epoch(sub, page.epoch)
                 if page.caught_up and sub.owes_caught_up:
                     sub.owes_caught_up = False
                     sub.watcher.tell_caught_up(sub, page.head_seq)
@@ -361,7 +368,9 @@ class Fanout:
     def _catch_up(self, sub: Sub, feed: Feed) -> None:
         """Let it join the feed if it stands there; else it has to be read for."""
         feed.live.setdefault(sub)  # also while it is read for: it keeps the feed
-        if sub.cursor == feed.position:
+        if sub.epoch is None:
+            _set_epoch(sub, feed.epoch)
+        if _stands_at(sub, feed):
             sub.state = LIVE
             sub.fresh = False
             if sub.owes_caught_up and feed.is_at_head:  # else its next pages say so
@@ -395,7 +404,7 @@ class Fanout:
     def _read(self, sub: Sub) -> None:
         feed, watcher = sub.feed, sub.watcher
         assert feed is not None
-        if feed.position is not None and sub.cursor == feed.position:
+        if _stands_at(sub, feed):
             self._catch_up(sub, feed)
             return
         sub.state = READING
@@ -405,7 +414,7 @@ class Fanout:
             options = replace(options, max_bytes=SMALL_PAGE_BYTES)
         cost = options.max_bytes
         self._reading_bytes += cost
-        body = encode(WatchRead(options, sub.cursor))
+        body = encode(WatchRead(options, sub.cursor, sub.epoch))
         sub.read = -1
         number = self._ask(
             feed.shard, wire.WATCH_READ, feed.topic.encode(), body, partial(self._was_read, sub, feed, cost)
@@ -440,6 +449,7 @@ class Fanout:
         page = read_page_head(reply.head)
         sub.state = LIVE
         watcher = sub.watcher
+        _set_epoch(sub, page.epoch, page.tombstone)
         watcher.take(sub, News(feed.topic.encode(), page, bytes(reply.body)))
         sub.fresh = False
         if sub.feed is not feed:
@@ -511,8 +521,8 @@ class Fanout:
             watcher.tell_too_many(name)
             return
         # One that ended here and was made again is another topic: all of it is new.
-        cursor = watcher.start_of(name) if known is None else 0
-        self.subscribe(watcher, name, cursor, options, group=group, by_pattern=True)
+        cursor, epoch = (watcher.start_of(name), watcher.epoch_of(name)) if known is None else (0, None)
+        self.subscribe(watcher, name, cursor, options, epoch=epoch, group=group, by_pattern=True)
 
     def _leave_share(self, watcher: Watcher, share: LookOutShare) -> None:
         share.watchers.pop(watcher, None)
@@ -557,3 +567,14 @@ class Fanout:
         for share in self._shares.values():
             self._send_look_out(share, shard)
         self.on_up(shard)
+
+
+def _stands_at(sub: Sub, feed: Feed) -> bool:
+    """Whether the feed's next page is the sub's too."""
+    return sub.cursor == feed.position and sub.epoch == feed.epoch
+
+
+def _set_epoch(sub: Sub, epoch: str, gone: Tombstone | None = None) -> None:
+    if sub.epoch != epoch:
+        before, sub.epoch = sub.epoch, epoch
+        sub.watcher.has_epoch(sub, before, gone)

@@ -15,19 +15,32 @@ def event(name: bytes, event_id: bytes, data: bytes) -> bytes:
     return b"event: %b\nid: %b\ndata: %b\n\n" % (name, event_id, data)
 
 
-def record(topic: bytes, event_id: bytes, records: bytes, from_seq: int, to_seq: int, head_seq: int) -> bytes:
+def record(
+    topic: bytes,
+    event_id: bytes,
+    records: bytes,
+    from_seq: int,
+    to_seq: int,
+    head_seq: int,
+    more: bytes = b"",
+) -> bytes:
+    """`more`: further members, each with its comma."""
     return (
-        b'event: record\nid: %b\ndata: {"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}\n\n'
-        % (event_id, topic, records, from_seq, to_seq, head_seq)
+        b'event: record\nid: %b\ndata: {"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d%b}\n\n'
+        % (event_id, topic, records, from_seq, to_seq, head_seq, more)
     )
+
+
+def epoch_member(epoch: str | None) -> bytes:
+    return b',"epoch":"%b"' % (epoch or "").encode()
 
 
 def caught_up(topic: bytes, event_id: bytes, head_seq: int) -> bytes:
     return event(b"caught-up", event_id, b'{"topic":"%b","head_seq":%d}' % (topic, head_seq))
 
 
-def tombstone(topic: bytes, event_id: bytes, gone: Tombstone, reason: str) -> bytes:
-    return event(b"tombstone", event_id, b"{%b}" % tombstone_members(topic, gone, reason))
+def tombstone(topic: bytes, event_id: bytes, gone: Tombstone, reason: str, more: bytes = b"") -> bytes:
+    return event(b"tombstone", event_id, b"{%b%b}" % (tombstone_members(topic, gone, reason), more))
 
 
 def tombstone_members(topic: bytes, gone: Tombstone, reason: str) -> bytes:

@@ -139,10 +139,11 @@ class StreamsDesk:
         self._streams.pop(stream.number, None)
         self._unsaved.pop(stream, None)
         save = stream.save + (2 if stream.saving else 1)  # one may be under way
-        self.release(stream.wid, stream.number, save, stream.saving | stream.moved)
+        cursors = stream.saving | stream.moved
+        self.release(SaveSession(stream.wid, stream.number, save, cursors, True, stream.epochs))
 
-    def release(self, wid: str, number: int, save: int, cursors: dict[str, int]) -> None:
-        self._send_save(SaveSession(wid, number, save, cursors, closes=True), lambda reply: None)
+    def release(self, wish: SaveSession) -> None:
+        self._send_save(wish, lambda reply: None)
 
     def has_moved(self, stream: EventStream) -> None:
         self._unsaved[stream] = None
@@ -167,15 +168,19 @@ class StreamsDesk:
             return
         stream.saving, stream.moved = stream.moved, {}
         number = stream.save + 1
-        wish = SaveSession(stream.wid, stream.number, number, stream.saving)
-        self._send_save(wish, partial(self._saved, stream, number))
+        epochs = {topic: stream.epochs[topic] for topic in stream.saving if topic in stream.epochs}
+        wish = SaveSession(stream.wid, stream.number, number, stream.saving, epochs=epochs)
+        self._send_save(wish, partial(self._saved, stream, wish))
 
-    def _saved(self, stream: EventStream, number: int, reply: wire.Reply) -> None:
+    def _saved(self, stream: EventStream, wish: SaveSession, reply: wire.Reply) -> None:
         if reply.status == 200 and not _was_taken(reply.body):
             # The session's shard has died, and its file is from before this stream: who comes back is known again.
             stream.end_with("not_ready", "the session's shard has restarted; reconnect to go on")
         elif reply.status == 200:
-            stream.save, stream.saving = number, {}
+            stream.save, stream.saving = wish.number, {}
+            for topic, change in wish.epochs.items():
+                if stream.epochs.get(topic) is change:
+                    del stream.epochs[topic]
         elif stream.number in self._streams:
             stream.moved, stream.saving = stream.saving | stream.moved, {}
             self.has_moved(stream)

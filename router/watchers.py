@@ -49,8 +49,8 @@ class News:
         self.topic = topic
         gone: Tombstone | None = page.tombstone
         if gone is not None:
-            # Records of a topic that was made again come from its beginning, below the end of the gap.
-            self.after_gap = gone.earliest_seq - 1 if gone.reason == "recreated" else gone.gap_to
+            # Of a topic that was made again, or whose head went back, records come that lie below the end of the gap.
+            self.after_gap = gone.earliest_seq - 1
         else:
             self.after_gap = page.from_seq
         self.to_seq, self.head_seq = page.to_seq, page.head_seq
@@ -63,6 +63,7 @@ class News:
 
 class Feed:
     __slots__ = (
+        "epoch",
         "group",
         "is_at_head",
         "live",
@@ -81,6 +82,7 @@ class Feed:
         self.shard = shard
         self.group = group
         self.number = 0
+        self.epoch = ""  # of the topic, once it is followed
         self.position: int | None = None  # where the next page begins; None: it is not followed yet
         self.is_at_head = False  # there was nothing more when its last page was read
         self.live: dict[Sub, None] = {}
@@ -92,6 +94,7 @@ class Sub:
     __slots__ = (
         "by_pattern",
         "cursor",
+        "epoch",
         "feed",
         "fresh",
         "held",
@@ -105,10 +108,13 @@ class Sub:
         "watcher",
     )
 
-    def __init__(self, watcher: Watcher, topic: str, cursor: int, *, by_pattern: bool) -> None:
+    def __init__(
+        self, watcher: Watcher, topic: str, cursor: int, epoch: str | None, *, by_pattern: bool
+    ) -> None:
         self.watcher = watcher
         self.topic = topic
         self.cursor = cursor
+        self.epoch = epoch  # that the cursor is of; None: it is not known, and that of the topic is taken
         self.by_pattern = by_pattern
         self.state = WAITING
         self.feed: Feed | None = None
@@ -159,6 +165,13 @@ class Watcher(ABC):
     @abstractmethod
     def start_of(self, topic: str) -> int:
         """Where to begin in a topic that a pattern has found."""
+
+    def epoch_of(self, topic: str) -> str | None:
+        """Of the cursor that `start_of` gives."""
+        return None
+
+    def has_epoch(self, sub: Sub, before: str | None, gone: Tombstone | None) -> None:  # noqa: B027 - not all keep it
+        """The sub has come to another epoch; the page that tells of it, if it has to be told, follows."""
 
     def ping(self) -> None:  # noqa: B027 - not every protocol has one
         """A sign of life, where the protocol has one of its own."""

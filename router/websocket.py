@@ -22,15 +22,16 @@ from router.endpoints.watch import (
     is_pattern,
     resolve,
     starts,
+    wants_epoch,
 )
 from router.exchange import Response, Sink
-from router.sse import tombstone_members
+from router.sse import epoch_member, tombstone_members
 from router.watchers import News, Sub, Watcher
 from router.websocket_frames import PING_FRAME, text_frame
 from topics import wire
 from topics.bodies import BodyType, UnknownField, decode
 from topics.engine.errors import Forbidden, InvalidRequest, TopicsError
-from topics.schemas import U32, U64, PublishBody, StartBody, WatchBody
+from topics.schemas import U32, U64, Epoch, PublishBody, StartBody, WatchBody
 from topics.watching import STREAM_TOPICS_MAX
 
 # Beyond them the client is not read from; see `is_busy`.
@@ -40,7 +41,7 @@ COMMAND_BYTES_MAX = 1 << 20  # of one that is no publish: decoding more would ke
 CHECKED_BYTES_MAX = 1 << 20  # of a publish; what is wrong with a larger one is for its shard to say
 NAME_MAX = 255  # of a topic; a longer one fits no message to a shard, which checks the rest
 
-_SOCKET = b"ws"
+_SOCKET, _SOCKET_WITH_EPOCH = b"ws", b"ws epoch"
 NOTHING = msgspec.Raw(b"")  # of `Raw | None` msgspec would take null alone
 _encode = msgspec.json.encode
 
@@ -74,6 +75,8 @@ class Subscribe(Ping):
     lenient: bool = False
     consistency: Literal["eventual", "strong"] = "eventual"
     group: str | None = None
+    epoch: Epoch | None = None
+    include_epoch: bool = False
 
 
 class Unsubscribe(Ping):
@@ -98,6 +101,7 @@ class SocketWatcher(Watcher):
         self._waiting_bytes = 0  # of the commands
         self._is_working = False
         self._patterns: dict[str, StartBody] = {}
+        self._include_epoch = False  # once a subscription has asked for it
 
     # -- the connection's calls ----------------------------------------------------------------------------
 
@@ -222,7 +226,7 @@ class SocketWatcher(Watcher):
         wish, ignored = self._read(_subscribe, message)
         wanted: dict[str, StartBody] = dict(wish.topics)
         if wish.topic is not None:
-            wanted.setdefault(wish.topic, StartBody(wish.from_seq, wish.tail))
+            wanted.setdefault(wish.topic, StartBody(wish.from_seq, wish.tail, wish.epoch))
         if not wanted:
             raise InvalidRequest("say which topic: topic or topics")
         check_names(self._call, wanted)
@@ -236,6 +240,7 @@ class SocketWatcher(Watcher):
             include_tags=wish.include_tags,
             consistency=wish.consistency,
             group=wish.group,
+            include_epoch=wish.include_epoch,
         )
         options = feed_options(body)
         check_group(body)
@@ -250,13 +255,20 @@ class SocketWatcher(Watcher):
                 )
                 self._finish()
                 return
-            self._write(
-                b'{"op":"subscribed","request_id":%b,"topics":%b%b}'
-                % (request_id, _encode(starts(found)), ignored)
-            )
+            self._include_epoch = self._include_epoch or wants_epoch(body)
+            topics = _encode(starts(found, include_epoch=self._include_epoch))
+            self._write(b'{"op":"subscribed","request_id":%b,"topics":%b%b}' % (request_id, topics, ignored))
             for name, (start, _) in found.topics.items():
                 by_pattern = name not in wanted
-                self.fanout.subscribe(self, name, start, options, group=body.group, by_pattern=by_pattern)
+                self.fanout.subscribe(
+                    self,
+                    name,
+                    start,
+                    options,
+                    epoch=found.epochs[name],
+                    group=body.group,
+                    by_pattern=by_pattern,
+                )
             for pattern in found.patterns:
                 self._patterns[pattern] = wanted[pattern]
                 self.fanout.look_out(self, pattern, options, body.group)
@@ -352,23 +364,27 @@ class SocketWatcher(Watcher):
     def take(self, sub: Sub, news: News) -> None:
         if news.tombstone is not None:
             members = tombstone_members(news.topic, news.tombstone, news.tombstone.reason)
-            self._write(b'{"op":"tombstone",%b}' % members)
+            self._write(b'{"op":"tombstone",%b%b}' % (members, self._epoch_member(sub)))
             sub.owes_caught_up = True
         sub.cursor = news.to_seq
         if not news.count:
             return
         sub.owes_caught_up = not news.caught_up
-        frames = news.texts.get(_SOCKET)
+        kind = _SOCKET_WITH_EPOCH if self._include_epoch else _SOCKET
+        frames = news.texts.get(kind)
         if frames is None:
-            frames = news.texts[_SOCKET] = self._frames(news)
+            frames = news.texts[kind] = self._frames(news, self._epoch_member(sub))
         if self._sink is not None:
             self._sink.write(frames)
 
+    def _epoch_member(self, sub: Sub) -> bytes:
+        return epoch_member(sub.epoch) if self._include_epoch else b""
+
     @staticmethod
-    def _frames(news: News) -> bytes:
+    def _frames(news: News, epoch: bytes) -> bytes:
         frames = text_frame(
-            b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}'
-            % (news.topic, news.after_gap, news.to_seq, news.head_seq, news.records)
+            b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]%b}'
+            % (news.topic, news.after_gap, news.to_seq, news.head_seq, news.records, epoch)
         )
         if news.caught_up:
             frames += text_frame(

@@ -135,6 +135,7 @@ FIELD_TEXT: dict[str, dict[str, str]] = {
         "include_tags": "Whether records show `$tag`.",
         "consistency": "`strong`: only what is synced to disk.",
         "group": "1 to 128 bytes of UTF-8; not together with `node`. Members of a group share: each record goes to exactly one of them.",
+        "include_epoch": "Whether the answer and the events `record` and `tombstone` name the `epoch` of their topic. So it is too when an entry has one.",
     },
 }
 

@@ -284,6 +284,7 @@ class WatchedTopic(Struct):
     from_seq: Annotated[Count, Meta(description="The stream begins after this seq.")]
     head_seq: HeadSeq
     earliest_seq: EarliestSeq
+    epoch: EpochText | UnsetType = UNSET
 
 
 class WatchMade(Struct):

@@ -142,6 +142,7 @@ class WatchBody(msgspec.Struct):
     include_tags: bool = False
     consistency: Literal["eventual", "strong"] = "eventual"
     group: str | None = None
+    include_epoch: bool = False
 
 
 class DeleteBody(msgspec.Struct):

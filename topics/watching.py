@@ -52,13 +52,15 @@ class FeedOptions(msgspec.Struct, frozen=True, array_like=True):
 class Follow(msgspec.Struct, frozen=True, array_like=True):
     """With a `group` the topic's shard deals each record to one member; `from_seq` is where a new group begins.
 
-    `seen` is where the member knows the group to have been: a shard that has restarted may not know it so well.
+    `seen` is where the member knows the group to have been: a shard that has restarted may not know it so well. Both are of
+    this epoch, if it is known.
     """
 
     options: FeedOptions
     group: str | None = None
     from_seq: int = 0
     seen: int = 0
+    epoch: str | None = None
 
 
 class Find(msgspec.Struct, frozen=True, array_like=True):
@@ -74,6 +76,7 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
     head_seq: int
     earliest_seq: int
     patterns: list[int] = []  # which of the patterns it matches, by their places
+    epoch: str = ""
 
 
 class LookOut(msgspec.Struct, frozen=True, array_like=True):
@@ -84,10 +87,14 @@ class LookOut(msgspec.Struct, frozen=True, array_like=True):
 class WatchRead(msgspec.Struct, frozen=True, array_like=True):
     options: FeedOptions
     from_seq: int
+    epoch: str | None = None  # of the cursor
 
 
 class FeedPage(msgspec.Struct, array_like=True):
-    """The head of a FEED: its records are the body, as JSON objects with commas between."""
+    """The head of a FEED: its records are the body, as JSON objects with commas between.
+
+    The answers to a FOLLOW and to a WATCH_READ name the topic's epoch. It lasts as long as the feed.
+    """
 
     from_seq: int
     to_seq: int
@@ -96,6 +103,7 @@ class FeedPage(msgspec.Struct, array_like=True):
     count: int
     caught_up: bool
     tombstone: Tombstone | None = None
+    epoch: str = ""
 
 
 # -- sessions ------------------------------------------------------------------------------------------------
@@ -109,6 +117,27 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     names: list[str] = []
     patterns: list[str] = []
     group: str | None = None
+    include_epoch: bool = False  # events name it
+
+
+class EpochChange(msgspec.Struct, frozen=True, array_like=True):
+    """A stream has come to another epoch of a topic, and told of it. A client may not have heard that: then it comes back with a cursor of
+    the epoch `before`, from `low` to `high`.
+    """
+
+    epoch: str
+    before: str = ""  # empty: nothing had to be told
+    low: int = 0
+    high: int = 0
+
+    def following(self, earlier: EpochChange | None) -> EpochChange:
+        """Both changes as one, which tells no less."""
+        if earlier is None or not earlier.before:
+            return self
+        if not self.before:
+            return msgspec.structs.replace(earlier, epoch=self.epoch)
+        low, high = min(self.low, earlier.low), max(self.high, earlier.high)
+        return EpochChange(self.epoch, earlier.before, low, high)
 
 
 class CreateSession(msgspec.Struct, frozen=True, array_like=True, tag="create"):
@@ -116,6 +145,7 @@ class CreateSession(msgspec.Struct, frozen=True, array_like=True, tag="create"):
     key: bytes  # digest of the key that made it; empty: authentication was off
     spec: SessionSpec
     cursors: dict[str, int]
+    epochs: dict[str, str] = {}
 
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="open"):
@@ -135,6 +165,7 @@ class SaveSession(msgspec.Struct, frozen=True, array_like=True, tag="save"):
     number: int  # goes on from that of the opened session
     cursors: dict[str, int]
     closes: bool = False
+    epochs: dict[str, EpochChange] = {}  # of some of these topics
 
 
 SessionRequest: TypeAlias = CreateSession | OpenSession | SaveSession
@@ -144,6 +175,7 @@ class OpenedSession(msgspec.Struct, frozen=True, array_like=True):
     spec: SessionSpec
     cursors: dict[str, int]
     save: int  # number of the last save: an id that names only changes builds on it
+    epochs: dict[str, str] = {}  # of the topics whose epoch is known
 
 
 encode = msgspec.msgpack.encode
@@ -153,14 +185,21 @@ def page_head(page: FeedPage) -> bytes:
     head = _PAGE.pack(
         page.from_seq, page.to_seq, page.head_seq, page.earliest_seq, page.count, page.caught_up
     )
-    return head if page.tombstone is None else head + encode(_tombstone(page.tombstone))
+    if page.tombstone is None and not page.epoch:
+        return head
+    return head + encode((_tombstone(page.tombstone), page.epoch))
 
 
-def _tombstone(gone: Tombstone) -> tuple[int, int, str, int, int, int]:
+def _tombstone(gone: Tombstone | None) -> tuple[int, int, str, int, int, int] | None:
+    if gone is None:
+        return None
     return (gone.gap_from, gone.gap_to, gone.reason, gone.missed_estimate, gone.earliest_seq, gone.head_seq)
 
 
 def read_page_head(head: bytes) -> FeedPage:
     from_seq, to_seq, head_seq, earliest_seq, count, caught_up = _PAGE.unpack_from(head)
-    gone = Tombstone(*msgspec.msgpack.decode(head[PAGE_BYTES:])) if len(head) > PAGE_BYTES else None
-    return FeedPage(from_seq, to_seq, head_seq, earliest_seq, count, bool(caught_up), gone)
+    page = FeedPage(from_seq, to_seq, head_seq, earliest_seq, count, bool(caught_up))
+    if len(head) > PAGE_BYTES:
+        gone, page.epoch = msgspec.msgpack.decode(head[PAGE_BYTES:])
+        page.tombstone = Tombstone(*gone) if gone is not None else None
+    return page

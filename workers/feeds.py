@@ -117,9 +117,9 @@ class Feeds:
             feed.group = self._join(feed, log, wish)
             feed.position = feed.group.cursor
             head = max(head, feed.position)  # what was dealt is known, whatever else is not synced yet
-        self._push(
-            feed, FeedPage(feed.position, feed.position, head, _earliest(log), 0, feed.position >= head), b""
-        )
+        at_head = feed.position >= head
+        first = FeedPage(feed.position, feed.position, head, _earliest(log), 0, at_head, epoch=log.epoch)
+        self._push(feed, first, b"")
         if feed.group is not None:
             self._deal_on(feed.group)
         else:
@@ -285,11 +285,11 @@ class Feeds:
             if len(self._groups) >= GROUPS_MAX:
                 self._remove(feed)
                 raise Throttled("too many groups", limit="groups", max=GROUPS_MAX)
-            group = Group(feed.topic, log.id, wish.group, min(wish.from_seq, log.view.head))
+            group = Group(feed.topic, log.id, wish.group, _now(log, wish.epoch, wish.from_seq))
             self._groups[feed.topic, wish.group] = group
             self.groups_changed = True
         if group.restored:
-            group.cursor = max(group.cursor, min(wish.seen, log.view.head))
+            group.cursor = max(group.cursor, _now(log, wish.epoch, wish.seen))
             if not group.ready_ms:
                 group.ready_ms = self._now_ms() + REJOIN_MS
                 self._waiting.append(group)
@@ -382,6 +382,12 @@ class Feeds:
             else:
                 group.restored = False
                 self._deal_on(group)
+
+
+def _now(log: TopicLog, epoch: str | None, cursor: int) -> int:
+    """Where a cursor of that epoch stands now."""
+    now = cursor if epoch is None else log.cursor_of(epoch, cursor)
+    return 0 if now is None else min(now, log.view.head)
 
 
 def _earliest(log: TopicLog) -> int:

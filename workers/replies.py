@@ -97,6 +97,7 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
 
 def watch_page(result: cmd.Page, wish: WatchRead) -> Rendered:
     page = feed_page(result, wish.from_seq)
+    page.epoch = result.epoch
     return OK, wire.FEED, page_head(page), render(result, wish.options)
 
 

@@ -396,7 +396,9 @@ def read_watch(request: wire.Request) -> WatchRead:
 def watch_command(topic: str, wish: WatchRead) -> cmd.Diff:
     options = wish.options
     nodes = tuple(node.encode() for node in options.nodes)
-    return cmd.Diff(topic, wish.from_seq, options.limit, nodes, options.max_bytes, synced=options.strong)
+    command = cmd.Diff(topic, wish.from_seq, options.limit, nodes, options.max_bytes, synced=options.strong)
+    command.epoch, command.include_epoch = wish.epoch, True
+    return command
 
 
 def read_delete(topic: str, request: wire.Request) -> cmd.Delete:

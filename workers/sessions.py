@@ -17,6 +17,10 @@ and begins with its first record. Saves can be lost with this worker, and their 
 may move cursors back or follow a loss begins an *era*, with numbers of its own, which come from the time since an era can
 be lost, too. Within an era cursors only grow, so the last known save before one that was lost repeats some records and
 skips none. Where an era has no known save, the oldest save that is known has to do.
+
+A cursor is of an *epoch* of its topic (docs/http.md#epochs), which event ids do not name, so the session does. When a stream comes to
+another epoch it tells its client, who may never hear of it and come back with a cursor of the epoch before. Which cursors these
+can be is kept until an id shows that the client has heard; with one of them the stream goes on in the epoch before, and tells again.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from topics.watching import (
     SESSION_TTL_MS,
     STREAM_TOPICS_MAX,
     CreateSession,
+    EpochChange,
     OpenedSession,
     OpenSession,
     SaveSession,
@@ -46,7 +51,7 @@ UNDO_SAVES_MIN = 4
 # What of it is written to the file: enough for what was on its way to a client when the server stopped.
 STORED_CURSORS_MAX = 256
 STORED_SAVES_MIN = 2
-CURSORS_MAX = 1_000_000  # over all sessions: about 250 MiB
+CURSORS_MAX = 1_000_000  # over all sessions: about 400 MiB
 ERA = 1 << 26  # numbers of saves in it: one a second for two years
 ERA_MS = 16  # a worker is not restarted faster
 
@@ -77,6 +82,8 @@ class SessionRow(msgspec.Struct, frozen=True, array_like=True):
     maybe_old: bool
     learned: list[str]
     undo: list[Undo]
+    epochs: dict[str, str] = {}
+    changes: dict[str, EpochChange] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,8 @@ class _Session:
     learned: set[str] = field(default_factory=set)  # topics that came after the session was made
     undo: deque[Undo] = field(default_factory=deque)
     undo_size: int = 0
+    epochs: dict[str, str] = field(default_factory=dict)  # of topics whose epoch is known
+    changes: dict[str, EpochChange] = field(default_factory=dict)  # that the client may not have heard of
 
     # -- saves ---------------------------------------------------------------------------------------------
 
@@ -113,6 +122,8 @@ class _Session:
             if cursor is None:
                 cursors.pop(topic, None)
                 self.learned.discard(topic)
+                self.epochs.pop(topic, None)
+                self.changes.pop(topic, None)
             elif old is not None:
                 cursors[topic] = cursor
             elif len(cursors) < STREAM_TOPICS_MAX:
@@ -123,6 +134,14 @@ class _Session:
             before[topic] = old
         self._remember(Undo(number, self.save, before))
         self.save = number
+
+    def set_epochs(self, changed: dict[str, EpochChange]) -> None:
+        for topic, change in changed.items():
+            if topic in self.cursors:
+                change = change.following(self.changes.get(topic))
+                self.epochs[topic] = change.epoch
+                if change.before:
+                    self.changes[topic] = change
 
     def _remember(self, undo: Undo) -> None:
         if undo.number <= undo.previous:  # nobody counts like this: what an older number meant is not known
@@ -162,20 +181,34 @@ class _Session:
         save, seen = decoded
         if save is not None:
             seen = self.cursors_at(save) | seen
-        moved: dict[str, int | None] = {}
+        moved: dict[str, int | None] = self._set_back(seen)
         for topic, cursor in self.cursors.items():
             wanted = seen.get(topic)
             if wanted is None:
                 # An id that does not name a topic which came later is from before that.
                 if topic in self.learned:
                     moved[topic] = None
-            elif wanted < cursor or (self.maybe_old and wanted > cursor):
+            elif topic not in moved and (wanted < cursor or (self.maybe_old and wanted > cursor)):
                 moved[topic] = wanted
         if self.maybe_old:
             # Topics that patterns have found since what is stored was saved.
             for topic, cursor in seen.items():
                 if topic not in self.cursors and self._finds(topic):
                     moved[topic] = cursor
+        return moved
+
+    def _set_back(self, seen: dict[str, int]) -> dict[str, int | None]:
+        """Go back to the epoch before where these cursors may be of it."""
+        moved: dict[str, int | None] = {}
+        for topic, change in list(self.changes.items()):
+            wanted = seen.get(topic)
+            if wanted is None:
+                continue
+            if change.low <= wanted <= change.high:
+                moved[topic] = wanted
+                self.epochs[topic] = change.before
+            else:
+                del self.changes[topic]
         return moved
 
     def _finds(self, topic: str) -> bool:
@@ -195,6 +228,8 @@ class _Session:
             self.maybe_old,
             sorted(self.learned),
             self._stored_undo() if self.undo else [],
+            self.epochs,
+            self.changes,
         )
 
     def _stored_undo(self) -> list[Undo]:
@@ -257,7 +292,9 @@ class Sessions:
                 limit="watch_cursors",
                 max=CURSORS_MAX,
             )
-        self._sessions[request.wid] = _Session(request.key, request.spec, dict(request.cursors))
+        self._sessions[request.wid] = _Session(
+            request.key, request.spec, dict(request.cursors), epochs=dict(request.epochs)
+        )
         self._cursors += len(request.cursors)
         self._rest(request.wid, now_ms)
 
@@ -315,6 +352,7 @@ class Sessions:
             cursors = {topic: cursor for topic, cursor in cursors.items() if topic in session.cursors}
         before = len(session.cursors)
         session.apply(request.number, cursors)
+        session.set_epochs(request.epochs)
         self._cursors += len(session.cursors) - before
 
     def front_gone(self, peer: bytes, now_ms: int) -> None:
@@ -380,6 +418,8 @@ class Sessions:
                 learned=set(row.learned),
                 undo=deque(row.undo),
                 undo_size=sum(undo.size for undo in row.undo),
+                epochs=row.epochs,
+                changes=row.changes,
             )
             self._cursors += len(row.cursors)
             self._idle[row.wid] = now_ms
@@ -387,4 +427,4 @@ class Sessions:
 
 
 def _opened(session: _Session) -> OpenedSession:
-    return OpenedSession(session.spec, dict(session.cursors), session.save)
+    return OpenedSession(session.spec, dict(session.cursors), session.save, dict(session.epochs))

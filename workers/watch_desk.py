@@ -206,7 +206,8 @@ class WatchDesk:
                     self._ask(finding.peer, 0, finding, cmd.State(name, touch=False))
                     continue
                 head = log.view.head
-                finding.found.append(Found(name, head, min(log.view.first_seq, head + 1), places))
+                earliest = min(log.view.first_seq, head + 1)
+                finding.found.append(Found(name, head, earliest, places, log.epoch))
         if rows:
             return False
         self._found_one(finding)
@@ -222,7 +223,9 @@ class WatchDesk:
         if isinstance(asker, Finding):
             if isinstance(result, cmd.TopicState):
                 places = asker.places.get(result.topic, [])
-                asker.found.append(Found(result.topic, result.head_seq, result.earliest_seq, places))
+                asker.found.append(
+                    Found(result.topic, result.head_seq, result.earliest_seq, places, result.epoch)
+                )
             self._found_one(asker)
         else:
             assert isinstance(asker, Feed | Group)

@@ -30,6 +30,7 @@ from topics.watching import (
     Found,
     OpenedSession,
     OpenSession,
+    SaveSession,
     SessionSpec,
     encode,
 )
@@ -51,6 +52,7 @@ class Resolved(msgspec.Struct):
 
     topics: dict[str, tuple[int, Found]]  # name → where to begin, what was found; in the order of the request
     patterns: list[str]
+    epochs: dict[str, str]  # of where to begin
 
 
 # -- what is wanted ----------------------------------------------------------------------------------------
@@ -68,6 +70,8 @@ def check_names(call: Call, wanted: dict[str, StartBody]) -> None:
         raise InvalidRequest(f"topics has 1 to {WATCH_TOPICS_MAX} names or patterns, not {len(wanted)}")
     for name, start in wanted.items():
         check_u64(from_seq=start.from_seq)
+        if is_pattern(name) and start.epoch is not None:
+            raise InvalidRequest("an epoch goes with the name of a topic, not with a pattern")
         if not is_pattern(name):
             if "*" in name or ">" in name:
                 raise InvalidRequest(
@@ -128,30 +132,39 @@ def _resolved(
     if len(found) > STREAM_TOPICS_MAX:
         raise InvalidRequest(f"the patterns match more than {STREAM_TOPICS_MAX} topics; narrow them")
     topics: dict[str, tuple[int, Found]] = {}
+    epochs: dict[str, str] = {}
     for name, start in wanted.items():
         if is_pattern(name):
             continue
         row = found.get(name)
         if row is not None:
             topics[name] = _start(start, row), row
+            if start.epoch is not None and not start.tail:
+                epochs[name] = start.epoch
         elif not lenient:
             raise TopicNotFound(name)
     for row in rows:
         if row.name not in topics and row.patterns:
             topics[row.name] = _start(wanted[patterns[row.patterns[0]]], row), row
-    return Resolved(topics, patterns)
+    return Resolved(topics, patterns, {name: row.epoch for name, (_, row) in topics.items()} | epochs)
 
 
 def _start(start: StartBody, row: Found) -> int:
     return row.head_seq if start.tail else start.from_seq
 
 
-def starts(resolved: Resolved) -> dict[str, dict[str, int]]:
+def starts(resolved: Resolved, *, include_epoch: bool) -> dict[str, dict[str, int | str]]:
     """The topics of an answer."""
     return {
         name: {"from_seq": start, "head_seq": row.head_seq, "earliest_seq": row.earliest_seq}
+        | ({"epoch": row.epoch} if include_epoch else {})
         for name, (start, row) in resolved.topics.items()
     }
+
+
+def wants_epoch(body: WatchBody) -> bool:
+    """Who sends an epoch has to learn the next one."""
+    return body.include_epoch or any(start.epoch is not None for start in body.topics.values())
 
 
 def feed_options(body: WatchBody) -> FeedOptions:
@@ -181,7 +194,7 @@ def create(call: Call, respond: Respond) -> None:
 
     def resolved(found: Resolved) -> None:
         names = [name for name in body.topics if name in found.topics]
-        spec = SessionSpec(options, heartbeat_ms, names, found.patterns, body.group)
+        spec = SessionSpec(options, heartbeat_ms, names, found.patterns, body.group, wants_epoch(body))
         _store(call, spec, found, ignored, respond)
 
     resolve(call, body.topics, lenient, respond, resolved)
@@ -202,7 +215,8 @@ def _store(call: Call, spec: SessionSpec, found: Resolved, ignored: list[str], r
     services = call.services
     wid = _new_wid(services.desk.fanout.shard_of, services.random_bytes)
     cursors = {name: start for name, (start, _) in found.topics.items()}
-    wish = CreateSession(wid, call.key.digest if call.key is not None else b"", spec, cursors)
+    key = call.key.digest if call.key is not None else b""
+    wish = CreateSession(wid, key, spec, cursors, found.epochs)
 
     def stored(reply: wire.Reply) -> None:
         if reply.status != 200:
@@ -212,7 +226,7 @@ def _store(call: Call, spec: SessionSpec, found: Resolved, ignored: list[str], r
             "wid": wid,
             "stream_url": f"/v0/watch/{wid}",
             "session_ttl_ms": SESSION_TTL_MS,
-            "topics": starts(found),
+            "topics": starts(found, include_epoch=spec.include_epoch),
             "performance": {"server_total_ms": round(call.total_ms, 3)},
         }
         if ignored:
@@ -324,7 +338,8 @@ class Opening:
 
     def _release(self, opened: OpenedSession) -> None:
         """It was opened for somebody who is not there any more."""
-        self._call.services.desk.release(self._wid, self._number, opened.save + 1, {})
+        wish = SaveSession(self._wid, self._number, opened.save + 1, {}, closes=True)
+        self._call.services.desk.release(wish)
 
 
 class Farewell:

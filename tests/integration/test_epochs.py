@@ -9,6 +9,8 @@ from typing import Any
 
 from tests.support.contract import Json, ok, refused, state_of
 from tests.support.server import Server
+from tests.support.sse_client import open_stream, watch
+from tests.support.ws_client import WebSocket
 
 FRAMES = "application/vnd.topics.frames"
 
@@ -77,3 +79,83 @@ def test_a_consumer_is_reset_only_to_a_seq_of_this_topic(shared_server: Server, 
     refused(shared_server.post(reset, {"to": {"seq": 2}, "epoch": old}), 409, "wrong_epoch", detail)
     assert ok(shared_server.post(reset, {"to": {"seq": 2}, "epoch": new}))["to_seq"] == 2
     refused(shared_server.post(reset, {"to": "start", "epoch": new}), 400, "invalid_request")
+
+
+def test_a_stream_that_comes_back_hears_of_a_topic_that_was_created_again(
+    shared_server: Server, topic: str
+) -> None:
+    ok(shared_server.write(topic, 1, 2, 3), 201)
+    session = watch(shared_server, {topic: {}})
+    assert set(session["topics"][topic]) == {"from_seq", "head_seq", "earliest_seq"}
+    with_id, without_id = session, watch(shared_server, {topic: {}})
+    ids: list[str | None] = []
+    for one in (with_id, without_id):
+        stream = open_stream(shared_server, one)
+        frames = stream.until_caught_up()
+        assert [set(frame.data) & {"epoch"} for frame in frames if frame.event == "record"] == [set()]
+        ids.append(stream.last_id)
+        stream.close()
+    create_again(shared_server, topic, "a", "b", "c", "d")
+    for one, last_id in ((without_id, None), (with_id, ids[0])):
+        stream = open_stream(shared_server, one, last_event_id=last_id)
+        tombstone, records = stream.take("tombstone", "record")
+        assert tombstone.data == {
+            "topic": topic,
+            "reason": "recreated",
+            "gap_from": 1,
+            "gap_to": 4,
+            "earliest_seq": 1,
+            "head_seq": 4,
+        }
+        assert (tombstone.cursors, records.cursors) == ({topic: 0}, {topic: 4})
+        assert (records.seqs, records.data["from_seq"]) == ([1, 2, 3, 4], 0)
+        stream.close()
+        # The tombstone may have been lost on its way; and who has heard of it does not hear of it again.
+        if last_id is not None:
+            again = open_stream(shared_server, one, last_event_id=last_id)
+            assert again.next().data["reason"] == "recreated"
+            again.until_caught_up()
+            again.close()
+            ok(shared_server.write(topic, "e"))
+            again = open_stream(shared_server, one, last_event_id=again.last_id)
+            assert [frame.seqs for frame in again.until_caught_up() if frame.event == "record"] == [[5]]
+            again.close()
+            ok(shared_server.post(f"/v0/topics/{topic}/delete", {"seqs": [5]}))
+
+
+def test_a_new_watch_takes_epochs_and_names_them(shared_server: Server, topic: str) -> None:
+    old = ok(shared_server.write(topic, 1, 2, include_epoch=True), 201)["epoch"]
+    session = watch(shared_server, {topic: {"from_seq": 2}}, include_epoch=True)
+    assert session["topics"][topic]["epoch"] == old
+    new = create_again(shared_server, topic, "a", "b", "c")
+    session = watch(shared_server, {topic: {"from_seq": 2, "epoch": old}})
+    assert session["topics"][topic] == {"from_seq": 2, "head_seq": 3, "earliest_seq": 1, "epoch": new}
+    stream = open_stream(shared_server, session)
+    tombstone, records = stream.take("tombstone", "record")
+    assert (tombstone.data["reason"], tombstone.data["epoch"]) == ("recreated", new)
+    assert (records.seqs, records.data["epoch"]) == ([1, 2, 3], new)
+    stream.close()
+    tail = watch(shared_server, {topic: {"tail": True, "epoch": old}})
+    stream = open_stream(shared_server, tail)
+    assert [frame.event for frame in stream.until_caught_up()] == ["caught-up"]
+    stream.close()
+    for wrong in ({topic: {"epoch": "x" * 65}}, {"a.>": {"epoch": old}}):
+        refused(shared_server.post("/v0/watch", {"topics": wrong}), 400, "invalid_request")
+
+
+def test_a_socket_takes_epochs_and_names_them(shared_server: Server, topic: str) -> None:
+    old = ok(shared_server.write(topic, 1, 2, include_epoch=True), 201)["epoch"]
+    new = create_again(shared_server, topic, "a", "b", "c")
+    socket = WebSocket(shared_server)
+    answer = socket.ask("subscribe", topics={topic: {"from_seq": 2, "epoch": old}})
+    assert answer["topics"][topic] == {"from_seq": 2, "head_seq": 3, "earliest_seq": 1, "epoch": new}
+    tombstone, record = socket.take("tombstone", "record")
+    assert (tombstone["reason"], tombstone["epoch"]) == ("recreated", new)
+    assert ([row["$seq"] for row in record["records"]], record["epoch"]) == ([1, 2, 3], new)
+    socket.close()
+    socket = WebSocket(shared_server)
+    socket.ask("subscribe", topic=topic, from_seq=2, epoch=new)
+    record, _ = socket.take("record", "caught_up")
+    assert ([row["$seq"] for row in record["records"]], record["epoch"]) == ([3], new)
+    assert socket.ask("publish", topic=topic, records=[{"data": 1}], include_epoch=True)["epoch"] == new
+    socket.close()

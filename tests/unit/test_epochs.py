@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.engine_harness import DISK, EPHEMERAL, FSYNC, MEMORY, Harness, numbered
 from tests.support.log_rig import new_log
+from tests.support.watch_rig import Town
 from topics.engine import commands as c
 from topics.engine import consumer_commands as con
 from topics.engine.config import ConsumerConfig, TopicConfig
@@ -214,3 +215,49 @@ def test_a_consumer_is_not_reset_to_a_seq_of_another_epoch() -> None:
     h.refused(con.ResetConsumer("e", "mail", "seq", 1, epoch="other"), WrongEpoch)
     assert h.do(con.ResetConsumer("e", "mail", "seq", 3, epoch=old)).to_seq == 3
     assert h.do(con.ResetConsumer("e", "mail", "seq", 5, epoch=h.state("e").epoch)).to_seq == 5
+
+
+# ---- streams
+
+
+def test_an_open_stream_hears_that_the_head_went_back() -> None:
+    """The worker dies under it, and the seqs that it has seen are given to other records before it is followed again."""
+    town = Town()
+    town.rig.put("e", durability="ephemeral")
+    town.write(3, "e")
+    town.rig.core.engine.checkpoint()
+    town.write(1, "other")  # with which it is made
+    town.rest()
+    client = town.front.stream({"e": 0})
+    town.write(3, "e")
+    town.rest()
+    assert client.seqs("e") == [1, 2, 3, 4, 5, 6]
+    town.kill()
+    rig = town.start()
+    rig.write(5, "e")
+    town.advance(5_000_000)
+    (gap,) = client.named("tombstone")
+    assert (gap.data["gap_from"], gap.data["gap_to"], gap.data["earliest_seq"]) == (4, 6, 4)
+    assert gap.data["reason"] == "crash"
+    assert gap.cursors == {"e": 3}
+    after = client.frames[client.frames.index(gap) :]
+    assert [frame.seqs for frame in after if frame.event == "record"] == [[4, 5, 6, 7, 8]]
+
+
+def test_a_member_of_a_group_does_not_know_more_of_it_than_the_epoch_allows() -> None:
+    town = Town()
+    town.rig.put("e", durability="ephemeral")
+    town.write(2, "e")
+    town.rig.core.engine.checkpoint()
+    town.write(1, "other")  # with which it is made
+    town.rest()
+    client = town.front.stream({"e": 0}, group="g")
+    town.write(4, "e")
+    town.rest()
+    assert client.seqs("e", is_shared=True) == [1, 2, 3, 4, 5, 6]
+    town.kill()
+    rig = town.start()
+    rig.write(6, "e")
+    town.advance(5_000_000)
+    records = [frame.seqs for frame in client.frames if frame.event == "record"]
+    assert [seq for page in records for seq in page] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8]

@@ -6,17 +6,20 @@ bounded memory. Method: single stories; random ones are in test_session_stories.
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from tests.support.faults import fault
 from tests.unit.test_event_ids import made
 from topics.engine.errors import InvalidRequest, SessionNotFound, Throttled, TopicsError, Unauthorized
+from topics.engine.files import WATCH_MAGIC, with_digest
 from topics.http_errors import error_parts
 from topics.watching import (
     SESSION_TTL_MS,
     STREAM_TOPICS_MAX,
     CreateSession,
+    EpochChange,
     FeedOptions,
     OpenedSession,
     OpenSession,
@@ -450,3 +453,67 @@ def test_only_after_a_loss_does_an_id_bring_topics_in() -> None:
     opened(sessions)
     saved(sessions, 1, {"t.a": 5}, closes=True)
     assert opened(sessions, 2, made({"t.a": 5, "t.b": 7})).cursors == {"t.a": 5}
+
+
+# ---- epochs
+
+
+def changed(sessions: Sessions, number: int, cursor: int, change: EpochChange) -> None:
+    assert sessions.save(FRONT, SaveSession("w", 1, number, {"a": cursor}, epochs={"a": change}), T0)
+
+
+def test_a_session_remembers_under_which_epochs_it_was_read_over_restarts_too() -> None:
+    sessions = Sessions(0)
+    sessions.create(CreateSession("w", b"", PLAIN, {"a": 3, "b": 4}, {"a": "1.0"}), T0)
+    assert opened(sessions).epochs == {"a": "1.0"}
+    changed(sessions, 1, 5, EpochChange("1.1"))
+    again = Sessions(0)
+    again.load(watch_file.decode(watch_file.encode(sessions.rows(), [])).sessions, T0)
+    assert opened(again, 2).epochs == {"a": "1.1"}
+
+
+def test_a_file_without_epochs_says_that_they_are_not_known() -> None:
+    sessions = make({"a": 3})
+    (raw,) = sessions.rows()
+    row = msgspec.msgpack.decode(raw)
+    old = with_digest(WATCH_MAGIC, msgspec.msgpack.encode(([row[:9]], [])))
+    again = Sessions(0)
+    again.load(watch_file.decode(old).sessions, T0)
+    found = opened(again)
+    assert (found.cursors, found.epochs) == ({"a": 3}, {})
+
+
+def test_a_client_that_has_not_heard_of_a_new_epoch_is_told_again() -> None:
+    sessions = Sessions(0)
+    sessions.create(CreateSession("w", b"", PLAIN, {"a": 10}, {"a": "1.0"}), T0)
+    opened(sessions, 1, made({"a": 10}))
+    changed(sessions, 1, 4, EpochChange("2.0", "1.0", 10, 10))
+    for _ in range(2):  # whatever became of what it was told
+        found = opened(sessions, 1, made({"a": 10}))
+        assert (found.cursors, found.epochs) == ({"a": 10}, {"a": "1.0"})
+        changed(sessions, found.save + 1, 12, EpochChange("2.0", "1.0", 10, 10))
+    found = opened(sessions, 1, made({"a": 11}))  # only the new one has led it there
+    assert (found.cursors, found.epochs) == ({"a": 11}, {"a": "2.0"})
+    found = opened(sessions, 1, made({"a": 10}))
+    assert (found.cursors, found.epochs) == ({"a": 10}, {"a": "2.0"})
+
+
+def test_of_two_epochs_that_a_client_has_not_heard_of_the_first_counts() -> None:
+    sessions = Sessions(0)
+    sessions.create(CreateSession("w", b"", PLAIN, {"a": 10}, {"a": "1.0"}), T0)
+    opened(sessions, 1, made({"a": 10}))
+    changed(sessions, 1, 8, EpochChange("1.1", "1.0", 10, 10))
+    changed(sessions, 2, 7, EpochChange("1.2", "1.1", 7, 8))
+    changed(sessions, 3, 12, EpochChange("1.3"))
+    for cursor in (7, 9, 10):
+        found = opened(sessions, 1, made({"a": cursor}))
+        assert (found.cursors, found.epochs) == ({"a": cursor}, {"a": "1.0"})
+
+
+def test_a_topic_that_leaves_a_session_takes_its_epoch_with_it() -> None:
+    sessions = make({}, spec=PATTERN)
+    opened(sessions)
+    save = SaveSession("w", 1, 1, {"t.a": 2}, epochs={"t.a": EpochChange("1.0"), "t.b": EpochChange("2.0")})
+    assert sessions.save(FRONT, save, T0)
+    assert opened(sessions).epochs == {"t.a": "1.0"}
+    assert opened(sessions, 1, made({})).epochs == {}  # an id from before it was found

@@ -147,9 +147,12 @@ def test_find_tells_of_names_and_of_what_patterns_match() -> None:
     rig.write(1, "b")
     assert find(rig) == []
     assert find(rig, names=["none"]) == []
-    assert find(rig, names=["b", "a.1", "none"]) == [Found("a.1", 0, 1), Found("b", 1, 1)]
+    a1, a2, b = (rig.core.engine.shard.published[name].epoch for name in ("a.1", "a.2", "b"))
+    assert find(rig, names=["b", "a.1", "none"]) == [Found("a.1", 0, 1, [], a1), Found("b", 1, 1, [], b)]
     rows = find(rig, names=["a.2"], patterns=["b", "a.*", ">"])
-    assert rows == [Found("a.1", 0, 1, [1, 2]), Found("a.2", 3, 1), Found("b", 1, 1, [0, 2])]
+    assert rows == [
+        Found("a.1", 0, 1, [1, 2], a1), Found("a.2", 3, 1, [], a2), Found("b", 1, 1, [0, 2], b)
+    ]  # fmt: skip
     assert [row.name for row in find(rig, patterns=[">"], prefixes=["a."])] == ["a.1", "a.2"]
 
 

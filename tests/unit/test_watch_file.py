@@ -22,7 +22,7 @@ from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import TEMP_SUFFIX, WATCH_MAGIC, with_digest, xxh
 from topics.engine.repair import CannotRepair
-from topics.watching import FeedOptions, SessionSpec
+from topics.watching import EpochChange, FeedOptions, SessionSpec
 from workers import watch_file
 from workers.sessions import SessionRow, Undo
 from workers.watch_file import GroupRow, WatchRows
@@ -52,6 +52,8 @@ rows = st.builds(
     st.booleans(),
     st.lists(names, max_size=3),
     st.lists(undos, max_size=3),
+    st.dictionaries(names, names, max_size=3),
+    st.dictionaries(names, st.builds(EpochChange, names, names, numbers, numbers), max_size=3),
 )
 groups = st.tuples(names, numbers, names, numbers)
 
