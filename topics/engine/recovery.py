@@ -426,15 +426,8 @@ class Recovery:
 
     def _disk_was_sound(self, boot_id: str, good: list[tuple[ScannedFile, list[Envelope]]]) -> bool:
         """Since the log was written the machine has not restarted, and no write or sync of it has failed."""
-        return boot_id == self._disk.boot_id() and not self._latched_in(good[-1][0].number if good else 0)
-
-    def _latched_in(self, number: int) -> bool:
-        """Whether the newest log file was the active one when a write or sync failed. An older mark is settled."""
-        path = f"{self._meta_dir}/{LATCH_MARK}"
-        if not self._disk.exists(path):
-            return False
-        text = read_file(self._disk, path)
-        return not text.isdigit() or int(text) >= number
+        number = good[-1][0].number if good else 0
+        return boot_id == self._disk.boot_id() and not latched_in(self._disk, self._meta_dir, number)
 
     def _keep_file(self, file: ScannedFile, envelopes: list[Envelope]) -> None:
         """Older files stay for reading and for erasing until a checkpoint has absorbed them."""
@@ -537,3 +530,12 @@ class Recovery:
                 self._disk.make_dir("lost+found")
                 self._disk.rename(f"{root}/{name}", f"lost+found/{name}")
             yield None
+
+
+def latched_in(disk: Disk, meta_dir: str, number: int) -> bool:
+    """Whether the newest log file was the active one when a write or sync failed. An older mark is settled."""
+    path = f"{meta_dir}/{LATCH_MARK}"
+    if not disk.exists(path):
+        return False
+    text = read_file(disk, path)
+    return not text.isdigit() or int(text) >= number

@@ -200,7 +200,7 @@ class _Mender:
         log = self._found.log
         if self._found.newest is None:
             applied = max([base_lsn, *(row.applied_lsn for row in rows)])
-            log = LogWalk(log.files, base_lsn, applied).run()
+            log = LogWalk(log.files, base_lsn, applied, sound=self._found.is_sound).run()
         said = rewrite_log(
             self._disk, self._config.shard_dir, log, rows,
             base_lsn=base_lsn, ts=self._now_ms, shard=self._config.shard, shards=self._shards,

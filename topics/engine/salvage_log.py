@@ -184,15 +184,26 @@ def _scan_by_salt(path: str, number: int, data: bytes, shard: int) -> ScannedFil
 class LogWalk:
     """Puts the readable entries past `base_lsn` in order and finds what is missing between them."""
 
-    def __init__(self, files: list[LogFile], base_lsn: int, applied_lsn: int, *, clean: bool = False) -> None:
+    def __init__(
+        self,
+        files: list[LogFile],
+        base_lsn: int,
+        applied_lsn: int,
+        *,
+        clean: bool = False,
+        sound: bool = False,
+    ) -> None:
         """`clean`: the shard was stopped at `base_lsn`, and a start after that would have begun a file of its own. The file that it
-        was stopped with stays until there is a later snapshot."""
-        self._clean = clean
+        was stopped with stays until there is a later snapshot. `sound`: no power cut and no failed write can have taken an entry and left
+        a later one."""
+        self._clean, self._sound = clean, sound
         self.log = SalvagedLog(files, last_lsn=base_lsn)
         self._base_lsn = base_lsn
         self._used = [file for file in files if file.scanned is not None and file.scanned.envelopes]
         claimed = [e.synced_lsn for file in self._used for e in _envelopes(file)]
-        self._known = max([applied_lsn, *claimed])  # everything up to here was synced once
+        self._known = max(
+            [applied_lsn, *claimed]
+        )  # everything up to here was synced once, or is on a sound disk
         self._digests: dict[tuple[int, int], bytes] = {}
         self._ended = False
 
@@ -202,6 +213,11 @@ class LogWalk:
             if file.problem:
                 log.damage.append(Note(file.path, file.offset, file.problem))
         bounds = void_bounds([file.start for file in self._used])
+        if self._sound:
+            whole = [
+                e.lsn for file, bound in zip(self._used, bounds) for e in _envelopes(file) if e.lsn <= bound
+            ]
+            self._known = max([self._known, *whole])
         for i, file in enumerate(self._used):
             before = self._used[i - 1] if i else None
             self._check_chain(file, before)
@@ -335,7 +351,7 @@ class LogWalk:
                 if log.last_lsn + 1 > self._known:
                     self._ended = True  # torn: what follows was never promised to anybody
                     return
-                what = f"log entries {log.last_lsn + 1} to {envelope.lsn - 1} are missing, though they were synced"
+                what = f"log entries {log.last_lsn + 1} to {envelope.lsn - 1} are missing, though later ones are whole"
                 self._hole(
                     log.last_lsn + 1,
                     envelope.lsn - 1,

@@ -36,8 +36,9 @@ from topics.engine.merges import NO_MERGES, Merged
 from topics.engine.overlay import OverlayDisk
 from topics.engine.placement import shard_of
 from topics.engine.ports import Clock, Disk, SegmentStore
+from topics.engine.recovery import latched_in
 from topics.engine.replay import decode
-from topics.engine.salvage_log import LogWalk, SalvagedLog, read_log
+from topics.engine.salvage_log import LogFile, LogWalk, SalvagedLog, read_log
 from topics.engine.salvage_segments import (
     check_segment,
     read_marks,
@@ -85,6 +86,7 @@ class Found:
     snapshots: dict[int, tuple[ShardRow, list[TopicRow]]] = field(default_factory=dict)  # the sound ones
     bad_snapshots: list[int] = field(default_factory=list)
     is_clean: bool = False  # the newest snapshot, sound or not, is that of a clean stop
+    is_sound: bool = False  # what was written to the log is there, synced or not, or has rotted
     bad_intents: list[str] = field(default_factory=list)
     bad_watch: str = ""  # the file of watch sessions, when it is damaged
     log: SalvagedLog = field(default_factory=lambda: SalvagedLog([]))
@@ -256,12 +258,20 @@ class _Checker:
         if newest is not None and max(found.bad_snapshots, default=0) > newest[0].number:
             clean = False  # it was not the last one
         found.is_clean = clean
-        found.log = LogWalk(files, found.base_lsn, applied, clean=clean).run()
+        found.is_sound = self._disk_was_sound(files)
+        found.log = LogWalk(files, found.base_lsn, applied, clean=clean, sound=found.is_sound).run()
         for note in found.log.damage:
             found.add("damage", note.path or self._wal_dir, note.offset, note.what)
         for note in found.log.torn:
             found.add("torn", note.path, note.offset, note.what)
         self._check_older_log()
+
+    def _disk_was_sound(self, files: list[LogFile]) -> bool:
+        """As recovery asks: no restart of the machine since the log was written, and no failed write or sync."""
+        used = [file for file in files if file.scanned is not None and file.scanned.envelopes]
+        boot_id = next((file.start.boot_id for file in reversed(used) if file.start is not None), "")
+        number = used[-1].number if used else 0
+        return boot_id == self._disk.boot_id() and not latched_in(self._disk, self._meta_dir, number)
 
     def _check_older_log(self) -> None:
         """Two snapshots are kept with the log since the older, so that the newest one may rot."""
