@@ -156,7 +156,7 @@ def test_the_last_records(cli: Cli, topic: str, server: Server) -> None:
     cli("topic", "create", topic, "--cap-records", "3000")
     records = "".join(f'{{"data":{n},"tag":"{"even" if n % 2 == 0 else "odd"}"}}\n' for n in range(1, 4001))
     assert cli("pub", topic, "--records", stdin=records) == 0
-    assert data(cli.rows("read", topic, "--last")) == [4000]
+    assert data(cli.rows("read", topic, "--last")) == data(cli.rows("read", "--last", topic)) == [4000]
     assert data(cli.rows("read", topic, "--last", "3")) == [3998, 3999, 4000]
     assert data(cli.rows("read", topic, "--last", "2", "--tag", "odd")) == [3997, 3999]
     server.post(f"/v0/topics/{topic}/delete", {"seqs": [*range(2000, 3000), *range(3002, 4000)]})
@@ -167,7 +167,10 @@ def test_the_last_records(cli: Cli, topic: str, server: Server) -> None:
     assert cli.rows("read", topic, "--last", "2", "--tag", "none") == []
     cli("topic", "purge", topic, "--yes")
     assert cli.rows("read", topic, "--last", "2") == []
-    assert cli("read", topic, "--last", "0") == 2
+    assert cli.rows("read", topic, "--last", str(sys.maxsize)) == []
+    for wrong in ("0", str(1 << 64)):
+        assert cli("read", topic, "--last", wrong) == 2
+        assert cli("read", topic, "--limit", wrong) == 2
     assert cli("read", topic, "--last", "2", "--from", "1") == 2
 
 

@@ -46,7 +46,7 @@ MORE = {
 HEAD = """\
 # Configuration
 
-Everything is set by environment variables; there is no configuration file. `topics serve --help` prints the same, and a test keeps this page to the code (`python -m tests.support.configuration_page` makes it).
+Everything is set by environment variables; there is no configuration file. `topics serve` has options for four of them, which win over the variables: `--host`, `--port`, `--data` and `--shards`. `topics serve --help` prints all of this, and a test keeps this page to the code (`python -m tests.support.configuration_page` makes it).
 
 All processes of a server read the same variables at its start; to change one, restart it. An empty variable is an unset one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -76,20 +77,19 @@ def setting(text: str) -> tuple[str, Any]:
         return name.replace("-", "_"), value
 
 
-def _whole(least: int) -> Callable[[str | int], int]:
+def _whole(least: int, most: int) -> Callable[[str], int]:
     """Not an IntRange: its help would show all digits of 2 ** 64 - 1."""
 
-    def number(value: str | int) -> int:
-        text = str(value)
-        if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= U64_MAX):
-            raise click.BadParameter(f"{text!r} is not a whole number of at least {least}")
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most):
+            raise click.BadParameter(f"{text!r} is not a whole number from {least} to {most}")
         return int(text)
 
     return number
 
 
-SEQ = _whole(0)
-COUNT = _whole(1)
+SEQ = _whole(0, U64_MAX)
+COUNT = _whole(1, sys.maxsize)
 
 
 def complete_file(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

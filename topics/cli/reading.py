@@ -17,7 +17,18 @@ PAGE = 1000
 SPAN_MAX = 100_000  # seqs of one step back
 
 
-@click.command()
+class _Read(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # --last without a number is --last 1. Click's own optional values would take the topic for one.
+        following = [*args[1:], ""]
+        args = [
+            "--last=1" if arg == "--last" and not next_.isdigit() else arg
+            for arg, next_ in zip(args, following)
+        ]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Read)
 @topic_argument
 @click.option(
     "--from", "from_seq", type=SEQ, metavar="SEQ", help="Begin after this seq. [with the oldest record]"
@@ -27,7 +38,7 @@ SPAN_MAX = 100_000  # seqs of one step back
 )
 @click.option("--tag", help="Only this tag, or tags that match: eu.tea, 'eu.*'")
 @click.option("--limit", "-n", type=COUNT, metavar="N", help="Maximum number of records.")
-@click.option("--last", type=COUNT, is_flag=False, flag_value=1, metavar="[N]", help="The last N records, or just the last one; with --tag, of those that match.")  # fmt: skip
+@click.option("--last", type=COUNT, metavar="[N]", help="Only the last N records [1]; with --tag, of those that match.")  # fmt: skip
 @lines.options
 @with_server
 def read(
