@@ -67,10 +67,10 @@ class BodyType:
         try:
             return self.strict(text), []
         except msgspec.DecodeError as error:
-            refusal = self._fields.refusal(error)
+            refusal = self._fields.refusal(error) if is_strict else None
         except RecursionError:
             refusal = None
-        if is_strict and refusal is not None:
+        if refusal is not None:
             raise UnknownField(refusal)
         found = decode(self._tolerant, text)  # or what is wrong
         return found, self._fields.unknown(text, found, lines=self._lines)

@@ -169,9 +169,9 @@ class _Search:
         """Look into the structs of an object that has been decoded."""
         for inner in fields.inner:
             value = getattr(body, inner.name)
-            if inner.many is not None and len(value) > LOOKED_AT_MAX:
-                continue  # such a request is refused
-            if isinstance(value, (list, dict, msgspec.Struct)) and inner.key in known:
+            is_there = inner.key in known and isinstance(value, inner.many or msgspec.Struct)
+            # A request with a longer list is refused.
+            if is_there and (inner.many is None or len(value) <= LOOKED_AT_MAX):
                 self._enter(inner, known[inner.key], where + inner.name, value)
 
     def _enter(self, inner: _Inner, text: Raw, where: str, value: Any) -> None:

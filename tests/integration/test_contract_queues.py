@@ -317,9 +317,11 @@ def test_fences(shared_server: Server, topic: str, verb: str) -> None:
 def test_null_and_unknown_fields(shared_server: Server, topic: str) -> None:
     make_queue(shared_server, topic, 1)
     began = time.time()
-    (job,) = claim(shared_server, topic, lease_ms=None, unknown={"x": 1})
-    near(job["deadline"], 30_000, began)
-    assert settle(shared_server, topic, "ack", [1], unknown=1)["acked"] == 1
+    answer = ok(call(shared_server, topic, "claim", lease_ms=None, unknown={"x": 1}))
+    near(answer["claimed"][0]["deadline"], 30_000, began)
+    assert answer["ignored"] == ["unknown"]
+    settled = ok(call(shared_server, topic, "ack", seqs=[1], unknown=1))
+    assert (settled["acked"], settled["ignored"]) == (1, ["unknown"])
 
 
 def test_performance_is_there(shared_server: Server, topic: str) -> None:

@@ -35,7 +35,7 @@ def test_every_field_is_stored_and_changed(shared_server: Server, topic: str) ->
     }  # fmt: skip
     made = make(shared_server, name, topic, dest, create_dest=True, unknown={"x": 1}, **fields)
     rule = {"router": name, "source": topic, "dest": dest, **fields}
-    assert made == rule | {"created": True}
+    assert made == rule | {"created": True, "ignored": ["unknown"]}
     assert look(shared_server, name) == rule | {"forwarded_total": 0}
     changed = ok(put(shared_server, name, topic, dest, filter="us"))
     expected = DEFAULTS | {"filter": ["tag", "Eq", "us"]}
