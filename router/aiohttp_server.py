@@ -180,7 +180,8 @@ class Handler:
         return True
 
     def _request(self, web_request: BaseRequest) -> Request:
-        path, _, query = _origin(web_request.raw_path.encode("utf-8", "surrogateescape")).partition(b"?")
+        authority, target = _split_target(web_request.raw_path.encode("utf-8", "surrogateescape"))
+        path, _, query = target.partition(b"?")
         headers = web_request.headers
 
         def header(name: str, first: bool = True) -> bytes:
@@ -201,6 +202,9 @@ class Handler:
             idempotency_key=header("Idempotency-Key"),
             traceparent=header("traceparent", first=False),
             strict=header("Topics-Strict"),
+            host=authority or header("Host"),
+            origin=header("Origin", first=False),
+            fetch_site=header("Sec-Fetch-Site"),
             last_event_id=header("Last-Event-ID"),
             wants_websocket=asks_for_websocket(web_request),
         )
@@ -242,10 +246,11 @@ def _expects(web_request: BaseRequest) -> bool:
     return web_request.version >= (1, 1) and web_request.headers.get("Expect", "").lower() == "100-continue"
 
 
-def _origin(target: bytes) -> bytes:
-    """The path and query of a target that may be a whole URL; RFC 9112, 3.2.2."""
+def _split_target(target: bytes) -> tuple[bytes, bytes]:
+    """The authority, and the path with its query. A target that is a whole URL has both, and Host is ignored; RFC 9112, 3.2.2."""
     if target.startswith(b"/") or target == b"*":
-        return target
-    found = _AFTER_AUTHORITY.search(target.partition(b"://")[2])
+        return b"", target
+    rest = target.partition(b"://")[2]
+    found = _AFTER_AUTHORITY.search(rest)
     path = found[0] if found is not None else b""
-    return path if path.startswith(b"/") else b"/" + path
+    return rest[: len(rest) - len(path)], path if path.startswith(b"/") else b"/" + path

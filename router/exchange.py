@@ -34,6 +34,9 @@ class Request:
     idempotency_key: bytes = b""
     traceparent: bytes = b""
     strict: bytes = b""
+    host: bytes = b""
+    origin: bytes = b""  # several, which no browser sends, are joined by commas
+    fetch_site: bytes = b""  # Sec-Fetch-Site: how the page that asks is related to this server
     last_event_id: bytes = b""
     wants_websocket: bool = False  # it asks to become one, over HTTP/1.1
     leave: Callable[[], None] = nobody  # called when the client goes away before its answer

@@ -3,7 +3,7 @@
     screen(request)            from the head alone, so that a refused body is never read
     handle(request, respond)   with the body
 
-Order, as the contract has it: key (401) → in-flight cap (429) → scope (403) → prefix of the name in the path (403) → routing (404,
+Order, as the contract has it: Host (421) and Origin (403) → key (401) → in-flight cap (429) → scope (403) → prefix of the name in the path (403) → routing (404,
 405) → media type (415) → size (413) → the endpoint. A known path with a wrong method needs no scope.
 """
 
@@ -36,6 +36,7 @@ from router.query import parse_query
 from topics.api_keys import ApiKey, find_key
 from topics.engine.errors import TopicsError
 from topics.http_errors import error_head, error_parts
+from topics.origins import Origins
 
 logger = logging.getLogger("topics.front")
 
@@ -175,6 +176,13 @@ _FORWARDS = b"/v0/routers/"
 Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes, bytes | None]
 PLACES_MAX = 4096
 PLACE_BYTES_MAX = 512
+_CLAIMING = (work.work, work.stream)  # a GET that leases jobs
+_OTHER_SITES = (b"cross-site", b"same-site")
+_PREFLIGHT_HEAD = (
+    b"Access-Control-Allow-Methods: GET, HEAD, POST, PUT, DELETE\r\n"
+    b"Access-Control-Allow-Headers: Authorization, Content-Type, Content-Encoding, Idempotency-Key, Last-Event-ID, Topics-Strict, traceparent, tracestate\r\n"
+    b"Access-Control-Max-Age: 600\r\n"
+)
 _ALWAYS = (health.health, health.ready, health.metrics)  # also while the server stops
 
 
@@ -186,6 +194,14 @@ class Gate:
         self._keys = keys
         self._buffered_bytes = buffered_bytes
         self._offload = offload
+        settings = services.settings
+        self._origins = Origins(
+            allowed_hosts=settings.allowed_hosts,
+            cors_origins=settings.cors_origins,
+            bound_host=settings.host,
+            has_keys=bool(keys),
+        )
+        self._known_hosts = self._origins.known_hosts
         self._in_flight: dict[bytes, int] = {}  # requests by key
         self._places: dict[bytes, Place] = {}  # paths that were seen before
         self._packing_bytes = 0  # of answers that are being compressed
@@ -193,6 +209,12 @@ class Gate:
 
     def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
         """What can be refused before the body is read."""
+        refused = self._screen(request, declared_bytes)
+        if refused is not None and self._origins.has_cors:
+            refused.head += self._origins.cors_head(request.origin)
+        return refused
+
+    def _screen(self, request: Request, declared_bytes: int | None) -> Response | None:
         found = self._admit(request)
         if isinstance(found, Response):
             return found
@@ -206,6 +228,8 @@ class Gate:
         return None
 
     def handle(self, request: Request, respond: Respond) -> None:
+        if self._origins.has_cors:
+            respond = self._with_cors(request, respond)
         found = self._admit(request)
         if isinstance(found, Response):
             respond(found)
@@ -241,6 +265,10 @@ class Gate:
     # -- who and where -------------------------------------------------------------------------------------
 
     def _admit(self, request: Request) -> Response | tuple[Route, Call]:
+        if request.origin or request.host not in self._known_hosts:
+            refused = self._check_origin(request)
+            if refused is not None:
+                return refused
         path, method = request.path, request.method
         if method == b"HEAD":
             method = b"GET"
@@ -261,12 +289,30 @@ class Gate:
             key = checked
         if route is None:
             return _no_route(request, methods)
+        if request.fetch_site and not self._keys and _leases_unseen(request, route):
+            return error_response("forbidden_origin", "a page of another site may not lease jobs")
         services = self._services
         if services.draining and route.endpoint not in _ALWAYS:
             return error_response("shutting_down", "the server is stopping; try again after it is back")
         if route.is_read and self._is_full:
             return _too_many_answers()
         return route, Call(request, topic, key, services, consumer)
+
+    def _check_origin(self, request: Request) -> Response | None:
+        """A refusal by Host or Origin, or the answer to what a browser asks before a page's request."""
+        refusal = self._origins.refusal(request.host, request.origin, is_websocket=request.wants_websocket)
+        if refusal is not None:
+            return error_response(*refusal)
+        if request.method == b"OPTIONS" and request.origin and self._origins.lists(request.origin):
+            return Response(204, b"", b"", _PREFLIGHT_HEAD)
+        return None
+
+    def _with_cors(self, request: Request, respond: Respond) -> Respond:
+        def answer(response: Response) -> None:
+            response.head += self._origins.cors_head(request.origin)
+            respond(response)
+
+        return answer
 
     def _find_place(self, path: bytes) -> Place:
         sub, topic, consumer = None, b"", b""
@@ -437,6 +483,11 @@ class Gate:
                 packed(None)
 
         return answer
+
+
+def _leases_unseen(request: Request, route: Route) -> bool:
+    """A page of another site asks for jobs without an Origin, as by an image: it could not read them, but would hold them."""
+    return route.endpoint in _CLAIMING and request.fetch_site in _OTHER_SITES and not request.origin
 
 
 def _too_many_answers() -> Response:

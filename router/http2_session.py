@@ -46,10 +46,14 @@ FIELDS = {
     b"idempotency-key": "idempotency_key",
     b"traceparent": "traceparent",
     b"topics-strict": "strict",
+    b"host": "host",
+    b":authority": "host",  # h2 has compared the two
+    b"origin": "origin",
+    b"sec-fetch-site": "fetch_site",
     b"last-event-id": "last_event_id",
 }
-# What may come several times. Of the others the first counts; two parents of a trace are none.
-LISTS = frozenset((b"content-encoding", b"accept", b"accept-encoding", b"traceparent"))
+# What may come several times. Of the others the first counts; two parents of a trace are none, and two origins no origin.
+LISTS = frozenset((b"content-encoding", b"accept", b"accept-encoding", b"traceparent", b"origin"))
 NOT_IN_HTTP2 = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )

@@ -29,7 +29,7 @@ _PLAIN = {
     b"cache-control": "",
     b"connection": "connection",
     b"idempotency-key": "idempotency_key",
-    b"origin": "",
+    b"origin": "origin",
     b"priority": "",
     b"referer": "",
     b"topics-strict": "strict",
@@ -38,7 +38,7 @@ _PLAIN = {
     b"x-request-id": "",
 }
 _PASSED = (
-    "content_type", "authorization", "accept", "accept_encoding", "idempotency_key", "traceparent", "strict",
+    "content_type", "authorization", "accept", "accept_encoding", "idempotency_key", "traceparent", "strict", "host", "origin",
 )  # fmt: skip
 _NOT_KEPT = [_PASSED.index(name) for name in ("authorization", "idempotency_key", "traceparent")]
 
@@ -55,9 +55,9 @@ class PlainHead:
         self.head_len, self.body_len, self.end = head_len, body_len, head_len + body_len
 
     def request(self, body: bytes, received_us: int) -> Request:
-        content_type, authorization, accept, accept_encoding, idempotency_key, traceparent, strict = (
-            self.fields
-        )
+        (
+            content_type, authorization, accept, accept_encoding, idempotency_key, traceparent, strict, host, origin,
+        ) = self.fields  # fmt: skip
         return Request(
             b"POST",
             self.path,
@@ -72,6 +72,8 @@ class PlainHead:
             idempotency_key,
             traceparent,
             strict,
+            host,
+            origin,
         )
 
 
@@ -114,8 +116,7 @@ def read_plain_head(data: bytes) -> PlainHead | None:
     length = fields.pop("content_length", b"")
     if not _LENGTH.fullmatch(length):
         return None
-    host = fields.pop("host", None)
-    if host is None or not HOST.fullmatch(host):
+    if "host" not in fields or not HOST.fullmatch(fields["host"]):
         return None
     if fields.pop("connection", b"keep-alive").lower() != b"keep-alive":
         return None

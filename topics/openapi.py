@@ -55,6 +55,7 @@ CODES = {
     "record_too_large": "A record is above the size limit, or the write is above the whole cap of a `reject` topic.",
     "unauthorized": "No valid key.",
     "forbidden": "The key lacks the scope, or the name is outside of its prefixes.",
+    "forbidden_origin": "Without keys, or on an upgrade to a WebSocket: a web page of another origin asks. `detail`: `origin`.",
     "topic_not_found": "There is no such topic. `detail`: `topic`.",
     "router_not_found": "There is no such router. `detail`: `router`.",
     "plan_not_found": "There is no such plan of merges: it never was, it was abandoned, or an erase has ended it. `detail`: `plan_id`.",
@@ -84,6 +85,7 @@ CODES = {
     "wrong_last_seq": "A conditional write met another last seq. `detail`: `topic`, `expected`, `actual`.",
     "payload_too_large": "The body is above the size limit.",
     "unsupported_media_type": "The content type is missing or not one of those listed.",
+    "misdirected_request": "Without keys: `Host` is a name that the server does not answer to. `detail`: `host`.",
     "topic_full": "A topic with `discard: reject` is full. "
     "`detail`: `topic`, `cap_records`, `cap_bytes`, `head_seq`, `earliest_seq`.",
     "throttled": "A cap is reached or the server is under pressure; try again later. `detail`: `limit` and `max` of a cap.",

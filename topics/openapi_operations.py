@@ -13,8 +13,8 @@ def header(schema: Json, description: str, *, required: bool = False) -> Json:
     return {"schema": schema, "description": description, "required": required}
 
 
-ANY_ROUTE = (400, 401, 408, 431, 500)
-KEYED = (*ANY_ROUTE, 403, 429)
+ANY_ROUTE = (400, 401, 403, 408, 421, 431, 500)
+KEYED = (*ANY_ROUTE, 429)
 WITH_TOPIC = (*KEYED, 404, 503)
 WITH_BODY = (413, 415)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
@@ -22,6 +22,7 @@ from msgspec import Meta
 from topics import api_keys
 from topics.engine import limits
 from topics.extras import install
+from topics.origins import ANY, read_host, read_origin, split_list
 from topics.quantities import milliseconds, size_bytes
 
 PREFIX = "TOPICS_"
@@ -30,6 +31,10 @@ LogFormat = Literal["auto", "human", "json"]
 _HIDDEN = frozenset({"api_keys"})
 # Only these two switch something on: TOPICS_ALLOW_INSECURE_NO_AUTH must not be guessed from other words.
 _BOOLS = {"1": True, "true": True, "0": False, "false": False, "no": False, "off": False}
+_LISTS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "allowed_hosts": (read_host, "a name such as topics.example.com or topics:4000"),
+    "cors_origins": (read_origin, "an origin such as https://app.example.com"),
+}
 _LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 # Eighteen digits always fit a signed 64-bit number.
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -85,6 +90,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port_file: Annotated[str | None, _doc("gets the actual host:port once it is bound")] = None
     api_keys: Annotated[str, _doc("secret[:scopes[:prefixes]],…; none: everyone may do everything")] = ""
     allow_insecure_no_auth: Annotated[bool, _doc("1: listen beyond loopback without keys")] = False
+    allowed_hosts: Annotated[
+        str, _doc("names it may be called by without keys, beside localhost and addresses; *: any")
+    ] = ""
+    cors_origins: Annotated[str, _doc("origins of other web pages that may use it; *: any")] = ""
     probe_auth: Annotated[bool, _doc("1: health and readiness need a key")] = False
     strict_settings: Annotated[bool, _doc("1: refuse to start with unknown or unreadable variables")] = False
 
@@ -341,6 +350,10 @@ def _parse(field: str, kind: Any, meta: Meta, text: str) -> tuple[str | int | bo
         return None, f"is not one of {', '.join(_LOG_FORMATS)}"
     if int in (kind, *get_args(kind)):
         return _parse_number(field, meta, text)
+    if field in _LISTS:
+        read, wanted = _LISTS[field]
+        wrong = [entry for entry in split_list(text) if entry != ANY and read(entry) is None]
+        return text, f"has {wrong[0]!r}, which is not {wanted}" if wrong else ""
     return text, ""
 
 

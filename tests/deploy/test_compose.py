@@ -83,6 +83,12 @@ def test_the_server_is_open_to_this_machine_only() -> None:
     assert COMPOSE["services"]["topics"]["ulimits"]["nofile"]["hard"] >= 65536
 
 
+def test_the_containers_beside_it_may_call_it_by_its_name() -> None:
+    allowed = COMPOSE["services"]["topics"]["environment"]["TOPICS_ALLOWED_HOSTS"].split(",")
+    assert "topics" in allowed
+    assert COMPOSE["services"]["spark"]["environment"]["TOPICS_URL"] == "http://topics:4000"
+
+
 def test_misspelt_settings_are_refused() -> None:
     assert COMPOSE["services"]["topics"]["environment"]["TOPICS_STRICT_SETTINGS"].endswith(":-1}")
     assert "TOPICS_STRICT_SETTINGS=1" in (DEPLOY / "Dockerfile").read_text()

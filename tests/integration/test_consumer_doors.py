@@ -229,7 +229,7 @@ def test_a_claim_whose_client_is_gone_takes_nothing(shared_server: Server, topic
     path = f"/v0/topics/{topic}/consumers/c"
     for node in ("gone-1", "gone-2"):
         body = b'{"node":"%b","wait_ms":30000}' % node.encode()
-        head = f"POST {path}/fetch HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+        head = f"POST {path}/fetch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         client = RawClient(server)
         client.send(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         until(lambda: ok(server.get(path))["waiting"] > 0)

@@ -192,7 +192,7 @@ def file_limit(pid: int, count: int) -> Iterator[None]:
 def test_front_without_open_files(start_server: Start) -> None:
     server = start_server()
     front = server.pid("front 0")
-    request = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack, file_limit(front, files_of(front) + 8):
         connections = [stack.enter_context(server.connect()) for _ in range(30)]
         served = [connection for connection in connections if is_served(connection, request)]
@@ -297,7 +297,7 @@ def test_clients_that_vanish_in_an_answer(start_server: Start) -> None:
     for _ in range(4):
         assert server.write("big", "x" * 900_000).status in (200, 201)
     body = json.dumps({"limit": 1000, "max_batch_bytes": 8 << 20}).encode()
-    head = f"POST /v0/topics/big/diff HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v0/topics/big/diff HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     for _ in range(20):
         with server.connect() as connection:
             connection.sendall(head.encode() + body)

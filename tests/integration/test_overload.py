@@ -87,7 +87,14 @@ def sockets(server: Server, count: int) -> Iterator[list[socket.socket]]:
 
 
 def head(path: str, *headers: str, method: str = "POST") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: test", "Content-Type: application/json", *headers, "", ""]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        *headers,
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 

@@ -53,7 +53,7 @@ def times(server: Server, topic: str) -> list[int]:
 def write_each(server: Server, topics: list[str]) -> None:
     """One record each, all on one connection, without waiting for answers in between."""
     body = json.dumps({"records": [{"data": 1}], "config": LOW})
-    head = f"HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     requests = "".join(f"POST /v0/topics/{topic} {head}{body}" for topic in topics).encode()
     with socket.create_connection((server.host, server.port), timeout=60) as connection:
         sending = threading.Thread(target=connection.sendall, args=(requests,))

@@ -349,7 +349,11 @@ def test_blank_lines_before_a_request(server: Server, topic: str) -> None:
 
 
 def test_targets_that_are_whole_urls(server: Server, topic: str) -> None:
-    data = write(topic, b"Connection: close\r\n").replace(b" /v0", b" http://elsewhere:1/v0")
+    data = (
+        write(topic, b"Connection: close\r\n")
+        .replace(b" /v0", b" http://localhost:1/v0")
+        .replace(b"Host: x", b"Host: elsewhere")
+    )
     [reply] = ask(server, data)
     assert reply.status == 201 and reply.json["topic"] == topic
 

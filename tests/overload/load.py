@@ -50,7 +50,7 @@ class Client:
         self._rest = b""
         self._unsent = b""
         self._head = (
-            f"POST /v0/topics/{topic_of(number)} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: "
+            f"POST /v0/topics/{topic_of(number)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
         ).encode()
 
     @property

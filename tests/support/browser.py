@@ -78,7 +78,7 @@ class JsError(AssertionError):
 class Browser:
     """One browser process and its helpers; all are gone after `close`, or when the test run dies."""
 
-    def __init__(self, path: str, folder: Path) -> None:
+    def __init__(self, path: str, folder: Path, *options: str) -> None:
         self._home = folder / "home"
         self._profile = self._home / "profile"
         self._log_path = folder / "browser.log"
@@ -86,7 +86,15 @@ class Browser:
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 # The kernel ends the browser with this process, and its helpers end with it.
-                ["setpriv", "--pdeathsig", "KILL", path, *OPTIONS, f"--user-data-dir={self._profile}"],
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    "KILL",
+                    path,
+                    *OPTIONS,
+                    *options,
+                    f"--user-data-dir={self._profile}",
+                ],
                 # Some things it keeps in the home directory in spite of the profile's place.
                 env={**os.environ, "HOME": str(self._home), "XDG_CONFIG_HOME": str(self._home)},
                 stdin=subprocess.DEVNULL,
@@ -215,8 +223,8 @@ class Page:
 
 
 @contextlib.contextmanager
-def running(path: str, folder: Path) -> Iterator[Browser]:
-    browser = Browser(path, folder)
+def running(path: str, folder: Path, *options: str) -> Iterator[Browser]:
+    browser = Browser(path, folder, *options)
     try:
         yield browser
     finally:

@@ -23,6 +23,8 @@ GROUPS = {
 # Where more is said.
 MORE = {
     "api_keys": "[keys](http.md#keys)",
+    "allowed_hosts": "[web pages](http.md#web-pages)",
+    "cors_origins": "[web pages](http.md#web-pages)",
     "strict_settings": "[wrong settings](#wrong-settings)",
     "wal_shards": "[another number of shards](resharding.md)",
     "cold_dir": "[tiers](storage.md#tiers)",

@@ -32,7 +32,8 @@ class Session(H2Connection):
 
 
 class Http2Client:
-    def __init__(self, server: Server, timeout_s: float = 30.0) -> None:
+    def __init__(self, server: Server, timeout_s: float = 30.0, authority: str = "x") -> None:
+        self._authority = authority
         self.socket = server.connect(timeout_s)
         self._h2 = Session(H2Configuration(client_side=True, validate_outbound_headers=False))
         self._h2.initiate_connection()
@@ -51,7 +52,7 @@ class Http2Client:
     def send(self, method: str, path: str, headers: Headers = (), body: bytes = b"") -> int:
         """Sends the request; an answer that comes before all of the body is sent ends the sending."""
         stream = self._h2.get_next_available_stream_id()
-        sent = [(":method", method), (":scheme", "http"), (":authority", "x"), (":path", path)]
+        sent = [(":method", method), (":scheme", "http"), (":authority", self._authority), (":path", path)]
         sent += [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_SENT]
         if body:
             sent.append(("content-length", str(len(body))))

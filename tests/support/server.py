@@ -121,6 +121,7 @@ class Server:
             "TOPICS_WAL_SHARDS": str(self.shards),
             "TOPICS_WAL_FILE_BYTES": str(4 << 20),  # a test machine starts many servers
             "TOPICS_LOG_FORMAT": "json",
+            "TOPICS_ALLOWED_HOSTS": "x",  # the Host of requests that tests write byte by byte
             **self.environment,
         }
         with self.log_path.open("ab") as log:

@@ -46,6 +46,8 @@ def test_a_request_reaches_the_gate_as_it_was_sent(bench: Bench) -> None:
         accept="*/*",
         accept_encoding="gzip",
         idempotency_key="once",
+        origin="http://elsewhere",
+        sec_fetch_site="cross-site",
         cookie="ignored",
     )
     bench.run()
@@ -62,6 +64,9 @@ def test_a_request_reaches_the_gate_as_it_was_sent(bench: Bench) -> None:
             accept=b"*/*",
             accept_encoding=b"gzip",
             idempotency_key=b"once",
+            host=b"here",
+            origin=b"http://elsewhere",
+            fetch_site=b"cross-site",
         )
     ]
     got = bench.client.got[stream]

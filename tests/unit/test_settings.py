@@ -31,6 +31,8 @@ DEFAULTS = {
     "TOPICS_PORT_FILE": None,
     "TOPICS_API_KEYS": "",
     "TOPICS_ALLOW_INSECURE_NO_AUTH": False,
+    "TOPICS_ALLOWED_HOSTS": "",
+    "TOPICS_CORS_ORIGINS": "",
     "TOPICS_PROBE_AUTH": False,
     "TOPICS_STRICT_SETTINGS": False,
     "TOPICS_DATA_DIR": "./topics-data",
@@ -331,6 +333,16 @@ def texts(**environ: str) -> list[str]:
         (
             {"TOPICS_MAX_LIMIT": "5000"},
             "TOPICS_MAX_LIMIT is a fixed limit and cannot be set; in use: 1000",
+        ),
+        (
+            {"TOPICS_ALLOWED_HOSTS": "topics, *, http://topics"},
+            "TOPICS_ALLOWED_HOSTS='topics, *, http://topics' has 'http://topics', which is not a name such as "
+            "topics.example.com or topics:4000; in use: topics, *, http://topics",
+        ),
+        (
+            {"TOPICS_CORS_ORIGINS": "https://app.example,null"},
+            "TOPICS_CORS_ORIGINS='https://app.example,null' has 'null', which is not an origin such as "
+            "https://app.example.com; in use: https://app.example,null",
         ),
         ({"TOPICS_API_KEYS": ",:read"}, "TOPICS_API_KEYS has no usable entry; in use: no authentication"),
     ],

@@ -132,6 +132,16 @@ class Forbidden(ApiError):
     hint = "this key lacks the scope or the name: see TOPICS_API_KEYS of the server"
 
 
+class ForbiddenOrigin(Forbidden):
+    code = "forbidden_origin"
+    hint = "for the server this is a request of another web page: see TOPICS_CORS_ORIGINS of the server"
+
+
+class MisdirectedRequest(ApiError):
+    code = "misdirected_request"
+    hint = "use its IP address, or list the name in TOPICS_ALLOWED_HOSTS of the server"
+
+
 class NotFound(ApiError):
     """Base of all that is not there."""
 

@@ -1,4 +1,4 @@
-"""Serves the page, and hands everything below /v0/ to the server: one origin for both, since the server sends no CORS headers.
+"""Serves the page, and hands everything below /v0/ to the server: one origin for both, since the server refuses pages of others.
 
     python serve.py [--port 8000] [--url http://127.0.0.1:4000]
 
