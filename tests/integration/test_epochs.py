@@ -5,12 +5,19 @@ Method: an outside client of a real server; the topic is created again while the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from tests.integration.test_cli_tail import rows, tailing
+from tests.integration.test_watch_restarts import killed
 from tests.support.contract import Json, ok, refused, state_of
 from tests.support.server import Server
 from tests.support.sse_client import open_stream, watch
 from tests.support.ws_client import WebSocket
+from topics.client import Client, errors
+from topics.client.answers import Tombstone
 
 FRAMES = "application/vnd.topics.frames"
 
@@ -159,3 +166,72 @@ def test_a_socket_takes_epochs_and_names_them(shared_server: Server, topic: str)
     assert ([row["$seq"] for row in record["records"]], record["epoch"]) == ([3], new)
     assert socket.ask("publish", topic=topic, records=[{"data": 1}], include_epoch=True)["epoch"] == new
     socket.close()
+
+
+# -- the client --------------------------------------------------------------------------------------------
+
+
+def test_an_iteration_hears_of_a_topic_that_was_created_again_between_two_pages(
+    shared_server: Server, topic: str
+) -> None:
+    ok(shared_server.write(topic, 1, 2, 3, 4), 201)
+    with Client(f"http://{shared_server.host}:{shared_server.port}") as client:
+        records = client.records(topic, page_size=2)
+        assert [next(records).data for _ in range(2)] == [1, 2]
+        old = records.epochs
+        create_again(shared_server, topic, "a", "b", "c")
+        with pytest.raises(errors.RecordsLost, match="created again"):
+            next(records)
+        assert records.cursors == {topic: 0}
+        assert records.epochs != old
+        assert [record.data for record in records] == ["a", "b", "c"]
+        # And one that was ended, and goes on from what was kept of it.
+        lost: list[Tombstone] = []
+        later = client.records(topic, 2, epoch=old[topic], on_lost=lost.append)
+        assert [record.data for record in later] == ["a", "b", "c"]
+        assert [gap.reason for gap in lost] == ["recreated"]
+        page = client.read(topic, 2, epoch=old[topic])
+        assert page.tombstone is not None and page.epoch == records.epochs[topic]
+        assert client.write(topic, 1, include_epoch=True).epoch == page.epoch == client.get_topic(topic).epoch
+
+
+def test_a_tail_that_goes_on_from_its_cursors_hears_of_a_topic_that_was_created_again(
+    shared_server: Server, topic: str
+) -> None:
+    ok(shared_server.write(topic, 1, 2, 3), 201)
+    with Client(f"http://{shared_server.host}:{shared_server.port}") as client:
+        with client.tail(topic, start="earliest") as records:
+            assert [next(records).data for _ in range(3)] == [1, 2, 3]
+            cursors, epochs = records.cursors, records.epochs
+        assert cursors == {topic: 3}
+        new = create_again(shared_server, topic, "a", "b", "c", "d")
+        lost: list[Tombstone] = []
+        with client.tail(topic, cursors=cursors, epochs=epochs, on_lost=lost.append) as records:
+            assert [next(records).data for _ in range(4)] == ["a", "b", "c", "d"]
+            assert (records.cursors, records.epochs) == ({topic: 4}, {topic: new})
+        assert [(gap.reason, gap.epoch) for gap in lost] == [("recreated", new)]
+        with client.tail(topic, cursors=cursors) as records:  # a number alone is taken as it is
+            assert next(records).data == "d"
+
+
+def test_a_tail_whose_worker_dies_hears_that_the_head_went_back(start_server: Callable[..., Server]) -> None:
+    """And the command says it on stderr."""
+    server = start_server(shards=1)
+    lost: list[Tombstone] = []
+    with Client(f"http://{server.host}:{server.port}") as client:
+        client.create_topic("e", durability="ephemeral")
+        client.write_many("e", range(6))
+        with (
+            client.tail("e", start="earliest", on_lost=lost.append) as records,
+            tailing(server, "e", "--all") as tail,
+        ):
+            assert [next(records).data for _ in range(6)] == list(range(6))
+            assert tail.take(6) == rows("e", 1, *range(6))
+            before = records.epochs
+            killed(server, "shard 0")
+            client.write_many("e", range(10, 18))
+            assert [next(records).data for _ in range(8)] == list(range(10, 18))
+            assert tail.take(8) == rows("e", 1, *range(10, 18))
+            assert "gone (crash)" in tail.told()
+            assert records.epochs != before
+    assert [(gap.gap_from, gap.reason) for gap in lost] == [(1, "crash")]

@@ -84,9 +84,10 @@ def test_what_can_be_asked_for_can_be_said() -> None:
     assert names(schemas.RecordBody) - {"data_base64"} <= parameters(calls.write)
     assert names(schemas.DeleteBody) <= parameters(calls.delete)
     # `node` of a read says whose records are left out, and is called so.
-    assert names(schemas.DiffBody) - {"node", "from_ts"} <= parameters(calls.read)
+    # Epochs are always asked for by who reads.
+    assert names(schemas.DiffBody) - {"node", "from_ts", "include_epoch"} <= parameters(calls.read)
     for call in (watching.watch, watching.tail):
-        assert names(schemas.WatchBody) - {"node", "topics"} <= parameters(call)
+        assert names(schemas.WatchBody) - {"node", "topics", "include_epoch"} <= parameters(call)
     assert names(schemas.ClaimBody) <= parameters(queue_calls.claim)
     assert names(schemas.FetchBody) <= parameters(queue_calls.fetch)
     assert names(schemas.BeginBody) <= parameters(transaction_calls.begin_transaction)

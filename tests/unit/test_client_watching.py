@@ -246,7 +246,7 @@ def test_a_topic_that_was_made_again_comes_from_its_beginning() -> None:
     gap = {"topic": "a", "reason": "recreated", "gap_from": 1, "gap_to": 2, "earliest_seq": 1, "head_seq": 2}
     world = World(made(a=9), [event("tombstone", "i", **gap) + records("a", "j", 1, "x", "y")])
     source = tail(world.core, "a", start=9)
-    with pytest.raises(errors.RecordsLost, match="made again"):
+    with pytest.raises(errors.RecordsLost, match="created again"):
         world.read(source)
     assert source.cursors == {"a": 0}
     assert data(world.read(source)) == ["x", "y"]

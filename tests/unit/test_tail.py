@@ -186,7 +186,7 @@ def test_gaps_and_deleted_topics_are_told() -> None:
     assert run.told == [
         "t: records 1 to 4 are gone (cap)",
         "t: record 6 is gone (crash)",
-        "t ends before that seq, so it was deleted and made again; from its beginning",
+        "t was deleted and created again; from its beginning",
         "t was deleted",
     ]
     assert (run.code, run.reason) == (FAILED, "nothing is left to follow")

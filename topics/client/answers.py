@@ -57,16 +57,21 @@ class Tombstone(Struct, kw_only=True):
     earliest_seq: int = 0
     head_seq: int = 0
     missed_estimate: int | None = None
+    epoch: str = ""  # of the topic from here on
 
     @property
     def is_new_topic(self) -> bool:
         """The topic was deleted and made again: it is read from its beginning."""
         return self.reason == "recreated"
 
+    def cursor_after(self, cursor: int) -> int:
+        """Where a reader that was at `cursor` goes on. Where records before it are gone, others may have their seqs now."""
+        return self.gap_from - 1 if self.is_new_topic or self.gap_from <= cursor else self.gap_to
+
     @property
     def text(self) -> str:
         if self.is_new_topic:
-            return f"{self.topic} ends before that seq, so it was deleted and made again; from its beginning"
+            return f"{self.topic} was deleted and created again; from its beginning"
         some = (
             f"record {self.gap_from} is"
             if self.gap_from == self.gap_to
@@ -86,6 +91,7 @@ class Page(Struct, kw_only=True):
     caught_up: bool
     lag: int = 0
     tombstone: Tombstone | None = None
+    epoch: str = ""  # send it with the next read, so that a topic that was created again is noticed
     performance: Performance = {}
 
 
@@ -108,6 +114,7 @@ class Written(Struct, kw_only=True):
     created: bool = False
     deduped: bool = False
     seqs: list[int] = []
+    epoch: str = ""  # with `include_epoch`
     performance: Performance = {}
 
 
@@ -229,6 +236,7 @@ class Topic(Struct, kw_only=True):
     last_write_ts: int | None = None
     last_read_ts: int | None = None
     queue: QueueState | None = None
+    epoch: str = ""
     performance: Performance = {}
 
 
@@ -477,6 +485,7 @@ class WatchedTopic(Struct, kw_only=True):
     from_seq: int
     head_seq: int
     earliest_seq: int
+    epoch: str = ""
 
 
 class WatchMade(Struct, kw_only=True):
@@ -495,6 +504,7 @@ class Records(Struct, kw_only=True):
     from_seq: int
     to_seq: int
     head_seq: int
+    epoch: str = ""
 
 
 class CaughtUp(Struct, kw_only=True):

@@ -49,6 +49,11 @@ class AsyncItems(Generic[T]):
         """By topic, the seq behind which to go on later: `tail(…, cursors=…)`. Past what was handed out, not further."""
         return self._source.cursors
 
+    @property
+    def epochs(self) -> dict[str, str]:
+        """By topic, the epoch of its cursor: `tail(…, cursors=…, epochs=…)`. So a topic that was created again meanwhile is noticed."""
+        return self._source.epochs
+
     async def close(self) -> None:
         """Ends a stream."""
         self._has_more = False

@@ -130,6 +130,7 @@ def write(
     if_last_seq: int | None = None,
     if_tag_last_seq: tuple[str, int] | None = None,
     disable_backpressure: bool = False,
+    include_epoch: bool = False,
 ) -> Flow[Written]:
     """Write one record: any JSON value, or bytes. See `write_many` for the rest."""
     return write_many(
@@ -143,6 +144,7 @@ def write(
         if_last_seq=if_last_seq,
         if_tag_last_seq=if_tag_last_seq,
         disable_backpressure=disable_backpressure,
+        include_epoch=include_epoch,
     )
 
 
@@ -160,6 +162,7 @@ def write_many(
     if_tag_last_seq: tuple[str, int] | None = None,
     disable_backpressure: bool = False,
     return_seqs: bool = False,
+    include_epoch: bool = False,
 ) -> Flow[Written]:
     """Write all of these records or none, at most 10 000: `NewRecord`s, or their data alone.
 
@@ -187,7 +190,8 @@ def write_many(
             headers = {**headers, "Idempotency-Key": key}
         else:
             said["idempotency_key"] = key
-    path = topic_path(topic) if return_seqs else topic_path(topic) + "?return_seqs=false"
+    query = {"return_seqs": None if return_seqs else False, "include_epoch": include_epoch or None}
+    path = flows.with_query(topic_path(topic), query)
     parts = [encode(record) for record in records]
     repeat = Repeat.IF_UNDONE if key is None else Repeat.SAFE
     return publish(core, topic, len(parts), Request("POST", path, body_of(parts, said), headers), repeat)
@@ -210,8 +214,11 @@ def read(
     include_tags: bool = True,
     include_meta: bool = True,
     include_data: bool = True,
+    epoch: str | None = None,
 ) -> Flow[Page]:
-    """One page of the records after `from_seq`, oldest first; with `wait_ms` wait for one. `not_from`: leave these nodes' out."""
+    """One page of the records after `from_seq`, oldest first; with `wait_ms` wait for one. `not_from`: leave these nodes' out.
+    `epoch`: that of the page whose `next_from_seq` this is.
+    """
     body = {
         "from_seq": from_seq,
         "limit": limit,
@@ -223,12 +230,15 @@ def read(
         "include_tags": include_tags,
         "include_meta": include_meta,
         "include_data": include_data,
+        "epoch": epoch,
+        "include_epoch": True,
     }
     request = json_request("POST", topic_path(topic, "diff"), body, wait_ms / 1000)
     page = yield from core.call(request, Page)
     own(topic, page.records)
     if page.tombstone is not None:
         page.tombstone.topic = topic
+        page.tombstone.epoch = page.epoch
     return page
 
 
@@ -245,15 +255,16 @@ def records(
     include_meta: bool = True,
     include_data: bool = True,
     on_lost: OnLost | None = None,
+    epoch: str | None = None,
 ) -> Source[Record]:
     """All records up to the end, page by page, and then it stops. From the oldest one that is there, or after `from_seq`.
 
     Records that are gone although nobody deleted them raise RecordsLost, or are told to `on_lost`; either way the
-    next record is the one behind the gap.
+    next record is the one behind the gap. `epoch`: of `from_seq`, if it was read earlier (`epochs` of what was iterated over then).
     """
     from_ms = None if since is None else as_ms(core, since)
 
-    def fetch(after: int) -> Flow[Page]:
+    def fetch(after: int, epoch: str | None) -> Flow[Page]:
         return read(
             core,
             topic,
@@ -265,9 +276,10 @@ def records(
             include_tags=include_tags,
             include_meta=include_meta,
             include_data=include_data,
+            epoch=epoch,
         )
 
-    return Reading(topic, fetch, from_seq, on_lost)
+    return Reading(topic, fetch, from_seq, on_lost, epoch)
 
 
 def last(

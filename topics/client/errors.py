@@ -189,6 +189,13 @@ class ConsumerOverlap(Conflict):
     hint = "in a work queue each record is for one consumer: give it another filter, or share the consumer"
 
 
+class WrongEpoch(Conflict):
+    """`detail["actual"]` is the topic's epoch."""
+
+    code = "wrong_epoch"
+    hint = "the topic was created again, or lost its newest records: that seq is another record now"
+
+
 class WrongLastSeq(Conflict):
     code = "wrong_last_seq"
     hint = "somebody wrote in between: read what, decide again, and write with the new seq"

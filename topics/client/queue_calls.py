@@ -214,8 +214,11 @@ def reset_consumer(
     seq: int | None = None,
     since: When | None = None,
     dry_run: bool = False,
+    epoch: str | None = None,
 ) -> Flow[ConsumerReset]:
-    """Begin again elsewhere: at the start, at the end, at a seq, or with what was written since a time. One of the three."""
+    """Begin again elsewhere: at the start, at the end, at a seq, or with what was written since a time. One of the three.
+    `epoch`: of the seq; WrongEpoch when it is another record now.
+    """
     if (to is not None) + (seq is not None) + (since is not None) != 1:
         raise ValueError("say one of to, seq and since")
     where: Any = to
@@ -223,5 +226,5 @@ def reset_consumer(
         where = {"seq": seq}
     elif since is not None:
         where = {"ts": max(0, as_ms(core, since))}
-    body = {"to": where, "dry_run": dry_run}
+    body = {"to": where, "dry_run": dry_run, "epoch": epoch}
     return core.call(json_request("POST", consumer_path(topic, consumer, "reset"), body), ConsumerReset)

@@ -40,6 +40,11 @@ class Source(Generic[T]):
         """By topic: the seq behind which somebody would go on who stops here."""
         return {}
 
+    @property
+    def epochs(self) -> dict[str, str]:
+        """By topic: the epoch of that seq."""
+        return {}
+
 
 class Pages(Source[T]):
     """A list that comes by pages, each of which names the next one."""
@@ -64,22 +69,26 @@ class Reading(Source[Record]):
     def __init__(
         self,
         topic: str,
-        read: Callable[[int], Flow[Page]],
+        read: Callable[[int, str | None], Flow[Page]],
         from_seq: int | None,
         on_lost: OnLost | None,
+        epoch: str | None = None,
     ) -> None:
         self._topic, self._read, self._on_lost = topic, read, on_lost
         # Who begins with what is there has not lost what went before.
         self._begins_anywhere = from_seq is None
         self._from_seq = from_seq or 0
         self._seen = self._from_seq
+        self._epoch = self._seen_epoch = epoch
         self._lost: Tombstone | None = None
         self._records: deque[Record] = deque()
 
     def take(self) -> Record | None:
         lost, self._lost = self._lost, None
+        if lost is not None or self._records:
+            self._seen_epoch = self._epoch
         if lost is not None:
-            self._seen = 0 if lost.is_new_topic else max(self._seen, lost.gap_to)
+            self._seen = lost.cursor_after(self._seen)
             if self._on_lost is None:
                 raise RecordsLost(lost)
             self._on_lost(lost)
@@ -90,7 +99,8 @@ class Reading(Source[Record]):
         return record
 
     def more(self) -> Flow[bool]:
-        page = yield from self._read(self._from_seq)
+        page = yield from self._read(self._from_seq, self._epoch)
+        self._epoch = page.epoch or self._epoch
         lost = page.tombstone
         is_loss = lost is not None and not (self._begins_anywhere and lost.gap_from == 1)
         self._lost = lost if is_loss else None
@@ -98,9 +108,13 @@ class Reading(Source[Record]):
         self._records.extend(page.records)
         self._from_seq = page.next_from_seq
         if not self._records and self._lost is None:
-            self._seen = self._from_seq
+            self._seen, self._seen_epoch = self._from_seq, self._epoch
         return not page.caught_up
 
     @property
     def cursors(self) -> dict[str, int]:
         return {self._topic: self._seen}
+
+    @property
+    def epochs(self) -> dict[str, str]:
+        return {self._topic: self._seen_epoch} if self._seen_epoch else {}

@@ -44,6 +44,7 @@ class Wanted:
     start: Start = "now"
     since_ms: int | None = None
     cursors: Mapping[str, int] = field(default_factory=dict)
+    epochs: Mapping[str, str] = field(default_factory=dict)  # of the cursors
     options: Mapping[str, Any] = field(default_factory=dict)  # of the session
 
 
@@ -56,6 +57,8 @@ class Watching(Streaming[WatchEvent]):
         self._patterns = [name for name in wanted.names if is_pattern(name)]
         self._cursors: dict[str, int] = dict(wanted.cursors)  # those that moved last are last
         self._taken = dict(wanted.cursors)  # where whoever takes the events is; the others are ahead of it
+        self._epochs = dict(wanted.epochs)
+        self._taken_epochs = dict(wanted.epochs)
         self._begins_anywhere: set[str] = set()  # their first gap is no loss
         self._has_session = False
         self._path: str | None = None  # of the session's stream
@@ -67,18 +70,28 @@ class Watching(Streaming[WatchEvent]):
         event = super().take()
         match event:
             case Records():
-                self._taken[event.topic] = event.to_seq
+                self._take_up(event.topic, event.to_seq, event.epoch)
             case Tombstone():
-                self._taken[event.topic] = 0 if event.is_new_topic else event.gap_to
+                self._take_up(event.topic, event.cursor_after(self._taken.get(event.topic, 0)), event.epoch)
             case TopicEnded():
                 self._taken.pop(event.topic, None)
+                self._taken_epochs.pop(event.topic, None)
             case _:
                 pass
         return event
 
+    def _take_up(self, topic: str, cursor: int, epoch: str) -> None:
+        self._taken[topic] = cursor
+        if epoch:
+            self._taken_epochs[topic] = epoch
+
     @property
     def cursors(self) -> dict[str, int]:
         return dict(self._taken)
+
+    @property
+    def epochs(self) -> dict[str, str]:
+        return dict(self._taken_epochs)
 
     @property
     def _is_over(self) -> bool:
@@ -115,7 +128,7 @@ class Watching(Streaming[WatchEvent]):
             # Who goes on from cursors wants all of what is new since.
             first = {"from_seq": wanted.start if isinstance(wanted.start, int) else 0}
         entries = dict.fromkeys(wanted.names, first) | {
-            name: {"from_seq": seq} for name, seq in named.items()
+            name: self._entry(name, seq) for name, seq in named.items()
         }
         made = yield from self._make(entries, is_lenient=bool(starts))
         for name in wanted.names:
@@ -125,6 +138,8 @@ class Watching(Streaming[WatchEvent]):
             self._begins_anywhere = set(made) - set(starts)
         self._cursors = {name: max(topic.from_seq, starts.get(name, 0)) for name, topic in made.items()}
         self._taken = dict(self._cursors)
+        self._epochs = {name: self._epochs.get(name) or topic.epoch for name, topic in made.items()}
+        self._taken_epochs = {name: epoch for name, epoch in self._epochs.items() if epoch}
         self._has_session = True
 
     def _begin_again(self) -> Flow[None]:
@@ -132,17 +147,34 @@ class Watching(Streaming[WatchEvent]):
         # More topics than a request can name come from their beginning, and what is known of them is passed over.
         named = dict(list(self._cursors.items())[-self._names_max :])
         entries: dict[str, Any] = {name: {"from_seq": 0} for name in self._patterns}
-        entries |= {name: {"from_seq": seq} for name, seq in named.items()}
+        entries |= {name: self._entry(name, seq) for name, seq in named.items()}
         made = yield from self._make(entries, is_lenient=True)
         for name in [name for name in self._cursors if name not in made]:
             del self._cursors[name]
+            self._epochs.pop(name, None)
             self._items.append(TopicEnded(topic=name))
         for name, topic in made.items():
-            if topic.head_seq < self._cursors.get(name, 0) and name not in named:
+            if name not in named and name in self._cursors:
                 # The server does not know where we were, so it cannot tell that this is another topic.
-                self._cursors[name] = 0
+                is_other = topic.epoch != (self._epochs.get(name) or topic.epoch)
+                if is_other or topic.head_seq < self._cursors[name]:
+                    self._cursors[name] = 0
+                if is_other:
+                    gone = Tombstone(topic=name, reason="recreated", gap_from=1, gap_to=topic.head_seq)
+                    gone.earliest_seq, gone.head_seq, gone.epoch = (
+                        topic.earliest_seq,
+                        topic.head_seq,
+                        topic.epoch,
+                    )
+                    self._epochs[name] = topic.epoch
+                    self._items.append(gone)
+            self._epochs.setdefault(name, topic.epoch)
             self._cursors.setdefault(name, topic.from_seq)
             self._taken.setdefault(name, topic.from_seq)
+
+    def _entry(self, name: str, seq: int) -> dict[str, Any]:
+        epoch = self._epochs.get(name)
+        return {"from_seq": seq, "epoch": epoch} if epoch else {"from_seq": seq}
 
     def _make(self, entries: Mapping[str, Any], *, is_lenient: bool) -> Flow[dict[str, WatchedTopic]]:
         path = "/v0/watch?lenient=true" if is_lenient else "/v0/watch"
@@ -215,15 +247,18 @@ class Watching(Streaming[WatchEvent]):
             case "topic-deleted":
                 ended = decoded(event.data, TopicEnded)
                 self._cursors.pop(ended.topic, None)
+                self._epochs.pop(ended.topic, None)
                 self._items.append(ended)
             case _:  # of a later version
                 pass
 
     def _gap(self, gap: Tombstone) -> None:
         seen = self._cursors.get(gap.topic, 0)
-        if gap.is_new_topic:
-            # Its records come from the beginning, below the end of that gap.
-            self._moved(gap.topic, 0)
+        known = self._epochs.get(gap.topic)
+        if gap.is_new_topic or (known and gap.epoch and gap.epoch != known):
+            # Records come that lie below the end of that gap.
+            self._moved(gap.topic, gap.cursor_after(seen))
+            self._epochs[gap.topic] = gap.epoch
         elif gap.gap_to <= seen:
             return  # a topic that had to begin anew; we have been past this
         else:
@@ -241,6 +276,8 @@ class Watching(Streaming[WatchEvent]):
         if since_ms is not None and page.records and page.records[0].ts < since_ms:
             page.records = [record for record in page.records if record.ts >= since_ms]
         self._moved(page.topic, max(seen, page.to_seq))
+        if page.epoch:
+            self._epochs[page.topic] = page.epoch
         if page.records:
             own(page.topic, page.records)
             self._items.append(page)
@@ -309,6 +346,10 @@ class Tail(Source[Record]):
             found[self._cursor[0]] = self._cursor[1]
         return found
 
+    @property
+    def epochs(self) -> dict[str, str]:
+        return self._watching.epochs
+
 
 # -- calls -------------------------------------------------------------------------------------------------
 
@@ -319,6 +360,7 @@ def watch(
     start: Start = "now",
     since: When | None = None,
     cursors: Mapping[str, int] | None = None,
+    epochs: Mapping[str, str] | None = None,
     not_from: str | Sequence[str] | None = None,
     group: str | None = None,
     consistency: Literal["eventual", "strong"] = "eventual",
@@ -332,7 +374,7 @@ def watch(
     """Everything that happens to these topics, as events; patterns (`orders.>`) include topics that are made later.
 
     It begins now, with the oldest record, after a seq, at a time (`since`), or where an earlier one stopped
-    (`cursors`, with what is new since). "now" is when a `with` block is entered, or the first event is asked for. It comes back by itself when the connection breaks or the server restarts.
+    (`cursors`, with what is new since, and their `epochs`). "now" is when a `with` block is entered, or the first event is asked for. It comes back by itself when the connection breaks or the server restarts.
     """
     return _watching(
         core,
@@ -340,6 +382,7 @@ def watch(
         start,
         since,
         cursors,
+        epochs,
         heartbeat_ms,
         not_from,
         group,
@@ -358,6 +401,7 @@ def tail(
     start: Start = "now",
     since: When | None = None,
     cursors: Mapping[str, int] | None = None,
+    epochs: Mapping[str, str] | None = None,
     on_lost: OnLost | None = None,
     not_from: str | Sequence[str] | None = None,
     group: str | None = None,
@@ -380,6 +424,7 @@ def tail(
         start,
         since,
         cursors,
+        epochs,
         heartbeat_ms,
         not_from,
         group,
@@ -399,6 +444,7 @@ def _watching(
     start: Start,
     since: When | None,
     cursors: Mapping[str, int] | None,
+    epochs: Mapping[str, str] | None,
     heartbeat_ms: int,
     not_from: str | Sequence[str] | None,
     group: str | None,
@@ -421,6 +467,7 @@ def _watching(
         "include_tags": include_tags,
         "include_meta": include_meta,
         "include_data": include_data,
+        "include_epoch": True,
     }
     known = {
         topic: seq
@@ -428,4 +475,5 @@ def _watching(
         if any(topic == name or (is_pattern(name) and matches(name, topic)) for name in names)
     }
     since_ms = None if since is None else as_ms(core, since)
-    return Watching(core, Wanted(names, start, since_ms, known, options), heartbeat_ms)
+    known_epochs = {topic: epoch for topic, epoch in (epochs or {}).items() if topic in known}
+    return Watching(core, Wanted(names, start, since_ms, known, known_epochs, options), heartbeat_ms)
