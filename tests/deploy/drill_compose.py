@@ -68,20 +68,22 @@ class Drill:
         self.say(f"skipped: {text}")
 
     def run(self, *command: str, timeout: float = 300, **more: str) -> str:
-        done = subprocess.run(
-            command, env=self.env | more, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=timeout, check=False,
-        )  # fmt: skip
+        shown = f"{' '.join(command[:6])} …"
+        try:
+            done = subprocess.run(
+                command, env=self.env | more, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, timeout=timeout, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{shown} was not done after {timeout:.0f} s") from None
         if done.returncode:
-            raise Failed(
-                f"{' '.join(command[:6])} … ended with {done.returncode}:\n{done.stdout.strip()[-3000:]}"
-            )
+            raise Failed(f"{shown} ended with {done.returncode}:\n{done.stdout.strip()[-3000:]}")
         return done.stdout
 
     def works(self, *command: str, timeout: float = 60) -> bool:
         try:
             self.run(*command, timeout=timeout)
-        except (Failed, OSError, subprocess.TimeoutExpired):
+        except (Failed, OSError):
             return False
         return True
 
@@ -126,15 +128,18 @@ def engine(drill: Drill) -> Iterator[None]:
         return
     need(drill, "dockerd", "docker.io")
     drill.env["DOCKER_HOST"] = f"unix://{drill.folder}/docker.sock"
-    # It changes no rule of this machine's firewall: containers meet on a bridge, and builds use the host's network.
+    # It changes nothing about this machine's network: containers meet on a bridge, and builds use the host's network.
     common = [
         "dockerd", "--data-root", f"{drill.folder}/data", "--exec-root", f"{drill.folder}/exec", "--pidfile", f"{drill.folder}/pid",
-        "--host", drill.env["DOCKER_HOST"], "--bridge", "none", "--iptables=false", "--ip6tables=false",
+        "--host", drill.env["DOCKER_HOST"], "--bridge", "none", "--ip-forward=false", "--iptables=false", "--ip6tables=false",
     ]  # fmt: skip
     log = drill.folder / "dockerd.log"
     for storage in ([], ["--storage-driver", "vfs"]):
         with log.open("wb") as out:
-            process = subprocess.Popen([*common, *storage], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            # A session of its own: Ctrl-C is for the drill, which then removes its containers and stops the engine.
+            process = subprocess.Popen(
+                [*common, *storage], stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
+            )
         try:
             end = time.monotonic() + 60
             while process.poll() is None and time.monotonic() < end and not drill.works("docker", "version"):
