@@ -95,7 +95,9 @@ class FrontWorld:
         self.core = FrontCore(1)
         self.core.worker_up(0, self.rig.incarnation)
         self.rig.front = self.core
-        settings = Settings(fast_path=fast_path, api_keys=keys, max_body_bytes=BODY_BYTES_MAX)
+        settings = Settings(
+            fast_path=fast_path, api_keys=keys, max_body_bytes=BODY_BYTES_MAX, allowed_hosts="x"
+        )
         services = Services(self.core, settings, self.rig.now_us, "0", 0)
         self.server = InlineServer(services, loop)
         self.transport = Transport()

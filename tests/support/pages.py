@@ -33,7 +33,7 @@ from tests.support.server import PATIENCE_S, ROOT
 SHELL, PYTHON = ("bash", "sh", "console"), "python"
 PARSED = {"json": json.loads, "toml": tomllib.loads}
 # What is only looked at. Everything else has to be named here, or run.
-SHOWN = {"", "text", "mermaid", "js", "sql", "html", "diff", "nginx"}
+SHOWN = {"", "text", "mermaid", "js", "sql", "html", "diff", "nginx", "yaml"}
 # Such lines are meant to be pasted, so their block has to say that it is one of a shell.
 COMMAND = re.compile(
     r"(\$ |(sudo |[A-Z_]+=\S+ )?(\.venv/bin/|(\./)?scripts/|curl |topics |topics-spark |docker |pip |python3? ))"
