@@ -14,6 +14,7 @@ import enum
 import functools
 import operator
 import re
+import secrets
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ HEADER_BYTES_MAX = 1024
 # As msgspec says it: the name, and where the object is.
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$([^`]*)`)?", re.DOTALL)
 _dict = msgspec.json.Decoder(dict[str, Raw]).decode
+_OTHER = secrets.token_hex()  # stands for all unknown names, so it must not be one that is sent
 
 
 # -- strict types ------------------------------------------------------------------------------------------
@@ -74,7 +76,7 @@ class _Name(enum.Enum):
     @classmethod
     def _missing_(cls, value: object) -> _Name:
         _searching[-1].note(str(value))
-        return cls("\0")
+        return cls(_OTHER)
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class Fields:
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         infos = msgspec.structs.fields(kind)
         self.names = [info.encode_name for info in infos]
-        keys: Any = _Name(kind.__name__, {"OTHER": "\0"} | {f"f_{name}": name for name in self.names})  # type: ignore[call-arg]
+        keys: Any = _Name(kind.__name__, {"OTHER": _OTHER} | {f"f_{name}": name for name in self.names})  # type: ignore[call-arg]
         self.decoder = msgspec.json.Decoder(dict[keys, Raw])
         self.list_decoder = msgspec.json.Decoder(list[dict[keys, Raw]])
         self.inner = [

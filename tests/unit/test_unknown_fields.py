@@ -54,6 +54,7 @@ def refusal(kind: type[msgspec.Struct], body: Any) -> str:
         (PublishBody, {"op": "publish", "topic": "t", "request_id": {"x": 1}, "records": [], "x": 1}, ["x"],
          'unknown field "x"'),
         (ConfigBody, {"": 1}, [""], 'unknown field ""'),
+        (ConfigBody, {"\0": 1}, [r"\x00"], r'unknown field "\x00"'),
     ],
 )  # fmt: skip
 def test_paths(kind: type[msgspec.Struct], body: Any, paths: list[str], message: str) -> None:
