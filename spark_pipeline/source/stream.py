@@ -1,6 +1,6 @@
-"""Reading a stream over HTTP: offsets are the next seq of each topic, `{"orders": 17}`.
+"""Reading a stream over HTTP: offsets are the next seq of each topic and its epoch, `{"orders": 17, "#epochs": {"orders": "400.0"}}`.
 
-Spark compares offsets as text, so topics are always in the same order. `initialOffset` is called more than once and what
+Offsets of earlier versions have no epochs: their seqs are taken as they are. Spark compares offsets as text, so topics are always in the same order. `initialOffset` is called more than once and what
 `latest` means must not change between: it is looked up once. Nothing is kept on the server for a stream, so nothing has to
 be released either: Spark's `commit` and `stop` may come late or never.
 """
@@ -8,7 +8,7 @@ be released either: Spark's `commit` and `stop` may come late or never.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,20 @@ from spark_pipeline.source.planning import split_http
 from spark_pipeline.tasks.server import Refused, Server, wanted_topics
 
 Offsets = dict[str, int]
+Epochs = dict[str, str]
+
+EPOCHS = "#epochs"  # no topic has this name
+
+
+def split_offset(offset: Mapping[str, Any]) -> tuple[Offsets, Epochs]:
+    return {name: int(seq) for name, seq in offset.items() if name != EPOCHS}, dict(offset.get(EPOCHS, {}))
+
+
+def make_offset(seqs: Offsets, epochs: Epochs) -> dict[str, Any]:
+    offset: dict[str, Any] = {name: seqs[name] for name in sorted(seqs)}
+    if epochs:
+        offset[EPOCHS] = {name: epochs[name] for name in sorted(epochs)}
+    return offset
 
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -35,16 +49,18 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._wanted = replace(options.wanted, columns=tuple(columns))
         self._fail = options.fail_on_loss is not False
-        self._initial: Offsets | None = None
-        self._target: Offsets | None = None
+        self._initial: dict[str, Any] | None = None
+        self._target: tuple[Offsets, Epochs] | None = None
         self._server: Server | None = None
 
     # -- offsets -------------------------------------------------------------------------------------------
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
             names = wanted_topics(self._connected(), self._options.topic)
-            self._initial = {name: self._first(name) for name in sorted(names)}
+            states = {name: self._state(name) for name in sorted(names)}
+            seqs = {name: self._first(name, state) for name, state in states.items()}
+            self._initial = make_offset(seqs, _epochs_of(states))
         return dict(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -56,19 +72,24 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = None
-        names = list(self.initialOffset())
-        self._target = self._heads(names)
+        self._target = self._heads(split_offset(self.initialOffset())[0])
 
-    def reportLatestOffset(self) -> dict[str, int] | None:
-        return self._heads(list(self.initialOffset()))
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return make_offset(*self._heads(split_offset(self.initialOffset())[0]))
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """As far as the limit allows. It counts seqs, of which some may have no record any more: never more than that."""
-        begin = {name: int(seq) for name, seq in start.items()}
-        heads = self._heads(sorted(begin))
+        begin, known = split_offset(start)
+        heads, epochs = self._heads(sorted(begin))
         if self._target is not None:
-            heads = {name: min(seq, self._target.get(name, seq)) for name, seq in heads.items()}
+            aims, aimed = self._target
+            heads = {
+                # What was aimed at in a topic that was created again since says nothing of this one.
+                name: min(seq, aims.get(name, seq)) if aimed.get(name) == epochs.get(name) else seq
+                for name, seq in heads.items()
+            }
         for name, seq in heads.items():
+            begin[name] = self._begin_in(name, begin[name], known.get(name), epochs.get(name), tell=True)
             self._check_not_recreated(name, begin[name], seq)
         behind = {name: seq - begin[name] for name, seq in heads.items() if seq > begin[name]}
         allowed = self._allowed(behind, limit)
@@ -78,7 +99,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found[name] = heads[name]
             else:
                 found[name] = begin[name] + min(behind.get(name, 0), allowed.get(name, 0))
-        return found
+        return make_offset(found, epochs)
 
     def _allowed(self, behind: Offsets, limit: ReadLimit) -> Offsets:
         """How many seqs of each topic: all share the limit, and each that has something gets on."""
@@ -102,16 +123,41 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         print(what, file=sys.stderr, flush=True)
 
+    def _begin_in(
+        self, topic: str, seq: int, known: str | None, epoch: str | None, *, tell: bool = False
+    ) -> int:
+        """Where reading goes on that was at this seq in the epoch that is known: lower if other records have these seqs now."""
+        if known is None or epoch is None or known == epoch:
+            return seq
+        server = self._connected()
+        body = {"from_seq": seq - 1, "epoch": known, "limit": 1, "include_data": False}
+        gone = server.post(server.topic(topic, "/diff"), body)["tombstone"]
+        if gone is None or int(gone["gap_from"]) >= seq:  # nothing of what was read, or what reading tells of
+            return seq
+        if gone["reason"] == "recreated":
+            what, how = f"topic {topic} was deleted and created again", "it from its beginning"
+        else:
+            what = f"records of {topic} from seq {gone['gap_from']} on were lost ({gone['reason']}), and others have their seqs now"
+            how = "those"
+        if tell and self._fail:
+            raise DataLoss(f"{what}. Start with a new checkpoint, or with failOnDataLoss=false to read {how}")
+        if tell:
+            print(what, file=sys.stderr, flush=True)
+        return int(gone["gap_from"])
+
     # -- records -------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         found: list[InputPartition] = []
         server = self._connected()
-        for name in sorted(end):
-            low, high = int(start.get(name, 1)), int(end[name])
+        (lows, before), (highs, epochs) = split_offset(start), split_offset(end)
+        for name in sorted(highs):
+            low, high, epoch = lows.get(name, 1), highs[name], epochs.get(name)
+            low = self._begin_in(name, low, before.get(name), epoch)
             if high < low:  # made anew
                 low = 1
-            found += [HttpPartition(part) for part in split_http(server, self._options, name, low, high)]
+            parts = split_http(server, self._options, name, low, high)
+            found += [HttpPartition(replace(part, epoch=epoch)) for part in parts]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -143,17 +189,17 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise
         return found
 
-    def _heads(self, names: Sequence[str]) -> Offsets:
-        return {name: int(self._state(name)["head_seq"]) + 1 for name in names}
+    def _heads(self, names: Iterable[str]) -> tuple[Offsets, Epochs]:
+        states = {name: self._state(name) for name in names}
+        return {name: int(state["head_seq"]) + 1 for name, state in states.items()}, _epochs_of(states)
 
     def _average(self, topic: str) -> int:
         state = self._state(topic)
         return max(int(state["bytes"]) // max(int(state["count"]), 1), 1)
 
-    def _first(self, topic: str) -> int:
+    def _first(self, topic: str, state: dict[str, Any]) -> int:
         """Where a new stream begins."""
         wanted = self._options.starting_offsets
-        state = self._state(topic)
         if wanted == "earliest":
             return int(state["earliest_seq"])
         if wanted == "latest":
@@ -175,3 +221,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if page["caught_up"]:
                 return int(page["head_seq"]) + 1
             at = int(page["next_from_seq"])
+
+
+def _epochs_of(states: Mapping[str, dict[str, Any]]) -> Epochs:
+    """Of a server that has them."""
+    return {name: state["epoch"] for name, state in states.items() if "epoch" in state}

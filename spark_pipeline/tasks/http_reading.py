@@ -43,6 +43,7 @@ class HttpSlice:
     topic: str
     start_seq: int
     end_seq: int
+    epoch: str | None = None  # of these seqs; None: they are taken as they are
 
 
 def read_http(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Any]:
@@ -57,15 +58,18 @@ def read_frames(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Fr
     try:
         at = part.start_seq - 1
         while at < part.end_seq - 1:
-            body = {
+            body: dict[str, Any] = {
                 "from_seq": at,
                 "limit": min(PAGE_RECORDS, part.end_seq - 1 - at),
                 "max_batch_bytes": PAGE_BYTES,
             }
             if wanted.range.start_ts:
                 body["from_ts"] = wanted.range.start_ts
+            if part.epoch is not None:
+                body["epoch"] = part.epoch
             answer = server.request("POST", server.topic(part.topic, "/diff"), body, accept=FRAMES)
-            _note_gap(part, answer.headers.get("topics-tombstone"), gaps)
+            if _note_gap(part, at, answer.headers.get("topics-tombstone"), gaps):
+                break
             frames = _frames(part, wanted, answer.body)
             if len(frames.starts):
                 yield frames
@@ -77,16 +81,18 @@ def read_frames(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Fr
         server.close()
 
 
-def _note_gap(part: HttpSlice, tombstone: str | None, gaps: list[Gap]) -> None:
+def _note_gap(part: HttpSlice, at: int, tombstone: str | None, gaps: list[Gap]) -> bool:
+    """True: other records have these seqs now, and nothing that was wanted can be read any more."""
     if tombstone is None:
-        return
+        return False
     told = msgspec.json.decode(tombstone)
     first, last = max(int(told["gap_from"]), part.start_seq), min(int(told["gap_to"]), part.end_seq - 1)
-    if told["reason"] == "recreated":
-        # The seqs begin anew: nothing of the old topic can be read any more.
-        first, last = part.start_seq, part.end_seq - 1
+    is_over = told["reason"] == "recreated" or int(told["gap_from"]) <= at
+    if is_over:
+        first, last = at + 1, part.end_seq - 1
     if first <= last:
         gaps.append(Gap(part.topic, first, last, told["reason"]))
+    return is_over
 
 
 def _frames(part: HttpSlice, wanted: Wanted, body: bytes) -> Frames:

@@ -130,16 +130,48 @@ def test_lost_records_end_a_stream_or_are_told(
     assert (told[0]["first_seq"], told[0]["last_seq"]) == (61, 100 - len(kept))
 
 
-def test_a_topic_that_was_made_anew_ends_a_stream(
-    spark: Any, server: Server, topic: str, tmp_path: Path
+@pytest.mark.parametrize("count", [1, 70])
+def test_a_topic_that_was_created_again_ends_a_stream(
+    spark: Any, server: Server, topic: str, tmp_path: Path, count: int
 ) -> None:
+    """Also one that has outgrown the stream's offset, which is 61."""
     drain(spark, server, topic, tmp_path)
     server.delete(f"/v0/topics/{topic}")
-    server.write(topic, "anew")
-    with pytest.raises(Exception, match="made anew"):
+    server.write(topic, *range(count))
+    with pytest.raises(Exception, match=r"was deleted and created again.*failOnDataLoss=false"):
         drain(spark, server, topic, tmp_path)
     found = drain(spark, server, topic, tmp_path, failOnDataLoss="false")
-    assert found == [[1]]
+    assert found == [list(range(1, count + 1))]
+    server.write(topic, "more")
+    assert drain(spark, server, topic, tmp_path) == [[count + 1]]
+
+
+def test_a_topic_that_is_created_again_under_a_batch_is_not_read_as_the_old_one(
+    server: Server, topic: str
+) -> None:
+    """Without Spark: a partition of the old topic, and offsets of earlier versions, which have no epochs."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from spark_pipeline.source.options import parse
+    from spark_pipeline.source.stream import EPOCHS, TopicsStreamReader
+
+    def reader(**options: str) -> TopicsStreamReader:
+        return TopicsStreamReader(parse({"url": url_of(server), "topic": topic, **options}), ["seq"])
+
+    stream = reader()
+    begin = stream.initialOffset()
+    old = begin[EPOCHS][topic]
+    server.delete(f"/v0/topics/{topic}")
+    server.write(topic, *range(80))
+    gaps: list[Any] = []
+    part = HttpSlice(url_of(server), "TOPICS_TOKEN", topic, 11, 61, old)
+    assert list(read_http(part, Wanted(), gaps)) == []
+    assert [(gap.first_seq, gap.last_seq, gap.reason) for gap in gaps] == [(11, 60, "recreated")]
+    end = reader(failOnDataLoss="false").latestOffset({topic: 61, EPOCHS: {topic: old}}, ReadAllAvailable())
+    assert end[topic] == 81
+    assert end[EPOCHS] != begin[EPOCHS]
+    assert reader().latestOffset({topic: 61}, ReadAllAvailable()) == end
+    assert list(end) == [topic, EPOCHS]
 
 
 def test_offsets(server: Server, topic: str) -> None:
@@ -147,28 +179,34 @@ def test_offsets(server: Server, topic: str) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
     from spark_pipeline.source.options import parse
-    from spark_pipeline.source.stream import TopicsStreamReader
+    from spark_pipeline.source.stream import EPOCHS, TopicsStreamReader
 
     def reader(**options: str) -> TopicsStreamReader:
         return TopicsStreamReader(parse({"url": url_of(server), **options}), ["seq"])
 
+    def offset(**seqs: int) -> dict[str, Any]:
+        epochs = {name: server.get(f"/v0/topics/{name}").json["epoch"] for name in sorted(seqs)}
+        return {**{name: seqs[name] for name in sorted(seqs)}, EPOCHS: epochs}
+
     two = reader(topic=f"{topic},m10")
-    assert list(two.initialOffset().items()) == sorted({topic: 1, "m10": 1}.items())
-    assert two.latestOffset(two.initialOffset(), ReadAllAvailable()) == {topic: 61, "m10": 101}
+    assert json.dumps(two.initialOffset()) == json.dumps(offset(**{topic: 1, "m10": 1}))
+    assert two.latestOffset(two.initialOffset(), ReadAllAvailable()) == offset(**{topic: 61, "m10": 101})
     limited = two.latestOffset(two.initialOffset(), ReadMaxRows(16))
-    assert limited == {topic: 7, "m10": 11}
+    assert limited == offset(**{topic: 7, "m10": 11})
     # However small the limit is, each gets on.
-    assert two.latestOffset({topic: 60, "m10": 1}, ReadMaxBytes(1)) == {topic: 61, "m10": 2}
-    assert two.latestOffset({topic: 61, "m10": 101}, ReadMaxRows(5)) == {topic: 61, "m10": 101}
+    assert two.latestOffset({topic: 60, "m10": 1}, ReadMaxBytes(1)) == offset(**{topic: 61, "m10": 2})
+    at_end = offset(**{topic: 61, "m10": 101})
+    assert two.latestOffset(at_end, ReadMaxRows(5)) == at_end
     # What `latest` means does not change when it is asked for once more.
     latest = reader(topic=topic, startingOffsets="latest")
-    assert latest.initialOffset() == {topic: 61}
+    assert latest.initialOffset() == offset(**{topic: 61})
     server.write(topic, "more")
-    assert latest.initialOffset() == {topic: 61}
+    assert latest.initialOffset() == offset(**{topic: 61})
     # What is there when a query of all that is there begins is its end.
     now = reader(topic=topic)
     now.prepareForTriggerAvailableNow()
     server.write(topic, "too late")
-    assert now.latestOffset({topic: 1}, ReadAllAvailable()) == {topic: 62}
+    assert now.latestOffset(offset(**{topic: 1}), ReadAllAvailable()) == offset(**{topic: 62})
     at = server.diff(topic, from_seq=60, limit=1).json["records"][0]["$ts"]
-    assert reader(topic=topic, startingOffsets=f"{at}").initialOffset() == {topic: at}, "a number is a seq"
+    found = reader(topic=topic, startingOffsets=f"{at}").initialOffset()
+    assert found == offset(**{topic: at}), "a number is a seq"
