@@ -54,7 +54,7 @@ CODES = {
     "batch_too_large": "Too many records in a write, or seqs in a delete or an ack. `detail`: `records` or `seqs`, `max`.",
     "record_too_large": "A record is above the size limit, or the write is above the whole cap of a `reject` topic.",
     "unauthorized": "No valid key.",
-    "forbidden": "The key lacks the scope, or the name is outside of its prefixes.",
+    "forbidden": "The key lacks the scope, or the name is outside of its prefixes, or so is a router that would end with the topic.",
     "forbidden_origin": "Without keys, or on an upgrade to a WebSocket: a web page of another origin asks. `detail`: `origin`.",
     "topic_not_found": "There is no such topic. `detail`: `topic`.",
     "router_not_found": "There is no such router. `detail`: `router`.",
@@ -70,7 +70,7 @@ CODES = {
     "topic_exists_incompatible": "A topic's `type` cannot change (`detail`: `topic`, `existing_type`, `requested_type`); a dest has another source "
     "already (`topic`, `reason` is `router_dest_fan_in`); a router cannot be pointed elsewhere (`router`, `reason` is `router_repoint_forbidden`, "
     "`existing_source`, `existing_dest`).",
-    "router_cycle": "Copies would come back to where they come from. `detail`: `cycle`, names of topics, first and last the same.",
+    "router_cycle": "Copies would come back to where they come from. `detail`: `cycle`, names of topics, first and last the same; `*` for those that the key may not see.",
     "topic_not_empty": "`if_empty` was given and records are left. `detail`: `topic`, `count`.",
     "not_a_queue": "The topic is a log. `detail`: `topic`.",
     "consumer_overlap": "Two consumers of a topic with `retention: work_queue` would get the same records. "

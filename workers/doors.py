@@ -24,6 +24,7 @@ from workers import (
     transaction_requests,
 )
 from workers.forward_messages import encode_step_done, read_copies, read_step
+from workers.forward_requests import prefixes_of
 from workers.outbox import read_letters
 
 Read = tuple[cmd.Command, Any]  # what is asked, and how the answer is wanted
@@ -41,7 +42,7 @@ class Doors:
             wire.DELETE: lambda t, r, a: (requests.read_delete(t, r), None),
             wire.PUT_TOPIC: lambda t, r, a: (cmd.PutTopic(t, requests.read_config(r, a)), None),
             wire.GET_TOPIC: lambda t, r, a: (cmd.State(t, touch=not r.flags & wire.NO_TOUCH), None),
-            wire.DROP_TOPIC: lambda t, r, a: (cmd.DropTopic(t, bool(r.flags & wire.IF_EMPTY)), None),
+            wire.DROP_TOPIC: _read_drop,
             wire.LIST_TOPICS: _read_list,
             wire.LAST_BY_TAG: _read_last,
             wire.COUNT_BY_TAG: _read_counts,
@@ -138,8 +139,11 @@ def is_headers_only(engine: Engine, result: con.Claimed) -> bool:
 
 
 def _read_list(topic: str, request: wire.Request, args: wire.Args) -> Read:
-    prefixes = tuple(args.prefixes) if args.prefixes is not None else None
-    return cmd.ListTopics(args.prefix, args.after, args.page_size, prefixes, args.touch), None
+    return cmd.ListTopics(args.prefix, args.after, args.page_size, prefixes_of(args), args.touch), None
+
+
+def _read_drop(topic: str, request: wire.Request, args: wire.Args) -> Read:
+    return cmd.DropTopic(topic, bool(request.flags & wire.IF_EMPTY), prefixes_of(args)), None
 
 
 def _read_last(topic: str, request: wire.Request, args: wire.Args) -> Read:

@@ -13,14 +13,14 @@ import msgspec
 from topics import wire
 from topics.bodies import BodyType, read_body
 from topics.engine.errors import Forbidden, InvalidRequest
-from topics.engine.forward_commands import Forward, TagOp
+from topics.engine.forward_commands import Forward, TagOp, is_pattern, source_prefix
 from topics.engine.subjects import TagMatch, parse_pattern
 from topics.engine.writes import NAME
 from topics.schemas import ForwardBody
 from workers.consumer_requests import FILTERS_MAX
 from workers.replies import CREATED, OK, Rendered, cursor_text, json_reply, with_cursor
 from workers.requests import TAG_BYTES_MAX, make_match, tag_match
-from workers.rule_book import is_pattern, matches, source_prefix
+from workers.rule_book import matches
 
 FORWARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
 PATTERN_BYTES_MAX = 255
@@ -63,14 +63,6 @@ def read_wish(request: wire.Request, args: wire.Args) -> Wish:
 
 def prefixes_of(args: wire.Args) -> tuple[str, ...] | None:
     return tuple(args.prefixes) if args.prefixes is not None else None
-
-
-def covers(prefixes: tuple[str, ...] | None, forward: Forward) -> bool:
-    """Whether a key with these prefixes may know of a rule."""
-    if prefixes is None:
-        return True
-    names = (forward.name, source_prefix(forward.source), forward.dest)
-    return all(name.startswith(prefixes) for name in names)
 
 
 def _start_of(source: str) -> str:

@@ -10,17 +10,8 @@ from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedDict
 
-from topics.engine.forward_commands import Forward
+from topics.engine.forward_commands import Forward, is_pattern
 from topics.engine.subjects import SubjectTrie, parse_pattern
-
-
-def source_prefix(source: str) -> str:
-    """What the names of all topics that a source means begin with; of a plain name it is all there is."""
-    return parse_pattern(source.encode()).literal_prefix.decode() if is_pattern(source) else source
-
-
-def is_pattern(source: str) -> bool:
-    return "*" in source or ">" in source
 
 
 def matches(source: str, topic: str) -> bool:

@@ -45,7 +45,7 @@ from topics.engine.placement import shard_of
 from topics.watching import Find, Found
 from workers import forward_messages as messages
 from workers.forward_parts import digest_of
-from workers.forward_requests import Wish, covers, forward_dropped, forward_put
+from workers.forward_requests import Wish, forward_dropped, forward_put
 from workers.replies import Rendered
 from workers.rule_book import RuleBook
 
@@ -152,7 +152,8 @@ class RuleOperations:
         if not forward.allow_cycle and (known is None or known.allow_cycle):
             cycle = book.find_cycle(forward.source, forward.dest)
             if cycle is not None:
-                raise ForwardCycle(cycle)
+                seen = wish.prefixes
+                raise ForwardCycle([name if seen is None or name.startswith(seen) else "*" for name in cycle])
 
     def _check_dest(self, dest: str) -> Doing:
         shard = shard_of(dest, self._shards)
@@ -171,7 +172,7 @@ class RuleOperations:
 
     def _build(self, forward: Forward, *, create_dest: bool) -> Doing:
         """The parts of a rule that the catalog has as "making"; or it is undone, and the refusal raised."""
-        opening = OpenInflow(forward.dest, forward.uid, forward.name, create_dest)
+        opening = OpenInflow(forward.dest, forward.uid, forward.name, create_dest, forward.source)
         (reply,) = yield [_step(shard_of(forward.dest, self._shards), opening)]
         if reply.status != 200:
             yield (DropForward(forward.uid),)
@@ -210,7 +211,7 @@ class RuleOperations:
     def drop(self, name: str, prefixes: tuple[str, ...] | None, total_ms: TotalMs) -> Steps:
         rule = self._book.find(name)
         if rule is not None:
-            if not covers(prefixes, rule):
+            if not rule.is_covered_by(prefixes):
                 raise Forbidden("this key may not use that router")
             self._need_up([shard_of(rule.dest, self._shards)])
             yield from self._end(rule)
@@ -348,7 +349,9 @@ class RuleOperations:
 def _check_same_way(wish: Wish, known: Forward) -> None:
     if (known.source, known.dest) == (wish.forward.source, wish.forward.dest):
         return
-    if not covers(wish.prefixes, known):  # the refusal would tell of names that are none of its business
+    if not known.is_covered_by(
+        wish.prefixes
+    ):  # the refusal would tell of names that are none of its business
         raise Forbidden("this key may not use the router of that name")
     raise ForwardConflict(
         f"router {known.name!r} copies {known.source!r} to {known.dest!r}; delete it first to point it elsewhere",

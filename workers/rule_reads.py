@@ -14,7 +14,7 @@ from topics.engine.errors import Forbidden, ForwardNotFound, InvalidRequest, Thr
 from topics.engine.forward_commands import Forward
 from topics.engine.placement import shard_of
 from workers import forward_messages as messages
-from workers.forward_requests import covers, forward_got, forward_list, prefixes_of
+from workers.forward_requests import forward_got, forward_list, prefixes_of
 from workers.replies import Rendered
 from workers.rule_book import RuleBook
 from workers.rule_operations import NotReady
@@ -60,14 +60,14 @@ class RuleReads:
         rule = self._book.find(args.forward)
         if rule is None or not self._book.is_shown(rule):
             raise ForwardNotFound(args.forward)
-        if not covers(prefixes_of(args), rule):
+        if not rule.is_covered_by(prefixes_of(args)):
             raise Forbidden("this key may not use that router")
         self._begin(Reading(answer, total_ms, [rule], self._now_us() + PATIENCE_US))
 
     def list(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
         prefixes = prefixes_of(args)
         rows = self._book.page(
-            lambda rule: covers(prefixes, rule),
+            lambda rule: rule.is_covered_by(prefixes),
             prefix=args.prefix,
             after=args.after,
             source=args.source,

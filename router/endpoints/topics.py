@@ -16,9 +16,7 @@ _rows = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 
 
 def put(call: Call, respond: Respond) -> None:
-    prefixes = key_prefixes(call)
-    args = wire.Args(prefixes=prefixes) if prefixes is not None else None
-    ask_owner(call, wire.PUT_TOPIC, respond, 0, args)
+    ask_owner(call, wire.PUT_TOPIC, respond, 0, _key_args(call))
 
 
 def get(call: Call, respond: Respond) -> None:
@@ -28,7 +26,12 @@ def get(call: Call, respond: Respond) -> None:
 
 def drop(call: Call, respond: Respond) -> None:
     if_empty = flag(parse_query(call.request.query), "if_empty", False)
-    ask_owner(call, wire.DROP_TOPIC, respond, wire.IF_EMPTY if if_empty else 0)
+    ask_owner(call, wire.DROP_TOPIC, respond, wire.IF_EMPTY if if_empty else 0, _key_args(call))
+
+
+def _key_args(call: Call) -> wire.Args | None:
+    prefixes = key_prefixes(call)
+    return wire.Args(prefixes=prefixes) if prefixes is not None else None
 
 
 def list_all(call: Call, respond: Respond) -> None:

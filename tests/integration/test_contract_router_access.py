@@ -112,6 +112,47 @@ def test_a_refused_re_point_does_not_tell_of_others_names(guarded: Server) -> No
     assert topics_like(guarded.with_key("root"), "tea.z") == []
 
 
+def test_a_refused_cycle_does_not_tell_of_others_names(guarded: Server) -> None:
+    root = guarded.with_key("root")
+    make(root, "ring.1", "tea.ring", "jam.ring")
+    make(root, "ring.2", "jam.ring", "tea.back")
+    reply = put(guarded.with_key("tea"), "tea.ring", "tea.back", "tea.ring")
+    cycle = ["tea.back", "tea.ring", "*", "tea.back"]
+    assert refused(reply, 409, "router_cycle") == {"cycle": cycle}
+    assert b"jam." not in reply.body
+    detail = refused(put(guarded.with_key("mix"), "tea.ring", "tea.back", "tea.ring"), 409, "router_cycle")
+    assert detail == {"cycle": ["tea.back", "tea.ring", "jam.ring", "tea.back"]}
+
+
+@pytest.mark.parametrize(
+    ("router", "source", "dest"),
+    [("jam.d1", "tea.d1", "tea.e1"), ("tea.d2", "jam.d2", "tea.e2"), ("tea.d3", "tea.d3", "jam.e3"),
+     ("tea.d4", "*.d4", "tea.e4")],
+    ids=["name", "source", "dest", "pattern"],
+)  # fmt: skip
+def test_a_topic_stays_while_a_router_needs_it_that_the_key_may_not_use(
+    guarded: Server, router: str, source: str, dest: str
+) -> None:
+    root, tea = guarded.with_key("root"), guarded.with_key("tea")
+    make(root, router, source, dest)
+    for topic in {source, dest}:
+        if not topic.startswith("tea."):
+            continue
+        reply = tea.delete(f"/v0/topics/{topic}")
+        refused(reply, 403, "forbidden", {})
+        assert b"jam." not in reply.body
+        ok(root.get(f"/v0/topics/{topic}"))
+    ok(root.get(path_of(router)))
+    assert ok(root.delete(f"/v0/topics/{dest}"))["routers_removed"] == [router]
+
+
+def test_a_key_deletes_topics_with_routers_of_its_own(guarded: Server) -> None:
+    tea = guarded.with_key("tea")
+    make(tea, "tea.own", "tea.f1", "tea.f2")
+    assert ok(tea.delete("/v0/topics/tea.f2"))["routers_removed"] == ["tea.own"]
+    assert ok(tea.delete("/v0/topics/tea.f1"))["routers_removed"] == []
+
+
 def test_lists_show_what_is_allowed_in_all_three_names(guarded: Server) -> None:
     assert {"tea.r", "tea.p"} <= set(names(guarded.with_key("tea")))
     assert not {"tea.out", "tea.in", "jam.r", "tea.wide"} & set(names(guarded.with_key("tea")))

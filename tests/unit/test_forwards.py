@@ -16,7 +16,7 @@ from tests.support.forward_harness import Pair, rule
 from topics.engine import commands as c
 from topics.engine import forward_commands as f
 from topics.engine.config import TopicConfig
-from topics.engine.errors import ForwardNotFound, Throttled, TopicNotEmpty, TopicNotFound
+from topics.engine.errors import Forbidden, ForwardNotFound, Throttled, TopicNotEmpty, TopicNotFound
 
 # -- rules -------------------------------------------------------------------------------------------------
 
@@ -53,6 +53,24 @@ def test_both_ends_are_made_and_say_so() -> None:
     assert pair.source.do(f.OpenOutflow(rule())) == f.OutflowOpened(1, True)
     assert pair.source.do(f.OpenOutflow(rule())) == f.OutflowOpened(1, False)
     assert pair.source.state("src").head_seq == 0
+
+
+@pytest.mark.parametrize("source", ["src", ""], ids=["source", "source-not-known"])
+def test_a_key_ends_rules_with_a_topic_only_if_it_may_know_of_them(source: str) -> None:
+    """`source` is empty in files from before it was stored; the rule itself can still be deleted then."""
+    pair = Pair()
+    pair.dest.do(f.OpenInflow("dst", 1, "r1", source=source))
+    for _ in range(3):
+        for prefixes in (("dst", "src"), ("dst", "r1"), ("r1", "src")):
+            pair.dest.refused(c.DropTopic("dst", prefixes=prefixes), Forbidden)
+        pair.dest.checkpoint()
+        pair.dest.kill_and_open()
+    drop = c.DropTopic("dst", prefixes=("dst", "r1", "src"))
+    if source:
+        dropped = pair.dest.do(drop)
+        assert isinstance(dropped, c.TopicDropped) and dropped.forwards == [(1, "r1")]
+    else:
+        pair.dest.refused(drop, Forbidden)
 
 
 def test_a_dest_that_must_be_there_is_not_made() -> None:

@@ -320,9 +320,23 @@ TXN_HEAD = ChunkHead("0-17", 0, 2, 116, 99)
 TRIMMING_SNAPSHOT = "snap-0000000000000022"
 TRIMMING_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=34)
 TRIMMING_ROWS = [msgspec.structs.replace(FORWARD_ROWS[0], is_trimmed=False), *FORWARD_ROWS[1:]]
+# A dest that knows the source of what is copied into it.
+SOURCED_SNAPSHOT = "snap-0000000000000023"
+SOURCED_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=35)
+SOURCED_ROWS = [
+    msgspec.structs.replace(MERGED_ROWS[0], inflows=[InflowRow(7, "o->a", 12, [(1024, 2, 50)], "orders.>")]),
+    msgspec.structs.replace(TRIMMING_ROWS[0], inflows=[]),
+]
+SOURCED_EVENTS: list[tuple[int, object]] = [
+    (kind, InflowOpen(7, "o->a", "orders.>") if kind == frames.INFLOW_OPEN else event)
+    for kind, event in FORWARD_EVENTS
+]
+SOURCED_EVENTS_NUMBER = 12
+SOURCED_EVENTS_NAME = file_name(SOURCED_EVENTS_NUMBER)
 # Written by earlier versions, read by this one.
 READ_ONLY = {
     f"{SEGMENT}.del", SNAPSHOT, MARKED_SNAPSHOT, CONSUMER_SNAPSHOT, FORWARD_SNAPSHOT, ADOPTING_SNAPSHOT,
+    MERGED_SNAPSHOT, TRIMMING_SNAPSHOT, FORWARD_EVENTS_NAME,
 }  # fmt: skip
 
 PATCHES: list[Patch] = [
@@ -384,25 +398,19 @@ def build_segment() -> dict[str, bytes]:
 
 def build_snapshot() -> dict[str, bytes]:
     disk = SimDisk(1)
-    writer = SnapshotWriter(disk, "meta", 33)
-    writer.add(MERGED_SHARD_ROW)
-    for row in MERGED_ROWS:
-        writer.add(row)
-    writer.finish()
-    writer.publish()
     writer = SnapshotWriter(disk, "meta", 48)
     writer.add(TXN_SHARD_ROW)
     for row in TXN_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    writer = SnapshotWriter(disk, "meta", 34)
-    writer.add(TRIMMING_SHARD_ROW)
-    for row in TRIMMING_ROWS:
+    writer = SnapshotWriter(disk, "meta", 35)
+    writer.add(SOURCED_SHARD_ROW)
+    for row in SOURCED_ROWS:
         writer.add(row)
     writer.finish()
     writer.publish()
-    names = (MERGED_SNAPSHOT, TXN_SNAPSHOT, TRIMMING_SNAPSHOT)
+    names = (TXN_SNAPSHOT, SOURCED_SNAPSHOT)
     return {name: read_file(disk, f"meta/{name}") for name in names}
 
 
@@ -418,7 +426,7 @@ def build_events() -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for name, number, events in (
         (EVENTS_NAME, EVENTS_NUMBER, CONSUMER_EVENTS),
-        (FORWARD_EVENTS_NAME, FORWARD_EVENTS_NUMBER, FORWARD_EVENTS),
+        (SOURCED_EVENTS_NAME, SOURCED_EVENTS_NUMBER, SOURCED_EVENTS),
         (MERGE_EVENTS_NAME, MERGE_EVENTS_NUMBER, MERGE_EVENTS),
         (TXN_EVENTS_NAME, TXN_EVENTS_NUMBER, TXN_EVENTS),
     ):
@@ -631,6 +639,10 @@ def test_the_snapshot_is_read_to_what_was_written() -> None:
     shard, topics = read_snapshot(disk, "meta", 34)
     assert msgspec.msgpack.decode(shard, type=ShardRow) == TRIMMING_SHARD_ROW
     assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == TRIMMING_ROWS
+    disk = on_disk("meta", SOURCED_SNAPSHOT)
+    shard, topics = read_snapshot(disk, "meta", 35)
+    assert msgspec.msgpack.decode(shard, type=ShardRow) == SOURCED_SHARD_ROW
+    assert [msgspec.msgpack.decode(row, type=TopicRow) for row in topics] == SOURCED_ROWS
 
 
 def test_staged_chunks_are_read_to_what_was_written() -> None:
@@ -648,6 +660,7 @@ def test_staged_chunks_are_read_to_what_was_written() -> None:
     [
         (EVENTS_NAME, EVENTS_NUMBER, CONSUMER_EVENTS),
         (FORWARD_EVENTS_NAME, FORWARD_EVENTS_NUMBER, FORWARD_EVENTS),
+        (SOURCED_EVENTS_NAME, SOURCED_EVENTS_NUMBER, SOURCED_EVENTS),
         (MERGE_EVENTS_NAME, MERGE_EVENTS_NUMBER, MERGE_EVENTS),
         (TXN_EVENTS_NAME, TXN_EVENTS_NUMBER, TXN_EVENTS),
     ],

@@ -110,8 +110,11 @@ class TopicPut:
 
 @dataclass(slots=True)
 class DropTopic:
+    """`prefixes` of the key: it is refused when a rule would end with the topic that the key may not know of."""
+
     topic: str
     if_empty: bool = False
+    prefixes: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)

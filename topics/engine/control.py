@@ -81,6 +81,7 @@ class OutflowOpen(msgspec.Struct, frozen=True, array_like=True):
 class InflowOpen(msgspec.Struct, frozen=True, array_like=True):
     uid: int
     name: str
+    source: str = ""  # not known of rules from before it was stored
 
 
 class Copied(msgspec.Struct, frozen=True, array_like=True):

@@ -69,6 +69,7 @@ class InflowRow(msgspec.Struct, array_like=True):
     name: str
     total: int
     marks: list[tuple[int, int, int]]  # source id, epoch, seq
+    source: str = ""
 
 
 class OutflowRow(msgspec.Struct, array_like=True):
@@ -83,6 +84,7 @@ class Inflow:
     """What one rule has brought to a topic."""
 
     name: str
+    source: str = ""  # of the rule: a name or a pattern; empty: not known
     total: int = 0
     marks: dict[int, Mark] = field(default_factory=dict)  # by source id
 
@@ -98,11 +100,12 @@ class Inflow:
 
     def row(self, uid: int) -> InflowRow:
         marks = [(source_id, epoch, seq) for source_id, (epoch, seq) in self.marks.items()]
-        return InflowRow(uid, self.name, self.total, marks)
+        return InflowRow(uid, self.name, self.total, marks, self.source)
 
     @classmethod
     def restored(cls, row: InflowRow) -> Inflow:
-        return cls(row.name, row.total, {source_id: (epoch, seq) for source_id, epoch, seq in row.marks})
+        marks = {source_id: (epoch, seq) for source_id, epoch, seq in row.marks}
+        return cls(row.name, row.source, row.total, marks)
 
 
 @dataclass(slots=True)

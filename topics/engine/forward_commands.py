@@ -17,6 +17,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from topics.engine.subjects import parse_pattern
+
 TagOp: TypeAlias = Literal["Eq", "Glob", "Subject"]
 Guarantee: TypeAlias = Literal["at_least_once", "exactly_once"]
 # "making": the other two parts may not be there yet. "ending": they may still be there. Both are gone on with after a crash.
@@ -44,7 +46,26 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_pattern(self) -> bool:
-        return "*" in self.source or ">" in self.source
+        return is_pattern(self.source)
+
+    def is_covered_by(self, prefixes: tuple[str, ...] | None) -> bool:
+        """Whether a key with these prefixes may know of it."""
+        return covers(prefixes, self.name, self.source, self.dest)
+
+
+def is_pattern(source: str) -> bool:
+    return "*" in source or ">" in source
+
+
+def source_prefix(source: str) -> str:
+    """What the names of all topics that a source means begin with; of a plain name it is all there is."""
+    return parse_pattern(source.encode()).literal_prefix.decode() if is_pattern(source) else source
+
+
+def covers(prefixes: tuple[str, ...] | None, name: str, source: str, dest: str) -> bool:
+    if prefixes is None:
+        return True
+    return all(text.startswith(prefixes) for text in (name, source_prefix(source), dest))
 
 
 # -- catalog -----------------------------------------------------------------------------------------------------
@@ -135,6 +156,7 @@ class OpenInflow:
     uid: int
     name: str  # of the rule
     create: bool = True
+    source: str = ""  # of the rule
 
 
 @dataclass(slots=True)

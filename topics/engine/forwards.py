@@ -22,7 +22,7 @@ from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.control import Copied, InflowOpen, OutflowOpen
 from topics.engine.copying import Run, Unpacking, runs_of
 from topics.engine.engine_clock import EngineClock
-from topics.engine.errors import ForwardNotFound, TopicNotFound, TopicsError
+from topics.engine.errors import Forbidden, ForwardNotFound, TopicNotFound, TopicsError
 from topics.engine.flows import (
     Inflow,
     Outflow,
@@ -285,8 +285,8 @@ class Forwards(Letters):
             op.config = config
         inflows = log.inflows = log.inflows if log.inflows is not None else {}
         if command.uid not in inflows:
-            inflows[command.uid] = Inflow(command.name)
-            opened = InflowOpen(command.uid, command.name)
+            inflows[command.uid] = Inflow(command.name, command.source)
+            opened = InflowOpen(command.uid, command.name, command.source)
             self.add_frame(frames.encode_control(frames.INFLOW_OPEN, log.id, self.now_ms, opened))
         self.touched[log.id] = log
         self.add_op(op)
@@ -331,12 +331,29 @@ class Forwards(Letters):
     def _inflows_of(log: TopicLog) -> list[tuple[int, str]]:
         return [(uid, inflow.name) for uid, inflow in (log.inflows or {}).items()]
 
+    def _may_end(
+        self, log: TopicLog, ending: list[tuple[int, str]], prefixes: tuple[str, ...] | None
+    ) -> bool:
+        if prefixes is None:
+            return True
+        inflows = log.inflows or {}
+        return all(
+            fwd.covers(prefixes, name, inflows[uid].source, log.name)
+            if uid in inflows
+            else self.outflows[uid].forward.is_covered_by(prefixes)
+            for uid, name in ending
+        )
+
     def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
         log = self.staged.get(command.topic)
         if log is None or not (log.inflows or log.outflows):
             super()._drop_topic(token, command)
             return
         ending = self._forwards_of(log)
+        if not self._may_end(log, ending, command.prefixes):
+            raise Forbidden(
+                "a router that this key may not use would end with the topic; delete it first, with a key that may"
+            )
         self.reserve((1 + len(ending)) * CONTROL_BYTES)
         super()._drop_topic(token, command)
         # In the same envelope: a topic of this name that is made anew has nothing to do with them.

@@ -283,7 +283,7 @@ class Replay:
         decode = msgspec.msgpack.decode
         if kind == frames.INFLOW_OPEN:
             open_ = decode(payload, type=InflowOpen)
-            log.inflows = {**(log.inflows or {}), open_.uid: Inflow(open_.name)}
+            log.inflows = {**(log.inflows or {}), open_.uid: Inflow(open_.name, open_.source)}
         elif kind == frames.INFLOW_CLOSE:
             gone = decode(payload, type=int)
             log.inflows = {uid: flow for uid, flow in (log.inflows or {}).items() if uid != gone} or None
