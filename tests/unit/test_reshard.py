@@ -128,6 +128,22 @@ def test_what_is_written_afterwards_lasts() -> None:
         fleet.kill()
 
 
+def test_epochs_stay_and_new_topics_have_others() -> None:
+    fleet, _ = fleet_of(how="killed")
+    fleet.open()  # of some it is not known how far they were
+    before = {name: log.epoch for name, log in fleet.logs().items()}
+    assert any(log.epochs for log in fleet.logs().values())
+    fleet.close()
+    for shards in (5, 1, 3):
+        fleet.reshard(shards)
+        fleet.open()
+        assert {name: log.epoch for name, log in fleet.logs().items() if name in before} == before
+        fleet.put(f"new-{shards}", FSYNC)
+        epochs = [log.epoch for log in fleet.logs().values()]
+        assert len(set(epochs)) == len(epochs)
+        fleet.close()
+
+
 def test_keys_are_remembered() -> None:
     fleet, _ = fleet_of()
     fleet.reshard(5)
