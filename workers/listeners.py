@@ -64,11 +64,22 @@ def address_of(listener: socket.socket) -> str:
 
 def write_port_file(path: str, address: str) -> None:
     try:
+        if _holds(path, address.encode()):
+            return  # the port is a fixed one: a full disk does not keep the server from starting
         write_atomically(Path(path).absolute(), address.encode())
     except OSError as error:
         raise BadConfiguration(
             f"cannot write TOPICS_PORT_FILE={path}: {os.strerror(error.errno or 0)}"
         ) from error
+
+
+def _holds(path: str, content: bytes) -> bool:
+    """Whether the file is there and consists of this."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(content) + 1) == content
+    except OSError:
+        return False
 
 
 def _resolve(host: str, port: int) -> tuple[int, Any]:

@@ -50,7 +50,8 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
         memory_bytes_max=settings.max_memory_bytes,
         max_topics=settings.max_topics,
         max_total_bytes=settings.max_total_bytes,
-        min_free_bytes=reserve(settings),
+        min_free_bytes=part_of_disk(settings, settings.min_free_bytes),
+        reserve_bytes=part_of_disk(settings, limits.RESERVE_BYTES),
         hot_retain_segments=settings.hot_retain_segments,
         hot_retain_bytes=settings.hot_retain_bytes,
         relocate_bytes_per_s=settings.relocate_bytes_per_s,
@@ -65,13 +66,13 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
     )
 
 
-def reserve(settings: Settings) -> int:
-    """What is left free; of a small disk no more than a part of it, or nothing could be written there at all."""
+def part_of_disk(settings: Settings, size: int) -> int:
+    """What is left free or held back; of a small disk no more than a part of it, or nothing could be written there at all."""
     try:
         disk = os.statvfs(settings.data_dir)
     except OSError:
-        return settings.min_free_bytes
-    return min(settings.min_free_bytes, disk.f_blocks * disk.f_frsize // RESERVE_PARTS)
+        return size
+    return min(size, disk.f_blocks * disk.f_frsize // RESERVE_PARTS)
 
 
 def lock_shard(path: str, control: Channel) -> list[Message] | None:

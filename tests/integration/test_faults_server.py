@@ -284,6 +284,63 @@ def fill(server: Server) -> list[int]:
     raise AssertionError("the disk is never full")
 
 
+@fault(
+    "disk",
+    "another program takes the last byte, and the server is killed and started again, three times",
+    "each time it starts; reads, deletes and acks go on, appends get 429 disk_full; deletes give space back, and writes resume",
+)
+def test_restarts_without_a_free_byte(start_server: Start, tmp_path: Path) -> None:
+    needs_root()
+    folder = tmp_path / "full"
+    (folder / "data").mkdir(parents=True)
+    mounted("mount", "-t", "tmpfs", "-o", "size=12m", "topics-test", str(folder / "data"))
+    try:
+        server = start_server(
+            folder=folder,
+            shards=1,
+            environment={"TOPICS_WAL_FILE_BYTES": str(1 << 20), "TOPICS_SEGMENT_MAX_EVENTS": "100"},
+        )
+        for first in range(0, 1000, 10):
+            assert server.write("a", *[f"{seq:01000d}" for seq in range(first, first + 10)]).status in (
+                200,
+                201,
+            )
+        assert server.put("/v0/topics/jobs", {"type": "queue"}).status in (200, 201)
+        assert server.write("jobs", 1, 2).status == 200
+        reserve = folder / "data" / "layout-1" / "shard-00" / "reserve"
+        until(lambda: reserve.exists() and reserve.stat().st_size > 500_000)
+        for _ in range(3):
+            take_all(folder / "data" / "other")
+            server.kill()
+            take_all(folder / "data" / "other")
+            server.start()
+            page = server.diff("a", limit=1000, max_batch_bytes=8 << 20).json
+            assert [row["data"] for row in page["records"]] == [f"{seq:01000d}" for seq in range(1000)]
+            refused = server.write("a", "x")
+            assert (refused.status, refused.error["detail"]["limit"]) == (429, "disk_full")
+        job = server.post("/v0/topics/jobs/claim", {"node": "n"}).json["claimed"][0]
+        acked = server.post("/v0/topics/jobs/ack", {"node": "n", "seqs": [job["$seq"]]})
+        assert acked.json["acked"] == 1
+        assert server.post("/v0/topics/a/delete", {"before_seq": 900}).json["deleted"] == 899
+        until(lambda: server.write("a", "again").status == 200)
+        server.kill()
+        server.start()
+        rows = server.diff("a", limit=1000).json["records"]
+        assert [row["data"] for row in rows] == [*(f"{seq:01000d}" for seq in range(899, 1000)), "again"]
+        server.stop()
+    finally:
+        subprocess.run(["umount", "-l", str(folder / "data")], check=True, timeout=120)
+
+
+def take_all(path: Path) -> None:
+    """Write to a file of our own until there is not a byte left."""
+    with path.open("ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+
+
 # ---- clients that vanish
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from xxhash import xxh3_64_digest
 
@@ -609,6 +610,79 @@ def test_full_disk_refuses_appends_and_says_so() -> None:
     h.refused(append("new", b"x"), Throttled)
     assert h.state("t").head_seq == head
     assert h.engine.shard.read_only is None
+
+
+RESERVED = msgspec.structs.replace(SMALL, reserve_bytes=250_000)
+
+
+def full_with_reserve() -> Harness:
+    """A disk without a byte free: the reserve is there, the log has a tail that is larger than it and nobody has synced."""
+    h = Harness(RESERVED)
+    h.put("t", DISK)
+    h.rest()
+    for _ in range(6):
+        h.ask(append("t", b"x" * 50_000))
+    h.kill()
+    h.disk.capacity_bytes = sum(len(file_bytes(h.disk, path)) for path in h.disk.paths())
+    return h
+
+
+@fault(
+    "disk",
+    "a start on a disk without a free byte, again and again",
+    "the shard starts from its reserve and refuses appends; when there is space the reserve is filled again",
+)
+def test_starts_without_a_free_byte() -> None:
+    h = full_with_reserve()
+    for _ in range(4):
+        h.open()
+        assert h.seqs("t") == [1, 2, 3, 4, 5, 6]
+        h.rest()
+        h.refused(append("t", b"x"), Throttled)
+        h.kill()
+    h.open()
+    assert h.engine.reserve.held < RESERVED.reserve_bytes
+    assert h.do(c.Delete("t", seqs=[1])).deleted == 1
+    h.disk.capacity_bytes = None
+    for _ in range(3):
+        h.pass_time(1000)
+    assert h.append("t", b"x").count == 1
+    assert h.engine.reserve.is_whole
+    h.kill_and_open()
+    assert h.seqs("t") == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("midway", [False, True])
+def test_power_cut_at_any_call_of_a_start_on_a_full_disk(midway: bool) -> None:
+    """What a power cut may take of a tail that was never synced, it takes from the end, and says so."""
+    for call in itertools.count(1):
+        h = full_with_reserve()
+        h.disk.crash_at(call, midway=midway)
+        try:
+            h.open()
+        except SimulatedCrash:
+            h.power_cut()
+            h.open()
+            rows, gaps = h.read("t")
+            assert [seq for seq, _ in rows] == list(range(1, len(rows) + 1))
+            assert [gap[:2] for gap in gaps] == ([(len(rows) + 1, gaps[-1][1])] if gaps else [])
+            assert h.engine.shard.read_only is None
+        else:
+            break
+    assert call > 20
+
+
+@fault("disk", "the reserve cannot be used: a directory has its name", "the shard goes without it")
+def test_a_directory_in_place_of_the_reserve() -> None:
+    h = Harness(RESERVED)
+    h.put("t")
+    h.kill()
+    h.disk.remove(f"{h.config.shard_dir}/reserve")
+    h.disk.make_dir(f"{h.config.shard_dir}/reserve")
+    h.open()
+    h.rest()
+    assert h.append("t", b"x").count == 1
+    assert h.engine.reserve.is_whole
 
 
 @fault("disk", "deletes and reads while the disk is full", "they go on: deletes have room of their own")

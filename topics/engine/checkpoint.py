@@ -20,7 +20,7 @@ from topics.engine.config import EngineConfig, TopicConfig
 from topics.engine.consumer import ConsumerRow, LettersRow
 from topics.engine.departures import Departures
 from topics.engine.errors import Corrupt
-from topics.engine.files import HEADER_BYTES, sync_file, write_whole
+from topics.engine.files import HEADER_BYTES, is_full, sync_file, write_whole
 from topics.engine.flows import Epochs, InflowRow, OutflowRow
 from topics.engine.forward_commands import Forward
 from topics.engine.handing_out import is_durable
@@ -49,6 +49,8 @@ from topics.engine.wal import Wal, WalFile
 
 SYNCFS_FROM = 64  # with more files than this one syncfs beats many fdatasyncs
 LATCH_MARK = "latched"
+PART_BYTES = 16 * limits.KIB  # of a segment beside its records, about: a few blocks of the file system
+ROW_BYTES = 256  # of a topic in a snapshot, about
 
 
 class ShardRow(msgspec.Struct, array_like=True):
@@ -218,6 +220,22 @@ class Checkpointer:
             file.last_lsn <= lsn for file in self._wal.files[:-1]
         )
 
+    def fits(self, size: int) -> bool:
+        """Whether a checkpoint would write no more than about so many bytes."""
+        left = size - sum(map(len, self.rows.values()))
+        for log in self._shard.touched.values():
+            for chunk in log.chunks:
+                if chunk.count > chunk.stored or chunk.unmarked:
+                    unstored = chunk.live(chunk.stored, chunk.count, frames.DEAD)
+                    unstored[: max(0, log.first_seq - chunk.first_seq - chunk.stored)] = False
+                    left -= PART_BYTES + int(
+                        chunk.rows["length"][chunk.stored : chunk.count][unstored].sum(dtype=np.int64)
+                    )
+            left -= ROW_BYTES
+            if left < 0:
+                break  # looked at on a full disk, once a second: not all of ten thousand topics
+        return left >= 0
+
     def topic_dir(self, topic_id: int) -> str:
         return self._reader.topic_dir(topic_id)
 
@@ -272,13 +290,18 @@ class Checkpointer:
             if i % limits.SLICE_TOPICS == 0:
                 yield None
         yield WaitSynced(wal.last_lsn)
-        yield from self._write_parts(captures)
-        writer = yield Blocking("snapshot", lambda: SnapshotWriter(self._disk, self.meta_dir, number))
         try:
-            yield from self._write_snapshot(writer, head, captures)
-            yield Blocking("snapshot", lambda: _finish(writer))
-        except BaseException:
-            writer.abandon()
+            yield from self._write_parts(captures)
+            writer = yield Blocking("snapshot", lambda: SnapshotWriter(self._disk, self.meta_dir, number))
+            try:
+                yield from self._write_snapshot(writer, head, captures)
+                yield Blocking("snapshot", lambda: _finish(writer))
+            except BaseException:
+                writer.abandon()
+                raise
+        except OSError as error:
+            if is_full(error):
+                yield Blocking("unlink", lambda: self._remove_unnamed(captures))
             raise
         self.snapshots.append((number, head.base_lsn))
         self.covered_bytes = covered_bytes
@@ -288,6 +311,14 @@ class Checkpointer:
                 yield None
         self.capturing = False
         yield from self._drop_absorbed()
+
+    def _remove_unnamed(self, captures: list[_Capture]) -> None:
+        """A checkpoint that found no space must not keep it: the next one may have less to write."""
+        for capture in captures:
+            for part in capture.parts:
+                if part.chunk.meta is None:
+                    directory, meta = self.topic_dir(capture.log.id), part.meta
+                    remove_segment(self._disk, directory, meta.first_seq, meta.generation)
 
     def _capture(self, log: TopicLog) -> _Capture:
         """Copy the topic as it stands in the log now; the copy is written once the log is synced up to here."""

@@ -77,6 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_topics: int = 100_000
     max_total_bytes: int = 0
     min_free_bytes: int = 0  # below so much space on the disk appends are refused; 0: only when there is none
+    reserve_bytes: int = 0  # held in a file that gives way when the disk is full; see reserve.py
     hot_retain_segments: int = 4  # the newest sealed segments of a topic that stay out of the cold tier
     hot_retain_bytes: int = 0  # a further bound on them; 0: none
     relocate_bytes_per_s: int = 32 * limits.MIB  # that move to the cold tier; 0: as fast as it can

@@ -21,6 +21,7 @@ from topics.engine.cold import READ_KIND
 from topics.engine.cold_files import MOVE_KIND
 from topics.engine.commands import Command
 from topics.engine.config import EngineConfig
+from topics.engine.group_commit import FULL_RETRY_MS
 from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.recovery import Recovery
 from topics.engine.recovery_report import RecoveryReport
@@ -81,7 +82,14 @@ class Engine(Background):
     def recover_steps(self) -> Generator[float, None, None]:
         """Recover in slices, yielding the progress from 0 to 1."""
         recovery = Recovery(
-            self._disk, self.shard, self.wal, self.reader, self.checkpointer, self.config, self._cold_store
+            self._disk,
+            self.shard,
+            self.wal,
+            self.reader,
+            self.checkpointer,
+            self.config,
+            self._cold_store,
+            self.reserve,
         )
         self.report = recovery.report
         yield from recovery.steps()
@@ -153,16 +161,26 @@ class Engine(Background):
             self._commit()
         self._schedule_sync()
         if self._full_retry_ms is not None and self.clock.mono_ms >= self._full_retry_ms:
-            self._full_retry_ms = None
-            self._ask_for_spare()
-            # It may free log files.
-            self._checkpoint_wanted = bool(shard.touched) or self.checkpointer.would_release()
+            self._try_again_when_full()
         if self.config.verify:
             self.check_invariants()
         replies, shard.ready = shard.ready, []
         jobs, self._jobs = self._jobs, []
         self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
         return Outcome(replies, jobs, self._wake_at_ms())
+
+    def _try_again_when_full(self) -> None:
+        self._full_retry_ms = None
+        # It may free log files.
+        self._checkpoint_wanted = bool(self.shard.touched) or self.checkpointer.would_release()
+        released = self.reserve.for_checkpoint
+        is_free = self._checkpoint_wanted and not self._spare_running
+        if released and is_free and self.checkpointer.fits(released):
+            # For the checkpoint alone: a spare that is being made would take it.
+            self.reserve.release(released)
+            self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
+        else:
+            self._ask_for_spare()
 
     def _submit(
         self,

@@ -20,6 +20,7 @@ from topics.engine.errors import Conflict, ShardReadOnly
 from topics.engine.files import is_full, is_out_of_resources
 from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.reader import Reader
+from topics.engine.reserve import RESERVE_NAME, Reserve
 from topics.engine.shard import Shard
 from topics.engine.tasks import Lane
 from topics.engine.topic_log import Op
@@ -43,6 +44,7 @@ class GroupCommit(ABC):
         self.config = config
         self.clock = EngineClock(clock)
         self.wal = Wal(disk, f"{config.shard_dir}/wal", shard=config.shard, file_bytes=config.wal_file_bytes)
+        self.reserve = Reserve(disk, f"{config.shard_dir}/{RESERVE_NAME}", config.reserve_bytes)
         self.reader = Reader(disk, config.topics_dir, config.cache_bytes, config.cold_cache_bytes)
         self.shard = Shard(config, self.clock, self.reader, disk.boot_id())
         self.shard.make_room = self._make_room
@@ -179,18 +181,26 @@ class GroupCommit(ABC):
     # -- spare files and a full disk -----------------------------------------------------------------------
 
     def _ask_for_spare(self) -> None:
-        """Zero-fill the next log file ahead of need, off the loop."""
-        if self._spare_running or self.wal.spare is not None or self.shard.read_only is not None:
+        """Zero-fill the next log file ahead of need, off the loop; the reserve first, if it is not whole."""
+        has_all = self.wal.spare is not None and self.reserve.is_whole
+        if self._spare_running or has_all or self.shard.read_only is not None:
             return
         self._spare_running = True
-        number, capacity = self.wal.take_number(), self.wal.file_bytes
-        self._submit("spare", lambda: self.wal.make_file(number, capacity), self._spare_made)
+        number = self.wal.take_number() if self.wal.spare is None else None
+        capacity = self.wal.file_bytes
+
+        def make() -> WalFile | None:
+            self.reserve.fill()
+            return None if number is None else self.wal.make_file(number, capacity)
+
+        self._submit("spare", make, self._spare_made)
 
     def _spare_made(self, file: object, error: BaseException | None) -> None:
         self._spare_running = False
         if error is None:
-            assert isinstance(file, WalFile)
-            if self.wal.spare is None and file.number > self.wal.active.number:
+            if not isinstance(file, WalFile):
+                self._ask_for_spare()  # only the reserve was filled, and the spare may have been used meanwhile
+            elif self.wal.spare is None and file.number > self.wal.active.number:
                 self.wal.spare = file
             else:  # one was made on the spot meanwhile, and the log goes by ascending numbers
                 self.checkpointer.discard_file(file)

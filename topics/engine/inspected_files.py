@@ -32,6 +32,7 @@ from topics.engine.layout import COLD_ID_NAME, LAYOUT_NAME, decode_layout
 from topics.engine.manifest import CURRENT_NAME, DEAD_MAGIC, dead_name, manifest_number, pinned_id
 from topics.engine.plans import PLAN_NAME
 from topics.engine.ports import Disk
+from topics.engine.reserve import RESERVE_NAME
 from topics.engine.segments import COLD, parse_segment_name
 from topics.engine.snapshot import MAGIC as SNAPSHOT_MAGIC
 from topics.engine.snapshot import rows_in_turn
@@ -51,6 +52,7 @@ _KIND_OF_NAME = {
     WATCH_NAME: "watch",
     "LOCK": "lock",  # whoever uses the directory holds a lock on it; the pid in it is for people
     "RUN": "run",  # where the sockets of a running server are
+    RESERVE_NAME: "reserve",
     CURRENT_NAME: "current",
     PLAN_NAME: "plan",
 }
@@ -154,6 +156,9 @@ def _describe(
             is_small = found.kind != "output" or name.endswith(".sum")
             head = _range(disk, found.path, 0, min(found.bytes, HEADER_BYTES))
             inspect_staging(found, head, _whole(disk, found) if is_small else b"")
+        case "reserve":
+            found.version = None
+            found.notes.append("space that a shard holds for when the disk is full")
         case "lock" | "run":
             found.facts["text"] = text_of(_small(disk, found).strip())
         case _:

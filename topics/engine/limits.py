@@ -30,6 +30,7 @@ GROUP_BYTES_MAX = 8 * MIB
 # The log since the last checkpoint. A quarter of `log_bytes_max` begins one at once; from a half on it is pressure; past it
 # records are refused with 429 until one has come to its end.
 LOG_BYTES_MIN = 256 * MIB  # of `log_bytes_max`, which is else so many log files
+RESERVE_BYTES = 2 * MIB  # that a shard holds for when the disk is full; of a small disk less
 LOG_FILES = 4
 LOG_CHECKPOINT_PARTS = 4
 LOG_RETRY_MS = 1000  # when whoever was refused may come again

@@ -1,7 +1,8 @@
 """Recovery: snapshot, then the log through the same changes that live operation makes.
 
 1. Replay erase intents. 2. Newest valid snapshot. 3. Scan the log files; decide torn, void or rotten. 4. Copy what is
-not known to be synced into a fresh file, as one envelope, and sync it: a page-cache hit proves nothing. 5. Replay.
+not known to be synced into a fresh file, as one envelope, and sync it: a page-cache hit proves nothing. On a disk that is
+nearly full it is written again where it lies. 5. Replay.
 6. Announce what a power cut took. Crashing anywhere in here and starting again gives the same result: the fresh file
 counts only when its one envelope is whole, and then it makes the tails of older files void.
 """
@@ -29,6 +30,7 @@ from topics.engine.ports import Disk, SegmentStore
 from topics.engine.reader import Reader
 from topics.engine.recovery_report import RecoveryReport
 from topics.engine.replay import Lsns, Replay, decode
+from topics.engine.reserve import Reserve
 from topics.engine.segments import SegmentMeta
 from topics.engine.shard import Shard
 from topics.engine.snapshot import list_snapshots, read_snapshot, remove_unfinished
@@ -52,6 +54,7 @@ from topics.engine.wal import (
 )
 
 SMALL_FILE_ROOM = 64 * limits.KIB  # of a log file on a full disk: hundreds of deletes
+RELEASED_BESIDE = 16 * limits.KIB  # of the reserve, for a file: blocks of the file system
 
 
 Skipped = msgspec.Raw
@@ -86,6 +89,7 @@ class Recovery:
         checkpointer: Checkpointer,
         config: EngineConfig,
         cold: SegmentStore | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         self._disk = disk
         self._shard = shard
@@ -93,6 +97,7 @@ class Recovery:
         self._reader = reader
         self._checkpointer = checkpointer
         self._config = config
+        self._reserve = reserve or Reserve(disk, "", 0)
         self.report = RecoveryReport()
         self._meta_dir = checkpointer.meta_dir
         self._base_lsn = 0
@@ -277,8 +282,7 @@ class Recovery:
                 self._disk.remove(path)
             else:
                 name = path.rpartition("/")[2]
-                self._disk.make_dir("lost+found")
-                self._disk.rename(path, f"lost+found/shard-{self._config.shard:02d}-{name}")
+                self._put_aside(path, f"shard-{self._config.shard:02d}-{name}")
 
     def _decide(self, files: list[ScannedFile]) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str]:
         """Which envelopes count, in order. Sets the shard read-only when synced ones are missing."""
@@ -388,6 +392,8 @@ class Recovery:
     ) -> Generator[float, None, None]:
         """Apply what is synced from where it lies, and the rest from its copy in a fresh file."""
         shard, wal = self._shard, self._wal
+        if shard.read_only is None and self._lacks_room_for_copy(good):
+            self._rewrite_tail(good)
         tail: list[bytes] = []
         old_last = wal.last_lsn
         decoded: list[tuple[int, Columns, Lsns]] = []
@@ -423,6 +429,35 @@ class Recovery:
         shard.time_ceiling_synced_ms = shard.time_ceiling_ms
         self.report.replayed_lsn = wal.last_lsn
         self._loader.recovered()
+
+    def _lacks_room_for_copy(self, good: list[tuple[ScannedFile, list[Envelope]]]) -> bool:
+        size = sum(e.end - e.start for _, kept in good for e in kept if e.lsn > self._known_synced)
+        return (
+            bool(self._config.reserve_bytes and size)
+            and self._disk.free_bytes() < size + self._wal.file_bytes
+        )
+
+    def _rewrite_tail(self, good: list[tuple[ScannedFile, list[Envelope]]]) -> None:
+        """What is not known to be synced is made so where it lies. Pages that look clean may not be on the disk: the same bytes are
+        written once more, which harms nothing that is there."""
+        try:
+            for file, envelopes in good:
+                tail = [envelope for envelope in envelopes if envelope.lsn > self._known_synced]
+                if not tail:
+                    continue
+                handle = self._disk.open(file.path)
+                try:
+                    for envelope in tail:
+                        start = envelope.start - ENVELOPE_BYTES
+                        self._disk.write(handle, start, file.data[start : envelope.end])
+                    self._disk.sync(handle)
+                finally:
+                    self._disk.close(handle)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return  # a file system that copies on write: the reserve has to do
+        self._known_synced = self._wal.last_lsn
 
     def _disk_was_sound(self, boot_id: str, good: list[tuple[ScannedFile, list[Envelope]]]) -> bool:
         """Since the log was written the machine has not restarted, and no write or sync of it has failed."""
@@ -464,17 +499,21 @@ class Recovery:
 
     def _make_fresh_file(self, number: int, needed: int) -> WalFile:
         """A full disk must not keep a shard from starting: a small file is enough for the deletes that make space."""
-        wal = self._wal
-        try:
-            return wal.make_file(number, max(needed, wal.file_bytes))
-        except OSError as error:
-            if not is_full(error):
-                raise
-        try:
-            return wal.make_file(number, needed + SMALL_FILE_ROOM)
-        except OSError as error:
-            if not is_full(error):
-                raise
+        wal, reserve = self._wal, self._reserve
+        reserve.look()
+        small = needed + SMALL_FILE_ROOM
+        for released, capacity in (
+            (0, max(needed, wal.file_bytes)),
+            (0, small),
+            (small + RELEASED_BESIDE, small),
+            (reserve.held, small),
+        ):
+            reserve.release(released)
+            try:
+                return wal.make_file(number, capacity)
+            except OSError as error:
+                if not is_full(error):
+                    raise
         return wal.make_file(number, needed)
 
     def _announce_power_cut(self) -> None:
@@ -527,9 +566,17 @@ class Recovery:
                 for _ in remove_tree(self._disk, f"{root}/{name}"):
                     yield None
             else:
-                self._disk.make_dir("lost+found")
-                self._disk.rename(f"{root}/{name}", f"lost+found/{name}")
+                self._put_aside(f"{root}/{name}", name)
             yield None
+
+    def _put_aside(self, path: str, name: str) -> None:
+        """Into `lost+found`; on a full disk it stays where it is until a later start."""
+        try:
+            self._disk.make_dir("lost+found")
+            self._disk.rename(path, f"lost+found/{name}")
+        except OSError as error:
+            if not is_full(error):
+                raise
 
 
 def latched_in(disk: Disk, meta_dir: str, number: int) -> bool:
