@@ -17,6 +17,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +37,6 @@ PROJECT = "topics-drill"
 IMAGES = {"topics": "topics-drill:server", "spark": "topics-drill:spark"}
 TARGETS = {"topics": "server", "spark": "spark"}
 BASE = "topics-drill:base"
-TOKEN = "drill"
 TOPICS = ("orders", "orders.eu", "orders.eu.de")
 COUNT = 1000  # records of each
 DEAD = 50  # of them, which are deleted again
@@ -151,6 +151,8 @@ def engine(drill: Drill) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait(60)
+            # What it leaves mounted would keep the folder from being removed.
+            drill.works("umount", f"{drill.folder}/exec/netns/default")
     raise Failed(f"dockerd does not start:\n{log.read_text()[-2000:]}")
 
 
@@ -225,9 +227,12 @@ class Project:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
-        drill.env |= {"TOPICS_PORT": str(port), "TOPICS_API_KEYS": TOKEN, "TOPICS_TOKEN": TOKEN}
+        # Else as after a plain `docker compose up`, whatever the caller's shell has.
+        for name in [name for name in drill.env if name.startswith("TOPICS_")]:
+            del drill.env[name]
+        drill.env["TOPICS_PORT"] = str(port)
         self.url = f"http://127.0.0.1:{port}"
-        self.client = Client(self.url, token=TOKEN)
+        self.client = Client(self.url)
         self.command = self._compose()
 
     def _compose(self) -> list[str]:
@@ -346,7 +351,7 @@ def kill(drill: Drill, project: Project) -> None:
     acked: dict[int, Any] = {}
 
     def go_on_writing() -> None:
-        client = Client(project.url, token=TOKEN, retries=Retries(0))
+        client = Client(project.url, retries=Retries(0))
         try:
             for n in range(1 << 30):
                 acked[client.write(TOPICS[0], {"late": n}).last_seq] = {"late": n}
@@ -417,6 +422,7 @@ def main() -> int:
         help="what the images are built on [that of the Dockerfile]",
     )
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it cleans up then, too
     # Not in /tmp, which may be memory: images take gigabytes.
     folder = Path(tempfile.mkdtemp(prefix="topics-drill-", dir="/var/tmp"))
     drill = Drill(folder)
