@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from router.streams_desk import StreamsDesk
 
 MOVED_MAX = 32  # of an id that names changes: more are saved before their time, so that it stays short
+HEARD_MAX = 8  # topics of which an id says that the client has heard of their epoch
 _SINGLE = b"1"  # the text for a stream of this topic alone
 
 
@@ -45,6 +46,9 @@ class EventStream(Watcher):
         self._spec = spec
         self._starts = opened.cursors
         self._start_epochs = opened.epochs
+        self._heard: dict[str, bytes] = {}  # of topics whose change was told, what ids say of it
+        for topic in opened.told:
+            self._has_told(topic, opened.epochs[topic])
         self._gone: dict[str, EpochChange] = {}  # topics that were deleted, should they be made again
         self._on_closed = on_closed
         self._sink: Sink | None = None
@@ -124,10 +128,19 @@ class EventStream(Watcher):
         elif before is None and topic in self._gone:
             change = change.following(self._gone.pop(topic))
         self.epochs[topic] = change.following(self.epochs.get(topic))
+        if change.before or topic in self._heard:
+            self._has_told(topic, sub.epoch)
         if sub.cursor or change.before:  # else it is saved when the cursor is
             if not self.moved:
                 self._desk.has_moved(self)
             self.moved[topic] = sub.cursor
+
+    def _has_told(self, topic: str, epoch: str) -> None:
+        """Ids say so from now on. Of more than HEARD_MAX topics the first are left out: a client that comes back may be told again."""
+        self._heard.pop(topic, None)
+        self._heard[topic] = event_ids.heard_piece(topic, epoch)
+        if len(self._heard) > HEARD_MAX:
+            del self._heard[next(iter(self._heard))]
 
     def take(self, sub: Sub, news: News) -> None:
         if news.tombstone is not None:
@@ -135,7 +148,7 @@ class EventStream(Watcher):
         self._move(sub, news.to_seq)
         if news.count:
             sub.owes_caught_up = not news.caught_up
-            if self._is_single and not self._spec.include_epoch:
+            if self._is_single and not self._spec.include_epoch and not self._heard:
                 text = news.texts.get(_SINGLE)
                 if text is None:
                     text = news.texts[_SINGLE] = self._text(sub, news)
@@ -209,14 +222,14 @@ class EventStream(Watcher):
             if piece is None:
                 piece = sub.piece = event_ids.piece(sub.topic, sub.cursor)
             pieces.append(piece)
-        return event_ids.join(pieces)
+        return event_ids.join((*pieces, *self._heard.values()))
 
     def _short_id(self) -> bytes:
         """What has moved since the last save that is certain to be known."""
         pieces = [event_ids.piece(event_ids.SAVE, self.save)]
         for topic, cursor in (self.saving | self.moved).items():
             pieces.append(event_ids.piece(topic, cursor))
-        return event_ids.join(pieces)
+        return event_ids.join((*pieces, *self._heard.values()))
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -5,12 +5,16 @@ blanks to a multiple of three bytes, so that the texts of the pieces can be kept
 
 An id comes back in the head of a request, which is bounded. A stream of more topics than `name_all` allows names only those
 that have moved since a save of its session, and under `#`, which no topic is called, the number of that save.
+
+A cursor alone does not say which epoch it is of. After a stream has told that a topic was created again, its ids say so under
+`#` and the topic's name, with a checksum of the epoch: the client that sends one has heard of it.
 """
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Iterable
+from zlib import crc32
 
 import msgspec
 
@@ -37,6 +41,11 @@ def piece(topic: str, cursor: int) -> bytes:
     return _padded(b",%b:%d" % (msgspec.json.encode(topic), cursor))
 
 
+def heard_piece(topic: str, epoch: str) -> bytes:
+    """Says that the client has heard of this epoch of a topic."""
+    return piece(SAVE + topic, crc32(epoch.encode()))
+
+
 def first_piece(topic: str, cursor: int) -> bytes:
     return _padded(b"{%b:%d" % (msgspec.json.encode(topic), cursor))
 
@@ -53,12 +62,23 @@ def join(pieces: Iterable[bytes]) -> bytes:
 
 def decode(text: str) -> tuple[int | None, dict[str, int]] | None:
     """The save that it builds on, if it does, and cursors; None when it is not one of ours."""
+    named = _decode(text)
+    if named is None:
+        return None
+    return named.pop(SAVE, None), {name: at for name, at in named.items() if not name.startswith(SAVE)}
+
+
+def has_heard(text: str, topic: str, epoch: str) -> bool:
+    """Whether a client that sends this id has been told of this epoch of a topic."""
+    named = _decode(text)
+    return named is not None and named.get(SAVE + topic) == crc32(epoch.encode())
+
+
+def _decode(text: str) -> dict[str, int] | None:
     if not text or len(text) > ID_BYTES_MAX or not text.isascii():
         return None
     try:
-        cursors = _decoder.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        named = _decoder.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, msgspec.DecodeError):
         return None
-    if not all(0 <= cursor <= _CURSOR_MAX for cursor in cursors.values()):
-        return None
-    return cursors.pop(SAVE, None), cursors
+    return named if all(0 <= number <= _CURSOR_MAX for number in named.values()) else None

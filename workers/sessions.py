@@ -20,7 +20,7 @@ skips none. Where an era has no known save, the oldest save that is known has to
 
 A cursor is of an *epoch* of its topic (docs/http.md#epochs), which event ids do not name, so the session does. When a stream comes to
 another epoch it tells its client, who may never hear of it and come back with a cursor of the epoch before. Which cursors these
-can be is kept until an id shows that the client has heard; with one of them the stream goes on in the epoch before, and tells again.
+can be is kept until an id shows that the client has heard, by saying so or by another cursor; with one of them the stream goes on in the epoch before, and tells again.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class _Session:
         save, seen = decoded
         if save is not None:
             seen = self.cursors_at(save) | seen
-        moved: dict[str, int | None] = self._set_back(seen)
+        moved: dict[str, int | None] = self._set_back(seen, last_event_id)
         for topic, cursor in self.cursors.items():
             wanted = seen.get(topic)
             if wanted is None:
@@ -197,14 +197,16 @@ class _Session:
                     moved[topic] = cursor
         return moved
 
-    def _set_back(self, seen: dict[str, int]) -> dict[str, int | None]:
+    def _set_back(self, seen: dict[str, int], last_event_id: str) -> dict[str, int | None]:
         """Go back to the epoch before where these cursors may be of it."""
         moved: dict[str, int | None] = {}
         for topic, change in list(self.changes.items()):
             wanted = seen.get(topic)
             if wanted is None:
                 continue
-            if change.low <= wanted <= change.high:
+            if change.low <= wanted <= change.high and not event_ids.has_heard(
+                last_event_id, topic, change.epoch
+            ):
                 moved[topic] = wanted
                 self.epochs[topic] = change.before
             else:
@@ -427,4 +429,5 @@ class Sessions:
 
 
 def _opened(session: _Session) -> OpenedSession:
-    return OpenedSession(session.spec, dict(session.cursors), session.save, dict(session.epochs))
+    told = [topic for topic, change in session.changes.items() if session.epochs.get(topic) == change.epoch]
+    return OpenedSession(session.spec, dict(session.cursors), session.save, dict(session.epochs), told)

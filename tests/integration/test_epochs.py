@@ -130,6 +130,37 @@ def test_a_stream_that_comes_back_hears_of_a_topic_that_was_created_again(
             ok(shared_server.post(f"/v0/topics/{topic}/delete", {"seqs": [5]}))
 
 
+def test_a_stream_that_has_told_of_a_new_topic_goes_on_after_its_ids(
+    shared_server: Server, topic: str
+) -> None:
+    """Also where the new cursor may be one of the old topic, which was longer; and a stream beside it has ids of its own."""
+    other = f"{topic}.other"
+    for name in (topic, other):
+        ok(shared_server.write(name, 1, 2, 3, 4, 5), 201)
+    sessions = [
+        watch(shared_server, topics) for topics in ({topic: {}}, {topic: {}, other: {}}, {f"{topic}.>": {}})
+    ]
+    ids = []
+    for session in sessions:
+        stream = open_stream(shared_server, session)
+        stream.until_caught_up(len(session["topics"]))
+        ids.append(stream.last_id)
+        stream.close()
+    for name in (topic, other):
+        create_again(shared_server, name, "a", "b", "c")
+    for session, last_id in zip(sessions, ids):
+        stream = open_stream(shared_server, session, last_event_id=last_id)
+        assert "recreated" in [
+            frame.data.get("reason") for frame in stream.until_caught_up(len(session["topics"]))
+        ]
+        last_id = stream.last_id
+        stream.close()
+        for again in (last_id, None, last_id):
+            stream = open_stream(shared_server, session, last_event_id=again)
+            assert {frame.event for frame in stream.until_caught_up(len(session["topics"]))} == {"caught-up"}
+            stream.close()
+
+
 def test_a_new_watch_takes_epochs_and_names_them(shared_server: Server, topic: str) -> None:
     old = ok(shared_server.write(topic, 1, 2, include_epoch=True), 201)["epoch"]
     session = watch(shared_server, {topic: {"from_seq": 2}}, include_epoch=True)

@@ -72,9 +72,10 @@ class Frame:
 
 
 def read_id(text: str) -> dict[str, int]:
+    """The cursors, and the number of a save."""
     decoded = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     assert isinstance(decoded, dict)
-    return decoded
+    return {name: number for name, number in decoded.items() if name == "#" or not name.startswith("#")}
 
 
 def make_id(cursors: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from topics.watching import ID_TOPICS_MAX
 
 topic_names = st.text("aZ09._:-", min_size=1, max_size=255).filter(NAME.match)
 odd_names = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(
-    lambda name: name != event_ids.SAVE
+    lambda name: not name.startswith(event_ids.SAVE)
 )
 cursors = st.integers(0, (1 << 64) - 1)
 
@@ -39,6 +39,15 @@ def test_what_is_joined_decodes_back(seen: dict[str, int], save: int | None) -> 
 def test_any_piece_may_come_first(seen: dict[str, int]) -> None:
     text = event_ids.join(event_ids.piece(topic, at) for topic, at in seen.items()).decode()
     assert event_ids.decode(text) == (None, seen)
+
+
+def test_an_id_says_which_epochs_were_heard_of_beside_its_cursors() -> None:
+    text = event_ids.join([event_ids.piece("a", 3), event_ids.heard_piece("a", "1.0")]).decode()
+    assert event_ids.decode(text) == (None, {"a": 3})
+    assert event_ids.has_heard(text, "a", "1.0")
+    assert not event_ids.has_heard(text, "a", "1.1")
+    assert not event_ids.has_heard(text, "b", "1.0")
+    assert not event_ids.has_heard("?", "a", "1.0")
 
 
 def test_many_topics() -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.support.faults import fault
 from tests.unit.test_event_ids import made
+from topics import event_ids
 from topics.engine.errors import InvalidRequest, SessionNotFound, Throttled, TopicsError, Unauthorized
 from topics.engine.files import WATCH_MAGIC, with_digest
 from topics.http_errors import error_parts
@@ -496,6 +497,21 @@ def test_a_client_that_has_not_heard_of_a_new_epoch_is_told_again() -> None:
     assert (found.cursors, found.epochs) == ({"a": 11}, {"a": "2.0"})
     found = opened(sessions, 1, made({"a": 10}))
     assert (found.cursors, found.epochs) == ({"a": 10}, {"a": "2.0"})
+
+
+def test_a_client_whose_id_says_that_it_has_heard_is_not_told_again() -> None:
+    sessions = Sessions(0)
+    sessions.create(CreateSession("w", b"", PLAIN, {"a": 10}, {"a": "1.0"}), T0)
+    opened(sessions, 1, made({"a": 10}))
+    changed(sessions, 1, 10, EpochChange("2.0", "1.0", 1, 10))
+    assert opened(sessions, 1).told == ["a"]
+    pieces = [event_ids.piece("a", 10), event_ids.heard_piece("a", "1.5")]
+    found = opened(sessions, 1, event_ids.join(pieces).decode())  # of an epoch in between
+    assert (found.cursors, found.epochs, found.told) == ({"a": 10}, {"a": "1.0"}, [])
+    changed(sessions, found.save + 1, 9, EpochChange("2.0", "1.0", 10, 10))
+    pieces = [event_ids.piece("a", 10), event_ids.heard_piece("a", "2.0")]
+    found = opened(sessions, 1, event_ids.join(pieces).decode())
+    assert (found.epochs, found.told) == ({"a": "2.0"}, [])
 
 
 def test_of_two_epochs_that_a_client_has_not_heard_of_the_first_counts() -> None:

@@ -101,7 +101,9 @@ def read_id(text: str | None) -> dict[str, int] | None:
         cursors = json.loads(urlsafe_b64decode((text or "") + "=" * (-len(text or "") % 4)))
     except (binascii.Error, ValueError):
         return None
-    return cursors if isinstance(cursors, dict) else None
+    if not isinstance(cursors, dict):
+        return None
+    return {name: number for name, number in cursors.items() if name == "#" or not name.startswith("#")}
 
 
 def _durability(op: Op) -> str | None:
