@@ -119,10 +119,10 @@ def test_where_a_watch_begins_is_a_read(dest: str) -> None:
     made.rest()
     write(made, SOURCE, ["record 1"])
     rows = msgspec.msgpack.decode(read(made, dest, wire.FIND, msgspec.msgpack.encode(Find([dest]))).body)
-    assert rows == [[dest, 1, 1, []]]
+    assert [row[:4] for row in rows] == [[dest, 1, 1, []]]
     write(made, SOURCE, ["record 2"])
     rows = msgspec.msgpack.decode(read(made, dest, wire.FIND, msgspec.msgpack.encode(Find([], [dest]))).body)
-    assert rows == [[dest, 2, 1, [0]]]
+    assert [row[:4] for row in rows] == [[dest, 2, 1, [0]]]
 
 
 @EACH_DEST

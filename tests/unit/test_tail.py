@@ -47,7 +47,7 @@ BYTES = record(b'{"$seq":7,"$ts":1700000000123,"$encoding":"base64","data":"AAH/
 
 
 def test_a_line_for_people() -> None:
-    shown = b'orders.eu 7 2023-11-14T22:13:20.123Z {"b": 1.0,"a":18446744073709551615}\n'
+    shown = b'orders.eu 7 2023-11-14T22:13:20.123Z tag=eu {"b": 1.0,"a":18446744073709551615}\n'
     assert lines.human(RECORD) == shown
     assert lines.human(BYTES) == b"orders.eu 7 2023-11-14T22:13:20.123Z base64:AAH/\n"
 
