@@ -13,7 +13,7 @@ import logging
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from router.call import ANY_TYPE, JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
@@ -34,6 +34,7 @@ from router.endpoints import (
 from router.exchange import Body, Request, Respond, Response
 from router.query import parse_query
 from topics.api_keys import ApiKey, find_key
+from topics.count_bound import RECORD_LINES, RECORDS, too_many_records
 from topics.engine.errors import TopicsError
 from topics.http_errors import error_head, error_parts
 from topics.origins import Origins
@@ -41,14 +42,21 @@ from topics.origins import Origins
 logger = logging.getLogger("topics.front")
 
 GZIP_FROM = 8 * 1024  # bytes; below it compressing costs more than it saves
-GUNZIP_BYTES = 64 * 1024
+GUNZIP_BYTES = 16 * 1024  # that go into zlib at once
+GUNZIP_SLICE = 256 * 1024  # that come out of it at once: it is copied while no other thread runs
+GUNZIP_LARGE = 1 << 20  # a body that unpacks to more waits in a line of its own
 GUNZIP_MEMBERS_MAX = 4096  # of a body; tools that make many make one of 64 KiB
 LARGE_ANSWER = 64 * 1024
 SLOW_READERS_BYTES_MAX = 256 << 20  # of answers that clients have not taken yet; then reads are refused
 
-# Runs work on another thread and hands its result back on the loop, None if it failed: packing blocks for long.
-# False: it was not taken, because too much waits.
-Offload: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], bool]
+
+class Offload(Protocol):
+    """Runs work on another thread and hands its result back on the loop, None if it failed: packing blocks for long."""
+
+    def __call__(
+        self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
+    ) -> bool:
+        """`size`: bytes of a request that are held meanwhile. False: it was not taken, because too much waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,9 @@ class Route:
     body_max: int = 1 << 40  # bytes; the server's own limit is lower where this one is not
     own_key: bool = False  # the endpoint looks at the key; it may come in the query
     key_in_query: bool = False  # as there, but it is looked at here
+    bound: Callable[[Request, Body], bool] | None = (
+        None  # whether the beginning of a body has too much already
+    )
 
 
 PARTS_BODY = 8 << 20  # a commit may name many parts
@@ -70,6 +81,11 @@ SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would
 
 READ, WRITE, DELETE, ADMIN = ("read",), ("write",), ("delete",), ("admin",)
 READ_WRITE = ("read", "write")
+
+
+def _has_too_many_records(request: Request, beginning: Body) -> bool:
+    is_lines = request.content_type.lower().startswith(LINES_TYPE)
+    return (RECORD_LINES if is_lines else RECORDS).is_passed(beginning)
 
 
 def _json(
@@ -97,7 +113,7 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
         b"PUT": _json(topics.put, ADMIN, empty_ok=True),
         b"GET": Route(topics.get, READ),
         b"DELETE": Route(topics.drop, DELETE),
-        b"POST": Route(records.write, WRITE, (JSON_TYPE, LINES_TYPE)),
+        b"POST": Route(records.write, WRITE, (JSON_TYPE, LINES_TYPE), bound=_has_too_many_records),
     },
     b"raw": {b"POST": Route(records.write_raw, WRITE, (ANY_TYPE,))},
     b"records": {b"GET": Route(records.read, READ, is_read=True)},
@@ -122,7 +138,7 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
 }
 # What comes after a transaction's id.
 _TRANSACTION: dict[bytes, dict[bytes, Route]] = {
-    b"stage": {b"POST": Route(transactions.stage, WRITE, (JSON_TYPE,))},
+    b"stage": {b"POST": Route(transactions.stage, WRITE, (JSON_TYPE,), bound=_has_too_many_records)},
     b"commit": {b"POST": Route(transactions.commit, WRITE, (JSON_TYPE,), body_max=PARTS_BODY)},
     b"abort": {b"POST": Route(transactions.abort, WRITE)},
 }
@@ -256,8 +272,7 @@ class Gate:
         try:
             route.endpoint(call, respond)
         except TopicsError as error:
-            status, body = error_parts(error)
-            respond(Response(status, body, JSON_TYPE, error_head(status)))
+            respond(_refusal(error))
         except Exception:
             logger.exception("a request failed")
             respond(error_response("internal", "the request failed; the server's log says why"))
@@ -399,6 +414,21 @@ class Gate:
             respond(error_response("unsupported_media_type", "the only Content-Encoding taken is gzip"))
             return
 
+        packed = request.body
+
+        def unpack(most: int, done: Callable[[Body | None], None]) -> None:
+            is_large = most > GUNZIP_LARGE
+            if not self._offload(lambda: gunzip(packed, most), done, len(packed), is_large=is_large):
+                respond(error_response("throttled", "too many bodies wait to be unpacked", {"limit": "gzip"}))
+
+        def begun(body: Body | None) -> None:
+            if body is None or len(body) <= GUNZIP_LARGE or bytes_max <= GUNZIP_LARGE:
+                unpacked(body)
+            elif route.bound is not None and route.bound(request, body):
+                respond(_refusal(too_many_records()))
+            else:
+                unpack(bytes_max, unpacked)
+
         def unpacked(body: Body | None) -> None:
             if body is None:
                 respond(error_response("invalid_request", "the body is not what gzip makes"))
@@ -408,12 +438,10 @@ class Gate:
                 request.body = body
                 self._run(route, call, respond)
 
-        if encoding != b"identity":
-            packed = request.body
-            if not self._offload(lambda: gunzip(packed, bytes_max), unpacked):
-                respond(error_response("throttled", "too many bodies wait to be unpacked", {"limit": "gzip"}))
+        if encoding == b"identity":
+            unpacked(packed)
         else:
-            unpacked(request.body)
+            unpack(min(bytes_max, GUNZIP_LARGE), begun)
 
     def _body_max(self, route: Route) -> int:
         return min(route.body_max, self._services.settings.max_body_bytes)
@@ -490,6 +518,11 @@ def _leases_unseen(request: Request, route: Route) -> bool:
     return route.endpoint in _CLAIMING and request.fetch_site in _OTHER_SITES and not request.origin
 
 
+def _refusal(error: TopicsError) -> Response:
+    status, body = error_parts(error)
+    return Response(status, body, JSON_TYPE, error_head(status))
+
+
 def _too_many_answers() -> Response:
     return error_response("throttled", "too many answers wait for slow readers", {"limit": "buffered"})
 
@@ -524,25 +557,27 @@ def lists(accepted: bytes, name: bytes) -> bool:
     return False
 
 
-def gunzip(body: Body, bytes_max: int) -> bytes | None:
+def gunzip(body: Body, bytes_max: int) -> memoryview | None:
     """The decoded body, one byte longer than allowed at most; None when it is not gzip, or not all of it.
 
     It may have several members, as what `cat a.gz b.gz` makes; RFC 1952, 2.2.
     """
     decoded = bytearray()
-    unzip, members, at = zlib.decompressobj(31), 1, 0
-    while at < len(body):
+    unzip, members, at, is_whole = zlib.decompressobj(31), 1, 0, True
+    while at < len(body) or not is_whole:
         if unzip.eof:
             unzip, members = zlib.decompressobj(31), members + 1
         # In parts, because what comes after a member is copied.
         part = body[at : at + GUNZIP_BYTES]
         try:
-            decoded += unzip.decompress(part, bytes_max + 1 - len(decoded))
+            unpacked = unzip.decompress(part, min(GUNZIP_SLICE, bytes_max + 1 - len(decoded)))
         except zlib.error:
             return None
+        decoded += unpacked
         if len(decoded) > bytes_max:
-            return bytes(decoded)
+            break
         if members > GUNZIP_MEMBERS_MAX:
             return None
-        at += len(part) - len(unzip.unused_data)
-    return bytes(decoded) if unzip.eof else None
+        at += len(part) - len(unzip.unused_data) - len(unzip.unconsumed_tail)
+        is_whole = unzip.eof or len(unpacked) < GUNZIP_SLICE  # else zlib may hold more without further input
+    return memoryview(decoded) if unzip.eof or len(decoded) > bytes_max else None

@@ -47,6 +47,9 @@ class Server:
         self._sending = ByteBudget(SENDING_BYTES_MAX)
         self._offloaded = 0
         self._threads = ThreadPoolExecutor(2, "packing")
+        self._large_threads = ThreadPoolExecutor(
+            1, "unpacking"
+        )  # one large body at a time, and not in the way of others
         self.gate = make_gate(services, parse_keys(settings.api_keys), self.buffered_bytes, self._offload)
         handler = Handler(self.gate, self.receiving, settings.max_body_bytes, self.now_us)
         self._aiohttp = web.Server(handler)
@@ -63,9 +66,11 @@ class Server:
     def buffered_share(self) -> float:
         return self.buffered_bytes() / SENDING_BYTES_MAX
 
-    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+    def _offload(
+        self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
+    ) -> bool:
         """Run work on another thread; False when too much of it waits already."""
-        if self._offloaded >= OFFLOADED_MAX:
+        if self._offloaded >= OFFLOADED_MAX or not self.receiving.take(size):
             return False
         self._offloaded += 1
 
@@ -78,9 +83,11 @@ class Server:
 
         def finished(future: asyncio.Future[Any]) -> None:
             self._offloaded -= 1
+            self.receiving.give(size)
             done(future.result())
 
-        self._loop.run_in_executor(self._threads, guarded).add_done_callback(finished)
+        threads = self._large_threads if is_large else self._threads
+        self._loop.run_in_executor(threads, guarded).add_done_callback(finished)
         return True
 
     # -- connections ---------------------------------------------------------------------------------------
@@ -141,6 +148,7 @@ class Server:
             self._sweep_timer.cancel()
         await self._aiohttp.shutdown(0.1)
         self._threads.shutdown(wait=False)
+        self._large_threads.shutdown(wait=False)
 
     async def _flush(self, give_up: float) -> None:
         """Answers that are written but not taken yet get what is left of the time, and streams that are ending."""

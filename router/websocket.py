@@ -16,6 +16,7 @@ import msgspec
 from router.call import Call, key_prefixes
 from router.endpoints.watch import (
     Resolved,
+    bound_names,
     check_group,
     check_names,
     feed_options,
@@ -30,6 +31,7 @@ from router.watchers import News, Sub, Watcher
 from router.websocket_frames import PING_FRAME, text_frame
 from topics import wire
 from topics.bodies import BodyType, UnknownField, decode
+from topics.count_bound import RECORDS
 from topics.engine.errors import Forbidden, InvalidRequest, TopicsError
 from topics.schemas import U32, U64, Epoch, PublishBody, StartBody, WatchBody
 from topics.watching import STREAM_TOPICS_MAX
@@ -223,6 +225,7 @@ class SocketWatcher(Watcher):
 
     def _subscribe(self, command: Command, request_id: bytes, message: str) -> None:
         self._check_scope("read")
+        bound_names(message.encode())
         wish, ignored = self._read(_subscribe, message)
         wanted: dict[str, StartBody] = dict(wish.topics)
         if wish.topic is not None:
@@ -313,9 +316,10 @@ class SocketWatcher(Watcher):
         key, topic = self._call.key, command.topic
         if topic is None:
             raise InvalidJson("a publish has a topic")
-        if len(message) <= CHECKED_BYTES_MAX:
+        text = message.encode()
+        if len(message) <= CHECKED_BYTES_MAX and not RECORDS.is_passed(text):
             try:
-                write = _publish(message)
+                write = _publish(text)
             except msgspec.DecodeError as error:
                 raise InvalidJson(f"the message does not fit: {error}") from None
             if any(not row.data and row.data_base64 is None for row in write.records):
@@ -339,7 +343,7 @@ class SocketWatcher(Watcher):
             flags,
             topic.encode(),
             args,
-            message.encode(),
+            text,
             services.now_us(),
             lambda reply: self._published(request_id, command.return_seqs, reply),
         )

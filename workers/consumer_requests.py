@@ -120,7 +120,7 @@ def _settle(topic: str, kind: con.SettleKind, body: SettleBody, args: wire.Args)
     seqs = body.seqs
     if seqs and max(seqs) > U64_MAX:
         raise InvalidRequest("seqs is beyond 64 bits")
-    lease_ids = [_lease_id(text) for text in body.lease_ids]
+    lease_ids = [_lease_id(text) for text in body.lease_ids[: SEQS_MAX + 1]]  # more are refused below
     node = body.node.encode()
     if not 0 < len(node) <= limits.NODE_BYTES_MAX:
         raise InvalidRequest(f"node has 1 to {limits.NODE_BYTES_MAX} bytes")

@@ -12,7 +12,16 @@ from collections.abc import Callable
 import msgspec
 
 from topics import wire
-from topics.bodies import TOO_DEEP, BodyType, check_u64, checked, decode, node_names, read_body
+from topics.bodies import (
+    TOO_DEEP,
+    BodyType,
+    check_u64,
+    checked,
+    decode,
+    node_names,
+    read_body,
+)
+from topics.count_bound import RECORD_LINES, RECORDS, has_lines, too_many_records
 from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine.config import TopicConfig
@@ -61,6 +70,7 @@ _JSON_BLANKS = b" \t\n\r"
 def read_write(
     topic: str, request: wire.Request, args: wire.Args, is_known: Callable[[str], bool]
 ) -> cmd.Append:
+    bound_records(request)
     is_publish = request.flags & wire.PUBLISH
     bare = None if is_publish else _read_bare(request.body, args.traceparent)
     if bare is not None:
@@ -116,9 +126,10 @@ def _read_bare(body: wire.Buffer, traceparent: str) -> cmd.Records | None:
 
 def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
     """One record a line. What a JSON body says beside its records comes in the query and in headers."""
-    text = checked(request.body)
-    if text.count(b"\n") > 2 * limits.BATCH_RECORDS_MAX:  # far too many, and not worth the decoding
-        check_count(text.count(b"\n"))
+    body = request.body
+    # So many lines are too many even if half of them are blank.
+    if RECORD_LINES.is_passed(body) or has_lines(body, 2 * limits.BATCH_RECORDS_MAX):
+        raise too_many_records()
     rows: list[RecordBody] = read_body(_lines, request)
     check_count(len(rows))
     key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
@@ -171,11 +182,14 @@ def check_count(count: int) -> None:
     if not count:
         raise InvalidRequest("a write needs at least one record in records")
     if count > limits.BATCH_RECORDS_MAX:
-        raise BatchTooLarge(
-            f"{count} records in one write; send at most {limits.BATCH_RECORDS_MAX}",
-            records=count,
-            max=limits.BATCH_RECORDS_MAX,
-        )
+        raise too_many_records(count)
+
+
+def bound_records(request: wire.Request) -> None:
+    """Refuse a body with too many records before it is decoded, or copied."""
+    if RECORDS.is_passed(request.body):
+        raise too_many_records()
+    request.body = checked(request.body)
 
 
 def _checked_key(key: str) -> bytes:

@@ -269,17 +269,20 @@ class ShardLoop:
                     self._peers.set_peers({peer.shard: peer for peer in workers})
 
     def _drain_socket(self) -> None:
-        receive, core, size = self._socket.recv_multipart, self._core, 0
+        receive, core, size = self._socket.recv, self._core, 0
         for _ in range(DRAIN_MESSAGES):
             if not has_input(self._socket):
                 return
-            parts = receive(zmq.NOBLOCK)
+            peer, message, apart = receive(zmq.NOBLOCK), b"", None
+            if self._socket.rcvmore:
+                message = receive(zmq.NOBLOCK)
+            if self._socket.rcvmore:  # a large body, which may be refused before it is worth a copy
+                apart = receive(zmq.NOBLOCK, copy=False).buffer
             try:
-                peer, message, *apart = parts
-                core.receive(peer, message, apart[0] if apart else None)
-            except (wire.BadMessage, ValueError) as error:
+                core.receive(peer, message, apart)
+            except wire.BadMessage as error:
                 logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
-            size += sum(map(len, parts))
+            size += len(message) + (len(apart) if apart is not None else 0)
             if size > DRAIN_BYTES or core.waiting >= DRAIN_REQUESTS:
                 return
 

@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 
 from topics import wire
 from topics.bodies import BodyType, check_u64, read_body
+from topics.count_bound import CountBound
 from topics.engine import commands as cmd
 from topics.engine import limits
 from topics.engine import transaction_commands as txc
 from topics.engine.errors import BatchTooLarge, InvalidRequest, TransactionNotFound
 from topics.schemas import BeginBody, CommitPartsBody, StageBody
 from workers.replies import OK, Rendered, json_reply
-from workers.requests import check_count, read_records
+from workers.requests import bound_records, check_count, read_records
 
 ACCEPTED = 202
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -22,6 +23,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 _begin = BodyType(BeginBody)
 _stage = BodyType(StageBody)
 _commit = BodyType(CommitPartsBody)
+_parts = CountBound("parts", limits.TXN_PARTS_MAX)
 
 Reader: TypeAlias = Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]
 
@@ -34,6 +36,7 @@ def read_begin(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.
 
 
 def read_stage(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+    bound_records(request)
     body: StageBody = read_body(_stage, request)
     txn = _txn_id(topic, args)
     _check_name("part", body.part, limits.TXN_PART_BYTES_MAX)
@@ -43,14 +46,12 @@ def read_stage(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.
 
 
 def read_commit(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+    if _parts.is_passed(request.body):
+        raise BatchTooLarge(
+            f"more than {_parts.most} parts in one commit", parts=_parts.most + 1, max=_parts.most
+        )
     body: CommitPartsBody = read_body(_commit, request)
     txn = _txn_id(topic, args)
-    if len(body.parts) > limits.TXN_PARTS_MAX:
-        raise BatchTooLarge(
-            f"{len(body.parts)} parts in one commit; at most {limits.TXN_PARTS_MAX} are allowed",
-            parts=len(body.parts),
-            max=limits.TXN_PARTS_MAX,
-        )
     for part in body.parts:
         _check_name("part", part.part, limits.TXN_PART_BYTES_MAX)
     parts = [(part.part, part.chunks, part.records) for part in body.parts]

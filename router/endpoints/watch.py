@@ -11,10 +11,11 @@ import msgspec
 from router import sse
 from router.call import Call, error_response, from_reply, key_prefixes
 from router.event_stream import EventStream
-from router.exchange import Respond, Response, Sink
+from router.exchange import Body, Respond, Response, Sink
 from router.query import flag, parse_query
 from topics import wire
 from topics.bodies import BodyType, check_u64, node_names
+from topics.count_bound import CountBound
 from topics.engine import limits
 from topics.engine.errors import Forbidden, InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.subjects import parse_pattern
@@ -41,6 +42,7 @@ OPEN_RETRY_US = 50_000
 OPEN_WAIT_US = 25_000_000  # a browser gives up for good on any answer but 200, so a restart is waited for
 
 _body = BodyType(WatchBody)
+_names = CountBound("topics", WATCH_TOPICS_MAX, dict)
 _found = msgspec.msgpack.Decoder(list[Found]).decode
 _opened = msgspec.msgpack.Decoder(OpenedSession).decode
 
@@ -64,10 +66,20 @@ def is_pattern(name: str) -> bool:
     return "*" in tokens or ">" in tokens
 
 
+def bound_names(body: Body) -> None:
+    """Refuse a body with too many names before it is decoded."""
+    if _names.is_passed(body):
+        raise _names_refused("more")
+
+
+def _names_refused(count: object) -> InvalidRequest:
+    return InvalidRequest(f"topics has 1 to {WATCH_TOPICS_MAX} names or patterns, not {count}")
+
+
 def check_names(call: Call, wanted: dict[str, StartBody]) -> None:
     """What can be said of the names without asking a shard."""
     if not 0 < len(wanted) <= WATCH_TOPICS_MAX:
-        raise InvalidRequest(f"topics has 1 to {WATCH_TOPICS_MAX} names or patterns, not {len(wanted)}")
+        raise _names_refused(len(wanted))
     for name, start in wanted.items():
         check_u64(from_seq=start.from_seq)
         if is_pattern(name) and start.epoch is not None:
@@ -184,6 +196,7 @@ def feed_options(body: WatchBody) -> FeedOptions:
 
 
 def create(call: Call, respond: Respond) -> None:
+    bound_names(call.request.body)
     body, ignored = _body.read(call.request.body, is_strict=call.is_strict)
     options = feed_options(body)
     check_group(body)

@@ -29,7 +29,9 @@ RECORDS = [{"data": i, "tag": f"a.{i}", "node": "n", "meta": {"m": i}} for i in 
 
 
 class InlineServer(Server):
-    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+    def _offload(
+        self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
+    ) -> bool:
         done(work())
         return True
 

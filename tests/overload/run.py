@@ -5,6 +5,8 @@ topics of high priority, and how soon it is over. The long form is scripts/overl
     sustained   a closed loop of 64 connections: what the server can do
     overload    an open loop of ten times that, for as long as asked for, beside the probe
     after       the probe alone, until it is as quick as before and the pressure is gone
+
+With --attack, one of `tests/overload/attacks.py` in place of it: how long a bystander waits, and the most memory of each process.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tests.overload.attacks import NAMES, attack
 from tests.overload.load import TOPICS, Apart, Result, topic_of
 from tests.support.server import Server, until
 from tests.support.sse_client import open_stream, watch
@@ -208,7 +211,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/overload", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--connections", type=int, default=2000)
+    parser.add_argument(
+        "--attack", action="append", choices=NAMES, help="in place of the load; may be repeated"
+    )
     arguments = parser.parse_args()
+    for name in arguments.attack or ():
+        with tempfile.TemporaryDirectory(prefix="topics-attack-") as folder:
+            server = Server(Path(folder), shards=1).start()
+            try:
+                print(json.dumps({name: asdict(attack(server, name, arguments.seconds))}, indent=2))
+            finally:
+                server.close()
+    if arguments.attack:
+        return 0
     with tempfile.TemporaryDirectory(prefix="topics-overload-") as folder:
         server = start(Path(folder))
         try:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.overload.attacks import NAMES, attack
 from tests.overload.run import overload, start
 from tests.support.faults import fault
+from tests.support.server import Server
 
 GROWN_MIB_MAX = 64
+PEAK_MIB_MAX = 600  # of any process; a flood of records took 1650 of the shard
 
 
 @fault(
@@ -33,3 +36,21 @@ def test_ten_times_what_it_sustains(tmp_path: Path) -> None:
     assert report.records >= sum(report.statuses.get(status, 0) for status in (200, 201))
     assert all(grown <= GROWN_MIB_MAX for grown in report.grown_mib.values()), report.grown_mib
     assert report.recovered_s < 60
+
+
+@fault(
+    "request",
+    "small requests that are costly to read: floods of records, gzip bombs, WebSocket handshakes",
+    "a bystander is served all the time, and no process takes much memory",
+)
+def test_a_bystander_of_attacks(tmp_path: Path) -> None:
+    server = Server(tmp_path, shards=1).start()
+    try:
+        reports = {name: attack(server, name, 1.0) for name in NAMES}
+    finally:
+        server.close()
+    for name, report in reports.items():
+        assert report.writes > 0 and report.answers, name
+        assert all(mib <= PEAK_MIB_MAX for mib in report.peak_mib.values()), (name, report.peak_mib)
+    assert set(reports["records"].answers) == set(reports["stage"].answers) == {"400"}
+    assert set(reports["bombs"].answers) <= {"413", "429"}

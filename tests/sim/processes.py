@@ -376,7 +376,9 @@ class SimFront:
         request.received_us = self.server.machine.clock.monotonic_us()
         self.gate.handle(request, respond)
 
-    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+    def _offload(
+        self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
+    ) -> bool:
         self.world.after(300, lambda: self.alive and done(work()))
         return True
 

@@ -43,7 +43,9 @@ class Bench:
         self.gate = Gate(services, [], lambda: self.buffered, self._offload)
         self.answers: list[Response] = []
 
-    def _offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+    def _offload(
+        self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
+    ) -> bool:
         if self.queue_is_slow:
             self.queue.append(lambda: done(work()))
         elif not self.queue_is_full:
@@ -122,6 +124,29 @@ def test_queue_of_bodies_to_unpack() -> None:
     bench.ask(b"POST", b"/v0/topics/a", gzip.compress(BODY), content_encoding=b"gzip")
     bench.answer(b"{}")
     assert bench.only.status == 200
+
+
+@fault(
+    "front",
+    "a small gzip body that unpacks to millions of records",
+    "400 after the first MiB; the rest is not unpacked",
+)
+@pytest.mark.parametrize("path", [b"/v0/topics/a", b"/v0/topics/a/transactions/0000000000000001/stage"])
+def test_only_the_beginning_of_a_flood_is_unpacked(path: bytes) -> None:
+    bench = Bench()
+    bench.queue_is_slow = True
+    bench.ask(b"POST", path, gzip.compress(b'{"records":[' + b"{}," * 4_000_000), content_encoding=b"gzip")
+    bench.queue.pop()()
+    assert bench.queue == [] and bench.core.take_messages() == []
+    assert (bench.only.status, b"batch_too_large" in bytes(bench.only.body)) == (400, True)
+    bench.answers.clear()
+    body = b'{"records":[{"data":1},{"data":"%b"}]}' % (b"x" * (2 << 20))
+    bench.ask(b"POST", path, gzip.compress(body), content_encoding=b"gzip")
+    bench.queue.pop()()
+    assert bench.queue and not bench.answers, "a large body waits for its turn once more"
+    bench.queue.pop()()
+    ((_, parts),) = bench.core.take_messages()
+    assert parts[1] == body
 
 
 @fault(

@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from router.gate import GUNZIP_BYTES, GUNZIP_MEMBERS_MAX, gunzip
+from router.gate import GUNZIP_BYTES, GUNZIP_MEMBERS_MAX, GUNZIP_SLICE, gunzip
 
 TEXT = b"".join(b"%d," % i for i in range(40_000))
 PACKED = gzip.compress(TEXT, mtime=0)
@@ -35,6 +35,14 @@ def test_members_may_end_anywhere_in_a_part() -> None:
     for size in range(GUNZIP_BYTES - 40, GUNZIP_BYTES + 2):
         stored = gzip.compress(bytes(size), compresslevel=0, mtime=0)
         assert gunzip(stored + PACKED, 1 << 20) == bytes(size) + TEXT
+
+
+def test_slices_may_end_anywhere_in_what_is_unpacked() -> None:
+    """Also where all input is taken, and zlib has still to say what it means."""
+    for size in (*range(GUNZIP_SLICE - 2, GUNZIP_SLICE + 300, 7), 3 * GUNZIP_SLICE):
+        for text in (bytes(size), TEXT[:5] + bytes(size)):
+            assert gunzip(members(text), 1 << 20) == text
+            assert gunzip(members(text)[:-1], 1 << 20) is None
 
 
 @pytest.mark.parametrize(

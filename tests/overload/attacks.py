@@ -1,0 +1,147 @@
+"""What one client can do to others with little: each attack runs in a process of its own while a bystander writes to another
+topic of the same shard.
+
+    records      64 MiB of empty records, 65 KB as gzip
+    stage        the same as a chunk of a transaction
+    bombs        gzip that unpacks to more than a body may have, 40 at once
+    handshakes   WebSockets, one after the other, by 16 clients
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import http.client
+import multiprocessing
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.server import Server
+
+BODY_MAX = 64 << 20
+BYSTANDER = "bystander"
+BYSTANDER_EVERY_S = 0.01
+
+Address = tuple[str, int]
+
+
+@dataclass
+class Report:
+    """Times in ms."""
+
+    answers: dict[str, int] = field(default_factory=dict)  # to the attackers, by status
+    writes: int = 0  # of the bystander, all of them acked
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+    peak_mib: dict[str, int] = field(default_factory=dict)  # by process
+
+
+def flood(size: int = BODY_MAX) -> bytes:
+    """A write of as many records as fit, as gzip."""
+    return gzip.compress(b'{"part":"a","chunk":0,"records":[%b{}]}' % (b"{}," * ((size - 64) // 3)), 6)
+
+
+def _post(address: Address, path: str, packed: bytes, until: float) -> Counter[str]:
+    answers: Counter[str] = Counter()
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    connection = http.client.HTTPConnection(*address, timeout=120)
+    while time.monotonic() < until:
+        connection.request("POST", path, packed, headers)
+        response = connection.getresponse()
+        response.read()
+        answers[str(response.status)] += 1
+    connection.close()
+    return answers
+
+
+def _shake_hands(address: Address, until: float) -> Counter[str]:
+    answers: Counter[str] = Counter()
+    key = base64.b64encode(os.urandom(16)).decode()
+    request = (
+        f"GET /v0/ws HTTP/1.1\r\nHost: t\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n"
+    ).encode()
+    while time.monotonic() < until:
+        # Many at once, and none waits for another's answer.
+        opened = [socket.create_connection(address, timeout=120) for _ in range(100)]
+        for each in opened:
+            each.sendall(request)
+        for each in opened:
+            answers[each.recv(4096)[9:12].decode()] += 1
+            each.close()
+    return answers
+
+
+def _attackers(name: str, address: Address) -> list[Callable[[float], Counter[str]]]:
+    if name == "handshakes":
+        return [lambda until: _shake_hands(address, until)] * 16
+    if name == "bombs":
+        packed = gzip.compress(bytes(4 * BODY_MAX), 6)
+        return [lambda until: _post(address, "/v0/topics/attacked", packed, until)] * 40
+    packed = flood()
+    path = "/v0/topics/attacked" + ("/transactions/0000000000000001/stage" if name == "stage" else "")
+    return [lambda until: _post(address, path, packed, until)] * 4
+
+
+NAMES = ("records", "stage", "bombs", "handshakes")
+
+
+def _child(pipe: multiprocessing.connection.Connection, name: str, address: Address, seconds: float) -> None:
+    attackers = _attackers(name, address)
+    answers: Counter[str] = Counter()
+    pipe.send(None)  # ready
+    until = time.monotonic() + seconds
+
+    def run(attacker: Callable[[float], Counter[str]]) -> None:
+        answers.update(attacker(until))
+
+    threads = [threading.Thread(target=run, args=(attacker,)) for attacker in attackers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pipe.send(dict(answers))
+
+
+def attack(server: Server, name: str, seconds: float) -> Report:
+    """Against a server that runs."""
+    report = Report()
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_child, args=(theirs, name, (server.host, server.port), seconds))
+    process.start()
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
+    took_ms: list[float] = []
+    ours.recv()
+    while not ours.poll(BYSTANDER_EVERY_S):
+        began = time.monotonic()
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", f"/v0/topics/{BYSTANDER}", b'{"records":[{"data":1}]}', headers)
+        response = connection.getresponse()
+        response.read()
+        assert response.status in (200, 201), f"the bystander got {response.status}"
+        took_ms.append((time.monotonic() - began) * 1000)
+    report.answers = ours.recv()
+    process.join()
+    took_ms.sort()
+    report.writes = len(took_ms)
+    report.p50_ms, report.p99_ms = took_ms[len(took_ms) // 2], took_ms[int(len(took_ms) * 0.99)]
+    report.max_ms = took_ms[-1]
+    report.peak_mib = peak_mib(server.children())
+    return report
+
+
+def peak_mib(pids: dict[str, int]) -> dict[str, int]:
+    return {name: _status_mib(pid, "VmHWM") for name, pid in pids.items()}
+
+
+def _status_mib(pid: int, what: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith(f"{what}:"))

@@ -1,0 +1,78 @@
+"""Goal: a body with too many objects is known before it is decoded, wherever they are, and no other body is taken for one.
+
+Method: bodies at the bound and one beyond it, in every spelling that the cheap count of braces knows or does not know.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.faults import fault
+from topics import wire
+from topics.count_bound import RECORD_LINES, RECORDS, CountBound, has_lines
+from topics.engine.errors import BatchTooLarge, InvalidRequest
+from workers.requests import read_lines, read_write
+from workers.transaction_requests import read_stage
+
+MOST = 10_000
+# One record each: the least there is, and with braces where no record begins.
+SPELLINGS = [
+    b"{}",
+    b'{"data":1}',
+    b'{"data":{"a":1}}',
+    b'{"data": {"a": 1}}',
+    b'{"data":[{},{}]}',
+    b'{"data":":{"}',
+]
+
+
+@pytest.mark.parametrize("record", SPELLINGS)
+@pytest.mark.parametrize("between", [b",", b", ", b" ,\n\t"])
+def test_records_at_the_bound_and_beyond(record: bytes, between: bytes) -> None:
+    for count in (1, MOST, MOST + 1, 3 * MOST):
+        body = b'{"node":"n","records":[%b],"x":{}}' % between.join([record] * count)
+        assert RECORDS.is_passed(body) == (count > MOST), count
+        assert RECORDS.is_passed(memoryview(body)) == (count > MOST), count
+
+
+@pytest.mark.parametrize("record", SPELLINGS)
+def test_lines_at_the_bound_and_beyond(record: bytes) -> None:
+    assert not RECORD_LINES.is_passed(b"\n".join([record] * MOST))
+    assert RECORD_LINES.is_passed(b"\n".join([record] * (MOST + 2)))
+    assert has_lines(b"\n" * 11, 10) and not has_lines(b"\n" * 10, 10) and not has_lines(b"", 10)
+
+
+def test_names_at_the_bound_and_beyond() -> None:
+    names = CountBound("topics", 256, dict)
+    for count in (256, 257, 5000):
+        body = b'{"topics":{%b}}' % b",".join(b'"t%d": {}' % i for i in range(count))
+        assert names.is_passed(body) == (count > 256)
+
+
+def test_nothing_behind_the_first_beyond_it_is_looked_at() -> None:
+    flood = b'{"records":[' + b"{}," * (MOST + 1)
+    assert RECORDS.is_passed(flood + b"\xff not JSON")
+    assert not RECORDS.is_passed(b'{"other":[' + b"{}," * MOST * 2 + b"{}]}")
+    assert not RECORDS.is_passed(b'{"records":[' + b"{}," * 100 + b"oops" + b"{}," * MOST * 2)
+
+
+def request(body: bytes) -> wire.Request:
+    return wire.Request(1, 0, 1000, wire.WRITE, 0, b"t", b"", memoryview(body))
+
+
+@fault("request", "millions of tiny records in one body", "400 at record 10 001; the rest is not decoded")
+def test_a_flood_of_records_is_refused_while_it_is_decoded() -> None:
+    # What follows is not JSON, so an answer about the number of records shows that it was not read.
+    for tail in (b"{}]}", b"oops"):
+        body = b'{"part":"a","chunk":0,"records":[' + b"{}," * 50_000 + tail
+        for read in (
+            lambda r: read_write("t", r, wire.NO_ARGS, bool),
+            lambda r: read_stage("t", r, wire.NO_ARGS),
+        ):
+            with pytest.raises(BatchTooLarge) as refused:
+                read(request(body))
+            assert refused.value.detail == {"records": MOST + 1, "max": MOST}
+        with pytest.raises(BatchTooLarge):
+            read_lines("t", request(b"{}\n" * 50_000 + tail), wire.NO_ARGS)
+    with pytest.raises(InvalidRequest):
+        read_write("t", request(b'{"records":[' + b"{}," * 100 + b"oops"), wire.NO_ARGS, bool)
