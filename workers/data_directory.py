@@ -31,6 +31,7 @@ from topics.engine.layout import (
 from workers.exit_codes import BadConfiguration, DirectoryLocked
 from workers.posix_disk import make_durable_dir, sync_directory
 
+PRIVATE_UMASK = 0o077  # records are nobody's business but the owner's
 RUN_PREFIX = "topics-run-"
 # The longest name in a run directory is shard-000-<19 digits>.sock.
 _SOCKET_NAME_BYTES = 36
@@ -141,12 +142,14 @@ class DataDirectory:
         return layout
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Readers see the old content or the new, also after a crash."""
+def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
+    """Readers see the old content or the new, also after a crash. `public`: other users may read it."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         with open(fd, "wb") as file:
+            if public:
+                os.fchmod(fd, 0o644)
             file.write(data)
             file.flush()
             os.fsync(fd)

@@ -66,7 +66,7 @@ def write_port_file(path: str, address: str) -> None:
     try:
         if _holds(path, address.encode()):
             return  # the port is a fixed one: a full disk does not keep the server from starting
-        write_atomically(Path(path).absolute(), address.encode())
+        write_atomically(Path(path).absolute(), address.encode(), public=True)
     except OSError as error:
         raise BadConfiguration(
             f"cannot write TOPICS_PORT_FILE={path}: {os.strerror(error.errno or 0)}"

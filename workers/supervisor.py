@@ -54,7 +54,7 @@ from topics.logs import log
 from topics.settings import Settings, complaints
 from workers import exit_codes, listeners, resharding
 from workers.child import Child
-from workers.data_directory import DataDirectory
+from workers.data_directory import PRIVATE_UMASK, DataDirectory
 from workers.exit_codes import BadConfiguration, Refusal
 from workers.liveness import Heartbeat, ping_interval_s
 from workers.slots import FrontMain, FrontSlot, Slot, WorkerMain, WorkerSlot
@@ -73,6 +73,8 @@ def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) ->
     """Run the server until it is stopped; the exit code."""
     # Whoever starts it may ignore it, and then no end could be told.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A umask rather than modes: of every process and file, and the default ACL of a directory still goes before it.
+    os.umask(PRIVATE_UMASK)
     try:
         _check(settings)
         directory = DataDirectory(settings.data_dir)

@@ -31,7 +31,7 @@ from topics.engine.tiered import TieredDisk
 from topics.engine.topic_ids import ID_STEP
 from topics.engine.verify import Finding, verify_shard
 from topics.printing import while_it_is_read
-from workers.data_directory import DataDirectory, read_layout, write_atomically
+from workers.data_directory import PRIVATE_UMASK, DataDirectory, read_layout, write_atomically
 from workers.exit_codes import DirectoryLocked, Refusal
 from workers.local_store import ID_NAME, LocalSegmentStore, read_id
 from workers.posix_disk import PosixDisk, make_durable_dir
@@ -150,6 +150,7 @@ def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -
             ) from error
     state = _Run(path, repair, quiet)
     with ExitStack() as held:
+        held.callback(os.umask, os.umask(PRIVATE_UMASK))
         held.callback(DataDirectory(str(path)).close)
         disk = PosixDisk(str(path))
         layout = _layout(state)

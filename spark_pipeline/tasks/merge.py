@@ -304,7 +304,7 @@ class _DataFile:
     """The output's .data: its digests by the block are made while it is written. Leaving it syncs it."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _mode_beside(path))
         self.size = 0
         self.blocks: list[bytes] = []
         self._hasher, self._room = Hasher(), BLOCK_BYTES
@@ -360,8 +360,13 @@ def _few(runs: list[memoryview]) -> Iterator[memoryview]:
         yield memoryview(b"".join(waiting))
 
 
+def _mode_beside(path: str) -> int:
+    """As open to others as the directory, which the server has made: these files become the server's own."""
+    return os.stat(os.path.dirname(path)).st_mode & 0o666
+
+
 def _write_synced(path: str, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _mode_beside(path))
     try:
         view, done = memoryview(content), 0
         while done < len(view):

@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -203,6 +204,7 @@ def test_the_port_file_has_the_chosen_port_and_nothing_else(server: Server) -> N
     host, port = server.address()
     assert server.port_file.read_text() == f"{host}:{port}"
     assert port > 0
+    assert stat.S_IMODE(server.port_file.stat().st_mode) == 0o644, "it is for others, unlike the data"
     assert server.who_answers() == server.pids("front")[0]
 
 

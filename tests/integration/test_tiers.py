@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -70,6 +71,14 @@ def moved(moved_once: Path, tmp_path: Path) -> Iterator[Server]:
     server = tiered(tmp_path).start()
     yield server
     server.close()
+
+
+def test_files_are_readable_by_their_owner_only(moved_once: Path) -> None:
+    made = [path for name in ("data", "cold") for path in (moved_once / name).rglob("*")]
+    assert any(path.suffix == ".data" for path in (moved_once / "cold").rglob("*"))
+    modes = {str(path.relative_to(moved_once)): stat.S_IMODE(path.stat().st_mode) for path in made}
+    assert {name: oct(mode) for name, mode in modes.items() if mode not in (0o600, 0o700)} == {}
+    assert stat.S_IMODE((moved_once / "cold").stat().st_mode) == 0o700
 
 
 def fill(server: Server) -> None:
