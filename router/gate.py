@@ -540,7 +540,7 @@ def _no_route(request: Request, methods: dict[bytes, Route] | None) -> Response:
     if request.method == b"OPTIONS":
         return Response(204, b"", b"", allow)
     known = ", ".join(method.decode() for method in allowed)
-    response = error_response("method_not_allowed", f"this path knows the methods {known}")
+    response = error_response("method_not_allowed", f"this path supports the methods {known}")
     response.head += allow
     return response
 

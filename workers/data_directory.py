@@ -122,7 +122,7 @@ class DataDirectory:
                     continue
                 raise DirectoryLocked(
                     f"the data directory {self.path} is in use by another server, pid {holder}; "
-                    "stop it or set TOPICS_DATA_DIR to another directory"
+                    "stop it, or choose another directory with TOPICS_DATA_DIR or --data"
                 ) from None
         try:
             os.ftruncate(self._lock_fd, 0)

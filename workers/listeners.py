@@ -51,7 +51,7 @@ def _bind(host: str, port: int, count: int) -> list[socket.socket]:
             listener.close()
         where = join_host(host, port)
         raise CannotBind(
-            f"cannot listen on {where}: {error.strerror or error}; TOPICS_HOST and TOPICS_PORT choose the address"
+            f"cannot listen on {where}: {error.strerror or error}; choose another address with TOPICS_HOST and TOPICS_PORT, or --host and --port"
         ) from error
     return listeners
 

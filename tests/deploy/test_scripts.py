@@ -1,4 +1,4 @@
-"""Goal: scripts/serve of this checkout is a server, as whoever has just cloned it expects.
+"""Goal: scripts/serve of this checkout is a server, as a new user expects.
 
 Method: the script itself, with its environment as it is: what a first run installs comes from the package index.
 """
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_serve_serves_and_stops(tmp_path: Path) -> None:
-    server = Server(tmp_path, shards=1, command=["./scripts/serve"])
+    server = Server(tmp_path, command=["./scripts/serve", "--shards", "1"])
     try:
         server.start()
         assert server.write("orders", {"item": "tea"}).status == 201
