@@ -85,7 +85,7 @@ def from_reply(reply: wire.Reply) -> Response:
 def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.Args | None = None) -> None:
     """Pass the request to the shard that owns the topic, and its answer back."""
     core, request = call.services.core, call.request
-    if request.strict == b"1" or call.services.settings.strict_requests:
+    if call.is_strict:
         flags |= wire.STRICT
     shard = xxhash.xxh3_64_intdigest(call.topic) % len(core.links)
     encoded = wire.encode_args(args) if args is not None else b""

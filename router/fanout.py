@@ -99,7 +99,7 @@ class Fanout:
     def add(
         self, watcher: Watcher, topic: str, cursor: int, epoch: str | None = None, *, by_pattern: bool
     ) -> Sub:
-        """A topic that will be followed. Who names all of his topics in each event adds them all before he starts any."""
+        """A topic that will be followed. A watcher that names all of its topics in each event adds them all before it starts any."""
         if topic in watcher.subs:
             self.unsubscribe(watcher, topic)
         sub = watcher.subs[topic] = Sub(watcher, topic, cursor, epoch, by_pattern=by_pattern)

@@ -126,15 +126,11 @@ class FrontCore:
     def _down(self, shard: int) -> wire.Reply:
         """The answer for a shard without a worker: what it waits for, or that it keeps failing."""
         detail: dict[str, object] = {"shard": shard, "replay_progress": 0.0}
-        outage = self.outage(shard)
+        outage = next((outage for outage in self.outages if outage.shard == shard), None)
         if outage is None:
             return refusal("not_ready", "this topic's shard is starting; try again shortly", detail)
         detail["failures"] = outage.failures
         return refusal("not_ready", f"this topic's shard does not serve: {outage.text}", detail)
-
-    def outage(self, shard: int) -> Outage | None:
-        """Why the shard does not serve, when it is not just starting."""
-        return next((outage for outage in self.outages if outage.shard == shard), None)
 
     def take_number(self) -> int:
         """For something that a shard may speak of without being asked: no request has it, so it is never taken for an answer."""

@@ -1,7 +1,7 @@
 """The JSON bodies that clients send, as the types that decode and check them.
 
 msgspec is strict where the contract is: an integer is a JSON integer, `null` passes only where `| None` says so. For unknown
-fields see `unknown_fields`. What types cannot say (the upper bound of a u64, lengths in bytes) is checked by whoever decodes.
+fields see `unknown_fields`. What types cannot say (the upper bound of a u64, lengths in bytes) is checked after decoding.
 The OpenAPI document is made from these same types.
 """
 

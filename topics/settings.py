@@ -98,23 +98,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     strict_settings: Annotated[bool, _doc("1: refuse to start with unknown or unreadable variables")] = False
 
     # Where data is, and in what portions.
-    data_dir: Annotated[str, _doc("all that lasts; one server at a time")] = "./topics-data"
-    cold_dir: Annotated[str | None, _doc("where old segments go; unset: nowhere")] = None
+    data_dir: Annotated[str, _doc("data directory; one server at a time")] = "./topics-data"
+    cold_dir: Annotated[str | None, _doc("directory of the cold tier, for old segments; unset: none")] = None
     # None lets an existing data directory decide, and the number of CPUs for a new one.
     wal_shards: Annotated[
-        int | None, _doc("worker processes [as before; at first CPUs, at most 8]", ge=1, le=256)
+        int | None,
+        _doc("worker processes [as before; for a new directory the CPUs, at most 8]", ge=1, le=256),
     ] = None
     segment_max_events: Annotated[int, _doc("records that seal a segment", ge=1)] = 10_000
     segment_max_bytes: Annotated[int, _doc("bytes that seal a segment", ge=1)] = 64 * limits.MIB
     segment_max_age_ms: Annotated[int, _doc("age that seals a segment; 0: none")] = 3_600_000
     hot_retain_segments: Annotated[int, _doc("newest sealed segments kept hot")] = 4
-    hot_retain_bytes: Annotated[int, _doc("a further bound on them; 0: none")] = 0
-    relocate_bytes_per_s: Annotated[int, _doc("segments that move there, per shard; 0: no bound")] = (
-        32 * limits.MIB
-    )
+    hot_retain_bytes: Annotated[int, _doc("most bytes of sealed segments kept hot; 0: no bound")] = 0
+    relocate_bytes_per_s: Annotated[
+        int, _doc("segments that move to the cold tier, per shard; 0: no bound")
+    ] = 32 * limits.MIB
     cold_cache_bytes: Annotated[int, _doc("cold records in memory, per shard")] = 32 * limits.MIB
     retire_grace_ms: Annotated[int, _doc("merged segments stay on disk this long")] = 86_400_000
-    plan_ttl_ms: Annotated[int, _doc("a merge plan nobody leases is forgotten after this")] = 604_800_000
+    plan_ttl_ms: Annotated[int, _doc("a merge plan without a lease is forgotten after this")] = 604_800_000
     min_free_bytes: Annotated[int, _doc("less space than this: no appends; 0: off")] = 256 * limits.MIB
     reclaim_bytes_per_s: Annotated[int, _doc("rewriting of dead segments, per shard; 0: no bound")] = (
         32 * limits.MIB
@@ -133,9 +134,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_sse_connections: Annotated[int, _doc("open streams and WebSockets")] = 10_000
     max_sse_connections_per_key: Annotated[int, _doc("the same, per key")] = 1000
     max_inflight_per_key: Annotated[int, _doc("concurrent requests per key")] = 1000
-    max_memory_bytes: Annotated[
-        int, _doc("records of ephemeral topics, per shard; no record fits into 0")
-    ] = 256 * limits.MIB
+    max_memory_bytes: Annotated[int, _doc("records of ephemeral topics, per shard; 0 refuses them")] = (
+        256 * limits.MIB
+    )
     max_total_bytes: Annotated[int, _doc("live bytes of all topics")] = 0
     txn_max_bytes: Annotated[int, _doc("staged in one transaction")] = 16 << 30
     txn_shard_bytes: Annotated[int, _doc("staged in all transactions, per shard")] = 64 << 30

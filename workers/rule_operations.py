@@ -349,9 +349,8 @@ class RuleOperations:
 def _check_same_way(wish: Wish, known: Forward) -> None:
     if (known.source, known.dest) == (wish.forward.source, wish.forward.dest):
         return
-    if not known.is_covered_by(
-        wish.prefixes
-    ):  # the refusal would tell of names that are none of its business
+    # The refusal below would name topics that the key may not know of.
+    if not known.is_covered_by(wish.prefixes):
         raise Forbidden("this key may not use the router of that name")
     raise ForwardConflict(
         f"router {known.name!r} copies {known.source!r} to {known.dest!r}; delete it first to point it elsewhere",

@@ -18,7 +18,7 @@ from topics.engine.pressure import COALESCE, FULL_WAIT_MS, RETRY_AFTER_MS, RUNGS
 HEARD_US = 2_000_000  # what a front said is believed for so long; it says it again while it lasts
 WRITES = frozenset((wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW, wire.TXN_STAGE))
 
-# Read before the body is: whoever writes the same inside of a record is not refused either.
+# Read before the body is decoded: the same text inside of a record counts, too.
 _DISABLED = re.compile(rb'"disable_backpressure"\s*:\s*true')
 
 

@@ -91,7 +91,7 @@ def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) ->
 
 
 def _check(settings: Settings) -> None:
-    """Log what is wrong with the environment, and refuse what is unsafe or, if that is wished, all of it."""
+    """Log what is wrong with the environment, and refuse what is unsafe, or all of it with TOPICS_STRICT_SETTINGS=1."""
     found = complaints(os.environ)
     for complaint in found:
         logger.warning("%s", complaint.text)

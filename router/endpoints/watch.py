@@ -175,7 +175,7 @@ def starts(resolved: Resolved, *, include_epoch: bool) -> dict[str, dict[str, in
 
 
 def wants_epoch(body: WatchBody) -> bool:
-    """Who sends an epoch has to learn the next one."""
+    """A client that sends an epoch has to learn the next one."""
     return body.include_epoch or any(start.epoch is not None for start in body.topics.values())
 
 
@@ -350,7 +350,7 @@ class Opening:
             self._leave()
 
     def _release(self, opened: OpenedSession) -> None:
-        """It was opened for somebody who is not there any more."""
+        """It was opened for a client that has gone."""
         wish = SaveSession(self._wid, self._number, opened.save + 1, {}, closes=True)
         self._call.services.desk.release(wish)
 

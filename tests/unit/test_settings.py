@@ -21,7 +21,7 @@ from topics.engine import limits
 from topics.quantities import milliseconds, size_bytes
 from topics.settings import Settings, is_loopback, join_host
 from topics.watching import WATCH_TOPICS_MAX
-from workers.requests import TAG_BYTES_MAX
+from workers.requests import META_BYTES_MAX, TAG_BYTES_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -301,7 +301,7 @@ def texts(**environ: str) -> list[str]:
         (
             {"TOPICS_SHARDS": "4"},
             "TOPICS_SHARDS is not a known variable and is ignored; did you mean TOPICS_WAL_SHARDS? "
-            "In use: as before; at first CPUs, at most 8",
+            "In use: as before; for a new directory the CPUs, at most 8",
         ),
         (
             {"TOPICS_TOKN": "swordfish"},
@@ -378,6 +378,7 @@ def test_the_variables_of_other_programs_are_known() -> None:
 def test_fixed_limits_are_those_of_the_code() -> None:
     fixed = settings._FIXED
     assert fixed["TOPICS_MAX_TAG_BYTES"] == TAG_BYTES_MAX
+    assert fixed["TOPICS_MAX_META_BYTES"] == META_BYTES_MAX
     assert fixed["TOPICS_MAX_WATCH_TOPICS"] == WATCH_TOPICS_MAX
     assert fixed["TOPICS_MAX_RECORD_BYTES"] == limits.RECORD_BYTES_MAX == 1_048_576
     assert texts(**{name: str(value) for name, value in fixed.items()}) == []

@@ -24,7 +24,7 @@ EPILOG = """\b
 It reads log files, snapshots, erase intents, layout.json, cold-id, watch, and segments: any file of a segment
 names it. Nothing is changed and no lock is taken: a server may run.
 \b
-Exit codes: 0 the file is what was written; 1 it is damaged, of another version, or no file of topics;
+Exit codes: 0 the file is what was written; 1 it is damaged, of another version, or not a file of topics;
 2 wrong arguments; 3 there is no such file, or it cannot be read.
 """
 

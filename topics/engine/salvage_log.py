@@ -201,9 +201,8 @@ class LogWalk:
         self._base_lsn = base_lsn
         self._used = [file for file in files if file.scanned is not None and file.scanned.envelopes]
         claimed = [e.synced_lsn for file in self._used for e in _envelopes(file)]
-        self._known = max(
-            [applied_lsn, *claimed]
-        )  # everything up to here was synced once, or is on a sound disk
+        # Everything up to here was synced once, or is on a sound disk.
+        self._known = max([applied_lsn, *claimed])
         self._digests: dict[tuple[int, int], bytes] = {}
         self._ended = False
 
