@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("topics.client")
 
-# Caps that stay reached until somebody acts: waiting for them only hides them.
-LASTING_LIMITS = frozenset({"max_topics", "max_routers", "consumers", "tags"})
+# Caps that stay reached until a client acts: waiting for them only hides them.
+LASTING_LIMITS = frozenset({"max_topics", "max_routers", "consumers", "tags", "filters"})
 RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
 
 
