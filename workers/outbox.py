@@ -173,7 +173,7 @@ class Outbox:
 
     # -- answers that wait ---------------------------------------------------------------------------------
 
-    def hold(self, command: cmd.Claim | cmd.Settle, size: int, send: Callable[[], None]) -> bool:
+    def hold(self, command: cmd.Moves, size: int, send: Callable[[], None]) -> bool:
         """Whether the answer to a command that sent letters has to wait for them. If so, `send` is called later."""
         log = self._engine.shard.published.get(command.topic)
         if log is None or len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:

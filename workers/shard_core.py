@@ -576,7 +576,11 @@ class ShardCore:
         elif isinstance(result, TopicsError):
             self._refuse(peer, request, result)
             return
-        elif isinstance(command, con.Moves) and command.letters and self._waits(token, result, sync_ms):
+        elif (
+            isinstance(command, con.Moves)
+            and command.letters
+            and self._waits(token, command, result, sync_ms)
+        ):
             return
         else:
             if isinstance(result, DROPS) and not is_told:
@@ -605,14 +609,10 @@ class ShardCore:
         self.metrics.answered(request.op, command, now_us - request.received_us)
         self._send(peer, request.id, status, kind, head, body)
 
-    def _waits(self, token: Token, result: object, sync_ms: float) -> bool:
+    def _waits(self, token: Token, command: con.Moves, result: object, sync_ms: float) -> bool:
         """Whether the answer to a command that sent dead letters waits until they are where they go."""
         size = int(sum(result.page.lengths)) if isinstance(result, con.Claimed) else 0
-        return self.outbox.hold(
-            cast("con.Claim | con.Settle", token[4]),
-            size,
-            lambda: self._answer(token, result, self._now_us(), sync_ms),
-        )
+        return self.outbox.hold(command, size, lambda: self._answer(token, result, self._now_us(), sync_ms))
 
     def _throttled(self) -> bytes:
         """What the pressure did to the writes that are answered now."""

@@ -22,19 +22,19 @@ NackKind: TypeAlias = Literal["retry", "release", "dead"]
 class Moves:
     """A command that may send dead letters. The shard notes the number of the last one that it sent, and when."""
 
+    topic: str
     letters: int = field(default=0, init=False, repr=False)
     letters_ms: int = field(default=0, init=False, repr=False)  # on the monotonic clock
 
 
 @dataclass(slots=True)
 class Claim(Moves):
-    """Hand out records under leases, each to nobody else until it is settled or its lease has expired.
+    """Hand out records under leases, each to one node until it is settled or its lease has expired.
 
     Without anything to hand out the answer is empty, or waits: up to `wait_ms`, or, `standing`, for as long as it takes.
     A standing claim is answered only with records or a tombstone, or with an error.
     """
 
-    topic: str
     consumer: str = QUEUE
     node: bytes = b""
     max: int = 1
@@ -67,7 +67,6 @@ class Settle(Moves):
     acks all the highest seq counts, and everything that was handed out up to there is acked.
     """
 
-    topic: str
     kind: SettleKind
     node: bytes
     seqs: list[int]
