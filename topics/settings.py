@@ -131,6 +131,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_topics: Annotated[int, _doc("topics; 0: no cap, here and below")] = 100_000
     max_routers: Annotated[int, _doc("forwarding rules")] = 10_000
     max_watch_sessions: Annotated[int, _doc("stored watch sessions")] = 10_000
+    max_watch_sessions_per_key: Annotated[int, _doc("the same, per key")] = 1000
     max_sse_connections: Annotated[int, _doc("open streams and WebSockets")] = 10_000
     max_sse_connections_per_key: Annotated[int, _doc("the same, per key")] = 1000
     max_inflight_per_key: Annotated[int, _doc("concurrent requests per key")] = 1000

@@ -52,6 +52,8 @@ UNDO_SAVES_MIN = 4
 STORED_CURSORS_MAX = 256
 STORED_SAVES_MIN = 2
 CURSORS_MAX = 1_000_000  # over all sessions: about 400 MiB
+BYTES_MAX = 64 << 20  # of all sessions, as they are stored
+KEY_BYTES_MAX = BYTES_MAX // 4  # of those of one key
 ERA = 1 << 26  # numbers of saves in it: one a second for two years
 ERA_MS = 16  # a worker is not restarted faster
 
@@ -246,11 +248,17 @@ class _Session:
 
 
 class Sessions:
-    """All sessions of a shard. `max_sessions` 0: as many as there are. `now_ms` does not run back, over restarts either."""
+    """All sessions of a shard. `max_sessions` 0: as many as there are; so `max_per_key`, without which keys have no bound on bytes
+    either. `now_ms` does not run back, over restarts either.
+    """
 
-    def __init__(self, max_sessions: int) -> None:
+    def __init__(self, max_sessions: int, max_per_key: int = 0) -> None:
         self._max = max_sessions
+        self._max_per_key = max_per_key
         self._sessions: dict[str, _Session] = {}
+        self._bytes = 0  # of all that is in `_encoded`
+        self._key_bytes: dict[bytes, int] = {}
+        self._key_sessions: dict[bytes, int] = {}
         self._cursors = 0  # of all of them, about: what an id takes out of a session is not counted
         # Those that no stream has, and since when; the longest idle first.
         self._idle: dict[str, int] = {}
@@ -294,11 +302,44 @@ class Sessions:
                 limit="watch_cursors",
                 max=CURSORS_MAX,
             )
-        self._sessions[request.wid] = _Session(
-            request.key, request.spec, dict(request.cursors), epochs=dict(request.epochs)
-        )
-        self._cursors += len(request.cursors)
+        if request.wid in self._sessions:
+            self._remove(request.wid)
+        session = _Session(request.key, request.spec, dict(request.cursors), epochs=dict(request.epochs))
+        row = msgspec.Raw(_encode(session.row(request.wid)))
+        self._check_room(request.key, len(row))
+        self._add(request.wid, session, row)
         self._rest(request.wid, now_ms)
+
+    def _check_room(self, key: bytes, size: int) -> None:
+        """One key may not take the room of all others."""
+        if key and self._max_per_key:
+            if self._key_sessions.get(key, 0) >= self._max_per_key:
+                raise Throttled(
+                    f"this key has {self._max_per_key} watch sessions, which is the limit; a session that is not read goes after "
+                    f"{SESSION_TTL_MS // 1000} s",
+                    limit="max_watch_sessions_per_key",
+                    max=self._max_per_key,
+                )
+            if self._key_bytes.get(key, 0) + size > KEY_BYTES_MAX:
+                raise _too_many_bytes("watch sessions of this key", KEY_BYTES_MAX)
+        if self._bytes + size > BYTES_MAX:
+            raise _too_many_bytes("watch sessions", BYTES_MAX)
+
+    def _add(self, wid: str, session: _Session, row: msgspec.Raw) -> None:
+        self._sessions[wid] = session
+        self._cursors += len(session.cursors)
+        self._key_sessions[session.key] = self._key_sessions.get(session.key, 0) + 1
+        self._store(wid, session.key, row)
+
+    def _store(self, wid: str, key: bytes, row: msgspec.Raw | None) -> None:
+        """Its newest stored form; None: it is gone."""
+        old = self._encoded.pop(wid, None)
+        grown = -len(old) if old is not None else 0
+        if row is not None:
+            self._encoded[wid] = row
+            grown += len(row)
+        self._bytes += grown
+        self._key_bytes[key] = self._key_bytes.get(key, 0) + grown
 
     def open(
         self, peer: bytes, request: OpenSession, now_ms: int, *, force: bool = False
@@ -350,7 +391,9 @@ class Sessions:
 
     def _apply(self, session: _Session, request: SaveSession) -> None:
         cursors: dict[str, int | None] = dict(request.cursors)
-        if self._cursors >= CURSORS_MAX:  # nothing more is learned: a topic that is not known begins anew
+        if (
+            self._cursors >= CURSORS_MAX or self._bytes >= BYTES_MAX
+        ):  # nothing more is learned: a topic that is not known begins anew
             cursors = {topic: cursor for topic, cursor in cursors.items() if topic in session.cursors}
         before = len(session.cursors)
         session.apply(request.number, cursors)
@@ -374,11 +417,20 @@ class Sessions:
                 break
             gone.append(wid)
         for wid in gone:
-            self._cursors -= len(self._sessions[wid].cursors)
-            del self._idle[wid], self._sessions[wid]
-            self._encoded.pop(wid, None)
-            self._changed.pop(wid, None)
+            self._remove(wid)
             self._dirty = True
+
+    def _remove(self, wid: str) -> None:
+        session = self._sessions.pop(wid)
+        self._cursors -= len(session.cursors)
+        self._store(wid, session.key, None)
+        self._idle.pop(wid, None)
+        self._changed.pop(wid, None)
+        left = self._key_sessions[session.key] - 1
+        if left:
+            self._key_sessions[session.key] = left
+        else:
+            del self._key_sessions[session.key], self._key_bytes[session.key]
 
     def _hand_over(self, wid: str, session: _Session, peer: bytes, stream: int) -> None:
         session.peer, session.stream, session.orphan = peer, stream, 0
@@ -401,7 +453,8 @@ class Sessions:
     def rows(self) -> list[msgspec.Raw]:
         """All sessions for the file, each an encoded SessionRow; later changes make the table dirty again."""
         for wid in self._changed:
-            self._encoded[wid] = msgspec.Raw(_encode(self._sessions[wid].row(wid)))
+            session = self._sessions[wid]
+            self._store(wid, session.key, msgspec.Raw(_encode(session.row(wid))))
         self._changed.clear()
         self._dirty = False
         return list(self._encoded.values())
@@ -409,7 +462,7 @@ class Sessions:
     def load(self, rows: Iterable[SessionRow], now_ms: int) -> None:
         """Begin with what the file has. Nothing is open, and everything is idle from now on."""
         for row in rows:
-            self._sessions[row.wid] = _Session(
+            session = _Session(
                 key=row.key,
                 spec=row.spec,
                 cursors=row.cursors,
@@ -423,9 +476,17 @@ class Sessions:
                 epochs=row.epochs,
                 changes=row.changes,
             )
-            self._cursors += len(row.cursors)
+            self._add(row.wid, session, msgspec.Raw(_encode(row)))
             self._idle[row.wid] = now_ms
             self._changed[row.wid] = None
+
+
+def _too_many_bytes(whose: str, most: int) -> Throttled:
+    return Throttled(
+        f"{whose} take {most} bytes together, which is the limit; name fewer or shorter topics and patterns",
+        limit="watch_session_bytes",
+        max=most,
+    )
 
 
 def _opened(session: _Session) -> OpenedSession:

@@ -168,6 +168,7 @@ def main(place: WorkerPlace, control_socket: socket.socket) -> int:
         disk=disk,
         shards=place.shards,
         max_sessions=settings.max_watch_sessions,
+        max_sessions_per_key=settings.max_watch_sessions_per_key,
         max_forwards=settings.max_routers,
     )
     loop = ShardLoop(core, control, place.path)

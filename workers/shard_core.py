@@ -94,6 +94,7 @@ class ShardCore:
         disk: Disk,
         shards: int,
         max_sessions: int = 0,
+        max_sessions_per_key: int = 0,
         max_forwards: int = 0,
     ) -> None:
         self.engine = engine
@@ -120,7 +121,13 @@ class ShardCore:
         self._turn = Turn()
         self._turns_again: list[Turn] = []  # of writes that were parked, and are asked again in this turn
         self.desk = WatchDesk(
-            engine, disk, max_sessions=max_sessions, send=self._send, ask=self._ask_for_desk, now_us=now_us
+            engine,
+            disk,
+            max_sessions=max_sessions,
+            max_sessions_per_key=max_sessions_per_key,
+            send=self._send,
+            ask=self._ask_for_desk,
+            now_us=now_us,
         )
         self.links = PeerLinks(now_us, self._hear_catalog)
         self.outbox = Outbox(engine, self.links, shards=shards, submit=self._submit, now_us=now_us)

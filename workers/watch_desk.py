@@ -82,6 +82,7 @@ class WatchDesk:
         disk: Disk,
         *,
         max_sessions: int,
+        max_sessions_per_key: int,
         send: Send,
         ask: Callable[[bytes, int, Any, cmd.Command | None], Token],
         now_us: Callable[[], int],
@@ -91,7 +92,7 @@ class WatchDesk:
         self._send = send
         self._ask = ask
         self._now_ms: Callable[[], int] = lambda: now_us() // 1000
-        self.sessions = Sessions(max_sessions)
+        self.sessions = Sessions(max_sessions, max_sessions_per_key)
         self.feeds = Feeds(engine, send, self._ask_for_feed, self._now_ms)
         self._look_outs: dict[tuple[bytes, int], LookOut] = {}
         self._per_front: dict[bytes, int] = {}
@@ -363,10 +364,14 @@ class WatchDesk:
         self._saving = True
         self._saved_ms = self._now_ms()
         self._answers, self._made = self._made, []
-        data = watch_file.encode(self.sessions.rows(), self.feeds.group_rows())
+        rows, groups = self.sessions.rows(), self.feeds.group_rows()
         self.feeds.groups_changed = False
         shard_dir = self._engine.config.shard_dir
-        return Job(JOB_KIND, lambda: watch_file.write(self._disk, shard_dir, data), lambda value, error: None)
+
+        def write() -> None:  # on a thread: tens of megabytes are put together and hashed
+            watch_file.write(self._disk, shard_dir, watch_file.encode(rows, groups))
+
+        return Job(JOB_KIND, write, lambda value, error: None)
 
     def saved(self, error: BaseException | None) -> None:
         self._saving = False

@@ -182,6 +182,7 @@ class SimShard:
             disk=self.disk,  # type: ignore[arg-type]
             shards=self.server.shards,
             max_sessions=self.server.settings.max_watch_sessions,
+            max_sessions_per_key=self.server.settings.max_watch_sessions_per_key,
         )
         self._recovery = engine.recover_steps()
         self.server.listening(self)

@@ -6,6 +6,9 @@ bounded memory. Method: single stories; random ones are in test_session_stories.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -28,7 +31,16 @@ from topics.watching import (
     SessionSpec,
 )
 from workers import watch_file
-from workers.sessions import ERA, ERA_MS, UNDO_CURSORS_MAX, UNDO_SAVES_MIN, SessionRow, Sessions, TakeOver
+from workers.sessions import (
+    BYTES_MAX,
+    ERA,
+    ERA_MS,
+    UNDO_CURSORS_MAX,
+    UNDO_SAVES_MIN,
+    SessionRow,
+    Sessions,
+    TakeOver,
+)
 
 FRONT, OTHER = b"front-1", b"front-2"
 PLAIN = SessionSpec(FeedOptions(), 15_000)
@@ -90,6 +102,55 @@ def restarted(sessions: Sessions, now_ms: int = T0) -> Sessions:
 
 def status(error: TopicsError) -> int:
     return error_parts(error)[0]
+
+
+# ---- how many
+
+
+def long_patterns(n: int) -> SessionSpec:
+    return SessionSpec(FeedOptions(), 15_000, patterns=[f"{n}.{i}.{'p' * 240}.>" for i in range(256)])
+
+
+def filled(
+    sessions: Sessions, key: bytes, spec: Callable[[int], SessionSpec]
+) -> tuple[int, dict[str, object]]:
+    """How many sessions a key can make, and what the refusal of the next says."""
+    for n in itertools.count():
+        try:
+            sessions.create(CreateSession(f"{key.hex()}-{n}", key, spec(n), {}), T0)
+        except Throttled as error:
+            return n, error.detail
+    raise AssertionError
+
+
+def test_sessions_are_bounded_in_bytes_for_a_key_and_for_all() -> None:
+    sessions = Sessions(0, 1000)
+    counts = []
+    for key in (b"a", b"b", b"c", b"d"):
+        count, detail = filled(sessions, key, long_patterns)
+        counts.append(count)
+        assert detail["limit"] == "watch_session_bytes"
+    assert len(set(counts)) == 1 and 200 < counts[0] < 300, "one key leaves room for the others"
+    assert filled(sessions, b"", long_patterns)[1] == {"limit": "watch_session_bytes", "max": BYTES_MAX}
+    assert sum(map(len, sessions.rows())) <= BYTES_MAX
+    again = restarted(sessions)
+    assert filled(again, b"", long_patterns)[1] == {"limit": "watch_session_bytes", "max": BYTES_MAX}
+    again.sweep(T0 + SESSION_TTL_MS)
+    assert filled(again, b"", long_patterns)[0] > 3 * counts[0], (
+        "bytes of sessions that are gone are free again"
+    )
+
+
+def test_sessions_of_a_key_are_bounded_in_number() -> None:
+    sessions = Sessions(0, 3)
+    for key in (b"a", b"b"):
+        assert filled(sessions, key, lambda n: PLAIN) == (
+            3,
+            {"limit": "max_watch_sessions_per_key", "max": 3},
+        )
+    for n in range(10):  # without keys there is no key to count for
+        sessions.create(CreateSession(f"{n}", b"", PLAIN, {}), T0)
+    sessions.create(CreateSession("later", b"a", PLAIN, {}), T0 + SESSION_TTL_MS)
 
 
 # ---- who may open
