@@ -391,9 +391,8 @@ class Sessions:
 
     def _apply(self, session: _Session, request: SaveSession) -> None:
         cursors: dict[str, int | None] = dict(request.cursors)
-        if (
-            self._cursors >= CURSORS_MAX or self._bytes >= BYTES_MAX
-        ):  # nothing more is learned: a topic that is not known begins anew
+        # At a limit nothing more is learned: a topic that is not known begins anew.
+        if self._cursors >= CURSORS_MAX or self._bytes >= BYTES_MAX:
             cursors = {topic: cursor for topic, cursor in cursors.items() if topic in session.cursors}
         before = len(session.cursors)
         session.apply(request.number, cursors)
