@@ -65,7 +65,7 @@ def _shake_hands(address: Address, until: float) -> Counter[str]:
     answers: Counter[str] = Counter()
     key = base64.b64encode(os.urandom(16)).decode()
     request = (
-        f"GET /v0/ws HTTP/1.1\r\nHost: t\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n"
     ).encode()
     while time.monotonic() < until:
