@@ -16,6 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from topics.engine.errors import Corrupt, UnsupportedFormat
@@ -33,6 +34,7 @@ from workers.posix_disk import make_durable_dir, sync_directory
 
 PRIVATE_UMASK = 0o077  # records are nobody's business but the owner's
 RUN_PREFIX = "topics-run-"
+RUN_BYTES_MAX = 4096  # of RUN: as long as a path can be
 # The longest name in a run directory is shard-000-<19 digits>.sock.
 _SOCKET_NAME_BYTES = 36
 _SOCKET_PATH_BYTES_MAX = 100
@@ -78,9 +80,9 @@ class DataDirectory:
 
     def make_run_dir(self) -> Path:
         """A new private directory for sockets; the one that a killed server left is removed."""
-        record = self.path / "RUN"
-        if record.exists():
-            _remove_run_dir(Path(record.read_text().strip()))
+        left = self._recorded_run_dir()
+        if left is not None:
+            _remove_run_dir(left)
         for parent in _run_dir_parents():
             path = Path(parent) / f"{RUN_PREFIX}{secrets.token_hex(6)}"
             if len(os.fsencode(path)) + 1 + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES_MAX:
@@ -97,7 +99,21 @@ class DataDirectory:
 
     def remove_run_dir(self, path: Path) -> None:
         _remove_run_dir(path)
-        (self.path / "RUN").unlink(missing_ok=True)
+        with suppress(OSError):  # a directory has its name, as `_record_run_dir` has said
+            (self.path / "RUN").unlink(missing_ok=True)
+
+    def _recorded_run_dir(self) -> Path | None:
+        """The run directory of the server before. What cannot be read is replaced."""
+        record = self.path / "RUN"
+        try:
+            with record.open("rb") as file:
+                text = file.read(RUN_BYTES_MAX)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("cannot read RUN", extra={"fields": {"path": record, "reason": error}})
+            return None
+        return None if b"\0" in text else Path(os.fsdecode(text.strip()))
 
     def _record_run_dir(self, path: Path) -> None:
         """Before it is made, so that no crash leaves one that nobody knows of."""
@@ -182,7 +198,7 @@ def _is_dead(pid: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except OSError:
+    except (OSError, OverflowError):
         return False
     return False
 

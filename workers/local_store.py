@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -20,6 +21,7 @@ from topics.engine.segment_store import PLANS_PREFIX, DiskSegmentStore
 from workers.posix_disk import PosixDisk, make_durable_dir, sync_directory
 
 ID_NAME = COLD_ID_NAME
+_ID = re.compile(rb"[0-9a-f]{32}")
 
 
 class LocalSegmentStore(DiskSegmentStore):
@@ -111,11 +113,21 @@ class LocalSegmentStore(DiskSegmentStore):
 
 
 def read_id(directory: str) -> str | None:
+    """The id in this directory; None when there is none. OSError for a file that holds something else."""
+    path = f"{directory}/{ID_NAME}"
     try:
-        with open(f"{directory}/{ID_NAME}", encoding="ascii") as file:
-            return file.read().strip()
+        with open(path, "rb") as file:
+            text = file.read(64).strip()
     except FileNotFoundError:
         return None
+    except IsADirectoryError:
+        text = b""
+    if not _ID.fullmatch(text):
+        raise OSError(
+            errno.EINVAL,
+            f"{path} does not hold the 32 hexadecimal digits of an id; copy the file from the other tier, which has the same",
+        )
+    return text.decode("ascii")
 
 
 def claim(data_dir: str, cold_dir: str) -> str:

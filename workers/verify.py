@@ -37,12 +37,13 @@ from workers.local_store import ID_NAME, LocalSegmentStore, read_id
 from workers.posix_disk import PosixDisk, make_durable_dir
 from workers.system_clock import SystemClock
 
-SOUND, DAMAGED, USAGE, CANNOT = 0, 1, 2, 3
+SOUND, DAMAGED, USAGE, CANNOT, NAMELESS = range(5)
 MEANINGS = {
     SOUND: "everything is sound, or was made sound by --repair",
     DAMAGED: "there is damage, or the repair could not be made",
     USAGE: "the arguments make no sense",
     CANNOT: "the directory is in use, absent, not readable, or of a later version",
+    NAMELESS: "made sound by --repair, but topics have lost their names: they are called recovered-…",
 }
 OURS = {"LOCK", "RUN", LAYOUT_NAME, "topics", "lost+found", QUARANTINE, ID_NAME}
 
@@ -76,6 +77,7 @@ class Report(msgspec.Struct, frozen=True):
     losses: list[tuple[str, int, int]]  # announced by the repair: topic, first seq, last seq
     notes: list[str]  # what cannot be known or undone
     quarantined: list[str]
+    recovered: dict[str, int]  # topics that the repair had to give a name, and how many records they have
     problem: str = ""  # why the repair could not be made
 
 
@@ -104,6 +106,7 @@ class _Run:
             losses=[loss for done in self.done for loss in done.losses],
             notes=[note for done in self.done for note in done.notes],
             quarantined=[path for done in self.done for path in done.quarantined],
+            recovered={name: count for done in self.done for name, count in done.recovered.items()},
             problem=self.problem,
         )
 
@@ -129,6 +132,8 @@ def command(data_dir: str, repair: bool, cold_dir: str | None, as_json: bool) ->
             print(msgspec.json.format(msgspec.json.encode(report)).decode())
         else:
             print_report(report)
+    if report.sound and report.recovered:
+        return NAMELESS
     return SOUND if report.sound else DAMAGED
 
 
@@ -140,7 +145,11 @@ def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -
     _check_is_ours(path)
     if cold_dir is not None and not os.path.isdir(cold_dir):
         raise CannotVerify(f"there is no directory {cold_dir}")
-    cold = LocalSegmentStore(cold_dir, identity=read_id(str(path))) if cold_dir is not None else None
+    try:
+        identity = read_id(str(path)) if cold_dir is not None else None
+    except OSError as error:
+        raise CannotVerify(str(error.strerror)) from error
+    cold = LocalSegmentStore(cold_dir, identity=identity) if cold_dir is not None else None
     if cold is not None:
         try:
             cold.check()

@@ -263,3 +263,17 @@ def test_a_layout_that_does_not_fit_is_not_made(stopped: Server) -> None:
     assert done.returncode == 3
     assert "restore it from a backup" in done.stderr
     assert not (stopped.data_dir / "layout.json").exists()
+
+
+def test_topics_without_a_name_have_an_exit_code(stopped: Server) -> None:
+    for path in stopped.data_dir.glob("layout-1/shard-00/meta/snap-*"):
+        path.unlink()
+    log = min(stopped.data_dir.glob("layout-1/shard-00/wal/*.log"))
+    log.write_bytes(bytes(512) + log.read_bytes()[512:])
+    code, found = report(stopped.data_dir, "--repair")
+    assert (code, found["sound"], found["repaired"]) == (4, True, True)
+    assert found["recovered"]
+    assert all(name.startswith("recovered-") for name in found["recovered"])
+    assert set(found["recovered"].values()) == {RECORDS}
+    assert any("topics pub NAME --records" in note for note in found["notes"])
+    assert run(stopped.data_dir).returncode == 0

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import fault
+from tests.support.in_process import call
+from topics.engine.layout import Layout, encode_layout
+from workers import verify
 from workers.data_directory import DataDirectory
 from workers.exit_codes import BadConfiguration
+from workers.local_store import LocalSegmentStore, claim, read_id
 
 GOOD = {"format": 1, "generation": 1, "shards": 2}
 REFUSED = "refused with exit code 2 and the file's name; the file is left as it is"
@@ -125,11 +129,14 @@ def test_directory_that_is_none(what: str, name: str, tmp_path: Path) -> None:
         pytest.param(b"", id="empty"),
         pytest.param(b"/nowhere/at/all\n", id="nowhere"),
         pytest.param(b"../../elsewhere\n", id="relative"),
+        pytest.param(b"\xff\xfe\x80/caf\xe9\n", id="not ASCII"),
+        pytest.param(b"/tmp/topics-run-\0\n", id="NUL"),
+        pytest.param(b"x" * 100_000, id="huge"),
     ],
 )
 @fault(
     "data directory",
-    "the note of the directory for sockets is empty or names nothing",
+    "the note of the directory for sockets is empty, names nothing or is not text",
     "a new directory is made and noted",
 )
 def test_note_of_the_run_directory(content: bytes, tmp_path: Path) -> None:
@@ -152,3 +159,52 @@ def test_note_of_the_run_directory(content: bytes, tmp_path: Path) -> None:
 def test_stale_lock_file(tmp_path: Path) -> None:
     (tmp_path / "LOCK").write_text("4711\n")
     opened(tmp_path).close()
+
+
+@fault("data directory", "a directory has the name RUN", "the server runs without the note")
+def test_directory_in_place_of_the_note(tmp_path: Path) -> None:
+    (tmp_path / "RUN").mkdir()
+    directory = opened(tmp_path)
+    try:
+        made = directory.make_run_dir()
+        assert made.is_dir()
+        directory.remove_run_dir(made)
+        assert not made.exists()
+    finally:
+        directory.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"caf\xe9\xff\n", b"0" * 31 + b"\n", b"0" * 100_000, None],
+    ids=["empty", "not ASCII", "short", "huge", "a directory"],
+)
+@pytest.mark.parametrize("tier", ["data", "cold"])
+@fault(
+    "data directory",
+    "cold-id of either tier is empty, not text, too long or a directory",
+    "the file is named with what to do; a server goes on without the cold tier, and verify refuses",
+)
+def test_bad_cold_id(tier: str, content: bytes | None, tmp_path: Path) -> None:
+    data, cold = tmp_path / "data", tmp_path / "cold"
+    data.mkdir()
+    identity = claim(str(data), str(cold))
+    path = tmp_path / tier / "cold-id"
+    path.unlink()
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    wanted = f"{path} does not hold the 32 hexadecimal digits"
+    with pytest.raises(OSError, match=wanted):
+        read_id(str(tmp_path / tier))
+    if tier == "data":
+        with pytest.raises(OSError, match=wanted):
+            claim(str(data), str(cold))
+    else:
+        with pytest.raises(OSError, match=wanted):
+            LocalSegmentStore(str(cold), identity=identity).check()
+    (data / "layout.json").write_bytes(encode_layout(Layout.of(1, 1)))
+    done = call(verify.main, data, "--cold-dir", cold)
+    assert done.returncode == 3
+    assert wanted in done.stderr

@@ -253,6 +253,106 @@ def test_a_topic_whose_making_is_lost_gets_a_name() -> None:
     assert h.rows(name) == [(i, numbered(i, 1)[0]) for i in range(1, 5)]
 
 
+@fault(
+    "log file",
+    "the first 512 bytes of a young shard's log are overwritten with zeros, then --repair",
+    "the records of the topic that was made there are kept as recovered-…, and counted; no seq is given twice",
+)
+def test_the_beginning_of_a_log_without_snapshot_is_lost() -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    for i in range(1, 61):
+        h.append("t", *numbered(i, 1))
+    h.kill()
+    d = Damaged(h.disk, {}, h.clock.wall_ms())
+    path = next(d.envelopes())[0]
+    overwrite(d.disk, path, bytes(512) + d.bytes(path)[512:])
+    repaired = d.repair()
+    ((name, count),) = repaired.recovered.items()
+    assert any(
+        f"{name}: its real name was in the part of the log that is lost; it has {count}" in note
+        for note in repaired.notes
+    )
+    h = d.open()
+    rows, gaps = h.read(name)
+    first = rows[0][0]
+    assert rows == [(i, numbered(i, 1)[0]) for i in range(first, 61)]
+    assert (count, gaps) == (61 - first, [(1, first - 1, "corrupt")] if first > 1 else [])
+    assert h.append(name, b"x").first_seq == 61
+    assert not d.damage()
+
+
+@fault(
+    "log file",
+    "both snapshots are missing, with a topic that had no segment yet, then --repair",
+    "its records in the log are kept as recovered-…, with those of the other topics",
+)
+def test_a_topic_that_only_a_lost_snapshot_and_the_log_know() -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    h.put("stored", FSYNC)
+    rotate(h, "stored", 1, 30)
+    h.checkpoint()
+    h.append("stored", *numbered(31, 1))
+    h.checkpoint()
+    h.append("t", *numbered(1, 3))
+    h.kill()
+    d = Damaged(h.disk, {}, h.clock.wall_ms())
+    for path in h.snapshots():
+        lose(d.disk, path)
+    repaired = d.repair()
+    assert sorted(repaired.recovered.values()) == [3, 31]
+    h = d.open()
+    assert sorted(len(h.rows(name)) for name in repaired.recovered) == [3, 31]
+    assert not d.damage()
+
+
+@fault(
+    "log file",
+    "every log file of a shard without a snapshot is full of zeros",
+    "the shard starts read-only, verify calls it damage, and a repair lets it start",
+)
+@pytest.mark.parametrize("kept", [0, 64])
+def test_a_log_of_zeros_is_damage(kept: int) -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    h.append("t", *numbered(1, 3))
+    h.rest()
+    h.kill()
+    d = Damaged(h.disk, {}, h.clock.wall_ms())
+    paths = [path for path in d.disk.paths() if path.startswith(WAL_DIR)]
+    for path in paths:
+        data = d.bytes(path)
+        overwrite(d.disk, path, data[:kept] + bytes(len(data) - kept))
+    assert d.open().engine.shard.read_only
+    (finding,) = d.damage()
+    assert "nothing is left" in finding.what
+    d.repair()
+    h = d.open()
+    assert h.engine.shard.read_only is None
+    h.put("t", FSYNC)
+    assert not d.damage()
+
+
+@fault(
+    "log file",
+    "all that was written to the newest log file is overwritten, but for its first 8 bytes, then --repair",
+    "not taken for a file of a later version: what it may have held is announced, and the shard starts",
+)
+@pytest.mark.parametrize("rot", [b"\xff" * 400, b"x" * 400, random.Random(7).randbytes(400)])
+def test_a_rotten_header_is_not_a_later_version(rot: bytes) -> None:
+    h = Harness(CONFIG)
+    h.put("t", FSYNC)
+    h.append("t", *numbered(1, 3))
+    h.kill_and_open()
+    h.kill()
+    d = Damaged(h.disk, {"t": [(i, numbered(i, 1)[0]) for i in range(1, 4)]}, h.clock.wall_ms())
+    path = [path for path, _ in d.envelopes()][-1]
+    overwrite(d.disk, path, d.bytes(path)[:8] + rot + d.bytes(path)[408:])
+    gone = assert_repaired(d)
+    assert gone.get("t", [4])[0] == 4
+
+
 def entry_with(d: Damaged, text: bytes) -> tuple[str, int]:
     """Where an entry with this text begins."""
     return next((p, e.start) for p, e in d.envelopes() if text in d.bytes(p)[e.start : e.end])

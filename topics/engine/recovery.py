@@ -302,6 +302,9 @@ class Recovery:
             )
         elif self._lost_start is not None:
             self._rotten(f"{self._lost_start}: the first entry of the file is damaged, though it was synced")
+        elif not files and len(self._unused) > 1:
+            # The second one is made only when the first has an entry.
+            self._rotten(f"{self._unused[0][0]}: nothing is left of what was written to the log")
         elif self._emptied:
             self._rotten(
                 f"{self._emptied[0]}: the file was cut off: log entries after {last_lsn} are missing"
@@ -585,4 +588,4 @@ def latched_in(disk: Disk, meta_dir: str, number: int) -> bool:
     if not disk.exists(path):
         return False
     text = read_file(disk, path)
-    return not text.isdigit() or int(text) >= number
+    return not text.isdigit() or len(text) > 20 or int(text) >= number

@@ -9,7 +9,8 @@ lies under its old path in the quarantine.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import re
+from collections.abc import Container, Generator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -32,7 +33,7 @@ from topics.engine.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.marks import read_deleted
 from topics.engine.overlay import OverlayDisk
 from topics.engine.ports import Clock, Disk, SegmentStore
-from topics.engine.salvage_log import SEQS_UNKNOWN, LogWalk, rewrite_log
+from topics.engine.salvage_log import SEQS_UNKNOWN, Hole, LogWalk, new_name, rewrite_log
 from topics.engine.salvage_segments import (
     Salvage,
     file_or_nothing,
@@ -60,6 +61,7 @@ from topics.engine.writes import NAME
 
 PLAN_MAGIC = b"TPCSPLN\0"
 QUARANTINE = "quarantine"
+TOPIC_DIR = re.compile(r"[0-9a-f]{16}")
 LOST_IDS = 1 << 36  # as many ids as nobody can have given, and few of those that there are
 
 
@@ -80,6 +82,8 @@ class Repaired:
     after: Found | None = None  # None: nothing was damaged
     losses: list[tuple[str, int, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what cannot be known or undone
+    named: dict[str, str] = field(default_factory=dict)  # topics that got a name, and where theirs was
+    recovered: dict[str, int] = field(default_factory=dict)  # the same, and how many records they have
     quarantined: list[str] = field(default_factory=list)
     cold: list[str] = field(default_factory=list)  # files of the cold tier that are not needed any more
 
@@ -134,6 +138,12 @@ def _settle(
         lost += [(log.name, first, last) for first, last, reason in log.view.losses
                  if reason == "corrupt" and (first, last, reason) not in seen[log.name]]  # fmt: skip
     done.losses += [loss for loss in lost if loss not in done.losses]
+    for name, where in done.named.items():
+        count = done.recovered[name] = engine.shard.published[name].view.count
+        done.notes.append(
+            f"topic {name}: its real name was in {where}; it has {count} records, and "
+            f"`topics read {name} --json | topics pub NAME --records` copies them to a topic of that name"
+        )
     engine.close()
 
 
@@ -194,24 +204,32 @@ class _Mender:
         files = [file.scanned.envelopes for file in self._found.log.files if file.scanned is not None]
         if min((envelope.lsn for envelopes in files for envelope in envelopes), default=0) == 1:
             return None, []
-        return _Rebuilder(self._disk, self._config, self._found, self._done).state()
+        rebuilder = _Rebuilder(self._disk, self._config, self._shards, self._found, self._done)
+        if not self._found.bad_snapshots and not rebuilder.has_segments:
+            return (
+                None,
+                [],
+            )  # there never was a checkpoint: the log begins with its first entry, which is missing
+        return rebuilder.state()
 
     def _mend_log(self, rows: list[TopicRow], base_lsn: int) -> None:
         log = self._found.log
         if self._found.newest is None:
             applied = max([base_lsn, *(row.applied_lsn for row in rows)])
             log = LogWalk(log.files, base_lsn, applied, sound=self._found.is_sound).run()
+            if base_lsn:
+                # Segments hold what lies before the first entry, but for the names of topics that had none yet.
+                log.holes.insert(0, Hole(0, 0, 0, "", 0, 0, "", begins_file=False))
         said = rewrite_log(
             self._disk, self._config.shard_dir, log, rows,
             base_lsn=base_lsn, ts=self._now_ms, shard=self._config.shard, shards=self._shards,
         )  # fmt: skip
-        if self._found.is_clean and log.last_lsn == base_lsn and not log.holes:
+        holes = [hole for hole in log.holes if hole.what]
+        if self._found.is_clean and log.last_lsn == base_lsn and not holes:
             self._clean_lsn = said.last_lsn  # still a clean stop: no power cut can have taken anything
         self._done.losses += said.losses
-        self._done.notes += [
-            f"topic {name}: its real name was in the part of the log that is lost" for name in said.named
-        ]
-        for hole in log.holes:
+        self._done.named.update(dict.fromkeys(said.named, "the part of the log that is lost"))
+        for hole in holes:
             self._done.notes.append(
                 f"{hole.path}: {hole.what}; deletes and changes of topics in them are undone"
             )
@@ -328,12 +346,21 @@ class _Rebuilder:
     the records of small topics, each of which has its own digest. Counts and floors are made again.
     """
 
-    def __init__(self, disk: OverlayDisk, config: EngineConfig, found: Found, done: Repaired) -> None:
+    def __init__(
+        self, disk: OverlayDisk, config: EngineConfig, shards: int, found: Found, done: Repaired
+    ) -> None:
         self._disk = disk
         self._config = config
+        self._shards = shards
         self._found = found
         self._done = done
         self._meta_dir = f"{config.shard_dir}/meta"
+
+    @property
+    def has_segments(self) -> bool:
+        own = own_ids(None, self._config)
+        names = self._disk.list(self._config.topics_dir)
+        return any(int(name, 16) in own for name in names if TOPIC_DIR.fullmatch(name))
 
     def state(self) -> tuple[ShardRow, list[TopicRow]]:
         head, hints = self._hints()
@@ -349,7 +376,8 @@ class _Rebuilder:
                 seen.add(topic)
             if topic in own:
                 ids.add(topic)
-        rows = [self._row(topic, hints.get(topic)) for topic in sorted(ids)]
+        taken = {hint.name for hint in hints.values()}
+        rows = [self._row(topic, hints.get(topic), taken) for topic in sorted(ids)]
         first = min(
             (e.lsn for file in self._found.log.files if file.scanned for e in file.scanned.envelopes),
             default=1,
@@ -397,13 +425,13 @@ class _Rebuilder:
         own = own_ids(head, self._config)
         return row.id in own or (head is None and own.first_id > row.id)
 
-    def _row(self, topic: int, hint: TopicRow | None) -> TopicRow:
+    def _row(self, topic: int, hint: TopicRow | None, taken: Container[str]) -> TopicRow:
         directory = f"{self._config.topics_dir}/{topic:016x}"
-        name = hint.name if hint is not None else f"recovered-{topic}"
+        name = hint.name if hint is not None else new_name(topic, taken, self._config.shard, self._shards)
         config = hint.config if hint is not None else TopicConfig(durability="fsync")
         row = TopicRow(topic, name, config, 0, 0, 1, 0, 0, 0, 0, [], 0, [], [], 0, [], [], bytes(8), False)
         if hint is None:
-            self._done.notes.append(f"topic {name}: its real name was in the snapshots that are lost")
+            self._done.named[name] = "the snapshots that are lost"
         self._segments(row, directory)
         if hint is not None and not row.segments and hint.inline is not None:
             self._inline(row, hint.inline)

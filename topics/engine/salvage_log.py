@@ -8,6 +8,7 @@ missing entries did cannot be known: deletes and config changes in them are undo
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -246,8 +247,15 @@ class LogWalk:
             begins_file = seqs == SEQS_UNKNOWN or bool(self._without_entries())
             path = last.path if last else ""
             self._hole(log.last_lsn + 1, self._known, path, 0, seqs, what, begins_file=begins_file)
+        elif (rotten := self._rotten_at_end(last)) is not None:
+            what = f"no entry of the file behind entry {log.last_lsn} can be read"
+            self._hole(log.last_lsn + 1, log.last_lsn + 1, rotten.path, 0, _seqs_in(rotten.size), what)
         elif last is None and self._base_lsn:
             self._check_lone_file()
+        elif last is None and len(log.files) > 1 and not any(file.scanned for file in log.files):
+            # The second file is made only when the first has an entry.
+            what = "nothing is left of what was written to the log"
+            self._hole(1, 1, log.files[0].path, FILE_HEADER_BYTES, SEQS_UNKNOWN, what)
         elif emptied is not None:
             what = f"the log after entry {log.last_lsn} is cut off"
             self._hole(
@@ -264,6 +272,13 @@ class LogWalk:
                 what,
                 begins_file=False,
             )
+
+    def _rotten_at_end(self, last: LogFile | None) -> LogFile | None:
+        """The newest file, when its header has rotted and nothing behind it can be read."""
+        newest = self.log.files[-1] if self.log.files else None
+        if newest is None or newest is last or newest.foreign or newest.cut or newest.scanned is not None:
+            return None
+        return newest if newest.problem else None
 
     def _check_lone_file(self) -> None:
         """No entry of the log can be read. The active file outlives every checkpoint: it was there, and so may have been acked
@@ -610,17 +625,22 @@ class _Announcer:
 
     def _name_again(self, topic: int) -> bytes:
         """The entry that made this topic is gone, and with it the name. It gets one that this shard owns."""
-        attempt = 0
-        name = f"recovered-{topic}"
-        taken = {*self._names.values(), *self._owners}
-        while shard_of(name, self._shards) != self._shard or name in taken:
-            attempt += 1
-            name = f"recovered-{topic}-{attempt}"
+        name = new_name(topic, {*self._names.values(), *self._owners}, self._shard, self._shards)
         self._names[topic] = name
         self._topics[topic] = _Known(0, "fsync", 0)
         self.said.named.append(name)
         created = TopicCreated(name, TopicConfig(durability="fsync"), 0)
         return frames.encode_control(frames.TOPIC_CREATE, topic, self._ts, created)
+
+
+def new_name(topic: int, taken: Container[str], shard: int, shards: int) -> str:
+    """A name for a topic whose own is lost: one that belongs to this shard."""
+    attempt = 0
+    name = f"recovered-{topic}"
+    while shard_of(name, shards) != shard or name in taken:
+        attempt += 1
+        name = f"recovered-{topic}-{attempt}"
+    return name
 
 
 def _last_unknown(known: _Known, hole: Hole) -> int:

@@ -36,6 +36,7 @@ ENVELOPE_MAGIC = b"ENV1"
 ENVELOPE = struct.Struct("<4sIQQQQ")
 ENVELOPE_BYTES = 48
 SHOWN_ENVELOPE_BYTES_MAX = 256 << 20  # what a tool reads at once; no envelope is that long
+VERSION_MAX = 0xFFFF  # no version of the format gets that far: a larger number is rot
 _SEARCH_BYTES = 1 << 20
 OWN_SALT_PASSES = 8  # how many times over a file may be hashed in search of envelopes, at some 10 GB/s
 
@@ -119,10 +120,12 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
     if len(head) < FILE_HEADER_BYTES:
         return None
     magic, version, _, stored_number, salt, capacity = FILE_HEADER.unpack(head[:56])
-    if magic == MAGIC and version not in (0, frames.FORMAT_VERSION) and not _holds_envelope(data):
-        raise UnsupportedFormat(path, version)  # 0 is a header that was being written
+    is_rotten = version > VERSION_MAX and not is_blank(data)
+    is_other = version not in (0, frames.FORMAT_VERSION)  # 0 is a header that was being written
+    if magic == MAGIC and is_other and not is_rotten and not _holds_envelope(data):
+        raise UnsupportedFormat(path, version)
     if xxh3_64_digest(head[:56]) != head[56:]:
-        if _holds_envelope(data):
+        if _holds_envelope(data) or (magic == MAGIC and is_rotten):
             raise Corrupt(path, 0, "the file header does not agree with its digest")
         return None
     if magic != MAGIC:
