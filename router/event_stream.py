@@ -46,9 +46,11 @@ class EventStream(Watcher):
         self._spec = spec
         self._starts = opened.cursors
         self._start_epochs = opened.epochs
-        self._heard: dict[str, bytes] = {}  # of topics whose change was told, what ids say of it
-        for topic in opened.told:
-            self._has_told(topic, opened.epochs[topic])
+        self._heard: dict[
+            str, tuple[EpochChange, bytes]
+        ] = {}  # of topics whose change was told, what ids say of it
+        for topic, change in opened.told.items():
+            self._has_told(topic, change)
         self._gone: dict[str, EpochChange] = {}  # topics that were deleted, should they be made again
         self._on_closed = on_closed
         self._sink: Sink | None = None
@@ -129,18 +131,27 @@ class EventStream(Watcher):
             change = change.following(self._gone.pop(topic))
         self.epochs[topic] = change.following(self.epochs.get(topic))
         if change.before or topic in self._heard:
-            self._has_told(topic, sub.epoch)
+            heard = self._heard.get(topic)
+            self._has_told(topic, change.following(heard[0] if heard else None))
         if sub.cursor or change.before:  # else it is saved when the cursor is
             if not self.moved:
                 self._desk.has_moved(self)
             self.moved[topic] = sub.cursor
 
-    def _has_told(self, topic: str, epoch: str) -> None:
+    def _has_told(self, topic: str, change: EpochChange) -> None:
         """Ids say so from now on. Of more than HEARD_MAX topics the first are left out: a client that comes back may be told again."""
         self._heard.pop(topic, None)
-        self._heard[topic] = event_ids.heard_piece(topic, epoch)
+        self._heard[topic] = change, event_ids.heard_piece(topic, change.epoch)
         if len(self._heard) > HEARD_MAX:
             del self._heard[next(iter(self._heard))]
+
+    def _heard_pieces(self) -> list[bytes]:
+        """What ids say beside cursors: only where the cursor could be one of the epoch before."""
+        return [
+            piece
+            for topic, (change, piece) in self._heard.items()
+            if topic in self.subs and change.low <= self.subs[topic].cursor <= change.high
+        ]
 
     def take(self, sub: Sub, news: News) -> None:
         if news.tombstone is not None:
@@ -222,14 +233,14 @@ class EventStream(Watcher):
             if piece is None:
                 piece = sub.piece = event_ids.piece(sub.topic, sub.cursor)
             pieces.append(piece)
-        return event_ids.join((*pieces, *self._heard.values()))
+        return event_ids.join(pieces + self._heard_pieces())
 
     def _short_id(self) -> bytes:
         """What has moved since the last save that is certain to be known."""
         pieces = [event_ids.piece(event_ids.SAVE, self.save)]
         for topic, cursor in (self.saving | self.moved).items():
             pieces.append(event_ids.piece(topic, cursor))
-        return event_ids.join((*pieces, *self._heard.values()))
+        return event_ids.join(pieces + self._heard_pieces())
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ blanks to a multiple of three bytes, so that the texts of the pieces can be kept
 An id comes back in the head of a request, which is bounded. A stream of more topics than `name_all` allows names only those
 that have moved since a save of its session, and under `#`, which no topic is called, the number of that save.
 
-A cursor alone does not say which epoch it is of. After a stream has told that a topic was created again, its ids say so under
-`#` and the topic's name, with a checksum of the epoch: the client that sends one has heard of it.
+A cursor alone does not say which epoch it is of. After a stream has told that a topic was created again, and while its cursor
+could be one of the epoch before, its ids say so under `#` and the topic's name, with a checksum of the epoch: the client that
+sends one has heard of it.
 """
 
 from __future__ import annotations

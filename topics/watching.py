@@ -176,7 +176,7 @@ class OpenedSession(msgspec.Struct, frozen=True, array_like=True):
     cursors: dict[str, int]
     save: int  # number of the last save: an id that names only changes builds on it
     epochs: dict[str, str] = {}  # of the topics whose epoch is known
-    told: list[str] = []  # topics with an EpochChange that is told: event ids go on to say so
+    told: dict[str, EpochChange] = {}  # the changes that were told: event ids go on to say so
 
 
 encode = msgspec.msgpack.encode

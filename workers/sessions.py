@@ -489,5 +489,9 @@ def _too_many_bytes(whose: str, most: int) -> Throttled:
 
 
 def _opened(session: _Session) -> OpenedSession:
-    told = [topic for topic, change in session.changes.items() if session.epochs.get(topic) == change.epoch]
+    told = {
+        topic: change
+        for topic, change in session.changes.items()
+        if session.epochs.get(topic) == change.epoch
+    }
     return OpenedSession(session.spec, dict(session.cursors), session.save, dict(session.epochs), told)

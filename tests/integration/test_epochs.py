@@ -5,6 +5,8 @@ Method: an outside client of a real server; the topic is created again while the
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +161,12 @@ def test_a_stream_that_has_told_of_a_new_topic_goes_on_after_its_ids(
             stream = open_stream(shared_server, session, last_event_id=again)
             assert {frame.event for frame in stream.until_caught_up(len(session["topics"]))} == {"caught-up"}
             stream.close()
+    shared_server.write(topic, "d", "e", "f")
+    stream = open_stream(shared_server, sessions[0], last_event_id=last_id)
+    stream.until_caught_up(1)
+    named = json.loads(urlsafe_b64decode(stream.last_id + "=" * (-len(stream.last_id) % 4)))
+    assert named == {topic: 6}  # beyond every cursor of the old topic: cursors alone again
+    stream.close()
 
 
 def test_a_new_watch_takes_epochs_and_names_them(shared_server: Server, topic: str) -> None:

@@ -565,7 +565,7 @@ def test_a_client_whose_id_says_that_it_has_heard_is_not_told_again() -> None:
     sessions.create(CreateSession("w", b"", PLAIN, {"a": 10}, {"a": "1.0"}), T0)
     opened(sessions, 1, made({"a": 10}))
     changed(sessions, 1, 10, EpochChange("2.0", "1.0", 1, 10))
-    assert opened(sessions, 1).told == ["a"]
+    assert list(opened(sessions, 1).told) == ["a"]
     pieces = [event_ids.piece("a", 10), event_ids.heard_piece("a", "1.5")]
     found = opened(sessions, 1, event_ids.join(pieces).decode())  # of an epoch in between
     assert (found.cursors, found.epochs, found.told) == ({"a": 10}, {"a": "1.0"}, [])
