@@ -296,6 +296,8 @@ class Connection:
         gone = {name: data[name] for name in ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")}
         if data["reason"] == "recreated":
             self._page(frame, topic, data["head_seq"] + 1, cursors[topic], data["head_seq"], [], gone)
+        elif data["earliest_seq"] <= data["gap_to"] or data["gap_to"] < data["gap_from"]:
+            self._head_went_back(frame, topic)
         else:
             cursor = self._cursor(topic, data["gap_from"] - 1, frame)
             if data["gap_from"] <= cursor:
@@ -304,6 +306,18 @@ class Connection:
                 self._page(frame, topic, cursor, data["gap_from"] - 1, data["head_seq"], [])
             self._page(frame, topic, data["gap_from"] - 1, data["gap_to"], data["head_seq"], [], gone)
         self.caught_up.discard(topic)
+
+    def _head_went_back(self, frame: Frame, topic: str) -> None:
+        """Seqs up to the cursor were given twice: reading goes on at the first of them, with the records that have them now."""
+        first = frame.data["gap_from"]
+        if topic not in self.session.watches.made_again:
+            self.blame(topic, "its head went back, and nothing crashed that its class would feel", frame)
+        if frame.data["earliest_seq"] != first:
+            self.blame(topic, f"it does not go on at {first}", frame)
+        cursor = self._cursor(topic, first - 1, frame)
+        if cursor < first - 1:
+            self._page(frame, topic, cursor, first - 1, frame.data["head_seq"], [])
+        self.cursors[topic] = first - 1
 
     def _caught_up(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
         head = frame.data["head_seq"]
