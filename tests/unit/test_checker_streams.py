@@ -114,6 +114,10 @@ BROKEN: dict[str, tuple[str, Change]] = {
     "a silent gap": ("lost", lambda t: t.second.frames.pop(0)),
     "a gap that is too long": ("tombstone", lambda t: frame(t.second, 0, gap_to=6, id=event_id(t=6))),
     "a gap before the cursor": ("stream", lambda t: frame(t.second, 0, gap_from=2)),
+    "a head that goes back and nothing crashed": (
+        "stream",
+        lambda t: frame(t.second, 0, gap_from=3, gap_to=3, earliest_seq=3, id=event_id(t=2)),
+    ),
     "an id that is too far": ("stream", lambda t: frame(t.second, 1, id=event_id(t=8))),
     "an id that is none": ("stream", lambda t: frame(t.second, 1, id="@")),
     "an id without a topic": ("stream", lambda t: frame(t.second, 1, id=event_id(u=1))),
