@@ -88,6 +88,14 @@ def records_of(server: Server, topic: str, **fields: Any) -> list[Json]:
     return list(ok(server.diff(topic, **fields))["records"])
 
 
+def check_lease(server: Server, topic: str, deadline: int, lease_ms: int) -> None:
+    """A lease of this length was given since the topic's first record, by the clock of its shard: that follows a wall clock which
+    jumped, because the machine stood still, only slowly. Writes a record to see what it says now."""
+    now = ok(server.write(topic, "now"))["last_seq"]
+    (first,), (last,) = records_of(server, topic, limit=1), records_of(server, topic, from_seq=now - 1)
+    assert first["$ts"] <= deadline - lease_ms <= last["$ts"]
+
+
 def data_of(server: Server, topic: str, **fields: Any) -> list[Any]:
     return [record["data"] for record in records_of(server, topic, **fields)]
 

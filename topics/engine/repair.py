@@ -205,11 +205,11 @@ class _Mender:
         if min((envelope.lsn for envelopes in files for envelope in envelopes), default=0) == 1:
             return None, []
         rebuilder = _Rebuilder(self._disk, self._config, self._shards, self._found, self._done)
-        if not self._found.bad_snapshots and not rebuilder.has_segments:
-            return (
-                None,
-                [],
-            )  # there never was a checkpoint: the log begins with its first entry, which is missing
+        # A layout that resharding wrote begins with a snapshot. The first one begins without: before a checkpoint the log is
+        # all there is, and its first entry is missing.
+        is_first = self._config.shard_dir.startswith("layout-1/")
+        if is_first and not self._found.bad_snapshots and not rebuilder.has_segments:
+            return None, []
         return rebuilder.state()
 
     def _mend_log(self, rows: list[TopicRow], base_lsn: int) -> None:
