@@ -18,7 +18,7 @@ may move cursors back or follow a loss begins an *era*, with numbers of its own,
 be lost, too. Within an era cursors only grow, so the last known save before one that was lost repeats some records and
 skips none. Where an era has no known save, the oldest save that is known has to do.
 
-A cursor is of an *epoch* of its topic (docs/http.md#epochs), which event ids do not name, so the session does. When a stream comes to
+A cursor is of an *epoch* of its topic (docs/http/read.md#epochs), which event ids do not name, so the session does. When a stream comes to
 another epoch it tells its client, who may never hear of it and come back with a cursor of the epoch before. Which cursors these
 can be is kept until an id shows that the client has heard, by saying so or by another cursor; with one of them the stream goes on in the epoch before, and tells again.
 """

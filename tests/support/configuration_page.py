@@ -22,9 +22,9 @@ GROUPS = {
 }
 # Where more is said.
 MORE = {
-    "api_keys": "[keys](http.md#keys)",
-    "allowed_hosts": "[web pages](http.md#web-pages)",
-    "cors_origins": "[web pages](http.md#web-pages)",
+    "api_keys": "[keys](http/access.md#keys)",
+    "allowed_hosts": "[web pages](http/access.md#web-pages)",
+    "cors_origins": "[web pages](http/access.md#web-pages)",
     "strict_settings": "[wrong settings](#wrong-settings)",
     "wal_shards": "[another number of shards](resharding.md)",
     "cold_dir": "[tiers](storage.md#tiers)",
@@ -36,7 +36,7 @@ MORE = {
     "reclaim_bytes_per_s": "[giving space back](storage.md#giving-space-back)",
     "wal_file_bytes": "each shard has two of them from the start",
     "max_body_bytes": "413 `payload_too_large`",
-    "strict_requests": "[unknown fields](http.md#unknown-fields)",
+    "strict_requests": "[unknown fields](http/basics.md#unknown-fields)",
     "max_topics": "429 `throttled`, as all of these",
     "max_memory_bytes": "[what an ack means](decisions/0002-commit-classes.md)",
     "txn_max_bytes": "[transactions](transactions.md#errors)",
@@ -76,7 +76,7 @@ TAIL = """
 | Variable | Default | Meaning | See |
 |---|---|---|---|
 | `TOPICS_URL` | http://127.0.0.1:4000 | where the server is | [which server](cli.md#which-server) |
-| `TOPICS_TOKEN` | – | its key; `TOPICS_API_KEY` is read where this is unset | [keys](http.md#keys) |
+| `TOPICS_TOKEN` | – | its key; `TOPICS_API_KEY` is read where this is unset | [keys](http/access.md#keys) |
 | `TOPICS_CONFIG` | `~/.config/topics/contexts.json` | saved servers, of the command | [contexts](cli.md#which-server) |
 | `NO_COLOR` | – | set: no colours, of the command | |
 

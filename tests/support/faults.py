@@ -1,4 +1,4 @@
-"""Marks a test as the one that shows what happens under a fault; docs/faults.md is made of these marks.
+"""Marks a test as the one that shows what happens under a fault; docs/appendix/faults.md is made of these marks.
 
 @fault("disk", "fsync of the log fails with EIO", "the shard turns read-only; nothing unsynced is acked")
 def test_...

@@ -1,4 +1,4 @@
-"""Makes docs/faults.md of the `fault` marks in tests/: `python -m tests.support.faults_catalogue` writes it.
+"""Makes docs/appendix/faults.md of the `fault` marks in tests/: `python -m tests.support.faults_catalogue` writes it.
 
 Only files that import the mark are collected, and no test is run: a few seconds instead of the whole suite's.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "appendix" / "faults.md"
 MARKER = "tests.support.faults import"
 
 # In the order of the page; every mark must name one of them.
@@ -111,17 +111,17 @@ def page(rows: dict[str, list[Row]]) -> str:
     count = sum(len(found) for found in rows.values())
     tests = {name for found in rows.values() for row in found for name in row.tests}
     parts = [
-        "# What can go wrong, and what happens then",
+        "# Fault catalogue",
         "",
-        f"**{count} faults, shown by {len(tests)} tests.** Each row is one thing that breaks, what users see of it, and the tests that "
-        "break it on purpose and look. Two rules hold in every row: a record is never served changed or invented, and a "
-        "record whose write was acknowledged never disappears without a word, unless the row says so.",
+        f"**{count} faults, shown by {len(tests)} tests.** Each row names one fault, what users see of it, and the tests that inject it. "
+        "Two rules hold in every row: the server never serves a record that was changed or made up, and an acknowledged "
+        "record is never lost silently, unless the row says so.",
         "",
-        "Words: *announced* means that readers get a tombstone with the exact range of seqs and the reason. *Read-only* means "
-        "that reads go on, writes are refused with the reason, and `/readyz` says so; where the end of the log is missing, nobody is "
-        "told that he has read everything. *Refused* means that the shard or server does not start, names the file, and changes nothing.",
+        "*Announced*: readers get a tombstone with the exact range of seqs and the reason. *Read-only*: reads go on, writes are "
+        "refused with the reason, and `/readyz` says so; while the end of the log is missing, no read reports that it has caught "
+        "up. *Refused*: the shard or server does not start, names the file, and changes nothing.",
         "",
-        "This page is made from the `fault` marks of the tests, and a test fails when it is not what they say. Make it again:",
+        "This page is generated from the `fault` marks of the tests, and a test compares the two. To generate it again:",
         "",
         "<!-- not run: it makes this page; tests/unit/test_faults_catalogue.py compares the two -->",
         "```bash",

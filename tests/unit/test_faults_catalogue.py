@@ -1,4 +1,4 @@
-"""Goal: docs/faults.md says what the tests show, all of it and nothing else.
+"""Goal: docs/appendix/faults.md says what the tests show, all of it and nothing else.
 
 Method: the page is made anew from the marks, in a process of its own, and compared with the one in the repository. The
 rules about marks are tested on marks made up here.

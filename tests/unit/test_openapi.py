@@ -41,7 +41,8 @@ from topics.http_errors import STATUS, error_body
 from workers import consumer_requests, forward_requests, requests, transaction_requests
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "http.md").read_text()
+PAGES = [*sorted((ROOT / "docs" / "http").glob("*.md")), ROOT / "docs" / "transactions.md"]
+PAGE = "".join(page.read_text() for page in PAGES)
 CONSOLIDATION_PAGE = (ROOT / "docs" / "consolidation.md").read_text()
 CONSUMERS_PAGE = (ROOT / "docs" / "consumers.md").read_text()
 DOCUMENT = openapi.document("1.2.3")

@@ -70,7 +70,7 @@ def _configured(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--lease", "lease_ms", type=duration, help="Queues: how long a worker has for a job before it is handed out again. [30s]"),
         click.option("--max-deliveries", type=click.IntRange(0), metavar="N", help="Queues: how often a job is handed out before it becomes a dead letter; 0: no limit."),
         click.option("--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="Queues: topic that dead letters are written to."),
-        click.option("--set", "settings", type=setting, multiple=True, metavar="NAME=VALUE", help="Any other setting: see the table of PUT in docs/http.md."),
+        click.option("--set", "settings", type=setting, multiple=True, metavar="NAME=VALUE", help="Any other setting: see the table of PUT in docs/http/topics.md."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)

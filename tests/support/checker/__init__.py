@@ -1,6 +1,6 @@
 """Judges a history: was everything that clients were told compatible with the contract?
 
-It knows docs/http.md and the guarantees of the four classes, and nothing of the code. It never blames a legal history: where
+It knows docs/http/ and the guarantees of the four classes, and nothing of the code. It never blames a legal history: where
 the order of two things cannot be known, both are allowed. Everything else must fit. How it goes about it:
 
 1. `shapes`: every request and answer has the fields that the contract names; others raise `Unknown`.

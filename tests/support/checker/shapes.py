@@ -1,4 +1,4 @@
-"""The fields of requests and answers, as docs/http.md names them."""
+"""The fields of requests and answers, as docs/http/ names them."""
 
 from __future__ import annotations
 
