@@ -406,6 +406,8 @@ class ShardCore:
         self.metrics.queued(len(requests_))
         batches = self.engine.counters["batches"]
         self._began_us = self._now_us()
+        if self.engine.shard.long:
+            self._end_late()
         outcome = self.engine.turn(requests_)
         self.metrics.turns.add(self._now_us() - self._began_us)
         self.metrics.queued(0)
@@ -415,6 +417,18 @@ class ShardCore:
                 earlier.append_ms = turn.append_ms
         self._turns_again = []
         return self._act(outcome, 0.0)
+
+    def _end_late(self) -> None:
+        """Commands with much work may not come to their end in time."""
+
+        def is_late(token: object) -> bool:
+            request = cast(Token, token)[1]
+            return self._began_us - request.received_us > request.budget_ms * 1000
+
+        for long in self.engine.shard.long.end(is_late):
+            peer, request = cast(Token, long.token)[:2]
+            error = NotReady("the request took too long and was given up; try again", **long.outcome)
+            self._refuse(peer, request, error)
 
     def _may_begin(self, token: Token) -> bool:
         """A read that was held may have waited too long, and is refused then."""
@@ -444,6 +458,7 @@ class ShardCore:
             self.engine.shard.withdraw_claims(lambda token: _is_claim_of(peer, token))
         # However long they have waited: a claim that went on would hand out jobs to nobody.
         self.engine.cold.withdraw(lambda token: cast(Token, token)[0] == peer)
+        self.engine.shard.long.end(lambda token: cast(Token, token)[0] == peer)
         self._reopen()
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:

@@ -21,6 +21,7 @@ from topics.engine.cold import READ_KIND
 from topics.engine.cold_files import MOVE_KIND
 from topics.engine.commands import Command
 from topics.engine.config import EngineConfig
+from topics.engine.errors import Stopping
 from topics.engine.group_commit import FULL_RETRY_MS
 from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.recovery import Recovery
@@ -112,7 +113,7 @@ class Engine(Background):
         shard = self.shard
         self.reader.cold.trim()  # whoever waited for blocks has looked at them by now, also after the last turn
         self._begin_group()
-        shard.begin_turn(self.clock.read(), busy=bool(requests))
+        shard.begin_turn(self.clock.read(), busy=bool(requests or shard.long))
         if self.clock.mono_ms >= self._trust_until_ms:
             self._trust_until_ms = self.clock.mono_ms + TRUST_MS
             self.reader.distrust()
@@ -123,6 +124,8 @@ class Engine(Background):
             if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
                 self._commit()
             handle(token, command)
+        if shard.long:
+            shard.long.go_on()
         self._commit()
         return self._finish_turn()
 
@@ -208,6 +211,8 @@ class Engine(Background):
         times: list[int] = []
         if self.shard.waiter_heap:
             times.append(self.shard.waiter_heap[0][0])
+        if self.shard.long:
+            times.append(self.clock.mono_ms)
         deliver_at_ms = self.shard.deliver_at_ms
         if deliver_at_ms is not None:
             times.append(deliver_at_ms)
@@ -245,6 +250,9 @@ class Engine(Background):
                 f"{self._outstanding} jobs are still out; finish them before closing the engine"
             )
         self.stop_transactions()
+        for long in self.shard.long.end():
+            error = Stopping("the server is stopping; ask again after it is back", **long.outcome)
+            self.shard.ready.append((long.token, error))
         total = Outcome()
         self._drain(self.turn([]), total)
         self._rewrites.close()

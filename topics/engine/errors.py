@@ -13,6 +13,7 @@ TopicsError
 │       └── OverGrant     this shard's share of a cap over all shards is used up
 ├── ErasePutOff           deleted, but not yet erased: the disk is full, or the cold tier out of reach
 ├── ColdStoreFailed       what was asked for is in the cold tier, which does not answer; nothing changed
+├── Stopping              the server stops, and the command was not carried out to its end
 ├── ShardReadOnly         a write or sync failed, or the log is rotten; final until restart
 ├── Corrupt               bytes on disk are not what was written
 ├── UnsupportedFormat     a file of a version that this program does not know
@@ -319,6 +320,10 @@ class ColdStoreFailed(TopicsError):
 
     def __init__(self, message: str, **detail: object) -> None:
         super().__init__(message, tier="cold", **detail)
+
+
+class Stopping(TopicsError):
+    code = "shutting_down"
 
 
 class ShardReadOnly(TopicsError):

@@ -318,6 +318,11 @@ class GroupCommit(ABC):
         for op in logged + staged:
             if op.command is not None and not isinstance(op.command, Change):
                 shard.handle(op.token, op.command)  # a read: answered from what is published
+        for long in shard.long.end():
+            if isinstance(long.command, Change):
+                shard.ready.append((long.token, ShardReadOnly(reason, unknown=True)))
+            else:
+                shard.handle(long.token, long.command)
 
     def _give_up(self, ops: list[Op], error: ShardReadOnly) -> None:
         for op in ops:

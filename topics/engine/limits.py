@@ -35,6 +35,11 @@ LOG_FILES = 4
 LOG_CHECKPOINT_PARTS = 4
 LOG_RETRY_MS = 1000  # when whoever was refused may come again
 
+# Commands whose work grows with what a topic holds (long_commands.py), in units of about a microsecond.
+LONG_TURN_UNITS = 2000  # of a turn: for all that wait, and as much again for those that come with it
+LONG_SLICE_UNITS = 500  # of one of them, before the next one's turn
+LONG_COMMANDS_MAX = 64  # that wait; more are refused with 429
+
 # Idempotency memory per topic. Past it the oldest key is forgotten before its window ends:
 # at 100 keys a second a default window of two minutes holds 12 000.
 DEDUPE_KEYS_MAX = 100_000

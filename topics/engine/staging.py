@@ -26,6 +26,7 @@ from topics.engine.errors import (
     TopicNotFound,
     TopicsError,
 )
+from topics.engine.long_commands import LongCommand, LongCommands
 from topics.engine.reader import Reader
 from topics.engine.topic_ids import ID_STEP, OwnIds
 from topics.engine.topic_log import Op, Range, TopicLog
@@ -138,11 +139,13 @@ class Staging:
         self.counters: dict[str, int] = {}
         self._command: cmd.Command | None = None  # the one being handled
         self._handlers: dict[type, Callable[[object, Any], None]] = {}
+        self.long = LongCommands(self._enter, self._end_with)
 
     # -- a turn --------------------------------------------------------------------------------------------
 
     def begin_turn(self, now_ms: int, *, busy: bool) -> None:
         self.now_ms = now_ms
+        self.long.begin_turn()
         late = now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms
         if busy and late and not self.read_only and self._has_room_at_all():
             self.stage_time_ceiling(now_ms + limits.TIME_CEILING_STEP_MS)
@@ -186,9 +189,14 @@ class Staging:
         self._command = command
         try:
             self._handlers[type(command)](token, command)
-        except Postpone as postponed:
-            self.add_op(Op(postponed.log, token, command=command, later=True))
-        except (Conflict, TopicNotFound) as error:
+        except (Postpone, TopicsError, OSError) as error:
+            self._end_with(token, command, error)
+
+    def _end_with(self, token: object, command: cmd.Command, error: Exception) -> None:
+        """What becomes of a command whose handler, or whose work, raised this."""
+        if isinstance(error, Postpone):
+            self.add_op(Op(error.log, token, command=command, later=True))
+        elif isinstance(error, Conflict | TopicNotFound):
             # A conflict tells of what is staged, a 404 to a writer of a drop that readers do not see yet: neither may
             # leave before what it tells of is safe. A 404 to a reader tells of what is published, and leaves at once.
             known = self.staged if isinstance(error, Conflict) else self.published
@@ -197,13 +205,24 @@ class Staging:
                 self.add_op(Op(log, token, error, command=command))
             else:
                 self.ready.append((token, error))
-        except ColdMiss as miss:
-            self._wait_for_cold(token, command, miss)
-        except TopicsError as error:
+        elif isinstance(error, ColdMiss):
+            self._wait_for_cold(token, command, error)
+        elif isinstance(error, TopicsError):
             self.ready.append((token, error))
-        except OSError as error:
+        elif isinstance(error, OSError):
             # Only reads reach the disk from here; the log itself is written by the engine.
             self.ready.append((token, TopicsError(f"a file could not be read: {error}")))
+        else:
+            raise error
+
+    def _enter(self, long: LongCommand) -> None:
+        """A command goes on that has waited for its next slice."""
+        self._command = long.command
+        if long.log is None:
+            return
+        if long.log.dropped or long.log.view.dropped:
+            raise TopicNotFound(long.log.name)
+        self._touch(long.log)
 
     def _wait_for_cold(self, token: object, command: cmd.Command, miss: ColdMiss) -> None:
         """Ask again once the blocks are there. Nothing was changed by the first try."""
