@@ -159,7 +159,7 @@ def test_a_block_that_does_not_work_is_found(
 
 @pytest.mark.parametrize(
     ("language", "text"),
-    [("json", "{"), ("toml", "="), ("perl", "1"), ("", "$ ls\n"), ("text", "curl -s x\n")],
+    [("json", "{"), ("toml", "="), ("python", "def"), ("perl", "1"), ("", "$ ls\n"), ("text", "curl -s x\n")],
 )
 def test_a_block_that_cannot_be_right_is_found(language: str, text: str) -> None:
     with pytest.raises(AssertionError):

@@ -1,6 +1,6 @@
 """The pages' blocks of code, and what runs them: each page from top to bottom, as somebody who pastes all of it would.
 
-Shell and Python blocks are run and JSON and TOML ones parsed, unless a comment in front of the block says why not:
+Shell and Python blocks are run, JSON and TOML ones parsed, unless a comment in front of the block says why not (Python is compiled all the same):
 
     <!-- not run: it needs Docker -->
 
@@ -33,7 +33,7 @@ from tests.support.server import PATIENCE_S, ROOT
 SHELL, PYTHON = ("bash", "sh", "console"), "python"
 PARSED = {"json": json.loads, "toml": tomllib.loads}
 # What is only looked at. Everything else has to be named here, or run.
-SHOWN = {"", "text", "mermaid", "js", "sql", "html", "diff", "nginx", "yaml"}
+SHOWN = {"", "text", "mermaid", "js", "sql", "html", "diff", "nginx", "caddy", "yaml"}
 # Such lines are meant to be pasted, so their block has to say that it is one of a shell.
 COMMAND = re.compile(
     r"(\$ |(sudo |[A-Z_]+=\S+ )?(\.venv/bin/|(\./)?scripts/|curl |topics |topics-spark |docker |pip |python3? ))"
@@ -361,6 +361,11 @@ def check(block: Block) -> None:
         except ValueError as error:
             raise AssertionError(f"{block}: {error}") from error
         return
+    if block.language == PYTHON:
+        try:
+            compile(block.text, str(block), "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise AssertionError(f"{block}: {error}") from error
     if block.language in (*SHELL, PYTHON):
         return
     assert block.language in SHOWN, (
