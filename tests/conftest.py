@@ -5,6 +5,7 @@ Those of Spark lie at the very front: the process that gets the front of the lis
 
 from __future__ import annotations
 
+import secrets
 import signal
 import threading
 from pathlib import Path
@@ -25,27 +26,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the long form of tests that take a sample: every disk call, every planted bug, more examples and seeds",
     )
     parser.addoption(
-        "--day",
+        "--seed",
         type=int,
-        default=length.day,  # of the first process: all others are told, also behind midnight
-        help="which part of a sample has its turn; by default each day another one",
+        help="of all samples and random examples; with --long a fresh one is drawn and printed",
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     length.long = config.getoption("--long")
-    length.day = config.getoption("--day")
+    # Written back before the other processes are started, which are told all options: one seed for all of them, and for Hypothesis.
+    if config.option.seed is None:
+        config.option.seed = secrets.randbelow(10**9) if length.long else length.SEED
+    length.seed = config.option.seed
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(length.seed)
     # How long an example takes says more of the machine than of the code.
     settings.register_profile(
         "a run",
         max_examples=length.pick(short=40, long=400),
         deadline=None,
+        database=None,  # what an earlier run met is not in the seed
+        print_blob=True,
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("a run")
     # A shell's background job ignores Ctrl-C, and whatever it starts inherits that: tests send it to what they start.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {length.seed} (--seed {length.seed}{' --long' * length.long} draws the same samples)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

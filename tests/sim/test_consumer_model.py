@@ -31,7 +31,7 @@ pytestmark = pytest.mark.sim
 NODES = (b"a", b"b")
 TAGS = (b"x", b"y", None)
 LEASES_MS = (100, 1000, 5000)
-WALKS, WALKS_PER_TEST, STEPS = length.part(short=4, of=8, long=80), 4, 150
+WALKS, WALKS_PER_TEST, STEPS = length.seeds(short=4, long=80), 4, 150
 
 CHOICES: Choices = {
     "ack": ["explicit", "explicit", "all"],

@@ -6,7 +6,7 @@ that only looks leaves what the next one leaves, which must keep more promises);
 twice (the second time after another crash right away) and judged against what was acked. The same with each call failing
 once with EIO, and each that may need room with ENOSPC: the engine may refuse or turn read-only, reads go on, and after a
 restart everything acked is there. The calls are dealt over several tests, so that they run in parallel; a run takes each
-eighth of them, another day others, `--long` every one.
+eighth of them, `--long` every one.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def may_change(call: str) -> bool:
 
 
 def beginning(how: str) -> int:
-    """Where to begin, so that a kill and a power cut meet different calls when not all of them are taken, and others each day."""
+    """Where to begin, so that a kill and a power cut meet different calls when not all of them are taken."""
     some = length.some()
     return (length.turn(some) + (some // 2 if how == "kill" else 0)) % some
 

@@ -42,7 +42,7 @@ RARE = [
     "crashes, disk errors, full disks and clock jumps in any order over long runs",
     "what a model of the semantics says, at every step",
 )
-@pytest.mark.parametrize("first", length.part(short=4, of=8, long=200)[::SEEDS_PER_TEST])
+@pytest.mark.parametrize("first", length.seeds(short=4, long=200)[::SEEDS_PER_TEST])
 def test_random_walks(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         Walk(seed).run()
@@ -51,7 +51,7 @@ def test_random_walks(first: int) -> None:
 def test_topics_that_change_their_class() -> None:
     """Records in RAM and in the log under one name: which of them are there after a restart decides on their keys."""
     events: Counter[str] = Counter()
-    for seed in length.part(short=2, of=4, long=40):
+    for seed in length.seeds(short=2, long=40):
         events += Walk(seed, turning=True).run()
     assert events["key forgotten"] and events["dedupe hit"]
 
@@ -61,7 +61,7 @@ def test_topics_that_change_their_class() -> None:
     "segments move to a cold tier that fails, is down or is cut off by crashes, over long runs",
     "what a model of the semantics says, at every step; no erased payload is in either tier",
 )
-@pytest.mark.parametrize("first", length.part(short=2, of=4, long=80)[::SEEDS_PER_TEST])
+@pytest.mark.parametrize("first", length.seeds(short=2, long=80)[::SEEDS_PER_TEST])
 def test_walks_with_a_cold_tier(first: int) -> None:
     events: Counter[str] = Counter()
     for seed in range(first, first + SEEDS_PER_TEST):

@@ -18,7 +18,7 @@ from topics.engine import commands as c
 from topics.engine import forward_commands as f
 from topics.engine.config import TopicConfig
 
-SEEDS = length.part(short=10, of=20, long=200)
+SEEDS = length.seeds(short=10, long=200)
 STEPS = 60
 
 

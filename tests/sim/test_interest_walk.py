@@ -20,7 +20,7 @@ from topics.engine.errors import ConsumerOverlap
 
 pytestmark = pytest.mark.sim
 
-SEEDS, STEPS = length.part(short=2, of=4, long=40), 120
+SEEDS, STEPS = length.seeds(short=2, long=40), 120
 NAMES = ("a", "b", "c")
 TAGS = (b"x", b"y")
 FILTERS = ((), (), (("Eq", "x"),), (("Eq", "y"),))

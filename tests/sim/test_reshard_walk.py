@@ -77,7 +77,7 @@ class ReshardingWalk(Walk):
         self.driver = ReshardingDriver(seed)
 
 
-@pytest.mark.parametrize("seed", length.part(short=2, of=4, long=60))
+@pytest.mark.parametrize("seed", length.seeds(short=2, long=60))
 def test_walks_over_changes_of_the_number_of_shards(seed: int) -> None:
     walk = ReshardingWalk(seed)
     walk.run()

@@ -21,7 +21,7 @@ from topics.engine.errors import TopicsError
 
 pytestmark = pytest.mark.sim
 
-SEEDS, STEPS = length.part(short=2, of=4, long=30), 200
+SEEDS, STEPS = length.seeds(short=2, long=30), 200
 JITTER_MS = 50
 LATE_MS = 2  # by which a timer may come after its time
 NODES = (b"a", b"b", b"c")

@@ -1,11 +1,15 @@
-"""How far tests go that take a sample of what they could try: a little in every run, all of it with `pytest --long`."""
+"""How far tests go that take a sample of what they could try: the same little part in every run, much more with `pytest --long`.
+
+One seed is behind all samples. It is committed, so that a run says the same tomorrow; `--long` draws another one and prints it,
+and `--seed N` takes that one again.
+"""
 
 from __future__ import annotations
 
-import datetime
-
-day = datetime.date.today().toordinal()  # `pytest --day N` sets another one
-long = False  # tests/conftest.py says so before anything is collected: it may be asked while modules are imported
+SEED = 0
+# tests/conftest.py sets both before anything is collected: they may be asked for while modules are imported.
+seed = SEED
+long = False
 
 
 def pick(*, short: int, long: int) -> int:
@@ -23,19 +27,16 @@ def some() -> int:
 
 
 def turn(of: int) -> int:
-    """Whose turn it is among so many, from 0 on: what a sample leaves out today is looked at on another day."""
-    return day % of
+    """Which one of so many is in the sample, from 0 on."""
+    return seed % of
 
 
 def calls(count: int, *, each: int, shifted: bool = False) -> range:
-    """The numbers of so many calls, or one of `each` (at least one), others each day and when `shifted`; with `--long` all."""
+    """The numbers of so many calls, or one of `each` (at least one), others when `shifted`; with `--long` all."""
     each = pick(short=min(each, count), long=1)
     return range(1 + (turn(each) + shifted * (each // 2)) % each, count + 1, each)
 
 
-def part(*, short: int, of: int, long: int) -> range:
-    """So many of the first `of` seeds, each day others of them; with `--long` all up to `long`."""
-    if is_long():
-        return range(long)
-    first = short * turn(of // short)
-    return range(first, first + short)
+def seeds(*, short: int, long: int) -> range:
+    """Seeds for random walks: so many from that of the run on."""
+    return range(seed, seed + pick(short=short, long=long))

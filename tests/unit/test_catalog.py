@@ -532,7 +532,7 @@ class Cluster:
         assert worker.answers == [fits], (topics, size, self.total(), self.max_topics, self.max_bytes)
 
 
-@pytest.mark.parametrize("first", length.part(short=50, of=100, long=400)[::50])
+@pytest.mark.parametrize("first", length.seeds(short=50, long=400)[::50])
 def test_clusters_under_chance(first: int) -> None:
     denials = 0
     for seed in range(first, first + 50):

@@ -429,7 +429,7 @@ def test_earlier_plain_delete_can_not_be_erased_by_its_seq_any_more() -> None:
 def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
     """Crash at call 1, 2, 3 … of an erase, or at each eighth; returns how many calls it took."""
     some = length.some()
-    # Other calls for each of the two, and each day.
+    # Other calls for each of the two.
     first = 1 + (length.turn(some) + (how == "kill") * (some // 2)) % some
     for turn in itertools.count():
         number = first + turn * some

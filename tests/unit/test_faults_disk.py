@@ -2,8 +2,8 @@
 
 Method: one thing is done at a time on the simulated disk (a commit, a new log file, a checkpoint, a rewrite, an erase, a
 start), and one call of one kind in it fails once, with each of the errors that a disk has (with `--long`; a run takes one of each
-sort, another day another one): the first such call, the last, and some between. Then the shard is read, used again, killed, started, cut off and started, and everything that was
-acknowledged must be there each time.
+sort): the first such call, the last, and some between. Then the shard is read, used again, killed, started, cut off and
+started, and everything that was acknowledged must be there each time.
 """
 
 from __future__ import annotations

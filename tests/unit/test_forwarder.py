@@ -592,7 +592,7 @@ def test_a_source_in_memory_that_starts_anew(who: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", length.part(short=10, of=30, long=30))
+@pytest.mark.parametrize("seed", length.seeds(short=10, long=30))
 def test_any_number_of_deaths_loses_and_doubles_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(forwarder, "BATCH_RECORDS", rng.choice((1, 2, 5)))

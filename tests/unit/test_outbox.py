@@ -213,7 +213,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", length.part(short=5, of=10, long=60))
+@pytest.mark.parametrize("seed", length.seeds(short=5, long=60))
 def test_any_number_of_deaths_loses_and_doubles_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(outbox, "BATCH_LETTERS", rng.choice((1, 2, 5)))

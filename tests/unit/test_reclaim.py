@@ -174,7 +174,7 @@ class Twins:
         return self.swaps + self.one.engine.counters["swaps"]
 
 
-@pytest.mark.parametrize("seed", length.part(short=4, of=8, long=8))
+@pytest.mark.parametrize("seed", length.seeds(short=4, long=8))
 def test_no_reader_can_tell_whether_space_is_given_back(seed: int) -> None:
     assert Twins(seed).walk(90) > 3, "nothing was written again: this proves nothing"
 

@@ -347,7 +347,7 @@ def test_walks(
     config: TopicConfig, size: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size(monkeypatch)
-    for seed in length.part(short=6, of=12, long=12):
+    for seed in length.seeds(short=6, long=12):
         try:
             Walk(seed, config).run(40)
         except Exception as problem:

@@ -72,7 +72,7 @@ def test_a_sound_shard_is_sound_and_left_alone(clean: bool) -> None:
 
 
 @fault("verify", "the power went at some moment", "the directory is called sound: a start will settle it")
-@pytest.mark.parametrize("seed", length.part(short=10, of=20, long=20))
+@pytest.mark.parametrize("seed", length.seeds(short=10, long=20))
 def test_a_shard_after_a_power_cut_at_any_moment_is_sound(seed: int) -> None:
     rng = random.Random(seed)
     h = Harness(msgspec.structs.replace(CONFIG, rewrite_dead_share=0.3), seed=seed)
@@ -218,9 +218,6 @@ FIELDS = [
     ],
 )  # fmt: skip
 def test_a_flipped_bit_is_named_and_repaired(where: str, expected: str, place: Place) -> None:
-    number = [place for *_, place in FIELDS].index(place)
-    if not length.is_long() and (number + length.turn(2)) % 2:
-        pytest.skip("its turn is on another day; --long takes all of them")
     d = shard()
     path, offset = place.find(d)
     d.flip(path, offset, place.bit)
