@@ -196,6 +196,16 @@ class NextByTag:
 
 
 @dataclass(slots=True)
+class RecordsAt:
+    """Chosen records, those that are still live: what a shard asks itself once it has found the seqs that a read is about."""
+
+    topic: str
+    topic_id: int
+    seqs: list[int]
+    more: bool = False
+
+
+@dataclass(slots=True)
 class CountByTag:
     """Live records per matching tag, for up to `limit` tags greater than `after`."""
 
@@ -249,6 +259,7 @@ Command: TypeAlias = (
     | ListTopics
     | LastByTag
     | NextByTag
+    | RecordsAt
     | CountByTag
     | ListDeleted
     | consumer_commands.ConsumerQuery

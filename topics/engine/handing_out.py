@@ -507,7 +507,7 @@ class HandingOut(Writes, Queries):
                     gone = gone[~needed(log, other, gone)]
         ranges = ranges_of(gone)
         if ranges and self.has_room(CONTROL_BYTES + len(ranges) * SEQ_BYTES):
-            self._log_delete(log, ranges, op, erase=False)
+            self._log_delete(log, ranges, op)
             self.touched[log.id] = log
 
 

@@ -165,7 +165,7 @@ class Letters(Consumers):
         for name, seqs in by_consumer.items() if command.done else ():
             # Only now: what one of them deletes may have been on its way for another, and counts there.
             if not name:
-                self._log_delete(log, as_ranges(sorted(seqs)), op, erase=False)
+                self._log_delete(log, as_ranges(sorted(seqs)), op)
             else:
                 self._retire_into(log, consumers.find(name), seqs, op)
         if not consumers.letters:

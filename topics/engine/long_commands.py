@@ -1,8 +1,8 @@
 """Commands whose work grows with what a topic holds: a slice of them each turn, so that others do not wait for them.
 
 A handler passes such a command on as a generator, `Work`. It yields now and then what it has done since the last yield, in
-units of about a microsecond, which are counted and not measured; so the same requests take the same turns. It ends by answering
-as a handler does: by an op, by `_answer`, or by raising an error.
+units of about a microsecond, which are counted and not measured; so the same requests take the same turns. The last thing it does,
+with no yield after it, is to answer as a handler does: by an op, by `_answer`, by another command, or by raising an error.
 
     start     a first slice at once, within what the turn has left for first slices: little work is answered in its turn
     go_on     each turn: a slice for each that waits, by turns, until the share of a turn is used up
@@ -79,14 +79,21 @@ class LongCommands:
             self._room -= long.advance(self._room)
             if long.done:
                 return
-        if len(self._line) >= limits.LONG_COMMANDS_MAX:
+        try:
+            self.check_room()
+        except Throttled:
             work.close()
+            raise
+        self._line.append(long)
+
+    def check_room(self) -> None:
+        """Work that changes something asks before it begins with that: what is refused must have changed nothing."""
+        if len(self._line) >= limits.LONG_COMMANDS_MAX:
             raise Throttled(
                 "too many commands with much work are under way already; come back later",
                 limit="long_commands",
                 max=limits.LONG_COMMANDS_MAX,
             )
-        self._line.append(long)
 
     def go_on(self) -> None:
         """A turn's share of work."""

@@ -6,7 +6,7 @@ A long poll registers before it looks, so that no append between the two is miss
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -17,9 +17,12 @@ from topics.engine import frames, limits
 from topics.engine.control import Deletion
 from topics.engine.errors import InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.index import SMALL, Chunk
+from topics.engine.long_commands import Work
 from topics.engine.open_segments import DamagedSegment
 from topics.engine.segments import BLOCK_BYTES
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
+from topics.engine.subjects import TagMatch
+from topics.engine.tags import scan
 from topics.engine.topic_log import Loss, Op, Range, TopicLog
 
 WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
@@ -209,17 +212,63 @@ class Queries(Staging):
                     break
                 yield name
 
+    # -- by tag: the tags are looked through in slices ------------------------------------------------------
+
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
         log = self._for_read(command.topic)
         self._refuse_the_latest()
-        if command.each:
-            tags, more = tags_page(log, command)
+        work = self._last_of_each(token, log, command) if command.each else self._newest(token, log, command)
+        self.long.start(token, command, log, work)
+
+    def _last_of_each(self, token: object, log: TopicLog, command: cmd.LastByTag) -> Work:
+        seqs: list[int] = []
+        more, after = True, command.after
+        while more and not seqs:  # a page of tags that have gone meanwhile would have no cursor
+            tags, more = yield from tags_page(log, command, after)
             seqs, all_fit = self._last_seqs(log, tags, command.max_bytes or limits.DIFF_BYTES_MAX)
-            self._answer_records(token, log, seqs, more=more or not all_fit)
-        else:
-            tags = log.tags.names(command.match)
-            newest = max((log.tags.last(tag, log.are_live) for tag in tags), default=0)
-            self._answer_records(token, log, [newest] if newest else [])
+            more = more or not all_fit
+            after = tags[-1] if tags else b""
+        self.handle(token, cmd.RecordsAt(log.name, log.id, seqs, more))
+
+    def _newest(self, token: object, log: TopicLog, command: cmd.LastByTag) -> Work:
+        seq = yield from self._one_of(log, command.match, max, lambda tag: log.tags.last(tag, log.are_live))
+        self.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else []))
+
+    def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
+        log = self._for_read(command.topic)
+        self.long.start(token, command, log, self._first(token, log, command))
+
+    def _first(self, token: object, log: TopicLog, command: cmd.NextByTag) -> Work:
+        seq = yield from self._one_of(
+            log,
+            command.match,
+            min,
+            lambda tag: log.tags.first_at_or_after(tag, command.from_seq, log.are_live),
+        )
+        if not seq:
+            self._refuse_the_latest()
+        self.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else []))
+
+    @staticmethod
+    def _one_of(
+        log: TopicLog, match: TagMatch, best: Callable[[Iterable[int]], int], seq_of: Callable[[bytes], int]
+    ) -> Generator[int, None, int]:
+        """The best of the seqs that each matching tag has to offer, or 0."""
+        while True:
+            found = 0
+            for units, tags in scan(lambda: log.tags, match):
+                seqs = [seq for seq in map(seq_of, tags) if seq]
+                if seqs:
+                    found = best([*seqs, found] if found else seqs)
+                yield units + len(tags)
+            if not found or log.is_live(found):
+                return found  # else others may have been passed over for it
+
+    def _records_at(self, token: object, command: cmd.RecordsAt) -> None:
+        log = self._for_read(command.topic)
+        if log.id != command.topic_id:
+            raise TopicNotFound(command.topic)
+        self._answer_records(token, log, command.seqs, more=command.more)
 
     def _last_seqs(self, log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], bool]:
         """The last seq of each tag, ascending; of as many tags as a page has room for, and whether that was all."""
@@ -240,17 +289,6 @@ class Queries(Staging):
             seqs.append(seq)
             taken = tag
         return sorted(seqs), True
-
-    def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
-        log = self._for_read(command.topic)
-        found = (
-            log.tags.first_at_or_after(tag, command.from_seq, log.are_live)
-            for tag in log.tags.names(command.match)
-        )
-        seqs = sorted(seq for seq in found if seq)
-        if not seqs:
-            self._refuse_the_latest()
-        self._answer_records(token, log, seqs[:1])
 
     def _answer_records(self, token: object, log: TopicLog, seqs: list[int], *, more: bool = False) -> None:
         """A page of chosen records. Tags are indexed as staged, so the answer waits for what it may rest on."""
@@ -283,8 +321,15 @@ class Queries(Staging):
     def _count_by_tag(self, token: object, command: cmd.CountByTag) -> None:
         self._refuse_the_latest()
         log = self._for_read(command.topic)
-        tags, more = tags_page(log, command)
-        counts = [(tag, log.tags.count(tag)) for tag in tags]
+        self.long.start(token, command, log, self._counts(token, log, command))
+
+    def _counts(self, token: object, log: TopicLog, command: cmd.CountByTag) -> Work:
+        counts: list[tuple[bytes, int]] = []
+        more, after = True, command.after
+        while more and not counts:
+            tags, more = yield from tags_page(log, command, after)
+            counts = [(tag, count) for tag in tags if (count := log.tags.count(tag))]
+            after = tags[-1] if tags else b""
         self._answer(token, cmd.TagCounts(log.name, counts, more), log, held=log.pending > 0)
 
     def _list_deleted(self, token: object, command: cmd.ListDeleted) -> None:
@@ -340,10 +385,17 @@ def without_losses(gap: Range, losses: list[Loss]) -> Iterator[Range]:
         yield first, last
 
 
-def tags_page(log: TopicLog, command: cmd.LastByTag | cmd.CountByTag) -> tuple[list[bytes], bool]:
+def tags_page(
+    log: TopicLog, command: cmd.LastByTag | cmd.CountByTag, after: bytes
+) -> Generator[int, None, tuple[list[bytes], bool]]:
     """The tags of one page, and whether more follow."""
     size = min(max(command.limit, 0) or limits.TAGS_PAGE_MAX, limits.TAGS_PAGE_MAX)
-    tags = log.tags.names(command.match, command.after, size + 2)
+    tags: list[bytes] = []
+    for units, found in scan(lambda: log.tags, command.match, after):
+        tags += found
+        yield units + len(found)
+        if len(tags) > size + 1:
+            break
     if tags[:size] == [b""]:
         size += 1  # "after the empty tag" is what no cursor can say, so no page ends with it
     return tags[:size], len(tags) > size

@@ -91,7 +91,7 @@ class Settling(Claims):
         if not consumer.name:
             ranges = as_ranges(sorted(seqs))
             self.reserve(CONTROL_BYTES + len(ranges) * SEQ_BYTES)
-            self._log_delete(log, ranges, op, erase=False)
+            self._log_delete(log, ranges, op)
             consumer.counters.acked += len(seqs)
             self.touched[log.id] = log
             return

@@ -38,6 +38,7 @@ class Shard(Delivery):
             cmd.ListTopics: self._list,
             cmd.LastByTag: self._last_by_tag,
             cmd.NextByTag: self._next_by_tag,
+            cmd.RecordsAt: self._records_at,
             cmd.CountByTag: self._count_by_tag,
             cmd.ListDeleted: self._list_deleted,
             con.Claim: self._claim,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise, repeat
@@ -34,6 +35,11 @@ _CHUNK = 64
 _HEAD_MIN = 512
 # Dead seqs a list may hold beyond its live count before it must be compacted.
 _SLACK = 16
+# Names that a scan takes, or puts in order, at a time; and what the latter costs for each, in about microseconds.
+_PART = 128
+_BRING_UNITS = 3
+# Names that came or went and wait to be put in order.
+_CHANGES_MAX = 4096
 # Below this many ids a plain loop beats the fixed cost of the numpy calls.
 _LOOP_MAX = 64
 
@@ -49,45 +55,77 @@ class LoadPart:
 
 
 class _SortedNames:
-    """The keys of a StringTable in order. Built by the first query; later changes wait for the next one."""
+    """The keys of a StringTable in order, put there a bounded number at a time.
 
-    __slots__ = ("_changes", "_ids", "_keys")
+    The first query begins to feed names by their ids. What comes or goes below `_fed` waits for the next query; past a bound each
+    change brings in two, so that the line does not grow.
+    """
 
-    def __init__(self, ids: dict[bytes, int]) -> None:
-        self._ids = ids
-        self._keys: SortedList[bytes] | None = None
-        self._changes: list[bytes] = []
+    __slots__ = ("_brought", "_changes", "_fed", "_keys", "_strings")
 
-    def changed(self, name: bytes) -> None:
+    def __init__(self, strings: StringTable) -> None:
+        self._strings = strings
+        self._keys: SortedList[bytes] | None = None  # once there was a query
+        self._fed = 0  # the first id that was not looked at
+        self._changes: deque[bytes] | tuple[()] = ()  # no deque while it is empty, as in StringTable
+        self._brought = 0  # changes so far
+
+    def changed(self, name: bytes, tag_id: int) -> None:
         """A name came or went."""
-        if self._keys is None:
+        if tag_id >= self._fed:
             return
+        if isinstance(self._changes, tuple):
+            self._changes = deque()
         self._changes.append(name)
-        # With this many changes a new sort is cheaper, and the list must not outgrow the names themselves.
-        if len(self._changes) * 4 > len(self._ids) + 256:
-            self._keys = None
-            self._changes = []
+        if len(self._changes) > _CHANGES_MAX:
+            self._bring_changes(2)
 
-    def starting_with(self, prefix: bytes, after: bytes = b"") -> Iterator[bytes]:
-        """Names with this prefix, ascending; those greater than `after`, unless it is empty."""
-        if after and after >= prefix:
-            return self._merged().irange(after, _after_prefix(prefix), inclusive=(False, False))
-        return self._merged().irange(prefix or None, _after_prefix(prefix), inclusive=(True, False))
+    def mark(self) -> tuple[int, int]:
+        """What must be brought for all names of now to be in order."""
+        return len(self._strings.names), self._brought + len(self._changes)
 
-    def _merged(self) -> SortedList[bytes]:
-        """The keys with every pending change applied."""
+    def lacks(self, mark: tuple[int, int]) -> bool:
+        return self._fed < mark[0] or self._brought < mark[1]
+
+    def bring(self, most: int) -> int:
+        """Put up to so many more names in order; returns how many that were."""
+        names, ids, first = self._strings.names, self._strings.ids, self._fed
         if self._keys is None:
-            self._keys = SortedList(self._ids)
-            return self._keys
-        keys = self._keys
-        # A name may have come and gone several times: what counts is whether it is there now.
-        for name in self._changes:
-            if name not in self._ids:
+            self._keys = SortedList()
+        if first < len(names):
+            fed = enumerate(names[first : first + most], first)
+            # A name may stand under two ids, while readers may still meet the older one.
+            self._keys.update([name for at, name in fed if name is not None and ids.get(name) == at])
+            self._fed = min(first + most, len(names))
+            return self._fed - first
+        return self._bring_changes(most)
+
+    def _bring_changes(self, most: int) -> int:
+        keys, ids, changes = self._keys, self._strings.ids, self._changes
+        assert keys is not None, "nothing was fed"
+        count = min(most, len(changes))
+        for _ in range(count):
+            assert isinstance(changes, deque)
+            name = changes.popleft()
+            self._brought += 1
+            # It may have come and gone several times: what counts is whether it is there now, and not yet to be fed.
+            if not 0 < ids.get(name, 0) < self._fed:
                 keys.discard(name)
             elif name not in keys:
                 keys.add(name)
-        self._changes.clear()
-        return keys
+        if not changes:
+            self._changes = ()
+        return count
+
+    def part(self, after: bytes | None, prefix: bytes, most: int) -> list[bytes]:
+        """Up to so many names with this prefix, ascending, greater than `after`."""
+        assert self._keys is not None, "nothing was fed"
+        stop = _after_prefix(prefix)
+        if after is not None and after >= prefix:
+            found = self._keys.irange(after, stop, inclusive=(False, False))
+        else:
+            found = self._keys.irange(prefix, stop, inclusive=(True, False))
+        return list(islice(found, most))
 
 
 class TagIndex:
@@ -105,7 +143,7 @@ class TagIndex:
         self._lists: list[array[int] | None] = [None]
         self._heads: dict[int, int] = {}
         self._overdue: dict[int, None] = {}  # an ordered set: the order of a sweep must not vary
-        self._sorted = _SortedNames(self.strings.ids)
+        self._sorted = _SortedNames(self.strings)
 
     def __len__(self) -> int:
         """How many tags have a live record."""
@@ -280,14 +318,12 @@ class TagIndex:
 
     def names(self, match: TagMatch, after: bytes = b"", limit: int | None = None) -> list[bytes]:
         """The tags with a live record that match, ascending: up to `limit` of those greater than `after`."""
-        literal = match.literal
-        if literal is not None:
-            held = match.matches(literal) and literal in self.strings.ids
-            return [literal] if held and (not after or literal > after) else []
-        found = self._sorted.starting_with(match.prefix, after)
-        if match.pattern is not None:  # while a Glob is its prefix
-            found = filter(match.pattern.matches, found)
-        return list(islice(found, limit))
+        found: list[bytes] = []
+        for _, names in scan(lambda: self, match, after):
+            found += names
+            if limit is not None and len(found) >= limit:
+                return found[:limit]
+        return found
 
     def check(self, rows: Sequence[tuple[int, bytes | None]]) -> None:
         """For tests: raise AssertionError unless exactly these live records (seq and tag, ascending) are indexed."""
@@ -316,7 +352,7 @@ class TagIndex:
         assert all(tag_id in used for tag_id, seq in enumerate(self._single) if seq), (
             "a single seq without a tag"
         )
-        assert list(self._sorted.starting_with(b"")) == sorted(model), "sorted names differ"
+        assert self.names(TagMatch("Glob", b"*")) == sorted(model), "sorted names differ"
 
     # Adding
 
@@ -327,7 +363,7 @@ class TagIndex:
         else:
             self._single.append(seq)
             self._lists.append(None)
-        self._sorted.changed(tag)
+        self._sorted.changed(tag, tag_id)
 
     def _add_second(self, seq: int, tag_id: int) -> None:
         """One more record of a tag that has no list yet."""
@@ -376,7 +412,7 @@ class TagIndex:
             self._lists[tag_id] = None
             self._heads.pop(tag_id, None)
             self._overdue.pop(tag_id, None)
-        self._sorted.changed(name)
+        self._sorted.changed(name, tag_id)
 
     def _is_too_long(self, tag_id: int, seqs: array[int]) -> bool:
         return len(seqs) > 2 * self.strings.counts[tag_id] + _SLACK
@@ -519,6 +555,41 @@ class TagIndex:
             return np.zeros(0, np.uint64)
         self._drop(tag_id, seqs, head, bisect_left(seqs, int(found[0][0]), head))
         return np.concatenate(found)
+
+
+def scan(
+    index_of: Callable[[], TagIndex], match: TagMatch, after: bytes = b""
+) -> Iterator[tuple[int, list[bytes]]]:
+    """The matching tags greater than `after`, ascending, in pieces: each with what it cost, in about microseconds.
+
+    Between two pieces anything may happen to the index, and it may become another one. What has a live record all the time is
+    found; what comes meanwhile may not be, and what goes may be found nevertheless.
+    """
+    literal = match.literal
+    if literal is not None:
+        held = match.matches(literal) and literal in index_of().strings.ids
+        yield 1, [literal] if held and (not after or literal > after) else []
+        return
+    index: TagIndex | None = None
+    mark = (0, 0)
+    last = after or None  # the empty tag is one, too
+    while True:
+        if index is not index_of():
+            index = index_of()
+            mark = index._sorted.mark()
+        if index._sorted.lacks(mark):
+            yield index._sorted.bring(_PART) * _BRING_UNITS, []
+            continue
+        names = index._sorted.part(last, match.prefix, _PART)
+        units = len(names) // 4
+        found = names
+        if match.pattern is not None:  # while a Glob is its prefix
+            found = list(filter(match.pattern.matches, names))
+            units += len(names) + sum(map(len, names)) // 16
+        yield units, found
+        if len(names) < _PART:
+            return
+        last = names[-1]
 
 
 def _copy(seqs: array[int], start: int, stop: int) -> Seqs:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from topics.engine.frames import DEAD
 from topics.engine.index import SMALL, Chunk
+from topics.engine.limits import SLICE_ROWS
 from topics.engine.strings import StringTable
 from topics.engine.tags import TagIndex
 
@@ -178,6 +179,21 @@ class TopicRows:
             each, counts = np.unique(ids, return_counts=True)
             found += [(names[tag] if tag else None, n) for tag, n in zip(each.tolist(), counts.tolist())]
         return found
+
+    def deletable(self, first_seq: int, stop_seq: int) -> tuple[int, int]:
+        """Up to where, at most `stop_seq`, rows from `first_seq` on can be deleted at a time, and about how many microseconds that
+        takes: most is for each distinct tag and node.
+        """
+        if stop_seq - first_seq < SMALL:
+            return stop_seq, 4 * (stop_seq - first_seq)
+        for chunk, first, stop in self.spans(first_seq, stop_seq):
+            rows = chunk.rows[first : min(stop, first + SLICE_ROWS)]
+            strings = len(np.unique(rows["tag"])) + len(np.unique(rows["node"]))
+            if strings > SMALL:
+                rows = rows[: 2 * SMALL]
+                strings = min(strings, 4 * SMALL)
+            return chunk.first_seq + first + len(rows), len(rows) // 16 + 4 * strings
+        return stop_seq, 0
 
     def front_beyond(self, records: int, size: int) -> int:
         """The last seq that must go so that at least `records` records and `size` bytes go from the front."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,14 +31,23 @@ from topics.engine.errors import (
     TopicFull,
     TopicNotEmpty,
     TopicNotFound,
+    TopicsError,
     WrongLastSeq,
 )
 from topics.engine.index import SMALL
+from topics.engine.long_commands import Work
 from topics.engine.staging import CONTROL_BYTES, EraseRequest, Staging, as_ranges
+from topics.engine.subjects import TagMatch
+from topics.engine.tags import Seqs, scan
 from topics.engine.topic_ids import ID_STEP
 from topics.engine.topic_log import Op, Range, TopicLog
 
 RANGE_BYTES = 20  # at most, of one range in a delete frame
+RANGE_UNITS = 5  # of work that a range takes, beside its rows
+DELETE_SORTED = 16_384  # seqs of a delete by tag that are put in order together
+# Pieces of a delete: what one costs to find and to delete, in about microseconds, and its ranges.
+Doomed: TypeAlias = Iterator[tuple[int, list[Range]]]
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
 
 
@@ -130,7 +140,7 @@ class Writes(Staging):
             # reclaimer takes care of.
             surplus = self._surplus(log, config.cap_per_tag, records.tags, len(records.tags))
             if surplus:
-                self._log_delete(log, surplus, op, erase=False)
+                self._log_delete(log, surplus, op)
         if (config.cap_records and log.count > config.cap_records) or (
             config.cap_bytes and log.bytes > config.cap_bytes
         ):
@@ -384,7 +394,7 @@ class Writes(Staging):
         self.touched[log.id] = log
         if ranges:
             op = Op(log, sync=log.config.durability == "fsync")
-            self._log_delete(log, ranges, op, erase=False)
+            self._log_delete(log, ranges, op)
             self.count_live(op)
             self.add_op(op)
         return True
@@ -404,11 +414,14 @@ class Writes(Staging):
                 self.trimming.pop(log.id, None)
         return ranges
 
-    def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool) -> None:
+    def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op) -> None:
+        self._log_ranges(log, ranges, erase=False)
+        log.stage_delete(ranges, op)
+
+    def _log_ranges(self, log: TopicLog, ranges: list[Range], *, erase: bool) -> None:
         for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
             part = Deletion(ranges[i : i + limits.RANGES_PER_FRAME_MAX], erase)
             self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, part))
-        log.stage_delete(ranges, op)
 
     def _evict(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
         """Caps ride with the write that exceeded them, in the same envelope."""
@@ -468,46 +481,91 @@ class Writes(Staging):
         log = self._for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
-        ranges = self._select(log, command)
-        op = Op(log, token, sync=log.config.durability == "fsync")
-        if ranges:
-            self.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
-            self._log_delete(log, ranges, op, erase=command.erase)
-        removed = -op.count
-        self.count_live(op)
-        self.touched[log.id] = log
-        op.result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
-        if command.erase and ranges:
-            # The answer waits until the bytes are gone as well.
-            op.erase = EraseRequest(log, ranges, op.token, op.result)
-            op.token, op.sync = None, True
-            log.erasing.append(ranges)
-        self.add_op(op)
-
-    def _select(self, log: TopicLog, command: cmd.Delete) -> list[Range]:
-        """The ranges that the selectors name, of what is live now."""
-        before = log.next_seq if command.before_seq is None else min(command.before_seq, log.next_seq)
-        matches = [match for match in (command.match, command.subject) if match is not None]
-        if not matches and command.keep is not None:
+        # It is about what is there now, whenever its work is done.
+        stop = log.next_seq
+        before = stop if command.before_seq is None else min(command.before_seq, stop)
+        if command.keep is not None and command.match is None and command.subject is None:
             surplus = log.count - command.keep
             before = min(before, log.front_beyond(surplus, 0) + 1 if surplus > 0 else 0)
-        if not matches and command.seqs is None:
-            return [(log.first_seq, before - 1)] if before > log.first_seq else []
-        found: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
-        if matches:
-            for tag in log.tags.names(matches[-1]):
-                if not matches[0].matches(tag):
-                    continue
-                if command.keep is not None:
-                    found.append(log.tags.trim(tag, command.keep, log.are_live))
-                else:
-                    found.append(log.tags.seqs(tag, log.are_live))
-        seqs: list[int] = np.sort(np.concatenate(found)).tolist() if found else []
+        doomed = self._doomed(log, command, stop, before)
+        self.long.start(token, command, log, self._deletion(token, log, command, doomed))
+
+    def _deletion(self, token: object, log: TopicLog, command: cmd.Delete, doomed: Doomed) -> Work:
+        """Delete in pieces, each logged and published like a delete of its own; the answer tells of them all."""
+        sync = log.config.durability == "fsync"
+        removed, is_begun, is_done = 0, False, False
+        erased: list[Range] = []
+        try:
+            for units, ranges in doomed:
+                if ranges:
+                    if not is_begun and units >= limits.LONG_SLICE_UNITS:
+                        self.long.check_room()  # what is refused for want of it has changed nothing
+                    is_begun = True
+                    size = len(ranges) * RANGE_BYTES + CONTROL_BYTES
+                    self.reserve(2 * size if command.erase else size)  # an erase logs them once more
+                    op = Op(log, sync=sync)
+                    self._log_delete(log, ranges, op)
+                    removed -= op.count
+                    self.count_live(op)
+                    self.touched[log.id] = log
+                    self.add_op(op)
+                    if command.erase:
+                        erased += ranges
+                yield units
+            is_done = True
+        except TopicsError as error:
+            if is_begun:
+                error.detail["outcome"] = "unknown"
+            raise
+        finally:
+            if erased and not is_done and not log.dropped and self.read_only is None:
+                self._stage_erase(
+                    log, erased, None, None
+                )  # they are deleted: no later delete would find them
+        result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
+        if erased:
+            self._stage_erase(log, erased, token, result)
+        else:
+            self.add_op(Op(log, token, result, sync=sync))
+
+    def _stage_erase(
+        self, log: TopicLog, ranges: list[Range], token: object, result: cmd.Deleted | None
+    ) -> None:
+        """Have the bytes of deleted records overwritten, also after a restart. The answer waits until they are gone."""
+        ranges = joined(ranges)
+        if self.has_room(len(ranges) * RANGE_BYTES + CONTROL_BYTES):
+            self._log_ranges(log, ranges, erase=True)
+        log.erasing.append(ranges)
+        self.add_op(Op(log, sync=True, erase=EraseRequest(log, ranges, token, result)))
+
+    @staticmethod
+    def _doomed(log: TopicLog, command: cmd.Delete, stop: int, before: int) -> Doomed:
+        """What the selectors name of the live records below `before`; `keep` counts those below `stop`."""
+        matches = [match for match in (command.match, command.subject) if match is not None]
         if command.seqs is not None:
-            named = sorted(set(command.seqs))
-            chosen = set(seqs)
-            seqs = [s for s in named if s in chosen] if matches else [s for s in named if log.is_live(s)]
-        return as_ranges([seq for seq in seqs if seq < before])
+            named = np.unique(np.array(command.seqs, np.uint64))
+            named = named[named < before]
+            named = named[log.are_live(named)]
+            if matches:
+                named = _tagged(log, named, matches, command.keep)
+            yield from _pieces(log, named)
+        elif matches:
+            found: list[Seqs] = []
+            count = 0
+            for units, tags in scan(lambda: log.tags, matches[-1]):
+                for tag in tags:
+                    if matches[0].matches(tag):
+                        seqs = _surplus_of(log, tag, stop, command.keep)
+                        found.append(seqs[seqs < before])
+                        count += found[-1].size
+                yield units + 3 * len(tags), []
+                if count >= DELETE_SORTED:
+                    yield from _pieces(log, np.sort(np.concatenate(found)))
+                    found, count = [], 0
+            if count:
+                yield from _pieces(log, np.sort(np.concatenate(found)))
+        elif before > log.first_seq:
+            yield from _cut(log, [(log.first_seq, before - 1)])
 
     # -- topics --------------------------------------------------------------------------------------------
 
@@ -557,7 +615,7 @@ class Writes(Staging):
         changed = ConfigChanged(config, log.ceiling, log.next_seq - 1)
         self.add_frame(frames.encode_control(frames.CONFIG, log.id, self.now_ms, changed))
         if surplus:
-            self._log_delete(log, surplus, op, erase=False)
+            self._log_delete(log, surplus, op)
         # A tighter TTL acts at once, and its floor is logged: a looser one later must not bring anything back.
         last = log.expired_last(self.now_ms)
         if last >= log.first_seq:
@@ -594,6 +652,66 @@ class Writes(Staging):
         self.bytes_live -= log.bytes
         self.records_live -= log.count
         self.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
+
+
+def _surplus_of(log: TopicLog, tag: bytes, stop: int, keep: int | None) -> Seqs:
+    """The live seqs of a tag below `stop`, but for the newest `keep` of them."""
+    seqs = log.tags.seqs(tag, log.are_live)
+    seqs = seqs[: int(seqs.searchsorted(np.uint64(stop)))]
+    return seqs[: max(0, seqs.size - keep)] if keep else seqs
+
+
+def _tagged(log: TopicLog, seqs: Seqs, matches: list[TagMatch], keep: int | None) -> Seqs:
+    """Those of some live seqs whose tag matches, and is not spared by `keep`."""
+    tags: dict[bytes, Seqs] = {}
+    picked: list[bool] = []
+    for seq in seqs.tolist():
+        found = log.find(seq)
+        tag = log.tags.strings.name(found[0].get(found[1])[4]) if found is not None else None
+        is_meant = tag is not None and all(match.matches(tag) for match in matches)
+        if tag is not None and is_meant and keep:
+            if tag not in tags:
+                tags[tag] = _surplus_of(log, tag, log.next_seq, keep)
+            is_meant = bool(tags[tag].size) and seq <= int(tags[tag][-1])
+        picked.append(is_meant)
+    return seqs[np.array(picked, np.bool_)]
+
+
+def _pieces(log: TopicLog, seqs: Seqs) -> Doomed:
+    """Ascending seqs as ranges, so many at a time as are deleted in one slice."""
+    for i in range(0, seqs.size, DELETE_SORTED):
+        part = seqs[i : i + DELETE_SORTED]
+        ends = np.flatnonzero(np.diff(part) > 1)
+        firsts = part[np.concatenate([[0], ends + 1])].tolist()
+        lasts = part[np.concatenate([ends, [part.size - 1]])].tolist()
+        yield from _cut(log, list(zip(firsts, lasts, strict=True)))
+
+
+def _cut(log: TopicLog, ranges: list[Range]) -> Doomed:
+    piece: list[Range] = []
+    units = 0
+    for first, last in ranges:
+        while first <= last:
+            stop, cost = log.deletable(first, last + 1)
+            piece.append((first, stop - 1))
+            units += RANGE_UNITS + cost
+            first = stop
+            if units >= limits.LONG_SLICE_UNITS:
+                yield units, piece
+                piece, units = [], 0
+    if piece:
+        yield units, piece
+
+
+def joined(ranges: list[Range]) -> list[Range]:
+    """Ascending, and neighbours as one."""
+    out: list[Range] = []
+    for first, last in sorted(ranges):
+        if out and first <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], last))
+        else:
+            out.append((first, last))
+    return out
 
 
 def frame_bytes_at_most(records: cmd.Records, key: bytes | None, size: int, *, per_tag: bool) -> int:

@@ -1,0 +1,245 @@
+"""Reads and deletes over many tags: done in slices, with the same results as at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from tests.support.engine_harness import DISK, FSYNC, SMALL, Harness
+from topics.engine import commands as c
+from topics.engine import limits, tags
+from topics.engine.errors import ShardReadOnly, Stopping, Throttled, TopicNotFound
+from topics.engine.subjects import TagMatch
+
+MANY = 3000
+LARGE = structs.replace(
+    SMALL, wal_file_bytes=1 << 20, segment_max_events=1000, cache_bytes=1 << 20, verify=False
+)
+ALL = TagMatch("Glob", b"*")
+NONE = TagMatch("Subject", b"*.*.nothing.>")
+
+
+def tag(i: int) -> bytes:
+    return b"a.%d.%d" % (i % 7, i)
+
+
+def filled(count: int = MANY, config: Any = DISK) -> Harness:
+    h = Harness(LARGE)
+    h.put("t", config)
+    h.put("other", DISK)
+    h.do(c.Append("t", c.Records([b"%d" % i for i in range(count)], tags=[tag(i) for i in range(count)])))
+    h.rest()
+    return h
+
+
+def turns(h: Harness, token: int, most: int = 100_000) -> Iterator[int]:
+    """Turn after turn until the answer is there."""
+    for number in range(most):
+        if token in h.replies:
+            return
+        yield number
+        if h.jobs:
+            h.run_job()
+        h.ask()
+    raise AssertionError("never answered")
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LONG_TURN_UNITS", 50)
+    monkeypatch.setattr(limits, "LONG_SLICE_UNITS", 20)
+    monkeypatch.setattr(tags, "_PART", 4)
+
+
+COMMANDS = [
+    c.LastByTag("t", ALL, each=True, limit=5),
+    c.LastByTag("t", ALL, each=True, after=tag(5), limit=1000),
+    c.LastByTag("t", NONE, each=True),
+    c.LastByTag("t", NONE),
+    c.LastByTag("t", TagMatch("Subject", b"*.3.*")),
+    c.NextByTag("t", TagMatch("Subject", b"*.3.*"), 2),
+    c.CountByTag("t", NONE),
+    c.CountByTag("t", ALL, limit=1000),
+    c.Delete("t", match=ALL),
+    c.Delete("t", subject=TagMatch("Subject", b"*.3.*"), keep=1),
+    c.Delete("t", match=TagMatch("Glob", b"a.2*"), before_seq=MANY // 2),
+    c.Delete("t", before_seq=MANY),
+    c.Delete("t", keep=10),
+    c.Delete("t", seqs=list(range(1, MANY, 2))),
+    c.Delete("t", match=TagMatch("Glob", b"a.1*"), seqs=list(range(1, MANY))),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command}"[:60])
+def test_a_bystander_is_answered_in_each_turn(command: c.Command, small_slices: None) -> None:
+    h, whole = filled(), filled()
+    (token,) = h.ask(command)
+    waited = 0
+    for _ in turns(h, token):
+        (write,) = h.ask(c.Append("other", c.Records([b"x"])))
+        assert write in h.replies or h.jobs, "a write waits for a sync at most"
+        waited += 1
+    assert waited > 10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "LONG_TURN_UNITS", 1 << 40)
+        assert str(whole.do(command)) == str(h.replies[token])
+    assert whole.seqs("t") == h.seqs("t")
+    h.engine.check_invariants()
+    h.kill_and_open()
+    assert whole.seqs("t") == h.seqs("t")
+
+
+tag_names = st.sampled_from([b"", b"a", b"a.b", b"a.b.c", b"b.b", b"c", b"\xff"])
+matches = st.sampled_from(
+    [
+        ALL,
+        TagMatch("Glob", b"a*"),
+        TagMatch("Subject", b"*.b"),
+        TagMatch("Subject", b"a.>"),
+        TagMatch("Eq", b"a"),
+    ]
+)
+commands = st.one_of(
+    st.lists(st.none() | tag_names, min_size=1, max_size=12).map(
+        lambda names: c.Append("t", c.Records([b"x"] * len(names), tags=names))
+    ),
+    st.builds(
+        c.Delete,
+        st.just("t"),
+        before_seq=st.none() | st.integers(0, 40),
+        match=st.none() | matches,
+        seqs=st.none() | st.lists(st.integers(0, 40), max_size=6),
+        keep=st.none() | st.integers(0, 2),
+        erase=st.booleans(),
+        subject=st.none() | matches,
+    ),
+    st.builds(c.LastByTag, st.just("t"), matches, st.booleans(), tag_names, st.integers(0, 3)),
+    st.builds(c.CountByTag, st.just("t"), matches, tag_names, st.integers(0, 3)),
+    st.builds(c.NextByTag, st.just("t"), matches, st.integers(0, 20)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(commands, max_size=12), st.integers(1, 12))
+def test_slices_change_no_answer(asked: list[c.Command], units: int) -> None:
+    sliced, whole = Harness(SMALL), Harness(SMALL)
+    for h in (sliced, whole):
+        h.put("t", DISK)
+    for command in asked:
+        expected = whole.send(command)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(limits, "LONG_TURN_UNITS", units)
+            patch.setattr(limits, "LONG_SLICE_UNITS", units)
+            patch.setattr(tags, "_PART", 1)
+            assert str(sliced.send(command)) == str(expected)
+    assert sliced.seqs("t") == whole.seqs("t")
+    sliced.restart()
+    assert sliced.seqs("t") == whole.seqs("t")
+
+
+def test_a_delete_leaves_what_comes_after_it(small_slices: None) -> None:
+    h = filled()
+    (token, write) = h.ask(c.Delete("t", match=ALL), c.Append("t", c.Records([b"new"], tags=[tag(MANY - 1)])))
+    for number in turns(h, token):
+        if number == 3:
+            h.ask(c.Append("t", c.Records([b"newer"], tags=[b"zz"])))
+    assert h.replies[token].deleted == MANY
+    assert [payload for _, payload in h.rows("t")] == [b"new", b"newer"]
+    assert write in h.replies
+
+
+@pytest.mark.parametrize("command", [c.Delete("t", match=ALL, keep=2), c.Delete("t", keep=200)])
+def test_keep_counts_what_was_there(command: c.Delete, small_slices: None) -> None:
+    h = Harness(LARGE)
+    h.put("t", DISK)
+    names = [tag(i % 100) for i in range(400)]
+    h.do(c.Append("t", c.Records([b"x"] * 400, tags=names)))
+    delete, _ = h.ask(command, c.Append("t", c.Records([b"x"] * 100, tags=names[:100])))
+    for _ in turns(h, delete):
+        pass
+    assert h.replies[delete].deleted == 200
+    assert h.seqs("t") == list(range(201, 501))
+
+
+def test_it_ends_with_its_topic(small_slices: None) -> None:
+    h = filled()
+    read, delete = h.ask(c.LastByTag("t", NONE), c.Delete("t", match=ALL))
+    h.do(c.DropTopic("t"))
+    h.do(c.Append("t", c.Records([b"x"], tags=[tag(0)])))
+    h.rest()
+    assert [type(h.replies[token]) for token in (read, delete)] == [TopicNotFound, TopicNotFound]
+    assert h.rows("t") == [(1, b"x")]
+
+
+def test_it_ends_with_the_engine(small_slices: None) -> None:
+    h = filled()
+    read, delete = h.ask(c.LastByTag("t", NONE), c.Delete("t", match=ALL))
+    for _ in range(30):
+        h.ask()
+    while h.jobs:
+        h.run_job()
+    for token, reply in h.engine.close().replies:
+        assert isinstance(token, int)
+        h.replies[token] = reply
+    assert [type(h.replies[token]) for token in (read, delete)] == [Stopping, Stopping]
+    assert (h.replies[read].detail, h.replies[delete].detail) == ({}, {"outcome": "unknown"})
+    h.kill_and_open()
+    assert 0 < len(h.seqs("t")) <= MANY
+
+
+def test_it_ends_with_the_log(small_slices: None) -> None:
+    h = filled(config=FSYNC)
+    read, delete = h.ask(c.CountByTag("t", ALL, limit=3), c.Delete("t", match=ALL))
+    h.engine._latch("the disk is gone")
+    h.rest()
+    assert isinstance(h.replies[delete], ShardReadOnly)
+    assert h.replies[delete].detail["outcome"] == "unknown"
+    assert [count for _, count in h.replies[read].counts] == [1, 1, 1], "reads go on"
+
+
+def test_those_of_a_client_that_is_gone_end_and_erase_what_they_deleted(small_slices: None) -> None:
+    h = filled()
+    (token,) = h.ask(c.Delete("t", match=ALL, erase=True))
+    while h.state("t").count == MANY:
+        h.ask()
+    assert [long.token for long in h.engine.shard.long.end()] == [token]
+    left = h.state("t").count
+    h.rest()
+    assert (h.state("t").count, h.engine.counters["erases"]) == (left, 1)
+    assert 0 < left < MANY
+
+
+def test_a_delete_that_is_refused_has_deleted_nothing(small_slices: None) -> None:
+    h = filled()
+    h.ask(*[c.LastByTag("t", NONE)] * limits.LONG_COMMANDS_MAX)
+    h.engine.shard.long.begin_turn()
+    refused = h.ask(c.Delete("t", match=ALL), c.Delete("t", before_seq=MANY))
+    assert [type(h.replies[token]) for token in refused] == [Throttled, Throttled]
+    assert h.state("t").count == MANY
+
+
+def test_names_are_put_in_order_a_few_at_a_time_while_they_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tags, "_PART", 8)
+    monkeypatch.setattr(tags, "_CHANGES_MAX", 16)
+    index = tags.TagIndex()
+    ids = index.add_batch(1, [b"%d" % i for i in range(500)])
+    names: list[bytes] = []
+    dead = 0
+    for step, (units, found) in enumerate(tags.scan(lambda: index, ALL)):
+        assert units <= 8 * 4
+        names += found
+        if step < 250:
+            index.remove(ids[dead])
+            index.add(1000 + step, b"new-%d" % step)
+            dead += 1
+    stay = {b"%d" % i for i in range(dead, 500)}
+    assert stay <= set(names)
+    assert names == sorted(set(names))
+    assert set(index.names(ALL)) == stay | {b"new-%d" % i for i in range(dead)}
