@@ -52,6 +52,8 @@ def write(results: dict[str, Any], docs: Path) -> None:
 def render(results: dict[str, Any]) -> tuple[str, Plots]:
     plots: Plots = {}
     blocks = [
+        "# Benchmarks",
+        *_key_figures(_comparisons(results)),
         *_opening(results["meta"]),
         *_failed(results.get("failed", [])),
         *_summary(results),
@@ -72,11 +74,41 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
     return "\n\n".join(blocks) + "\n", plots
 
 
-def _opening(meta: dict[str, Any]) -> list[str]:
-    blocks = [
-        "# Benchmarks",
-        wording.OPENING.format(dates=_dates(meta), machine=meta["machine"], cores=meta["cores"]),
+def _comparisons(results: dict[str, Any]) -> list[Comparison]:
+    """Every point of ours beside each peer; a ratio below 1 is behind."""
+    return [
+        *compare.comparisons(results.get("points", []), results.get("tail", [])),
+        *fanout_aims.comparisons(results.get("fanout", [])),
+        *queue_aims.comparisons(results.get("queue", [])),
+        *forward_aims.comparisons(results.get("forward", [])),
     ]
+
+
+def _key_figures(everything: list[Comparison]) -> list[str]:
+    """For each kind of work the lowest and the highest ratio to each peer."""
+    rows = []
+    for begins, work in wording.KEY_FIGURES.items():
+        of_work = [one for one in everything if one.what.startswith(begins)]
+        peers = [
+            [one.ratio for one in of_work if NAMES[one.against].startswith(name)]
+            for name in ("Redis", "NATS")
+        ]
+        if of_work:
+            rows.append(
+                [
+                    work,
+                    *(
+                        f"{times(min(found))[:-2]} to {times(max(found))}" if found else "–"
+                        for found in peers
+                    ),
+                ]
+            )
+    head = ("topics / the other", "Redis Streams", "NATS JetStream (watchers: NATS core)")
+    return [wording.KEY_RATIOS, table(head, rows)] if rows else []
+
+
+def _opening(meta: dict[str, Any]) -> list[str]:
+    blocks = [wording.OPENING.format(dates=_dates(meta), machine=meta["machine"], cores=meta["cores"])]
     if meta["seconds_per_point"] < FULL_SECONDS:
         blocks.append(
             f"> **A short run.** Each point took {meta['seconds_per_point']:g} s; a full run takes at least "
@@ -153,13 +185,7 @@ def _verdict(one: Judged, meta: dict[str, Any]) -> str:
 
 
 def _behind(results: dict[str, Any]) -> list[str]:
-    points, tail = results.get("points", []), results.get("tail", [])
-    everything = [
-        *compare.comparisons(points, tail),
-        *fanout_aims.comparisons(results.get("fanout", [])),
-        *queue_aims.comparisons(results.get("queue", [])),
-        *forward_aims.comparisons(results.get("forward", [])),
-    ]
+    points, everything = results.get("points", []), _comparisons(results)
     behind = compare.behind(everything)
     title = "## Where topics is behind"
     if not everything:

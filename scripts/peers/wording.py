@@ -33,19 +33,38 @@ LOADS = {"idle": "idle", "lone": "one write at a time", "half": "half load"}
 
 PROTOCOL_SYSTEM = {"http": "topics", "resp": "redis", "nats": "nats"}
 
+# How the names of comparisons begin, and what the key figures call them.
+KEY_FIGURES = {
+    "single, fsync": "writes of one record, synced",
+    "single, disk": "writes of one record, not synced",
+    "batch, fsync": "batches of 100, synced",
+    "batch, disk": "batches of 100, not synced",
+    "read": "reads of 1000",
+    "queue, fsync": "jobs of a queue, synced",
+    "queue, disk": "jobs of a queue, not synced",
+    "write to waiting reader": "latency to a waiting reader",
+    "fan-out, lock-step": "1 to 1000 watchers, one record at a time",
+    "fan-out, burst": "1 to 1000 watchers, in bursts",
+    "one source": "copies to 1 to 100 destinations",
+}
+
+KEY_RATIOS = (
+    "Key figures: the lowest and the highest ratio over all numbers of clients and record sizes. Above 1, topics is faster; "
+    "below 1, the other."
+)
+
 OPENING = (
-    "topics beside Redis Streams and NATS JetStream: the same work on the same machine and disk, at comparable "
-    "durability, taking turns between the systems. Measured {dates} on {cores} cores of {machine}, shared by "
-    "server and load generator. What has changed in the code since then is not in these figures. Ratios travel better than times, but depend on the cores, the disk and the build of "
-    "Python; every raw figure is in [results.json](benchmarks/results.json)."
+    "The same work on the same machine and disk, at comparable durability; the systems take turns. Measured {dates} on {cores} cores of "
+    "{machine}, shared by server and load generator. Later changes of the code are not in these figures. Ratios are more portable than "
+    "times, but depend on the cores, the disk and the build of Python. All raw figures are in [results.json](benchmarks/results.json)."
 )
 
 RATIO = (
-    "A ratio is ours / theirs in the same round, the median over all rounds, and so not always the quotient of the two "
-    "medians beside it. For a rate more is better, for a latency less."
+    "A ratio is the median over all rounds of ours / theirs in the same round, so it may differ from the quotient of the two "
+    "medians next to it. Higher is better for rates, lower for latencies."
 )
 
-BEHIND = "Here a ratio below 1 is always behind: ours / theirs for a rate, theirs / ours for a latency."
+BEHIND = "In this table a ratio below 1 always means behind: ours / theirs for a rate, theirs / ours for a latency."
 
 WORK_REQUESTS = {
     "single": (
@@ -73,11 +92,11 @@ TAIL = (
 )
 
 FANOUT = (
-    "One stream, one writer, and so many watchers that each see all of it, every one on a connection of its own; records "
-    "of 100 B. In memory alone on all sides: topics' class `ephemeral` with a session and an event stream (SSE) a watcher, "
+    "One stream, one writer, and N watchers that each see everything, each on its own connection; records "
+    "of 100 B. In memory only on all sides: topics' class `ephemeral` with a session and an event stream (SSE) a watcher, "
     "Redis without its log and XREAD BLOCK, asked again after each answer, NATS core without JetStream and a plain SUB. "
-    "`topics, disk` is the same with the class `disk`. That nobody lost a record or saw one twice is checked after each "
-    "measurement."
+    "`topics, disk` is the same with the class `disk`. After each measurement it is checked that no watcher lost a record "
+    "or saw one twice."
 )
 
 SHAPES = {"lock-step": "One record at a time", "burst": "In bursts"}
@@ -102,14 +121,14 @@ DELIVERY = (
 )
 
 QUEUE = (
-    "Jobs of 100 B are produced, claimed 8 at a time, acknowledged and thereby gone, by so many workers that each have a "
-    "connection; 4 producers beside them send batches of 100 whenever fewer than 2000 jobs are in the queue or on their way. "
+    "Jobs of 100 B are produced, claimed 8 at a time, and acknowledged, which removes them, by N workers with a connection "
+    "each; 4 producers send batches of 100 whenever fewer than 2000 jobs are queued or in flight. "
     "topics: a queue, POST to `claim` with `max` 8, one POST to `ack` with all 8. Redis: a consumer group, XREADGROUP COUNT 8, "
     "then XACK and XDEL of all 8 in one pipeline: XACK alone leaves the job in the stream, and in the other two an ack removes "
     "it. NATS: a work-queue stream with a durable pull consumer, a fetch of 8, then 8 explicit acks in a row, each with a reply, "
     "as the other two answer; with sync `always` it syncs for every message and for every ack. A claim waits for jobs on all sides. Who holds which job is in Redis' log too; topics keeps it "
-    "in memory unless a queue has `leases_durable`, which is off here. That every job was handed out once, and that "
-    "the system keeps none at the end, is checked after each measurement."
+    "in memory unless a queue has `leases_durable`, which is off here. After each measurement it is checked "
+    "that every job was delivered once and none is left."
 )
 
 QUEUE_CELLS = (
@@ -124,16 +143,16 @@ JOB_COST = (
 )
 
 WAITING = (
-    "Of topics alone (`disk`, 100 B): one worker claims 8 and acks them, while one producer brings as many as it takes, so that the "
-    "queue stays as long as it is. Three queues of one server, in turns. A cost that does not grow stays at 1 ×."
+    "topics alone (`disk`, 100 B): one worker claims 8 jobs and acks them, while one producer adds as many, so that the "
+    "queue keeps its length. Three queues of one server, in turns. A cost that does not grow stays at 1 ×."
 )
 
 FORWARD = (
-    "One source and so many dests, each of which gets a copy of every record; records of 100 B, `disk`. topics: a router for each dest, "
+    "One source and N destinations, each of which gets a copy of every record; records of 100 B, `disk`. topics: a router for each dest, "
     "on a server with two workers. NATS: a stream for each dest, with the source among its `sources`, default sync. "
     "Redis Streams has no such thing: the writer adds each record to the source and to all dests in one MULTI/EXEC, as its users do, so its acks "
-    "wait for the copies, and what they say is that all are made. That every dest has each record of the source "
-    "once is checked after each measurement."
+    "wait for all copies. After each measurement it is checked that every destination has each record of the source "
+    "once."
 )
 
 FORWARD_ACKS = (
@@ -154,7 +173,7 @@ FORWARD_COST = (
 )
 
 LAG = (
-    "Of topics alone: one writer, a watcher (SSE) of the source and one of its only dest, in milliseconds. The next record is sent when both have "
+    "topics alone: one writer, a watcher (SSE) of the source and one of its only dest, in milliseconds. The next record is sent when both have "
     "seen the last and it is acknowledged. What a copy adds is the time between the two for the same record, and its "
     "p50 so not always the difference of the two beside it."
 )

@@ -207,7 +207,13 @@ def test_a_long_list_folds_but_keeps_every_point() -> None:
     results["points"] += [point("batch", "redis", "disk", clients, [1000]) for clients in slow]
     page = rendered(results)
     assert "<details><summary>3 more</summary>" in page
-    assert page.count("0.50 × |") == 2 * report.SHOWN_BEHIND  # in the list, and in the table of the batches
+    below = page.split("\n## Summary\n", 1)[1]
+    assert below.count("0.50 × |") == 2 * report.SHOWN_BEHIND  # in the list, and in the table of the batches
+
+
+def test_key_figures_come_first_with_the_lowest_and_the_highest_ratio() -> None:
+    head = rendered(made_up()).split("\n## ", 1)[0]
+    assert "| writes of one record, not synced | 0.14 to 0.40 × |" in head
 
 
 def test_a_missing_peer_keeps_its_column_which_says_why() -> None:
