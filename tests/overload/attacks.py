@@ -5,6 +5,7 @@ topic of the same shard.
     stage        the same as a chunk of a transaction
     bombs        gzip that unpacks to more than a body may have, 40 at once
     handshakes   WebSockets, one after the other, by 16 clients
+    tags         reads and deletes by patterns that match none of 300 000 tags, by four clients
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import base64
 import gzip
 import http.client
+import json
 import multiprocessing
 import os
 import socket
@@ -20,13 +22,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from tests.support.server import Server
+from tests.support.server import Server, let_in
 
 BODY_MAX = 64 << 20
 BYSTANDER = "bystander"
 BYSTANDER_EVERY_S = 0.01
+TAGGED = "tagged"
+BATCH = 10_000
 
 Address = tuple[str, int]
 
@@ -79,9 +84,38 @@ def _shake_hands(address: Address, until: float) -> Counter[str]:
     return answers
 
 
+def load_tags(server: Server, topic: str, count: int) -> None:
+    """So many records, each with a tag of its own; half of the tags begin with `a`, half with `b`."""
+    for first in range(0, count, BATCH):
+        numbers = range(first, min(first + BATCH, count))
+        records = [{"data": 0, "tag": f"{'ab'[i % 2]}.{i % 97}.{i}"} for i in numbers]
+        reply = let_in(lambda records=records: server.post(f"/v0/topics/{topic}", {"records": records}))  # type: ignore[misc]
+        assert reply.status in (200, 201), reply.body
+
+
+def _ask(
+    address: Address, method: str, path: str, body: dict[str, object] | None, until: float
+) -> Counter[str]:
+    answers: Counter[str] = Counter()
+    connection = http.client.HTTPConnection(*address, timeout=120)
+    while time.monotonic() < until:
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+        response = connection.getresponse()
+        response.read()
+        answers[str(response.status)] += 1
+    connection.close()
+    return answers
+
+
 def _attackers(name: str, address: Address) -> list[Callable[[float], Counter[str]]]:
     if name == "handshakes":
         return [lambda until: _shake_hands(address, until)] * 16
+    if name == "tags":
+        read = f"/v0/topics/{TAGGED}/last?each=true&subject=" + "*." * 20 + ">"
+        delete = f"/v0/topics/{TAGGED}/delete", {"match": "*", "keep": 1}
+        reader = partial(_ask, address, "GET", read, None)
+        return [reader, reader, *[partial(_ask, address, "POST", *delete)] * 2]
     if name == "bombs":
         packed = gzip.compress(bytes(4 * BODY_MAX), 6)
         return [lambda until: _post(address, "/v0/topics/attacked", packed, until)] * 40
@@ -90,7 +124,7 @@ def _attackers(name: str, address: Address) -> list[Callable[[float], Counter[st
     return [lambda until: _post(address, path, packed, until)] * 4
 
 
-NAMES = ("records", "stage", "bombs", "handshakes")
+NAMES = ("records", "stage", "bombs", "handshakes", "tags")
 
 
 def _child(pipe: multiprocessing.connection.Connection, name: str, address: Address, seconds: float) -> None:
@@ -110,9 +144,11 @@ def _child(pipe: multiprocessing.connection.Connection, name: str, address: Addr
     pipe.send(dict(answers))
 
 
-def attack(server: Server, name: str, seconds: float) -> Report:
+def attack(server: Server, name: str, seconds: float, *, tags: int = 300_000) -> Report:
     """Against a server that runs."""
     report = Report()
+    if name == "tags":
+        load_tags(server, TAGGED, tags)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_child, args=(theirs, name, (server.host, server.port), seconds))

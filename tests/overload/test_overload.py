@@ -40,13 +40,13 @@ def test_ten_times_what_it_sustains(tmp_path: Path) -> None:
 
 @fault(
     "request",
-    "small requests that are costly to read: floods of records, gzip bombs, WebSocket handshakes",
+    "small requests that are costly to read: floods of records, gzip bombs, WebSocket handshakes, patterns over many tags",
     "a bystander is served all the time, and no process takes much memory",
 )
 def test_a_bystander_of_attacks(tmp_path: Path) -> None:
     server = Server(tmp_path, shards=1).start()
     try:
-        reports = {name: attack(server, name, 1.0) for name in NAMES}
+        reports = {name: attack(server, name, 1.0, tags=20_000) for name in NAMES}
     finally:
         server.close()
     for name, report in reports.items():
@@ -54,3 +54,4 @@ def test_a_bystander_of_attacks(tmp_path: Path) -> None:
         assert all(mib <= PEAK_MIB_MAX for mib in report.peak_mib.values()), (name, report.peak_mib)
     assert set(reports["records"].answers) == set(reports["stage"].answers) == {"400"}
     assert set(reports["bombs"].answers) <= {"413", "429"}
+    assert set(reports["tags"].answers) == {"200"}

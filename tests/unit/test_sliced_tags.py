@@ -243,3 +243,22 @@ def test_names_are_put_in_order_a_few_at_a_time_while_they_come_and_go(
     assert stay <= set(names)
     assert names == sorted(set(names))
     assert set(index.names(ALL)) == stay | {b"new-%d" % i for i in range(dead)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(b"abcdef").map(lambda i: bytes([i])) | st.none(), max_size=40))
+def test_a_name_that_goes_and_comes_back_is_there_once(steps: list[bytes | None]) -> None:
+    """A name: it comes, or goes if it is there. None: the next piece of a scan."""
+    index = tags.TagIndex(hold=True)
+    held: dict[bytes, int] = {}
+    scan = tags.scan(lambda: index, ALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tags, "_PART", 1)
+        for seq, name in enumerate(steps, 1):
+            if name is None:
+                next(scan, None)
+            elif name in held:
+                index.remove(held.pop(name))
+            else:
+                held[name] = index.add(seq, name)
+        assert index.names(ALL) == sorted(held)

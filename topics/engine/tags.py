@@ -92,10 +92,13 @@ class _SortedNames:
         names, ids, first = self._strings.names, self._strings.ids, self._fed
         if self._keys is None:
             self._keys = SortedList()
+        keys, stale = self._keys, bool(self._changes)
         if first < len(names):
             fed = enumerate(names[first : first + most], first)
-            # A name may stand under two ids, while readers may still meet the older one.
-            self._keys.update([name for at, name in fed if name is not None and ids.get(name) == at])
+            # A name may stand under two ids, while readers may still meet the older one. And it may still be in order from before,
+            # if its going waits among the changes.
+            fresh = [name for at, name in fed if name is not None and ids.get(name) == at]
+            keys.update([name for name in fresh if name not in keys] if stale else fresh)
             self._fed = min(first + most, len(names))
             return self._fed - first
         return self._bring_changes(most)
