@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from topics.engine import dedupe
 from topics.engine.dedupe import DedupeWindow, Entry
-from topics.engine.limits import DEDUPE_KEYS_MAX
+from topics.engine.limits import DEDUPE_FORGOTTEN_MAX, DEDUPE_KEYS_MAX
 
 
 def test_a_key_is_known_up_to_the_last_moment_of_its_window() -> None:
@@ -78,6 +78,19 @@ def test_the_bound_is_the_one_of_the_limits_page() -> None:
         window.add(b"%d" % i, (i + 1, 1, 1000), window_ms=100)
     assert len(window.entries) == DEDUPE_KEYS_MAX
     assert next(iter(window.entries)) == b"5"
+
+
+def test_a_write_forgets_a_few_of_many_keys_past_their_window_in_little_time() -> None:
+    """All of a full table at once would keep the shard busy for seconds."""
+    window = DedupeWindow()
+    for i in range(DEDUPE_KEYS_MAX):
+        window.add(b"%d" % i, (i + 1, 1, 1000), window_ms=100)
+    for i in range(2 * DEDUPE_KEYS_MAX // DEDUPE_FORGOTTEN_MAX):
+        before = len(window.entries)
+        window.add(b"new %d" % i, (DEDUPE_KEYS_MAX + i, 1, 9000), window_ms=100)
+        assert before - len(window.entries) < DEDUPE_FORGOTTEN_MAX
+        assert window.find(b"%d" % (DEDUPE_KEYS_MAX - 1), now_ms=9000, window_ms=100) is None
+    assert list(window.entries) == [b"new %d" % i for i in range(2 * DEDUPE_KEYS_MAX // DEDUPE_FORGOTTEN_MAX)]
 
 
 def test_a_snapshot_keeps_what_is_in_its_window_in_order() -> None:

@@ -9,7 +9,10 @@ out of snapshots, and a restart forgets them, until a checkpoint of another clas
 
 from __future__ import annotations
 
-from topics.engine.limits import DEDUPE_KEYS_MAX
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from topics.engine.limits import DEDUPE_FORGOTTEN_MAX, DEDUPE_KEYS_MAX
 
 Entry = tuple[int, int, int]  # first seq, number of records, time
 
@@ -18,6 +21,7 @@ class DedupeWindow:
     __slots__ = ("entries", "in_ram")
 
     def __init__(self) -> None:
+        # With keys an OrderedDict: a plain one finds its oldest key behind the places of all that were removed before it.
         self.entries: dict[bytes, Entry] = {}
         self.in_ram: set[bytes] = set()  # keys of records that a restart takes
 
@@ -26,20 +30,28 @@ class DedupeWindow:
         return entry if entry is not None and now_ms - entry[2] <= window_ms else None
 
     def add(self, key: bytes, entry: Entry, *, window_ms: int, in_ram: bool = False) -> None:
-        """Remember a write. A full table forgets its oldest key, as the limits page says."""
+        """Remember a write. A full table forgets its oldest key, as the limits page says; of keys past their window a few go each
+        time.
+        """
         entries = self.entries
+        if not entries:
+            entries = self.entries = OrderedDict()
         entries.pop(key, None)  # an expired entry must not keep its old place in the order
         entries[key] = entry
         if in_ram:
             self.in_ram.add(key)
         else:
             self.in_ram.discard(key)
-        while entries:
+        for _ in range(DEDUPE_FORGOTTEN_MAX):
             oldest = next(iter(entries))
             if len(entries) <= DEDUPE_KEYS_MAX and entry[2] - entries[oldest][2] <= window_ms:
                 return
             del entries[oldest]
             self.in_ram.discard(oldest)
+
+    def restore(self, entries: Iterable[tuple[bytes, Entry]]) -> None:
+        """What a snapshot has kept."""
+        self.entries = OrderedDict(entries) or {}
 
     def live(self, *, now_ms: int, window_ms: int, stores_ram: bool) -> list[tuple[bytes, Entry]]:
         """What a snapshot must keep. `stores_ram`: it comes with the records that were in RAM until now."""
@@ -56,5 +68,5 @@ class DedupeWindow:
 
     def discard_after(self, head: int) -> None:
         """Forget keys of writes that were never published."""
-        self.entries = {key: entry for key, entry in self.entries.items() if entry[0] <= head}
+        self.restore((key, entry) for key, entry in self.entries.items() if entry[0] <= head)
         self.in_ram &= self.entries.keys()

@@ -43,6 +43,7 @@ LONG_COMMANDS_MAX = 64  # that wait; more are refused with 429
 # Idempotency memory per topic. Past it the oldest key is forgotten before its window ends:
 # at 100 keys a second a default window of two minutes holds 12 000.
 DEDUPE_KEYS_MAX = 100_000
+DEDUPE_FORGOTTEN_MAX = 64  # past their window, by one write: 100 000 at once would be a long turn
 
 # Pages that long polls are woken with in one turn; the others are woken by the next one.
 WAKE_BYTES_MAX = 32 * MIB

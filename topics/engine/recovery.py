@@ -208,8 +208,7 @@ class Recovery:
         log.ceiling = log.ceiling_synced = row.ceiling
         log.sum_chain = row.sum_chain
         log.may_expire = row.may_expire
-        for key, entry in row.dedupe:
-            log.dedupe.entries[key] = entry
+        log.dedupe.restore(row.dedupe)
         self._restore_consumers(log, row)
         log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
         log.epochs = row.epochs
