@@ -42,9 +42,14 @@ from topics.engine.segments import (
 from topics.engine.shard import Shard
 from topics.engine.staging import as_ranges
 from topics.engine.strings import StringTable
-from topics.engine.tags import LoadPart
+from topics.engine.tags import LOAD_STEP, LoadPart, TagIndex
+from topics.engine.tasks import Work, drain
 from topics.engine.topic_log import Op, TopicLog
 from topics.engine.transaction_files import parse_name
+
+SEGMENT_UNITS = 500  # of reading a segment's index, in about microseconds
+ROWS_PER_UNIT = 10
+DEFERRED_UNITS = 500  # of replaying one entry of the log
 
 
 @dataclass(slots=True)
@@ -57,9 +62,22 @@ class Content:
     expiries: Rows
     deleted: Mask | None
     lost: list[int] = field(default_factory=list)  # rows that a rebuild could not find again
-    chunk: Chunk | None = None
     hashed: IndexHash | None = None  # of a segment that goes on growing
     mended: IndexFiles | None = None  # to be written before it grows on: its own index is damaged
+
+
+@dataclass(slots=True)
+class Found:
+    """What was read of a topic so far."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    tags: TagIndex = field(default_factory=lambda: TagIndex(hold=True))
+    nodes: StringTable = field(default_factory=lambda: StringTable(hold=True))
+    expiries: list[tuple[int, int]] = field(default_factory=list)
+    count: int = 0
+    bytes: int = 0
+    lost: list[tuple[SegmentMeta, str]] = field(default_factory=list)  # that cannot be read, and why
+    gone: list[int] = field(default_factory=list)  # seqs of the others that cannot
 
 
 class Loader:
@@ -90,15 +108,19 @@ class Loader:
 
     def load(self, log: TopicLog) -> None:
         """Read a topic's index rows, and do what replay put off. An error leaves everything as it was."""
+        drain(self.steps(log))
+
+    def steps(self, log: TopicLog) -> Work:
+        """The same in slices. Until the last of them the topic is as it was, and what another load has done meanwhile is not done
+        again.
+        """
         if log.stored is not None:
-            contents, lost = self._read_all(log, log.stored)
-            inline, log.inline, log.stored = log.inline, None, None
-            log.may_expire = False
-            self._adopt(log, contents, lost, inline)
+            yield from self._read_all(log, log.stored)
         was_deferred = bool(log.deferred)
         while log.deferred:
             log.deferred[0]()
             log.deferred.pop(0)
+            yield DEFERRED_UNITS
         if was_deferred and self._recovered:
             self.settle_doubts()
             self._shard.consumers_recovered(log)
@@ -112,28 +134,25 @@ class Loader:
         else:
             self._loaded[log.id] = log
 
-    def _read_all(
-        self, log: TopicLog, metas: list[SegmentMeta]
-    ) -> tuple[list[tuple[SegmentMeta, Content]], list[tuple[SegmentMeta, str]]]:
-        """The contents of the segments that can be read, and why the others cannot."""
+    def _read_all(self, log: TopicLog, metas: list[SegmentMeta]) -> Work:
+        """Make chunks, tags and nodes of the segments that can be read; announce those that cannot."""
+        found = Found()
         if log.inline is not None:
             first_seq, count, data = log.inline
             meta = SegmentMeta(first_seq, rows=count, data_bytes=len(data))
-            return [(meta, index_of_records("a snapshot row", data, 0, meta, None, log.id))], []
-        contents: list[tuple[SegmentMeta, Content]] = []
-        lost: list[tuple[SegmentMeta, str]] = []
-        for meta in metas:
+            content = index_of_records("a snapshot row", data, 0, meta, None, log.id)
+            yield from self._add(log, found, meta, content)
+        for meta in metas if log.inline is None else ():
             try:
-                found, content = self._read_newest(log, meta)
-                # From here on the chunk holds the only copy of the rows.
-                content.chunk = Chunk.loaded(
-                    found, content.rows, self._config.segment_max_events, self._shard.now_ms
-                )
-                content.rows = content.chunk.rows
-                contents.append((found, content))
+                newest, content = self._read_newest(log, meta)
             except (Corrupt, FileNotFoundError) as error:
-                lost.append((meta, str(error)))
-        return contents, lost
+                found.lost.append((meta, str(error)))
+            else:
+                yield SEGMENT_UNITS + len(content.rows) // ROWS_PER_UNIT
+                yield from self._add(log, found, newest, content)
+            if log.stored is not metas:
+                return
+        self._adopt(log, found)
 
     def _read_newest(self, log: TopicLog, meta: SegmentMeta) -> tuple[SegmentMeta, Content]:
         """The index of a segment. An erase takes the records of a generation away as soon as the log names the next one: where the
@@ -160,46 +179,58 @@ class Loader:
         found = {name[1] for name in names if name is not None and name[0] == meta.first_seq}
         return sorted((generation for generation in found if generation > meta.generation), reverse=True)
 
-    def _adopt(
-        self,
-        log: TopicLog,
-        contents: list[tuple[SegmentMeta, Content]],
-        lost: list[tuple[SegmentMeta, str]],
-        inline: tuple[int, int, bytes] | None,
-    ) -> None:
-        """Make chunks, tags and nodes of what was read; announce what was not."""
-        chunks: list[Chunk] = []
-        parts: list[LoadPart] = []
-        for meta, content in contents:
-            chunk, live = self._make_chunk(log, meta, content)
-            if inline is not None:
-                # No files yet: the rows lie in the snapshot's row, which is in memory.
-                chunk.meta, chunk.stored = None, 0
-                chunk.tag_ids, chunk.node_ids, chunk.unmarked = {}, {}, []
-                log.runs = [(inline[0], inline[2])]
-            chunks.append(chunk)
-            parts.append(LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), content.tags, live))
-        log.adopt(chunks)
-        for chunk, ids in zip(chunks, log.tags.load(parts), strict=True):
-            chunk.rows["tag"] = ids
-        for chunk, (_, content), part in zip(chunks, contents, parts, strict=True):
-            if content.nodes:
-                column = chunk.rows["node"]
-                counts = np.bincount(column[part.live], minlength=len(content.nodes) + 1)[1:]
-                ids = log.nodes.add_counted(content.nodes, counts)
-                chunk.rows["node"] = np.where(
-                    part.live, np.concatenate([np.zeros(1, np.uint32), ids])[column], 0
+    def _add(self, log: TopicLog, found: Found, meta: SegmentMeta, content: Content) -> Work:
+        """One segment more. From here on its chunk holds the only copy of the rows."""
+        chunk, live = self._make_chunk(log, meta, content)
+        if log.inline is not None:
+            # No files yet: the rows lie in the snapshot's row, which is in memory.
+            chunk.meta, chunk.stored = None, 0
+            chunk.tag_ids, chunk.node_ids, chunk.unmarked = {}, {}, []
+        found.chunks.append(chunk)
+        part = LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), content.tags, live)
+        chunk.rows["tag"] = yield from found.tags.load_steps(part)
+        if content.nodes:
+            column = chunk.rows["node"]
+            counts = np.bincount(column[live], minlength=len(content.nodes) + 1)[1:]
+            ids = np.zeros(len(content.nodes) + 1, np.uint32)
+            for first in range(0, len(content.nodes), LOAD_STEP):
+                names = content.nodes[first : first + LOAD_STEP]
+                ids[first + 1 : first + 1 + len(names)] = found.nodes.add_counted(
+                    names, counts[first : first + len(names)]
                 )
+                yield len(names)
+            chunk.rows["node"] = np.where(live, ids[column], 0)
+        rows, times = content.expiries["row"], content.expiries["time"]
+        for first in range(0, len(rows), LOAD_STEP):
+            some = slice(first, first + LOAD_STEP)
+            for row, time in zip(rows[some].tolist(), times[some].tolist(), strict=True):
+                if live[row]:
+                    heapq.heappush(found.expiries, (time, meta.first_seq + row))
+            yield LOAD_STEP
+        found.count += int(live.sum())
+        found.bytes += int(chunk.rows["size"][live].sum(dtype=np.int64))
+        found.gone += [meta.first_seq + row for row in content.lost]
+
+    def _adopt(self, log: TopicLog, found: Found) -> None:
+        """The topic is in memory from here on; what could not be read is announced."""
+        if log.inline is not None:
+            log.runs = [(log.inline[0], log.inline[2])]
+        log.inline, log.stored, log.may_expire = None, None, False
+        log.adopt(found.chunks)
+        log.tags, log.nodes, log.expiries = found.tags, found.nodes, found.expiries
+        if any(chunk.mended is not None for chunk in found.chunks):
+            self._shard.touched[log.id] = log
         first_seq = log.first_seq
-        self._shard.bytes_live -= log.bytes
-        self._shard.records_live -= log.count
-        self._recount(log)
-        self._shard.bytes_live += log.bytes
-        self._shard.records_live += log.count
-        for meta, problem in lost:
+        # The rows are the truth when a segment could not be read.
+        self._shard.bytes_live += found.bytes - log.bytes
+        self._shard.records_live += found.count - log.count
+        log.count = log.view.count = found.count
+        log.bytes = log.view.bytes = found.bytes
+        log.settle_first()
+        log.view.first_seq = log.first_seq
+        for meta, problem in found.lost:
             self.lose_segment(log, meta, first_seq, problem)
-        gone = [meta.first_seq + row for meta, content in contents for row in content.lost]
-        for first, last in as_ranges(sorted(seq for seq in gone if seq >= first_seq)):
+        for first, last in as_ranges(sorted(seq for seq in found.gone if seq >= first_seq)):
             self.announce(log, first, last, "corrupt")
 
     def _make_chunk(self, log: TopicLog, meta: SegmentMeta, content: Content) -> tuple[Chunk, Mask]:
@@ -212,22 +243,13 @@ class Loader:
         content.rows["flags"][erased] |= frames.DEAD
         live &= ~erased
         live[: max(0, log.first_seq - meta.first_seq)] = False
-        chunk = content.chunk
-        if chunk is None:
-            chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
+        chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
         chunk.marked = content.deleted
         chunk.unmarked = [(row, row + 1) for row in np.flatnonzero(erased).tolist()]
         if not meta.sealed:
             chunk.tag_ids = {name: i + 1 for i, name in enumerate(content.tags)}
             chunk.node_ids = {name: i + 1 for i, name in enumerate(content.nodes)}
             chunk.hashed, chunk.mended = content.hashed, content.mended
-            if content.mended is not None:
-                self._shard.touched[log.id] = log
-        for row, time in zip(
-            content.expiries["row"].tolist(), content.expiries["time"].tolist(), strict=True
-        ):
-            if live[row]:
-                heapq.heappush(log.expiries, (time, meta.first_seq + row))
         return chunk, live
 
     def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> Content:
@@ -354,19 +376,6 @@ class Loader:
             return not self._cold.exists(segment_path(directory, meta, "data"))
         except OSError:
             return False
-
-    @staticmethod
-    def _recount(log: TopicLog) -> None:
-        """Counts from the rows: they are the truth when a segment could not be read."""
-        count = size = 0
-        for chunk, first, stop in log.spans(log.first_seq, log.next_seq):
-            alive = chunk.live(first, stop, frames.DEAD)
-            count += int(alive.sum())
-            size += int(chunk.rows["size"][first:stop][alive].sum(dtype=np.int64))
-        log.count = log.view.count = count
-        log.bytes = log.view.bytes = size
-        log.settle_first()
-        log.view.first_seq = log.first_seq
 
     def lose_segment(self, log: TopicLog, meta: SegmentMeta, first_seq: int, problem: str) -> None:
         first, last = max(meta.first_seq, first_seq), meta.first_seq + meta.rows - 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -54,8 +53,8 @@ from topics.engine.segments import (
     segment_name,
     segment_path,
 )
+from topics.engine.tasks import drain as drain
 
-T = TypeVar("T")
 ReadAt = Callable[[int, int], bytes]  # offset, length → exactly these bytes
 SYNC_BYTES = 8 * BLOCK_BYTES  # of a file that is written at length
 
@@ -94,16 +93,6 @@ class Problem:
 
 
 # ── Sealing ───────────────────────────────────────────────────────────────────────────
-
-
-def drain(steps: Generator[None, None, T]) -> T:
-    """Run stepwise work in one go."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            result: T = done.value
-            return result
 
 
 def seal(disk: Disk, topic_dir: str, meta: SegmentMeta, chain: bytes) -> bytes:

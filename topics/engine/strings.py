@@ -77,12 +77,10 @@ class StringTable:
             raise ValueError(f"{len(names)} names with {counts.size} counts")
         found = list(map(self.ids.get, names))
         if None in found or not counts.all():
-            for i, count in enumerate(counts.tolist()):
-                if not count:
-                    found[i] = 0
-                elif found[i] is None:
-                    # Not by what was found above: the name may have come before in this very list.
-                    found[i] = self.ids.get(names[i]) or self._intern(names[i], 0)
+            wanted = counts.tolist()
+            fresh = [name for name, known, count in zip(names, found, wanted) if count and known is None]
+            self._intern_all(list(dict.fromkeys(fresh)))  # a name may come twice
+            found = [self.ids[name] if count else 0 for name, count in zip(names, wanted)]
         ids = np.array(found, dtype=np.uint32)
         # `add.at`, since a name may come twice.
         np.add.at(np.frombuffer(self.counts, np.uint32), ids, counts.astype(np.uint32))
@@ -156,6 +154,16 @@ class StringTable:
             self.counts.append(count)
         self.ids[name] = string_id
         return string_id
+
+    def _intern_all(self, names: list[bytes]) -> None:
+        """Give new strings ids, without references so far."""
+        reused = min(len(self._free), len(names))
+        for name in names[:reused]:
+            self._intern(name, 0)
+        fresh = names[reused:]
+        self.ids.update(zip(fresh, range(len(self.names), len(self.names) + len(fresh))))
+        self.names += fresh
+        self.counts.frombytes(bytes(len(fresh) * self.counts.itemsize))
 
     def _forget(self, string_id: int) -> bytes:
         """Take back an id that nothing refers to."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise, repeat
 from typing import cast
@@ -24,6 +24,7 @@ from sortedcontainers import SortedList
 
 from topics.engine.strings import Ids, StringTable
 from topics.engine.subjects import TagMatch
+from topics.engine.tasks import drain
 
 Seqs = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -40,6 +41,8 @@ _PART = 128
 _BRING_UNITS = 3
 # Names that came or went and wait to be put in order.
 _CHANGES_MAX = 4096
+# Names or rows that one step of loading lists: about a millisecond.
+LOAD_STEP = 1024
 # Below this many ids a plain loop beats the fixed cost of the numpy calls.
 _LOOP_MAX = 64
 
@@ -201,17 +204,34 @@ class TagIndex:
         if len(self.strings):
             raise ValueError("only an empty tag index can be loaded")
         ids: list[Ids] = []
-        seqs: list[Seqs] = []
         next_seq = 0
         for part in parts:
             if part.first_seq < next_seq:
                 raise ValueError(f"the part at seq {part.first_seq} begins before seq {next_seq}")
             next_seq = part.first_seq + part.tag_ids.size
-            ids.append(self._load_names(part))
-            seqs.append(np.uint64(part.first_seq) + np.flatnonzero(ids[-1]).astype(np.uint64))
-        if ids:
-            all_ids = np.concatenate(ids)
-            self._load_seqs(all_ids[all_ids != 0], np.concatenate(seqs))
+            ids.append(drain(self.load_steps(part)))
+        return ids
+
+    def load_steps(self, part: LoadPart) -> Generator[int, None, Ids]:
+        """List the live rows of the segment that follows those before it; yields how many names or rows it has come on by."""
+        local = np.where(part.live, part.tag_ids, 0)
+        counts = np.bincount(local, minlength=len(part.names) + 1)
+        if counts.size > len(part.names) + 1:
+            raise ValueError(f"the part at seq {part.first_seq} has a tag id without a name")
+        known = np.zeros(counts.size, np.uint32)
+        for first in range(0, len(part.names), LOAD_STEP):
+            names = part.names[first : first + LOAD_STEP]
+            known[first + 1 : first + 1 + len(names)] = self.strings.add_counted(
+                names, counts[first + 1 : first + 1 + len(names)]
+            )
+            yield len(names)
+        missing = len(self.strings.names) - len(self._lists)
+        self._single.frombytes(bytes(missing * self._single.itemsize))
+        self._lists += [None] * missing
+        ids: Ids = known[local]
+        for first in range(0, ids.size, LOAD_STEP):
+            self._list_rows(part.first_seq + first, ids[first : first + LOAD_STEP])
+            yield min(LOAD_STEP, ids.size - first)
         return ids
 
     def remove(self, tag_id: int) -> None:
@@ -377,33 +397,28 @@ class TagIndex:
         else:
             self._single[tag_id] = seq
 
-    def _load_names(self, part: LoadPart) -> Ids:
-        """Intern the tags of a part; returns the tag id of every row, 0 unless live and tagged."""
-        local = np.where(part.live, part.tag_ids, 0)
-        counts = np.bincount(local, minlength=len(part.names) + 1)
-        if counts.size > len(part.names) + 1:
-            raise ValueError(f"the part at seq {part.first_seq} has a tag id without a name")
-        known = np.zeros(counts.size, np.uint32)
-        known[1:] = self.strings.add_counted(part.names, counts[1:])
-        return known[local]
-
-    def _load_seqs(self, ids: Ids, seqs: Seqs) -> None:
-        """List seqs (ascending) under their ids (none of them 0)."""
-        # Sorting id and row packed in one u64 is several times faster than a stable argsort of the ids.
-        keys = ids.astype(np.uint64) << np.uint64(32) | np.arange(ids.size, dtype=np.uint64)
-        keys.sort()
-        keys &= np.uint64(0xFFFF_FFFF)
-        by_tag = seqs[keys.view(np.int64)]
-        counts = np.bincount(ids, minlength=len(self.strings.names))
-        ends = np.cumsum(counts)
-        single = np.zeros(counts.size, np.uint64)
-        single[counts == 1] = by_tag[ends[counts == 1] - 1]
-        self._single = array("Q", single.tobytes())
-        self._lists = [None] * counts.size
-        several = np.flatnonzero(counts > 1)
-        stops = ends[several]
-        for tag_id, start, stop in zip(several.tolist(), (stops - counts[several]).tolist(), stops.tolist()):
-            self._lists[tag_id] = array("Q", by_tag[start:stop].tobytes())
+    def _list_rows(self, first_seq: int, ids: Ids) -> None:
+        """List the rows from `first_seq` on under their ids, which are counted already; 0 for none."""
+        rows = np.flatnonzero(ids)
+        ids, seqs = ids[rows], rows.astype(np.uint64) + np.uint64(first_seq)
+        # Most tags may be of one record, and those take no loop.
+        is_only = np.frombuffer(self.strings.counts, np.uint32)[ids] == 1
+        np.frombuffer(self._single, np.uint64)[ids[is_only]] = seqs[is_only]
+        ids, seqs = ids[~is_only], seqs[~is_only]
+        order = np.argsort(ids, kind="stable")
+        found, starts = np.unique(ids[order], return_index=True)
+        by_tag, stops = seqs[order], [*starts[1:].tolist(), ids.size]
+        for tag_id, start, stop in zip(found.tolist(), starts.tolist(), stops):
+            several = array("Q", by_tag[start:stop].tobytes())
+            listed = self._lists[tag_id]
+            if listed is not None:
+                listed += several
+            elif self._single[tag_id] or stop - start > 1:
+                before = self._single[tag_id]
+                self._lists[tag_id] = array("Q", (before,)) + several if before else several
+                self._single[tag_id] = 0
+            else:
+                self._single[tag_id] = several[0]
 
     # Removing
 

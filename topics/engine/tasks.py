@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class WaitUntil:
 
 Step: TypeAlias = Blocking | WaitSynced | WaitUntil | None
 Steps: TypeAlias = Generator[Step, Any, None]
+Work: TypeAlias = Generator[int, None, None]  # yields how much was done, in units of about a microsecond
 
 
 @dataclass(slots=True, eq=False)
@@ -53,3 +56,13 @@ class Lane:
         self.wait_lsn, self.until = 0, None
         if task is not None:
             task.close()
+
+
+def drain(steps: Generator[Any, None, T]) -> T:
+    """Run stepwise work in one go."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
