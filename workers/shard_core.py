@@ -459,6 +459,7 @@ class ShardCore:
         # However long they have waited: a claim that went on would hand out jobs to nobody.
         self.engine.cold.withdraw(lambda token: cast(Token, token)[0] == peer)
         self.engine.shard.long.end(lambda token: cast(Token, token)[0] == peer)
+        self.engine.shard.upkeep.withdraw(lambda token: cast(Token, token)[0] == peer)
         self._reopen()
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:

@@ -177,10 +177,10 @@ def test_records_with_a_ttl_of_their_own_are_due_strictly_after_it_and_once() ->
     append(log, [1] * 4)
     log.expiries = [(100, 4), (100, 2), (101, 1)]
     log.publish(delete(log, (4, 4)))
-    assert log.due_records(100) == []
-    assert log.due_records(101) == [2]
-    assert log.due_records(101) == []
-    assert log.due_records(200) == [1]
+    assert log.due_records(100, 9) == ([], False)
+    assert log.due_records(101, 9) == ([2], False)
+    assert log.due_records(101, 9) == ([], False)
+    assert log.due_records(200, 9) == ([1], False)
     assert log.expiries == []
 
 

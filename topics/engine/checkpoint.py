@@ -270,7 +270,8 @@ class Checkpointer:
             if not away:
                 return
             for log in away:
-                self._shard.loader(log)
+                for _ in self._shard.load_slices(log):
+                    yield None
                 yield WaitSynced(0)
 
     def _checkpoint(self, touched: dict[int, TopicLog]) -> Steps:

@@ -35,6 +35,7 @@ from topics.engine.handing_out import HandingOut, Hungry, is_durable, part_of, s
 from topics.engine.page import Page
 from topics.engine.reader import Reader
 from topics.engine.topic_log import Op, TopicLog
+from topics.engine.upkeep import Untended
 
 TIMERS_DONE_MAX = 64  # so few outdated timers are kept, however few are current
 AGAIN_MS = 50  # until a claim whose answer cannot be sent yet is looked at again
@@ -124,6 +125,7 @@ class Claims(HandingOut):
     def withdraw_claims(self, is_it: Callable[[object], bool]) -> None:
         """Forget all claims that wait with such a token, without an answer."""
         self.cold.withdraw(is_it)
+        self.upkeep.withdraw(is_it)
         for log in self.published.values():
             for consumer in (
                 log.consumers.every() if log.consumers is not None and log.consumers.waiting else ()
@@ -135,7 +137,7 @@ class Claims(HandingOut):
 
     def withdraw_claim(self, topic: str, name: str, is_it: Callable[[object], bool]) -> bool:
         """Forget a claim that waits, without an answer; False when there is none with such a token."""
-        if self.cold.withdraw(is_it):
+        if self.cold.withdraw(is_it) or self.upkeep.withdraw(is_it):
             return True
         log = self.published.get(topic)
         consumer = log.consumers.find(name) if log is not None and log.consumers is not None else None
@@ -249,6 +251,8 @@ class Claims(HandingOut):
                 size = self._serve_in_turn(log, consumer, claimers, room)
         except ColdMiss as miss:
             self._wait_with_claims(log, consumer, miss)
+        except Untended:
+            self.upkeep.wait(log, lambda error: self._is_hungry(log, consumer), name=("claims", id(consumer)))
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
         except OSError as error:

@@ -257,7 +257,7 @@ class Committing(Transactions):
         log = txn.log
         if txn.is_ended or log.dropped:
             raise TransactionNotFound(log.name, txn.id)
-        self._touch(log)
+        self.refresh(log)
         if records:
             self._check_room(log, log.config, log.name, records, size, largest)
         self._check_producers(log.transactions, txn.producer)
@@ -313,7 +313,7 @@ class Committing(Transactions):
             # With nobody to tell which they were, all that are left are lost together.
             txn.order = order if order is not None else [(0, 0, 0, 0)] * decision.chunks
             if order is None and not log.dropped:
-                self._touch(log)
+                self.refresh(log)
                 while not self._can_append(txn, []):
                     yield from self._pause(txn)
                     if txn.is_ended:
@@ -341,7 +341,7 @@ class Committing(Transactions):
     def _can_append(self, txn: Transaction, read: list[Records | None]) -> bool:
         """Caps were looked at before the decision; space may be gone since. What is left of it is for deletes."""
         try:
-            self._touch(txn.log)
+            self.refresh(txn.log)
         except (OSError, TopicsError):
             return False
         if (self.low_space or self.disk_full or self.log_full) and txn.log.config.durability != "ephemeral":

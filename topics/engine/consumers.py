@@ -286,7 +286,7 @@ class Consumers(Settling):
             if self.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
                 self._set_idle_timer(log, consumer)
             elif self.has_room(CONTROL_BYTES + len(consumer.name)):
-                self._touch(log)
+                self.refresh(log)
                 self._end_consumer(log, consumer, None, None)
             else:
                 consumer.active_ms = self.now_ms  # the disk is full: later

@@ -31,6 +31,7 @@ from topics.engine.reader import Reader
 from topics.engine.scheduler import TOP, WAIT_MAX_MS, Entry, Scheduler, band_of
 from topics.engine.staging import Waiter
 from topics.engine.topic_log import TopicLog
+from topics.engine.upkeep import Untended
 
 FRAMES, UNSENT, COPIES = 1, 2, 4
 
@@ -291,6 +292,10 @@ class Delivery(Committing):
         try:
             if log.stored is not None or log.deferred:
                 self._touch(log)
+        except Untended:
+            self.upkeep.wait(log, lambda error: self._look_again(log), name="frames")
+            due.kinds, due.left = due.kinds & ~(FRAMES | UNSENT), 0
+            return 0
         except (TopicsError, OSError):
             is_changed = True  # each of them asks again by itself, where the error becomes its answer
         waiters, log.waiters = log.waiters, []
@@ -318,6 +323,9 @@ class Delivery(Committing):
         if not due.left:
             due.kinds &= ~(FRAMES | UNSENT)
         return used
+
+    def _look_again(self, log: TopicLog) -> None:
+        self.dirty[log.id] = log
 
     def _serve_jobs(self, due: Due, room: int, *, may_push: bool) -> int:
         used = 0

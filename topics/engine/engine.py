@@ -101,6 +101,7 @@ class Engine(Background):
         self.report.overlaps = self.shard.stored_overlaps()
         self.relocator.start(recovery.loader)
         self.shard.start_transactions()
+        self.shard.load_steps = recovery.loader.steps
         self.reclaimer.start()
         if self.shard.read_only is None:
             self._ask_for_spare()
@@ -113,12 +114,16 @@ class Engine(Background):
         shard = self.shard
         self.reader.cold.trim()  # whoever waited for blocks has looked at them by now, also after the last turn
         self._begin_group()
-        shard.begin_turn(self.clock.read(), busy=bool(requests or shard.long))
+        shard.begin_turn(self.clock.read(), busy=bool(requests or shard.long or shard.upkeep))
         if self.clock.mono_ms >= self._trust_until_ms:
             self._trust_until_ms = self.clock.mono_ms + TRUST_MS
             self.reader.distrust()
         if self.config.min_free_bytes and self.clock.mono_ms >= self._space_look_ms:
             self._look_at_space()
+        if shard.upkeep:
+            for _ in shard.upkeep.go_on():
+                if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
+                    self._commit()
         handle = shard.handle
         for token, command in requests:
             if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
@@ -211,7 +216,7 @@ class Engine(Background):
         times: list[int] = []
         if self.shard.waiter_heap:
             times.append(self.shard.waiter_heap[0][0])
-        if self.shard.long:
+        if self.shard.long or self.shard.upkeep:
             times.append(self.clock.mono_ms)
         deliver_at_ms = self.shard.deliver_at_ms
         if deliver_at_ms is not None:
@@ -255,6 +260,8 @@ class Engine(Background):
             self.shard.ready.append((long.token, error))
         total = Outcome()
         self._drain(self.turn([]), total)
+        while self.shard.upkeep:  # whoever waits for it is answered
+            self._drain(self.turn([]), total)
         self._rewrites.close()
         self.checkpointer.closing = True
         self.checkpoint()

@@ -37,6 +37,7 @@ from topics.engine.reader import Reader
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.subjects import SubjectTrie, parse_pattern
 from topics.engine.topic_log import Op, TopicLog
+from topics.engine.upkeep import Untended
 from topics.engine.writes import frame_bytes_at_most
 
 START_BYTES = 24  # at most, of one start in an outflow's frame
@@ -215,7 +216,13 @@ class Forwards(Letters):
         """What a rule has to copy of a topic after a seq; None: nothing is there yet."""
         if log.dropped:
             return None
-        self._touch(log)
+        try:
+            self._touch(log)
+        except Untended:
+            self.upkeep.wait(
+                log, lambda error: self._copies_came(log, forward.uid, error), name=("copies", forward.uid)
+            )
+            return None
         if log.view.head <= after:
             return None
         command = cmd.Diff(log.name, after, count, max_bytes=max_bytes, touch=False, frames=True)

@@ -31,6 +31,7 @@ from topics.engine.open_segments import DamagedSegment
 from topics.engine.page import Page
 from topics.engine.staging import CONTROL_BYTES, as_ranges
 from topics.engine.topic_log import Op, TopicLog
+from topics.engine.upkeep import Untended
 from topics.engine.writes import frame_bytes_at_most
 
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -45,9 +46,13 @@ class Letters(Consumers):
         if consumers is None or log.dropped or not consumers.letters:
             self.moving.pop(log.id, None)
             return []
-        self._touch(log)
         try:
+            self._touch(log)
             return self._find_letters(log, consumers, count, max_bytes)
+        except Untended:
+            self.moving.pop(log.id, None)
+            self.upkeep.wait(log, lambda error: self._look_again_for_letters(log, error), name="letters")
+            return []
         except ColdMiss as miss:
             self.moving.pop(log.id, None)
             try:

@@ -150,7 +150,7 @@ class Loader:
             else:
                 yield SEGMENT_UNITS + len(content.rows) // ROWS_PER_UNIT
                 yield from self._add(log, found, newest, content)
-            if log.stored is not metas:
+            if log.stored is not metas or log.dropped:
                 return
         self._adopt(log, found)
 

@@ -24,6 +24,7 @@ from topics.engine import limits
 from topics.engine.commands import Change, Command
 from topics.engine.errors import Throttled
 from topics.engine.topic_log import TopicLog
+from topics.engine.upkeep import Untended
 
 Work: TypeAlias = Generator[int, None, None]
 
@@ -98,18 +99,30 @@ class LongCommands:
     def go_on(self) -> None:
         """A turn's share of work."""
         room = limits.LONG_TURN_UNITS
+        untended: list[LongCommand] = []
         while room > 0 and self._line:
             long = self._line.popleft()
             try:
                 self._enter(long)
+            except Untended:  # it goes on when its topic does
+                untended.append(long)
+                continue
+            except Exception as error:
+                room -= self._fail(long, error)
+                continue
+            try:
                 room -= max(1, long.advance(min(room, limits.LONG_SLICE_UNITS)))
             except Exception as error:
-                long.work.close()
-                room -= 1
-                self._failed(long.token, long.command, error)
+                room -= self._fail(long, error)
                 continue
             if not long.done:
                 self._line.append(long)
+        self._line.extend(untended)
+
+    def _fail(self, long: LongCommand, error: Exception) -> int:
+        long.work.close()
+        self._failed(long.token, long.command, error)
+        return 1
 
     def end(self, is_it: Callable[[object], bool] = lambda token: True) -> list[LongCommand]:
         """End those with such a token, and return them. Answering them is up to the caller."""

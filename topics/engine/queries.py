@@ -24,6 +24,7 @@ from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_r
 from topics.engine.subjects import TagMatch
 from topics.engine.tags import scan
 from topics.engine.topic_log import Loss, Op, Range, TopicLog
+from topics.engine.upkeep import Untended
 
 WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
 WAKE_COST = 4096  # of a long poll that is woken, beside its records
@@ -109,8 +110,11 @@ class Queries(Staging):
                 log.waiters.remove(waiter)
                 self._close_waiter(waiter)
                 return
+        # It looked again, or has not looked yet, and waits for the topic or for cold records.
         if self.cold.waiting:
-            self.cold.withdraw(lambda found: found is token)  # it looked again, and waits for cold records
+            self.cold.withdraw(lambda found: found is token)
+        if self.upkeep:
+            self.upkeep.withdraw(lambda found: found is token)
 
     def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
         self._waiter_count += 1
@@ -188,15 +192,22 @@ class Queries(Staging):
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
         rows: list[cmd.TopicState] = []
         timed: TopicLog | None = None  # one whose state depends on what time it is
+        untended: Untended | None = None
         for name in islice(self._listed(command), size + 1):
             log = self.published[name]
             if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred:
-                self._touch(log)
+                try:
+                    self._touch(log)
+                except Untended as error:  # the others are put in line as well
+                    untended = error
+                    continue
                 self._postpone_if_expiring(log)
                 timed = log
             if command.touch and len(rows) < size:
                 log.last_read_ts = self.now_ms
             rows.append(self._state_of(log))
+        if untended is not None:
+            raise untended
         if timed is not None:
             self._answer(token, cmd.TopicList(rows), timed)
         else:

@@ -119,10 +119,11 @@ class Reclaimer:
         self._pause()
         self._look_at[log.id] = log
 
-    def _load(self, log: TopicLog) -> bool:
+    def _load(self, log: TopicLog) -> Generator[None, Any, bool]:
         """Whether the topic is in memory. What keeps it away is for those to hear who ask for it."""
         try:
-            self._shard.loader(log)
+            for _ in self._shard.load_slices(log):
+                yield None
         except (OSError, TopicsError):
             self._pause()
             return False
@@ -135,7 +136,7 @@ class Reclaimer:
         shard = self._shard
         while shard.trimming.get(log.id) is log and not self.stopped:
             if log.is_away:
-                if not self._load(log):
+                if not (yield from self._load(log)):
                     return
                 yield WaitSynced(0)
             if not shard.trim_slice(log):
@@ -152,7 +153,7 @@ class Reclaimer:
             while not self._is_off(log):
                 self.working_on = checkpointer.rewriting_of = log
                 if log.is_away:
-                    if not self._load(log):
+                    if not (yield from self._load(log)):
                         break
                     yield WaitSynced(0)
                 chunk = self._next_chunk(log)

@@ -214,7 +214,8 @@ class Relocator:
             # What is copied during an erase might hold what must not be anywhere; after it the topic is looked at again.
             while not log.dropped and not log.erasing:
                 if log.is_away:
-                    self._shard.loader(log)
+                    for _ in self._shard.load_slices(log):
+                        yield None
                     wanted = None
                     yield WaitSynced(0)
                     continue

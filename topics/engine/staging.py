@@ -28,9 +28,13 @@ from topics.engine.errors import (
 )
 from topics.engine.long_commands import LongCommand, LongCommands
 from topics.engine.reader import Reader
+from topics.engine.tasks import Work, drain
 from topics.engine.topic_ids import ID_STEP, OwnIds
 from topics.engine.topic_log import Op, Range, TopicLog
+from topics.engine.upkeep import Untended, Upkeep
 
+# Of removing records that time has ended: of a step, of a record with a TTL of its own, of one with a tag.
+EXPIRE_STEP_UNITS, EXPIRY_UNITS, TAG_UNITS = 250, 4, 2
 CONTROL_BYTES = 512  # more than any control frame but a long delete
 
 
@@ -136,6 +140,10 @@ class Staging:
         self.erase_requests: list[EraseRequest] = []
         self.gone: list[TopicLog] = []  # dropped topics whose files wait for removal
         self.loader: Callable[[TopicLog], None] = lambda log: None
+        self.load_steps: Callable[[TopicLog], Work] | None = (
+            None  # None: it is loaded at once, as long as the shard recovers
+        )
+        self.upkeep = Upkeep(self._upkeep_of)
         self.counters: dict[str, int] = {}
         self._command: cmd.Command | None = None  # the one being handled
         self._handlers: dict[type, Callable[[object, Any], None]] = {}
@@ -146,6 +154,7 @@ class Staging:
     def begin_turn(self, now_ms: int, *, busy: bool) -> None:
         self.now_ms = now_ms
         self.long.begin_turn()
+        self.upkeep.begin_turn()
         late = now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms
         if busy and late and not self.read_only and self._has_room_at_all():
             self.stage_time_ceiling(now_ms + limits.TIME_CEILING_STEP_MS)
@@ -188,14 +197,18 @@ class Staging:
     def handle(self, token: object, command: cmd.Command) -> None:
         self._command = command
         try:
+            if self.upkeep:
+                self._wait_in_line(getattr(command, "topic", ""))
             self._handlers[type(command)](token, command)
-        except (Postpone, TopicsError, OSError) as error:
+        except (Postpone, Untended, TopicsError, OSError) as error:
             self._end_with(token, command, error)
 
     def _end_with(self, token: object, command: cmd.Command, error: Exception) -> None:
         """What becomes of a command whose handler, or whose work, raised this."""
         if isinstance(error, Postpone):
             self.add_op(Op(error.log, token, command=command, later=True))
+        elif isinstance(error, Untended):
+            self._wait_for_upkeep(token, command, error.log)
         elif isinstance(error, Conflict | TopicNotFound):
             # A conflict tells of what is staged, a 404 to a writer of a drop that readers do not see yet: neither may
             # leave before what it tells of is safe. A 404 to a reader tells of what is published, and leaves at once.
@@ -214,6 +227,21 @@ class Staging:
             self.ready.append((token, TopicsError(f"a file could not be read: {error}")))
         else:
             raise error
+
+    def _wait_in_line(self, topic: str) -> None:
+        """Those who came before for the same topic go on first."""
+        log = self.staged.get(topic) or self.published.get(topic)
+        if log is not None and self.upkeep.holds(log):
+            raise Untended(log)
+
+    def _wait_for_upkeep(self, token: object, command: cmd.Command, log: TopicLog) -> None:
+        def resume(error: TopicsError | None) -> None:
+            if error is None:
+                self.handle(token, command)
+            else:
+                self.ready.append((token, error))
+
+        self.upkeep.wait(log, resume, token=token)
 
     def _enter(self, long: LongCommand) -> None:
         """A command goes on that has waited for its next slice."""
@@ -440,22 +468,59 @@ class Staging:
             raise Postpone(log)
 
     def _touch(self, log: TopicLog) -> None:
+        """Have a topic in memory as it stands now. Untended: that takes longer than a turn."""
         if log.stored is not None or log.deferred:
-            self.loader(log)
+            self._tend(log)
         log.last_touch = self.now_ms
-        if log.config.ttl_ms or log.expiries:
-            self._expire(log)
+        if (log.config.ttl_ms or log.expiries) and self._expire(log):
+            self._tend(log)
+
+    def _tend(self, log: TopicLog) -> None:
+        if self.load_steps is None:
+            self.refresh(log)
+        else:
+            self.upkeep.tend(log)
 
     def refresh(self, log: TopicLog) -> None:
-        """Have a topic in memory as it stands now."""
-        self._touch(log)
+        """The same for who cannot wait."""
+        drain(self._upkeep_of(log))
+        log.last_touch = self.now_ms
 
-    def _expire(self, log: TopicLog) -> None:
-        """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete."""
+    def load_slices(self, log: TopicLog) -> Work:
+        """Have a topic in memory, for work that is done in slices itself."""
+        while log.is_away and not log.dropped:
+            if self.load_steps is None:
+                self.loader(log)
+            else:
+                yield from self.load_steps(log)
+
+    def _upkeep_of(self, log: TopicLog) -> Work:
+        yield from self.load_slices(log)
+        while (log.config.ttl_ms or log.expiries) and not log.dropped:
+            units = self._expire(log)
+            if not units:
+                return
+            yield units
+
+    def _expire(self, log: TopicLog) -> int:
+        """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete. If there is more to do after a
+        part of it, the units of work that this part took; else 0.
+        """
+        due, is_more = log.due_records(self.now_ms, limits.EXPIRE_RECORDS)
         last = log.expired_last(self.now_ms)
-        due = log.due_records(self.now_ms)
-        if not last and not due:
-            return
+        if last - log.first_seq >= limits.EXPIRE_RECORDS:
+            upto = log.front_beyond(limits.EXPIRE_RECORDS, 0) or last
+            last, is_more = min(last, upto), is_more or upto < last
+        if last or due:
+            self._end_records(log, due, last)
+        # With a tag of its own each record takes its time.
+        per_record = (
+            EXPIRY_UNITS if log.expiries else TAG_UNITS if len(log.tags) > limits.EXPIRE_RECORDS else 0
+        )
+        return EXPIRE_STEP_UNITS + per_record * limits.EXPIRE_RECORDS if is_more else 0
+
+    def _end_records(self, log: TopicLog, due: list[int], last: int) -> None:
+        """Records that time has ended: some by their own TTL, and those up to `last` by the topic's."""
         op = Op(log)
         if due:
             log.stage_delete(as_ranges(due), op)

@@ -221,14 +221,18 @@ class TopicRows:
             size -= int(sizes[-1])
         return last
 
-    def due_records(self, now_ms: int) -> list[int]:
-        """Live records whose own TTL has ended."""
+    def due_records(self, now_ms: int, limit: int) -> tuple[list[int], bool]:
+        """Live records whose own TTL has ended, of so many that are looked at, and whether there are more of those."""
+        expiries = self.expiries
         due: list[int] = []
-        while self.expiries and self.expiries[0][0] < now_ms:
-            seq = heapq.heappop(self.expiries)[1]
+        while expiries and expiries[0][0] < now_ms:
+            if not limit:
+                return sorted(due), True
+            limit -= 1
+            seq = heapq.heappop(expiries)[1]
             if self.is_live(seq):
                 due.append(seq)
-        return sorted(due)
+        return sorted(due), False
 
     def rebuild_strings(self) -> None:
         """Tags and nodes again from the rows: the tables counted changes that never happened."""

@@ -1,0 +1,197 @@
+"""Goal: loading a topic and removing what time has ended hold up nobody but those who ask for that topic.
+
+Method: an engine whose topic takes many turns to load, or to let go of expired records; another topic is asked in each turn. The answers
+must be those of a topic that was in memory all the time.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import msgspec
+import pytest
+
+from tests.support.engine_harness import SMALL, Harness, append
+from topics.engine import commands as c
+from topics.engine import limits
+from topics.engine.config import TopicConfig
+from topics.engine.errors import TopicsError
+from topics.engine.subjects import TagMatch
+from topics.engine.upkeep import Untended
+
+SEGMENTS = 40  # of four records each: a turn loads about four of them
+ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=1 << 22, cache_bytes=1 << 22, segment_max_events=1000)
+
+
+def stored(h: Harness) -> None:
+    h.put("other")
+    h.put("t")
+    for i in range(SEGMENTS):
+        h.append("t", *[b"%d" % i] * 4, tag=b"tag %d" % (i % 7))
+    h.do(c.Delete("t", seqs=[1, 2, 9]))
+
+
+def turns_until(h: Harness, token: int) -> int:
+    """Turns until this is answered, in each of which the other topic is asked, and answers."""
+    for turns in range(1, 1000):
+        (other,) = h.ask(c.State("other"))
+        assert isinstance(h.replies[other], c.TopicState), "a bystander waits"
+        if token in h.replies:
+            return turns
+        if h.jobs:
+            h.run_job()
+    raise AssertionError("never answered")
+
+
+def test_a_topic_of_many_segments_is_loaded_over_many_turns_and_is_the_same_then() -> None:
+    h = Harness()
+    stored(h)
+    rows, state = h.rows("t"), h.state("t")
+    h.restart()
+    (token,) = h.ask(c.Diff("t", limit=1000))
+    assert token not in h.replies
+    assert turns_until(h, token) > 5
+    assert h.rows("t") == rows
+    assert msgspec.structs.asdict(h.state("t").config) == msgspec.structs.asdict(state.config)
+    assert h.state("t").bytes == state.bytes
+    counts = h.do(c.CountByTag("t", TagMatch("Glob", b"*"), limit=100)).counts
+    assert sum(count for _, count in counts) == len(rows)
+    h.engine.check_invariants()
+
+
+def test_commands_wait_for_a_topic_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UPKEEP_RESUMED_MAX", 2)
+    h = Harness()
+    stored(h)
+    h.restart()
+    tokens = [h.ask(append("t", b"%d" % i))[0] for i in range(8)]
+    tokens += h.ask(c.State("t"))
+    turns_until(h, tokens[-1])
+    h.rest()
+    seqs = [h.replies[token].first_seq for token in tokens[:-1]]
+    assert seqs == list(range(SEGMENTS * 4 + 1, SEGMENTS * 4 + 9))
+    assert h.replies[tokens[-1]].head_seq == seqs[-1]
+
+
+def test_a_list_waits_for_topics_whose_state_time_decides() -> None:
+    h = Harness()
+    for name in ("a", "b"):
+        h.put(name, TopicConfig(ttl_ms=10_000))
+        for _ in range(SEGMENTS):
+            h.append(name, *[b"1"] * 4)
+    h.pass_time(5_000)
+    h.append("b", b"2")
+    h.close()
+    h.clock.advance(6_000)
+    h.open()
+    rows = h.do(c.ListTopics()).topics
+    assert [(row.topic, row.count) for row in rows] == [("a", 0), ("b", 1)]
+
+
+def test_a_topic_that_cannot_be_read_is_an_error_for_all_who_wait_and_is_tried_again() -> None:
+    h = Harness()
+    stored(h)
+    rows = h.rows("t")
+    h.restart()
+    tokens = h.ask(c.State("t"), c.Diff("t"))
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "the disk is away")
+
+    h.line.each_call = fail
+    while h.engine.shard.upkeep:
+        h.ask()
+    assert [isinstance(h.replies[token], TopicsError) for token in tokens] == [True, True]
+    h.line.each_call = lambda: None
+    assert h.rows("t") == rows
+
+
+def test_who_went_away_meanwhile_is_not_served() -> None:
+    h = Harness()
+    stored(h)
+    h.restart()
+    gone, stays = h.ask(c.State("t"), c.State("t"))
+    assert h.engine.shard.upkeep.withdraw(lambda token: token == gone)
+    h.rest()
+    assert gone not in h.replies
+    assert stays in h.replies
+
+
+def test_a_stop_answers_those_who_wait() -> None:
+    h = Harness()
+    stored(h)
+    h.restart()
+    tokens = h.ask(c.State("t"), append("t", b"last"))
+    h.close()
+    assert all(token in h.replies for token in tokens)
+    h.open()
+    assert h.rows("t")[-1][1] == b"last"
+
+
+def test_a_load_that_another_one_overtakes_changes_nothing() -> None:
+    h = Harness()
+    stored(h)
+    rows = h.rows("t")
+    h.restart()
+    (token,) = h.ask(c.Diff("t", limit=1000))
+    log = h.engine.shard.published["t"]
+    assert log.is_away
+    h.engine.shard.refresh(log)
+    assert not log.is_away
+    turns_until(h, token)
+    assert h.rows("t") == rows
+    h.engine.check_invariants()
+
+
+def test_a_topic_dropped_while_it_waits_is_gone_for_those_behind() -> None:
+    h = Harness()
+    stored(h)
+    h.restart()
+    dropped, appended = h.ask(c.DropTopic("t"), append("t", b"of another one"))
+    h.rest()
+    assert h.replies[dropped].deleted
+    assert h.replies[appended].created
+    h.restart()
+    assert h.rows("t") == [(1, b"of another one")]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("tagged", [True, False])
+def test_many_records_that_end_at_once_go_over_many_turns(own: bool, tagged: bool) -> None:
+    h = Harness(ROOMY)
+    h.put("other")
+    count = 20 * limits.EXPIRE_RECORDS
+    h.put("t", TopicConfig(durability="memory", ttl_ms=0 if own else 1000))
+    for first in range(0, count, limits.EXPIRE_RECORDS):
+        seqs = range(first, first + limits.EXPIRE_RECORDS)
+        records = c.Records(
+            [b"%d" % seq for seq in seqs],
+            tags=[b"tag %d" % seq for seq in seqs] if tagged else None,
+            ttls_ms=[1000] * len(seqs) if own else None,
+        )
+        h.do(c.Append("t", records))
+    h.pass_time(900)
+    h.append("t", b"young", tag=b"young")
+    h.clock.advance(200)
+    (token,) = h.ask(c.Diff("t", limit=1000))
+    assert turns_until(h, token) > (5 if own or tagged else 0)
+    assert h.rows("t") == [(count + 1, b"young")]
+    assert h.state("t").count == 1
+    assert h.do(c.CountByTag("t", TagMatch("Glob", b"*"), limit=10)).counts == [(b"young", 1)]
+    h.engine.check_invariants()
+    h.kill_and_open()
+    assert h.rows("t") == [(count + 1, b"young")]
+
+
+def test_a_standing_task_is_not_held_up_by_a_topic_in_line() -> None:
+    """Who cannot wait does all of it at once."""
+    h = Harness()
+    stored(h)
+    h.restart()
+    log = h.engine.shard.published["t"]
+    with pytest.raises(Untended):
+        h.engine.shard._touch(log)
+    h.engine.shard.refresh(log)
+    assert not log.is_away
+    h.rest()
+    assert not h.engine.shard.upkeep
