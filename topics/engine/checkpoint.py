@@ -433,24 +433,20 @@ class Checkpointer:
     def _localise(log: TopicLog, chunk: Chunk, part: _Part) -> None:
         """Ids in files count from 1 in each segment; new strings are added to its dictionary."""
         part.tag_ids, part.node_ids = dict(chunk.tag_ids), dict(chunk.node_ids)
-        for column, known, fresh, name in (
-            ("tag", part.tag_ids, part.tags, log.tags.strings.name),
-            ("node", part.node_ids, part.nodes, log.nodes.name),
+        for column, known, fresh, names in (
+            ("tag", part.tag_ids, part.tags, log.tags.strings.names),
+            ("node", part.node_ids, part.nodes, log.nodes.names),
         ):
             ids = part.rows[column]
             used, where = np.unique(ids, return_inverse=True)
-            if len(used) == 1 and used[0] == 0:
+            if not used.any():
                 continue
+            is_none = int(used[0] == 0)
+            texts = [names[string_id] or b"" for string_id in used[is_none:].tolist()]
+            fresh += [text for text in texts if text not in known]
+            known.update(zip(fresh, range(len(known) + 1, len(known) + 1 + len(fresh))))
             local = np.zeros(len(used), dtype=np.uint32)
-            for i, string_id in enumerate(used.tolist()):
-                if not string_id:
-                    continue
-                text = name(string_id)
-                assert text is not None
-                if text not in known:
-                    known[text] = len(known) + 1
-                    fresh.append(text)
-                local[i] = known[text]
+            local[is_none:] = [known[text] for text in texts]
             part.rows[column] = local[where]
 
     def _write_parts(self, captures: list[_Capture]) -> Steps:

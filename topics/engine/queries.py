@@ -28,6 +28,7 @@ from topics.engine.upkeep import Untended
 
 WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
 WAKE_COST = 4096  # of a long poll that is woken, beside its records
+LOOK_COST = 2048  # of one that has looked, and waits on
 WAITERS_DONE_MAX = 64  # so few may stay in the heap after they were answered, however few others there are
 
 
@@ -127,7 +128,9 @@ class Queries(Staging):
     def end_polls(self) -> None:
         """Answer the long polls whose time is up."""
         room = limits.WAKE_BYTES_MAX
-        while room > 0 and self.waiter_heap and self.waiter_heap[0][0] <= self.clock.mono_ms:
+        for _ in range(limits.POLLS_ENDED_MAX):
+            if room <= 0 or not self.waiter_heap or self.waiter_heap[0][0] > self.clock.mono_ms:
+                return
             waiter = heapq.heappop(self.waiter_heap)[2]
             if waiter.done:
                 continue
@@ -146,9 +149,7 @@ class Queries(Staging):
                 page = self._read_page(log, waiter.command)
                 if not is_last and self._nothing_yet(page, waiter.head):
                     log.waiters.append(waiter)
-                    return (
-                        0  # or the next turn, which begins with the same ones, would never come to the others
-                    )
+                    return LOOK_COST
                 size = page.size
                 if type(page) is cmd.Page and page.seqs and log.is_timeless:
                     self._close_waiter(waiter)
