@@ -48,15 +48,15 @@ MORE = {
 HEAD = """\
 # Configuration
 
-Everything is set by environment variables; there is no configuration file. `topics serve` has options for four of them, which win over the variables: `--host`, `--port`, `--data` and `--shards`. `topics serve --help` prints all of this, and a test keeps this page to the code (`python -m tests.support.configuration_page` makes it).
+All settings are environment variables; there is no configuration file. Four of them are also options of `topics serve`, which take precedence: `--host`, `--port`, `--data` and `--shards`. `topics serve --help` prints all settings. This page is generated from the code (`python -m tests.support.configuration_page`).
 
-All processes of a server read the same variables at its start; to change one, restart it. An empty variable is an unset one.
+All processes of a server read the variables at its start; restart it after a change. An empty variable counts as unset.
 
-Durations are numbers of milliseconds, or have a unit: `250ms`, `30s`, `5m`, `1h30m`, `2d`. Sizes are numbers of bytes, or have a unit: `512KiB`, `64MiB`, `1.5GiB`, or in powers of ten `10MB`, `1GB`; those per second likewise.
+Durations are in milliseconds, or have a unit: `250ms`, `30s`, `5m`, `1h30m`, `2d`. Sizes, also per second, are in bytes, or have a unit: `512KiB`, `64MiB`, `1.5GiB`, or in powers of ten `10MB`, `1GB`.
 
 ## Wrong settings
 
-A value that cannot be read means the default, and a number outside its range the nearest end of it (a port above 65535: the default). Each of these, and each `TOPICS_…` variable that is not known, is one warning in the log at the start, with the value in use and the
+For an invalid value the default is used, and a number outside its range is clamped (a port above 65535: the default). Each of these, and each unknown `TOPICS_…` variable, is a warning in the log at the start, with the value in use and the
 nearest known name. Values of unknown variables are not logged, since they may be keys:
 
 ```text
@@ -64,10 +64,10 @@ warning supervisor: TOPICS_MAX_TOPCIS is not a known variable and is ignored; di
 warning supervisor: TOPICS_FRONTS='two' is not a whole number; in use: 1
 ```
 
-`TOPICS_STRICT_SETTINGS=1` turns these warnings into a refusal: the server lists all of them and ends with exit code 2. The image, the compose file and the systemd unit set it. What would be unsafe is always refused.
+`TOPICS_STRICT_SETTINGS=1` turns these warnings into a refusal: the server lists all of them and exits with 2. The image, the compose file and the systemd unit set it. Unsafe settings are always refused.
 
-Kubernetes injects variables for each service of a namespace. Those of a service called `topics` (`TOPICS_SERVICE_HOST`, `TOPICS_PORT_4000_TCP` and so on) are ignored, and so is `TOPICS_PORT` when it is a URL like `tcp://10.0.0.1:4000`: the port is then the default. `enableServiceLinks: false` in the pod's
-specification keeps them away.
+Kubernetes injects variables for each service of a namespace. Those of a service called `topics` (`TOPICS_SERVICE_HOST`, `TOPICS_PORT_4000_TCP` and so on) are ignored, and so is `TOPICS_PORT` if it is a URL like `tcp://10.0.0.1:4000`: the port is then the default. `enableServiceLinks: false` in the pod
+specification avoids them.
 """
 
 TAIL = """
@@ -76,9 +76,9 @@ TAIL = """
 | Variable | Default | Meaning | See |
 |---|---|---|---|
 | `TOPICS_URL` | http://127.0.0.1:4000 | where the server is | [which server](cli.md#which-server) |
-| `TOPICS_TOKEN` | – | its key; `TOPICS_API_KEY` is read where this is unset | [keys](http/access.md#keys) |
-| `TOPICS_CONFIG` | `~/.config/topics/contexts.json` | saved servers, of the command | [contexts](cli.md#which-server) |
-| `NO_COLOR` | – | set: no colours, of the command | |
+| `TOPICS_TOKEN` | – | its key; `TOPICS_API_KEY` is used if this is unset | [keys](http/access.md#keys) |
+| `TOPICS_CONFIG` | `~/.config/topics/contexts.json` | file with saved servers, for the command | [contexts](cli.md#which-server) |
+| `NO_COLOR` | – | set: no colours in the command's output | |
 
 OpenTelemetry's own variables (`OTEL_…`) are in [tracing](tracing.md#spans-of-the-server).
 """
