@@ -6,6 +6,8 @@ topic of the same shard.
     bombs        gzip that unpacks to more than a body may have, 40 at once
     handshakes   WebSockets, one after the other, by 16 clients
     tags         reads and deletes by patterns that match none of 300 000 tags, by four clients
+    watches      sessions of 256 long patterns, by one key that may only read, until it is refused; from then on it opens
+                 and leaves those that it has
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import base64
 import gzip
 import http.client
+import itertools
 import json
 import multiprocessing
 import os
@@ -32,6 +35,8 @@ BYSTANDER = "bystander"
 BYSTANDER_EVERY_S = 0.01
 TAGGED = "tagged"
 BATCH = 10_000
+KEY, READ_KEY = "writes-and-reads", "only-reads"
+PATTERN_BYTES = 255
 
 Address = tuple[str, int]
 
@@ -48,6 +53,16 @@ class Report:
     peak_mib: dict[str, int] = field(default_factory=dict)  # by process
 
 
+def start(folder: Path) -> Server:
+    """A server with the keys that attackers and the bystander use."""
+    environment = {"TOPICS_API_KEYS": f"{KEY},{READ_KEY}:read"}
+    return Server(folder, environment, shards=1, credentials={"Authorization": f"Bearer {KEY}"}).start()
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+
+
 def flood(size: int = BODY_MAX) -> bytes:
     """A write of as many records as fit, as gzip."""
     return gzip.compress(b'{"part":"a","chunk":0,"records":[%b{}]}' % (b"{}," * ((size - 64) // 3)), 6)
@@ -55,7 +70,7 @@ def flood(size: int = BODY_MAX) -> bytes:
 
 def _post(address: Address, path: str, packed: bytes, until: float) -> Counter[str]:
     answers: Counter[str] = Counter()
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    headers = {**_headers(KEY), "Content-Encoding": "gzip"}
     connection = http.client.HTTPConnection(*address, timeout=120)
     while time.monotonic() < until:
         connection.request("POST", path, packed, headers)
@@ -71,7 +86,7 @@ def _shake_hands(address: Address, until: float) -> Counter[str]:
     key = base64.b64encode(os.urandom(16)).decode()
     request = (
         f"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\nAuthorization: Bearer {KEY}\r\n\r\n"
     ).encode()
     while time.monotonic() < until:
         # Many at once, and none waits for another's answer.
@@ -99,13 +114,34 @@ def _ask(
     answers: Counter[str] = Counter()
     connection = http.client.HTTPConnection(*address, timeout=120)
     while time.monotonic() < until:
-        headers = {"Content-Type": "application/json"}
-        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+        connection.request(method, path, json.dumps(body) if body is not None else None, _headers(KEY))
         response = connection.getresponse()
         response.read()
         answers[str(response.status)] += 1
     connection.close()
     return answers
+
+
+def _watch(address: Address, number: int, until: float) -> Counter[str]:
+    answers: Counter[str] = Counter()
+    urls: list[str] = []
+    connection = http.client.HTTPConnection(*address, timeout=120)
+    for n in itertools.count():
+        if time.monotonic() >= until:
+            return answers
+        patterns = {f"{number}.{n}.{i}.".ljust(PATTERN_BYTES - 2, "p") + ".>": {} for i in range(256)}
+        connection.request("POST", "/v0/watch", json.dumps({"topics": patterns}), _headers(READ_KEY))
+        response = connection.getresponse()
+        body = response.read()
+        answers[str(response.status)] += 1
+        if response.status == 200:
+            urls.append(json.loads(body)["stream_url"])
+        elif urls:
+            stream = http.client.HTTPConnection(*address, timeout=120)
+            stream.request("GET", urls[n % len(urls)], headers=_headers(READ_KEY))
+            answers[f"stream {stream.getresponse().status}"] += 1
+            stream.close()
+    raise AssertionError
 
 
 def _attackers(name: str, address: Address) -> list[Callable[[float], Counter[str]]]:
@@ -116,6 +152,8 @@ def _attackers(name: str, address: Address) -> list[Callable[[float], Counter[st
         delete = f"/v0/topics/{TAGGED}/delete", {"match": "*", "keep": 1}
         reader = partial(_ask, address, "GET", read, None)
         return [reader, reader, *[partial(_ask, address, "POST", *delete)] * 2]
+    if name == "watches":
+        return [partial(_watch, address, number) for number in range(4)]
     if name == "bombs":
         packed = gzip.compress(bytes(4 * BODY_MAX), 6)
         return [lambda until: _post(address, "/v0/topics/attacked", packed, until)] * 40
@@ -124,7 +162,7 @@ def _attackers(name: str, address: Address) -> list[Callable[[float], Counter[st
     return [lambda until: _post(address, path, packed, until)] * 4
 
 
-NAMES = ("records", "stage", "bombs", "handshakes", "tags")
+NAMES = ("records", "stage", "bombs", "handshakes", "tags", "watches")
 
 
 def _child(pipe: multiprocessing.connection.Connection, name: str, address: Address, seconds: float) -> None:
@@ -158,8 +196,7 @@ def attack(server: Server, name: str, seconds: float, *, tags: int = 300_000) ->
     ours.recv()
     while not ours.poll(BYSTANDER_EVERY_S):
         began = time.monotonic()
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", f"/v0/topics/{BYSTANDER}", b'{"records":[{"data":1}]}', headers)
+        connection.request("POST", f"/v0/topics/{BYSTANDER}", b'{"records":[{"data":1}]}', _headers(KEY))
         response = connection.getresponse()
         response.read()
         assert response.status in (200, 201), f"the bystander got {response.status}"

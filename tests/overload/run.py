@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.overload.attacks import NAMES, attack
+from tests.overload import attacks
 from tests.overload.load import TOPICS, Apart, Result, topic_of
 from tests.support.server import Server, until
 from tests.support.sse_client import open_stream, watch
@@ -212,14 +212,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--connections", type=int, default=2000)
     parser.add_argument(
-        "--attack", action="append", choices=NAMES, help="in place of the load; may be repeated"
+        "--attack", action="append", choices=attacks.NAMES, help="in place of the load; may be repeated"
     )
     arguments = parser.parse_args()
     for name in arguments.attack or ():
         with tempfile.TemporaryDirectory(prefix="topics-attack-") as folder:
-            server = Server(Path(folder), shards=1).start()
+            server = attacks.start(Path(folder))
             try:
-                print(json.dumps({name: asdict(attack(server, name, arguments.seconds))}, indent=2))
+                print(json.dumps({name: asdict(attacks.attack(server, name, arguments.seconds))}, indent=2))
             finally:
                 server.close()
     if arguments.attack:

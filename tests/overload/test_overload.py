@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.overload import attacks
 from tests.overload.attacks import NAMES, attack
 from tests.overload.run import overload, start
 from tests.support.faults import fault
-from tests.support.server import Server
 
 GROWN_MIB_MAX = 64
 PEAK_MIB_MAX = 600  # of any process; a flood of records took 1650 of the shard
@@ -40,11 +40,11 @@ def test_ten_times_what_it_sustains(tmp_path: Path) -> None:
 
 @fault(
     "request",
-    "small requests that are costly to read: floods of records, gzip bombs, WebSocket handshakes, patterns over many tags",
+    "small requests that are costly to read: floods of records, gzip bombs, WebSocket handshakes, patterns over many tags, watches of long patterns",
     "a bystander is served all the time, and no process takes much memory",
 )
 def test_a_bystander_of_attacks(tmp_path: Path) -> None:
-    server = Server(tmp_path, shards=1).start()
+    server = attacks.start(tmp_path)
     try:
         reports = {name: attack(server, name, 1.0, tags=20_000) for name in NAMES}
     finally:
@@ -55,3 +55,4 @@ def test_a_bystander_of_attacks(tmp_path: Path) -> None:
     assert set(reports["records"].answers) == set(reports["stage"].answers) == {"400"}
     assert set(reports["bombs"].answers) <= {"413", "429"}
     assert set(reports["tags"].answers) == {"200"}
+    assert set(reports["watches"].answers) <= {"200", "429", "stream 200"}
