@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, TypeAlias
 
 from topics import wire
@@ -33,6 +33,7 @@ REJOIN_MS = 100  # after a restart: until every front has said where it knows a 
 RENDERED_MAX = 64  # texts of a turn that another front may want as well
 
 Send: TypeAlias = Callable[[bytes, int, int, int, bytes, wire.Buffer], None]
+GroupRow: TypeAlias = tuple[str, int, str, int]  # topic, topic id, group, cursor
 Ask: TypeAlias = Callable[[bytes, Any, cmd.Diff], Any]  # peer, who asks, what; returns the token
 
 
@@ -94,7 +95,9 @@ class Feeds:
         self._groups: dict[tuple[str, str], Group] = {}
         self._waiting: list[Group] = []  # that are not ready to be dealt
         self._rendered: OrderedDict[tuple[int, int, int, FeedOptions], bytes] = OrderedDict()
-        self.groups_changed = False  # since they were saved
+        # For the file: what it has, and which groups it is to hear of.
+        self._stored_groups: dict[tuple[str, str], GroupRow] = {}
+        self._changed_groups: dict[tuple[str, str], None] = {}
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -244,7 +247,7 @@ class Feeds:
             asker.empty_since_ms = self._now_ms()
             if isinstance(error, TopicNotFound):
                 self._groups.pop((asker.topic, asker.name), None)
-                self.groups_changed = True
+                self._group_changed(asker)
         else:
             feeds = [asker]
         for feed in feeds:
@@ -287,7 +290,7 @@ class Feeds:
                 raise Throttled("too many groups", limit="groups", max=GROUPS_MAX)
             group = Group(feed.topic, log.id, wish.group, _now(log, wish.epoch, wish.from_seq))
             self._groups[feed.topic, wish.group] = group
-            self.groups_changed = True
+            self._group_changed(group)
         if group.restored:
             group.cursor = max(group.cursor, _now(log, wish.epoch, wish.seen))
             if not group.ready_ms:
@@ -305,7 +308,7 @@ class Feeds:
             group.turn -= 1
         if hand_back and feed.unfed and _ends_at(feed.unfed, group.cursor):
             group.cursor = feed.unfed[0][0]
-            self.groups_changed = True
+            self._group_changed(group)
             self._withdraw(group)
         if not group.members:
             self._withdraw(group)
@@ -345,27 +348,54 @@ class Feeds:
         group.turn = (first + len(parts)) % max(len(group.members), 1)
         group.cursor = page.next_from_seq
         group.restored = False
-        self.groups_changed = True
+        self._group_changed(group)
         self._deal_on(group)
 
-    def group_rows(self) -> list[tuple[str, int, str, int]]:
-        return [(group.topic, group.topic_id, group.name, group.cursor) for group in self._groups.values()]
+    def _group_changed(self, group: Group) -> None:
+        self._changed_groups[group.topic, group.name] = None
 
-    def load_groups(self, rows: list[tuple[str, int, str, int]]) -> None:
-        for topic, topic_id, name, cursor in rows:
+    @property
+    def groups_changed(self) -> bool:
+        """Whether the file is to hear of groups."""
+        return bool(self._changed_groups)
+
+    def take_groups(self, limit: int) -> tuple[list[tuple[str, str]], list[GroupRow]]:
+        """What the file has not heard of, of up to so many groups: those that are gone, and where the others are."""
+        gone: list[tuple[str, str]] = []
+        rows: list[GroupRow] = []
+        for key in list(islice(self._changed_groups, limit)):
+            del self._changed_groups[key]
+            group = self._groups.get(key)
+            if group is None:
+                self._stored_groups.pop(key, None)
+                gone.append(key)
+            else:
+                row = self._stored_groups[key] = (group.topic, group.topic_id, group.name, group.cursor)
+                rows.append(row)
+        return gone, rows
+
+    def group_rows(self) -> list[GroupRow]:
+        """Of all groups, as of the last `take_groups`."""
+        return list(self._stored_groups.values())
+
+    def load_groups(self, rows: list[GroupRow]) -> None:
+        for row in rows:
+            topic, topic_id, name, cursor = row
             log = self._shard.published.get(topic)
             if log is not None and log.id == topic_id and len(self._groups) < GROUPS_MAX:
                 group = Group(topic, topic_id, name, min(cursor, log.view.head), restored=True)
                 group.empty_since_ms = self._now_ms()
                 self._groups[topic, name] = group
+                self._stored_groups[topic, name] = row
 
     def _sweep_groups(self) -> None:
         late_ms = self._now_ms() - SESSION_TTL_MS
         gone = [
-            key for key, group in self._groups.items() if not group.members and group.empty_since_ms < late_ms
+            group for group in self._groups.values() if not group.members and group.empty_since_ms < late_ms
         ]
-        for key in gone:
-            del self._groups[key]
+        for group in gone:
+            del self._groups[group.topic, group.name]
+            self._group_changed(group)
 
     # -- time ----------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from workers import watch_file
 from workers.data_directory import read_layout
 from workers.exit_codes import BAD_CONFIGURATION, CLEAN, UNEXPECTED, Refusal
 from workers.failpoints import BadFailpoint
+from workers.feeds import GroupRow
 from workers.sessions import SessionRow
 from workers.shard import engine_config, open_cold, open_disk
 from workers.system_clock import SystemClock
@@ -116,7 +117,7 @@ def _reshard(disk: Disk, settings: Settings, layout: Layout, shards: int) -> Non
 def carry_watches(disk: Disk, old_dirs: list[str], new_dirs: list[str]) -> None:
     """Watch sessions lie where their names are placed, and the places of groups with their topics."""
     sessions: list[list[SessionRow]] = [[] for _ in new_dirs]
-    groups: list[list[watch_file.GroupRow]] = [[] for _ in new_dirs]
+    groups: list[list[GroupRow]] = [[] for _ in new_dirs]
     for directory in old_dirs:
         rows = watch_file.read(disk, directory, may_fail=False)
         if rows is None:
@@ -127,7 +128,7 @@ def carry_watches(disk: Disk, old_dirs: list[str], new_dirs: list[str]) -> None:
             groups[shard_of(group[0], len(new_dirs))].append(group)
     for directory, some, others in zip(new_dirs, sessions, groups, strict=True):
         if some or others:
-            watch_file.write(disk, directory, watch_file.encode(some, others))
+            watch_file.write(disk, directory, watch_file.WatchRows(some, others))
 
 
 def _lock(held: ExitStack, path: Path) -> None:

@@ -4,7 +4,8 @@
     open  → OpenedSession          a stream has it from here on, and may save its cursors
           → TakeOver               another stream has it: end that one, ask again when it has saved, or with `force`
     save                           of the stream that has it; anybody else's is ignored
-    front_gone, rows, load, sweep
+    front_gone, sweep, load
+    take, rows, changes            for the file: what has changed since it was asked last, and all there is
 
 Cursors at open are the stored ones, set back to those of the last event id that the client has seen. They are stored as
 set back: an event id that names only changes builds on a numbered save, and the new stream's must build on where it began.
@@ -28,6 +29,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
 
 import msgspec
 
@@ -52,10 +55,15 @@ UNDO_SAVES_MIN = 4
 STORED_CURSORS_MAX = 256
 STORED_SAVES_MIN = 2
 CURSORS_MAX = 1_000_000  # over all sessions: about 400 MiB
-BYTES_MAX = 64 << 20  # of all sessions, as they are stored
+BYTES_MAX = 64 << 20  # of all sessions, as they are stored; changes since may take as much again
 KEY_BYTES_MAX = BYTES_MAX // 4  # of those of one key
+STORED_CHANGES_MAX = 16  # of a session, since its row: about, it waits for its turn to get another
+ROWS_BYTES_MAX = 1 << 20  # of rows that one `take` encodes: about a millisecond of the loop
+PENDING_MIN = 64  # cursors of saves that may wait for the file, though a session has fewer
 ERA = 1 << 26  # numbers of saves in it: one a second for two years
 ERA_MS = 16  # a worker is not restarted faster
+
+T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -88,6 +96,25 @@ class SessionRow(msgspec.Struct, frozen=True, array_like=True):
     changes: dict[str, EpochChange] = {}
 
 
+class SessionChange(msgspec.Struct, frozen=True, array_like=True):
+    """What has become of a session since the file has heard of it."""
+
+    wid: str
+    stream: int
+    maybe_old: bool
+    saves: list[tuple[int, dict[str, int | None]]] = []  # each as `_Session.apply` takes it
+    epochs: dict[str, tuple[str | None, EpochChange | None]] = {}  # as they are now
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the file is to hear of; rows and changes are encoded."""
+
+    ended: list[str]
+    rows: list[bytes]
+    changes: list[bytes]
+
+
 @dataclass(frozen=True, slots=True)
 class TakeOver:
     """The stream that has the session, by its front and that front's number for it."""
@@ -112,6 +139,30 @@ class _Session:
     undo_size: int = 0
     epochs: dict[str, str] = field(default_factory=dict)  # of topics whose epoch is known
     changes: dict[str, EpochChange] = field(default_factory=dict)  # that the client may not have heard of
+    # What the file has not heard of; None: so much that a new row is shorter.
+    saves: list[tuple[int, dict[str, int | None]]] | None = field(default_factory=list)
+    saves_size: int = 0
+    new_epochs: set[str] = field(default_factory=set)
+    # What it has: a row, and changes since.
+    stored: bytes = b""
+    stored_changes: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, row: SessionRow) -> _Session:
+        return cls(
+            key=row.key,
+            spec=row.spec,
+            cursors=row.cursors,
+            save=row.save,
+            maybe_old=row.maybe_old,
+            is_restored=True,
+            orphan=row.stream,
+            learned=set(row.learned),
+            undo=deque(row.undo),
+            undo_size=sum(undo.size for undo in row.undo),
+            epochs=row.epochs,
+            changes=row.changes,
+        )
 
     # -- saves ---------------------------------------------------------------------------------------------
 
@@ -136,11 +187,17 @@ class _Session:
             before[topic] = old
         self._remember(Undo(number, self.save, before))
         self.save = number
+        if self.saves is not None:
+            self.saves.append((number, changed))
+            self.saves_size += 1 + len(changed)
+            if self.saves_size > max(PENDING_MIN, len(cursors)):
+                self.saves = None
 
     def set_epochs(self, changed: dict[str, EpochChange]) -> None:
         for topic, change in changed.items():
             if topic in self.cursors:
                 change = change.following(self.changes.get(topic))
+                self.new_epochs.add(topic)
                 self.epochs[topic] = change.epoch
                 if change.before:
                     self.changes[topic] = change
@@ -206,6 +263,7 @@ class _Session:
             wanted = seen.get(topic)
             if wanted is None:
                 continue
+            self.new_epochs.add(topic)
             if change.low <= wanted <= change.high and not event_ids.has_heard(
                 last_event_id, topic, change.epoch
             ):
@@ -236,6 +294,33 @@ class _Session:
             self.changes,
         )
 
+    @property
+    def has_many_changes(self) -> bool:
+        """Whether it is time for another row."""
+        changes = self.stored_changes
+        return len(changes) > STORED_CHANGES_MAX or sum(map(len, changes)) > len(self.stored)
+
+    def take_change(self, wid: str) -> SessionChange:
+        assert self.saves is not None
+        epochs = {
+            topic: (self.epochs.get(topic), self.changes.get(topic)) for topic in sorted(self.new_epochs)
+        }
+        change = SessionChange(wid, self.stream or self.orphan, self.maybe_old, self.saves, epochs)
+        self.forget_change()
+        return change
+
+    def forget_change(self) -> None:
+        self.saves, self.saves_size = [], 0
+        self.new_epochs.clear()
+
+    def replay(self, change: SessionChange) -> None:
+        for number, changed in change.saves:
+            self.apply(number, changed)
+        for topic, (epoch, told) in change.epochs.items():
+            _set(self.epochs, topic, epoch)
+            _set(self.changes, topic, told)
+        self.orphan, self.maybe_old = change.stream, change.maybe_old
+
     def _stored_undo(self) -> list[Undo]:
         newest: list[Undo] = []
         size = 0
@@ -247,6 +332,33 @@ class _Session:
         return newest[::-1]
 
 
+def _set(table: dict[str, T], topic: str, value: T | None) -> None:
+    if value is None:
+        table.pop(topic, None)
+    else:
+        table[topic] = value
+
+
+class StoredSessions:
+    """Sessions as the file tells of them, entry by entry."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Session] = {}
+
+    def put(self, row: SessionRow) -> None:
+        self._sessions[row.wid] = session = _Session.of(row)
+        session.saves = None  # the file has them
+
+    def change(self, change: SessionChange) -> None:
+        self._sessions[change.wid].replay(change)
+
+    def end(self, wid: str) -> None:
+        self._sessions.pop(wid, None)
+
+    def rows(self) -> list[SessionRow]:
+        return [session.row(wid) for wid, session in self._sessions.items()]
+
+
 class Sessions:
     """All sessions of a shard. `max_sessions` 0: as many as there are; so `max_per_key`, without which keys have no bound on bytes
     either. `now_ms` does not run back, over restarts either.
@@ -256,16 +368,16 @@ class Sessions:
         self._max = max_sessions
         self._max_per_key = max_per_key
         self._sessions: dict[str, _Session] = {}
-        self._bytes = 0  # of all that is in `_encoded`
+        self._bytes = 0  # of all stored rows
         self._key_bytes: dict[bytes, int] = {}
         self._key_sessions: dict[bytes, int] = {}
         self._cursors = 0  # of all of them, about: what an id takes out of a session is not counted
         # Those that no stream has, and since when; the longest idle first.
         self._idle: dict[str, int] = {}
-        # Each as the file has it, and those that have changed since: of many sessions few move between two writings.
-        self._encoded: dict[str, msgspec.Raw] = {}
+        # What the file has not heard of: of many sessions few move between two saves.
+        self._new: dict[str, None] = {}
         self._changed: dict[str, None] = {}
-        self._dirty = False
+        self._ended: dict[str, None] = {}
 
     @property
     def count(self) -> int:
@@ -273,12 +385,8 @@ class Sessions:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether anything has changed since `rows`."""
-        return self._dirty
-
-    def mark_dirty(self) -> None:
-        """What `rows` gave did not get to the file."""
-        self._dirty = True
+        """Whether the file is to hear of anything."""
+        return bool(self._new or self._changed or self._ended)
 
     # -- what fronts ask for -------------------------------------------------------------------------------
 
@@ -305,10 +413,11 @@ class Sessions:
         if request.wid in self._sessions:
             self._remove(request.wid)
         session = _Session(request.key, request.spec, dict(request.cursors), epochs=dict(request.epochs))
-        row = msgspec.Raw(_encode(session.row(request.wid)))
+        row = _encode(session.row(request.wid))
         self._check_room(request.key, len(row))
         self._add(request.wid, session, row)
-        self._rest(request.wid, now_ms)
+        self._idle[request.wid] = now_ms
+        self._new[request.wid] = None
 
     def _check_room(self, key: bytes, size: int) -> None:
         """One key may not take the room of all others."""
@@ -325,21 +434,19 @@ class Sessions:
         if self._bytes + size > BYTES_MAX:
             raise _too_many_bytes("watch sessions", BYTES_MAX)
 
-    def _add(self, wid: str, session: _Session, row: msgspec.Raw) -> None:
+    def _add(self, wid: str, session: _Session, row: bytes) -> None:
         self._sessions[wid] = session
         self._cursors += len(session.cursors)
         self._key_sessions[session.key] = self._key_sessions.get(session.key, 0) + 1
-        self._store(wid, session.key, row)
+        self._store(session, row)
 
-    def _store(self, wid: str, key: bytes, row: msgspec.Raw | None) -> None:
-        """Its newest stored form; None: it is gone."""
-        old = self._encoded.pop(wid, None)
-        grown = -len(old) if old is not None else 0
-        if row is not None:
-            self._encoded[wid] = row
-            grown += len(row)
+    def _store(self, session: _Session, row: bytes) -> None:
+        """Its newest stored form; empty: it is gone."""
+        grown = len(row) - len(session.stored)
+        session.stored = row
+        session.stored_changes = []
         self._bytes += grown
-        self._key_bytes[key] = self._key_bytes.get(key, 0) + grown
+        self._key_bytes[session.key] = self._key_bytes.get(session.key, 0) + grown
 
     def open(
         self, peer: bytes, request: OpenSession, now_ms: int, *, force: bool = False
@@ -417,14 +524,15 @@ class Sessions:
             gone.append(wid)
         for wid in gone:
             self._remove(wid)
-            self._dirty = True
 
     def _remove(self, wid: str) -> None:
         session = self._sessions.pop(wid)
         self._cursors -= len(session.cursors)
-        self._store(wid, session.key, None)
+        self._store(session, b"")
         self._idle.pop(wid, None)
+        self._new.pop(wid, None)
         self._changed.pop(wid, None)
+        self._ended[wid] = None
         left = self._key_sessions[session.key] - 1
         if left:
             self._key_sessions[session.key] = left
@@ -445,39 +553,52 @@ class Sessions:
 
     def _note_change(self, wid: str) -> None:
         self._changed[wid] = None
-        self._dirty = True
 
     # -- the file ------------------------------------------------------------------------------------------
 
-    def rows(self) -> list[msgspec.Raw]:
-        """All sessions for the file, each an encoded SessionRow; later changes make the table dirty again."""
-        for wid in self._changed:
+    def take(self, limit: int) -> Taken:
+        """What the file has not heard of, of up to so many sessions that have changed. Fewer if many need another row."""
+        encoded_bytes = 0
+        taken = Taken(list(self._ended), [], [])
+        rows = self._new
+        self._new, self._ended = {}, {}
+        for wid in list(islice(self._changed, limit)):
             session = self._sessions[wid]
-            self._store(wid, session.key, msgspec.Raw(_encode(session.row(wid))))
-        self._changed.clear()
-        self._dirty = False
-        return list(self._encoded.values())
+            if session.saves is None and encoded_bytes >= ROWS_BYTES_MAX:
+                break
+            del self._changed[wid]
+            if session.saves is None:
+                encoded_bytes += self._store_anew(wid, session)
+                rows[wid] = None
+                continue
+            change = _encode(session.take_change(wid))
+            taken.changes.append(change)
+            session.stored_changes.append(change)
+            if encoded_bytes < ROWS_BYTES_MAX and wid not in rows and session.has_many_changes:
+                encoded_bytes += self._store_anew(wid, session)
+        taken.rows.extend(self._sessions[wid].stored for wid in rows)
+        return taken
+
+    def _store_anew(self, wid: str, session: _Session) -> int:
+        """Returns the length of the row."""
+        session.forget_change()
+        self._store(session, _encode(session.row(wid)))
+        return len(session.stored)
+
+    def rows(self) -> list[bytes]:
+        """Of all sessions, as of the last `take`, but for `changes`."""
+        return [session.stored for session in self._sessions.values()]
+
+    def changes(self) -> list[bytes]:
+        return [change for session in self._sessions.values() for change in session.stored_changes]
 
     def load(self, rows: Iterable[SessionRow], now_ms: int) -> None:
         """Begin with what the file has. Nothing is open, and everything is idle from now on."""
         for row in rows:
-            session = _Session(
-                key=row.key,
-                spec=row.spec,
-                cursors=row.cursors,
-                save=row.save,
-                maybe_old=True,  # it may have been opened, and read, after the file was written
-                is_restored=True,
-                orphan=row.stream,
-                learned=set(row.learned),
-                undo=deque(row.undo),
-                undo_size=sum(undo.size for undo in row.undo),
-                epochs=row.epochs,
-                changes=row.changes,
-            )
-            self._add(row.wid, session, msgspec.Raw(_encode(row)))
+            session = _Session.of(row)
+            session.maybe_old = True  # it may have been opened, and read, after the file was written
+            self._add(row.wid, session, _encode(row))
             self._idle[row.wid] = now_ms
-            self._changed[row.wid] = None
 
 
 def _too_many_bytes(whose: str, most: int) -> Throttled:

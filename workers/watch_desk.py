@@ -1,7 +1,7 @@
 """Everything a shard does for watchers: feeds of its topics, look-outs for new ones, and the sessions that it keeps.
 
-Sessions and the cursors of groups are saved to a small file: at once when a session is made (its maker is answered when it
-lasts), else within SAVE_MS of a change. A save that fails is tried again; it keeps nobody from watching.
+Sessions and the cursors of groups are saved to a file: at once when a session is made (its maker is answered when it
+lasts), else within SAVE_MS of a change. A save that fails is tried again; watching goes on without it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from topics.engine.engine import Engine, Job
 from topics.engine.errors import InvalidRequest, TopicsError
 from topics.engine.ports import Disk
 from topics.engine.subjects import SubjectTrie
+from topics.engine.watch_entries import Entry
 from topics.http_errors import error_head, error_parts
 from topics.watching import (
     STREAM_TOPICS_MAX,
@@ -33,7 +34,7 @@ from topics.watching import (
     encode,
 )
 from workers import watch_file
-from workers.feeds import Feed, Feeds, Group, Send
+from workers.feeds import GROUPS_MAX, Feed, Feeds, Group, Send
 from workers.name_search import NameSearch
 from workers.sessions import Sessions, TakeOver
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("topics.shard")
 
 SAVE_MS = 1000
+SAVE_ROWS_MAX = 500  # changed sessions, and groups, of one save: a slice of the loop
 TAKE_OVER_MS = 1000  # how long a front may take to end a stream that is continued elsewhere
 TOPICS_PER_STEP = 16  # some may have to be loaded
 LOOK_OUTS_PER_FRONT_MAX = 100_000
@@ -104,8 +106,11 @@ class WatchDesk:
         self._opening: list[Opening] = []
         self._made: list[tuple[bytes, int]] = []  # answers that wait for the next save
         self._answers: list[tuple[bytes, int]] = []  # that wait for the save that runs
+        self._file = watch_file.WatchFile(disk, engine.config.shard_dir)
         self._saving = False
         self._saved_ms = 0
+        self._has_failed = False  # the last save
+        self._has_more = False  # than it took
         engine.shard.on_created = self._created
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.FIND: self._on_find,
@@ -327,7 +332,7 @@ class WatchDesk:
 
     @property
     def _is_dirty(self) -> bool:
-        return self.sessions.is_dirty or self.feeds.groups_changed
+        return self.sessions.is_dirty or self.feeds.groups_changed or self._has_failed
 
     def wake_at_ms(self, at_ms: int | None) -> int | None:
         """The earlier of this and what is due here."""
@@ -336,7 +341,7 @@ class WatchDesk:
         if self._work:
             due.append(self._now_ms())
         if self._is_dirty and not self._saving:
-            due.append(self._now_ms() if self._made else self._saved_ms + SAVE_MS)
+            due.append(self._save_at_ms)
         return min((at for at in due if at is not None), default=None)
 
     def tend(self) -> list[Job]:
@@ -356,37 +361,51 @@ class WatchDesk:
                 self._open(opening, force=True)
         if self._saving or not self._is_dirty:
             return []
-        if not self._made and now_ms < self._saved_ms + SAVE_MS:
-            return []
-        return [self._save()]
+        return [self._save()] if self._save_at_ms <= now_ms else []
+
+    @property
+    def _save_at_ms(self) -> int:
+        return self._now_ms() if self._made or self._has_more else self._saved_ms + SAVE_MS
 
     def _save(self) -> Job:
         self._saving = True
         self._saved_ms = self._now_ms()
         self._answers, self._made = self._made, []
-        rows, groups = self.sessions.rows(), self.feeds.group_rows()
-        self.feeds.groups_changed = False
-        shard_dir = self._engine.config.shard_dir
-
-        def write() -> None:  # on a thread: tens of megabytes are put together and hashed
-            watch_file.write(self._disk, shard_dir, watch_file.encode(rows, groups))
-
+        write = self._take(SAVE_ROWS_MAX)
+        self._has_more = self.sessions.is_dirty or self.feeds.groups_changed
         return Job(JOB_KIND, write, lambda value, error: None)
+
+    def _take(self, limit: int) -> Callable[[], None]:
+        """What is to be saved now; the call that is returned does it, and is for a thread."""
+        taken = self.sessions.take(limit)
+        gone, groups = self.feeds.take_groups(limit)
+        if self._file.wants_all:
+            rows, changes, all_groups = self.sessions.rows(), self.sessions.changes(), self.feeds.group_rows()
+            return lambda: self._file.write(rows, changes, all_groups)
+        return lambda: self._file.append(
+            Entry(
+                [msgspec.Raw(row) for row in taken.rows],
+                watch_file.group_rows(groups),
+                [msgspec.Raw(change) for change in taken.changes],
+                taken.ended,
+                gone,
+            )
+        )
 
     def saved(self, error: BaseException | None) -> None:
         self._saving = False
+        self._has_failed = error is not None
         if error is not None:
             logger.warning("watch sessions could not be saved: %s", error)
-            self.sessions.mark_dirty()
         for peer, number in self._answers:
             self._reply(peer, number, b"")
         self._answers = []
 
     def close(self) -> None:
-        """The last save, on the way out."""
-        if self._is_dirty or self._saving:
-            try:
-                data = watch_file.encode(self.sessions.rows(), self.feeds.group_rows())
-                watch_file.write(self._disk, self._engine.config.shard_dir, data)
-            except OSError as error:
-                logger.warning("watch sessions could not be saved: %s", error)
+        """The last save, on the way out. No other runs any more."""
+        try:
+            while self._is_dirty:
+                self._take(self.sessions.count + GROUPS_MAX)()
+                self._has_failed = False
+        except OSError as error:
+            logger.warning("watch sessions could not be saved: %s", error)

@@ -40,6 +40,7 @@ from topics.engine.topic_log import TopicLog
 from topics.engine.verify import Finding, verify_shard
 from topics.watching import FeedOptions, SessionSpec
 from workers import watch_file
+from workers.feeds import GroupRow
 from workers.reshard import carry_watches
 from workers.sessions import SessionRow
 
@@ -267,7 +268,7 @@ class Fleet:
         for seat in self.seats:
             seat.engine.check_invariants()
         sessions: dict[str, SessionRow] = {}
-        groups: list[watch_file.GroupRow] = []
+        groups: list[GroupRow] = []
         for seat in self.seats:
             rows = watch_file.read(self.disk, seat.config.shard_dir)
             if rows is not None:
@@ -452,4 +453,4 @@ def save_watches(fleet: Fleet) -> None:
         ]
         ids = {name: log.id for name, log in seat.engine.shard.published.items()}
         groups = [(name, ids[name], "crew", i) for i, name in enumerate(sorted(ids))]
-        watch_file.write(fleet.disk, seat.config.shard_dir, watch_file.encode(sessions, groups))
+        watch_file.write(fleet.disk, seat.config.shard_dir, watch_file.WatchRows(sessions, groups))

@@ -42,7 +42,7 @@ def given(rig: FeedRig, *keys: Key) -> list[list[int]]:
 
 
 def cursors(rig: FeedRig) -> dict[str, int]:
-    return {name: cursor for _, _, name, cursor in rig.core.desk.feeds.group_rows()}
+    return {group.name: group.cursor for group in rig.core.desk.feeds._groups.values()}
 
 
 # ---- dealing

@@ -148,7 +148,7 @@ def test_small_files(data: Path, tmp_path: Path) -> None:
     assert not look(put(tmp_path / "cold-id", b"mine")).sound
     assert look(put(tmp_path / "LOCK", b"4711\n")).facts == {"text": "4711"}
     assert look(put(tmp_path / "RUN", b"")).sound
-    watch = look(put(tmp_path / "watch", with_digest(WATCH_MAGIC, b"\x92\x91\x01\x90")))
+    watch = look(put(tmp_path / "watch", with_digest(WATCH_MAGIC, b"\x92\x91\x91\xa1w\x90")))
     assert watch.facts == {"sessions": 1, "groups": 0}
     assert not look(put(tmp_path / "watch", with_digest(WATCH_MAGIC, b"\xc1"))).sound
 
@@ -271,7 +271,7 @@ def test_damage_anywhere_is_an_answer(data: Path) -> None:
     rng = random.Random(11)
     files = [path for path in sorted(data.rglob("*")) if path.is_file()]
     files += [put(data / "golden" / path.name, path.read_bytes()) for path in GOLDEN.iterdir()]
-    files.append(put(data / "watch", with_digest(WATCH_MAGIC, b"\x92\x91\x01\x90")))
+    files.append(put(data / "watch", with_digest(WATCH_MAGIC, b"\x92\x91\x91\xa1w\x90")))
     disk = ReadOnlyDisk()
     for number in range(600):
         path = files[number % len(files)]

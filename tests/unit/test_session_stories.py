@@ -10,14 +10,18 @@ import random
 from collections.abc import Iterator
 from itertools import count
 
+import msgspec
 import pytest
 
+from tests.support.sim_disk import SimDisk
 from tests.unit.test_event_ids import made
 from tests.unit.test_sessions import FRONT, PATTERN, T0, make, opened, saved
 from topics import event_ids
+from topics.engine.watch_entries import Entry
 from topics.watching import SaveSession
 from workers import watch_file
 from workers.sessions import ERA_MS, Sessions
+from workers.watch_file import WatchFile
 
 
 class Story:
@@ -27,7 +31,10 @@ class Story:
         self.rng = random.Random(seed)
         start = {f"t.{i}": 5 for i in range(self.rng.choice([1, 60, 64, 65, 70]))}
         self.sessions = make(start, spec=PATTERN)
-        self.file = watch_file.encode(self.sessions.rows(), [])
+        self.disk = SimDisk(seed)
+        self.disk.make_dir("d")
+        self.file = WatchFile(self.disk, "d")
+        self.write_file()
         self.got = dict(start)  # how far the client was with its last event id, or at the beginning
         self.last_event_id = ""
         self.streams = count(1)
@@ -78,16 +85,23 @@ class Story:
         self.moved = {}
 
     def write_file(self) -> None:
-        self.file = watch_file.encode(self.sessions.rows(), [])
+        taken = self.sessions.take(10)
+        if self.file.wants_all or self.rng.random() < 0.1:
+            self.file.write(self.sessions.rows(), self.sessions.changes(), [])
+        else:
+            rows, changes = [list(map(msgspec.Raw, some)) for some in (taken.rows, taken.changes)]
+            self.file.append(Entry(rows, [], changes, taken.ended))
 
     def lose_worker(self) -> None:
         self.sessions = Sessions(0)
-        self.sessions.load(watch_file.decode(self.file).sessions, T0)
+        found = watch_file.read(self.disk, "d")
+        assert found is not None
+        self.sessions.load(found.sessions, T0)
+        self.file = WatchFile(self.disk, "d")
 
     def steps(self) -> Iterator[str]:
-        kinds = (
-            ["advance"] * 6 + ["deliver"] * 3 + ["save"] * 3 + ["file", "close", "front", "worker", "hang"]
-        )
+        kinds = ["advance"] * 6 + ["deliver"] * 3 + ["save"] * 3 + ["file"] * 2
+        kinds += ["close", "front", "worker", "hang"]
         for _ in range(self.rng.randrange(5, 80)):
             yield self.rng.choice(kinds)
 

@@ -291,6 +291,12 @@ def test_the_last_entry_is_called_torn_with_what_it_may_have_held() -> None:
     assert "if it was whole once" in torn.what
 
 
+def test_the_reserve_of_a_shard_is_not_extra() -> None:
+    d = rich(clean=True)
+    overwrite(d.disk, f"{CONFIG.shard_dir}/reserve", bytes(4096))
+    assert d.verify().findings == []
+
+
 @fault("verify", "files that nothing names", "they are listed as harmless")
 def test_files_that_nothing_names_are_extra() -> None:
     d = shard()

@@ -344,9 +344,13 @@ def test_a_session_that_is_not_there_is_said_so_at_once() -> None:
 
 
 @fault("disk", "watch sessions cannot be written", "watching goes on; the next save has them")
-@pytest.mark.parametrize("call", ["write", "sync", "rename"])
-def test_a_save_that_fails_is_made_up_for(call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "is_first"), [("write", 1), ("sync", 1), ("rename", 1), ("write", 0), ("sync", 0)]
+)
+def test_a_save_that_fails_is_made_up_for(call: str, is_first: int) -> None:
     rig = FeedRig()
+    if not is_first:  # so that it appends
+        made(rig, "before")
     rig.disk.fail_at(1, errno.EIO, of=call)
     key = create(rig, t=4)
     rig._take(rig.core.idle())
@@ -362,11 +366,29 @@ def test_a_save_that_fails_is_made_up_for(call: str) -> None:
     assert session_of(rig, opened(rig, 1)).cursors == {"t": 4}
 
 
-def test_groups_are_in_the_save_that_makes_up_for_one_that_failed() -> None:
+def test_a_save_takes_a_slice_and_the_next_one_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_desk, "SAVE_ROWS_MAX", 3)
+    rig = FeedRig()
+    wids = [f"w{n}" for n in range(10)]
+    for wid in wids:
+        made(rig, wid)
+    rig.advance(2 * SAVE_MS)
+    for stream, wid in enumerate(wids, 1):
+        session_of(rig, opened(rig, stream, wid=wid))
+    rig.advance(SAVE_MS)
+    assert not rig.core.desk.sessions.is_dirty
+    rig = restart(rig)
+    assert [session.orphan for session in rig.core.desk.sessions._sessions.values()] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("call", ["rename", "write"])
+def test_groups_are_in_the_save_that_makes_up_for_one_that_failed(call: str) -> None:
     rig = FeedRig()
     rig.write(3)
+    if call == "write":
+        made(rig)
     rig.advance(2 * SAVE_MS)
-    rig.disk.fail_at(1, errno.EIO, of="rename")
+    rig.disk.fail_at(1, errno.EIO, of=call)
     rig.fed(rig.follow(group="g"))
     rig.advance(SAVE_MS)
     rig.advance(SAVE_MS)

@@ -40,6 +40,7 @@ from topics.engine.transaction_files import MAGIC as TXN_MAGIC
 from topics.engine.transaction_files import entries, parse_name
 from topics.engine.wal import MAGIC as LOG_MAGIC
 from topics.engine.wal import file_number
+from topics.engine.watch_entries import read_entries
 
 SMALL_BYTES_MAX = 4096  # of layout.json and cold-id
 
@@ -65,6 +66,16 @@ _KIND_OF_MAGIC = {
     TXN_MAGIC: "transaction",
     **dict.fromkeys(MAGICS.values(), "segment"),
 }
+
+
+class _Session(msgspec.Struct, array_like=True):
+    """The beginning of a session's row."""
+
+    wid: str
+
+
+_session = msgspec.msgpack.Decoder(_Session).decode
+_group = msgspec.msgpack.Decoder(tuple[str, int, str, int]).decode
 # A file that was found without an owner is kept under its name, and that of its shard or topic before it.
 _OWNER = re.compile(r"(?:shard-[0-9]+|[0-9a-f]{16})-(?=wal-|snap-|intent-|txn-)")
 
@@ -297,13 +308,29 @@ def _intent(disk: Disk, found: Inspection, count: int) -> None:
 
 
 def _watch(disk: Disk, found: Inspection) -> None:
-    """Whose sessions these are is the worker's knowledge; here they are counted."""
-    payload = _payload(disk, found, WATCH_MAGIC)
+    """What sessions are about is the worker's knowledge; here they are counted."""
+    sessions: set[str] = set()
+    groups: set[tuple[str, str]] = set()
+    entries = whole = 0
     try:
-        sessions, groups = msgspec.msgpack.decode(payload, type=tuple[list[msgspec.Raw], list[msgspec.Raw]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(found.path, HEADER_BYTES, f"the rows cannot be read: {error}") from error
+        for offset, end, entry in read_entries(disk, found.path):
+            entries, whole = entries + 1, end
+            sessions.difference_update(entry.ended)
+            groups.difference_update(entry.ended_groups)
+            try:
+                sessions.update(_session(row).wid for row in entry.sessions)
+                groups.update((topic, name) for topic, _, name, _ in map(_group, entry.groups))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Corrupt(found.path, offset, f"the rows cannot be read: {error}") from error
+    except Corrupt:
+        found.digests.append(Digest(f"{entries} entries", entries > 0))
+        raise
+    found.digests.append(Digest(f"{entries} entries", True))
     found.facts |= {"sessions": len(sessions), "groups": len(groups)}
+    if entries and whole < found.bytes:
+        found.notes.append(
+            f"behind byte {whole} there is no whole entry: one is being written, or was when a server died"
+        )
 
 
 def _transaction(disk: Disk, found: Inspection) -> None:

@@ -23,9 +23,7 @@ from topics.engine.errors import Corrupt, ShardReadOnly, TopicsError, Unsupporte
 from topics.engine.files import (
     HEADER_BYTES,
     TEMP_SUFFIX,
-    WATCH_MAGIC,
     WATCH_NAME,
-    read_digest_file,
     read_file,
 )
 from topics.engine.intents import apply_patches, pending_intents
@@ -38,6 +36,7 @@ from topics.engine.placement import shard_of
 from topics.engine.ports import Clock, Disk, SegmentStore
 from topics.engine.recovery import latched_in
 from topics.engine.replay import decode
+from topics.engine.reserve import RESERVE_NAME
 from topics.engine.salvage_log import LogFile, LogWalk, SalvagedLog, read_log
 from topics.engine.salvage_segments import (
     check_segment,
@@ -60,6 +59,7 @@ from topics.engine.transaction_files import file_name
 from topics.engine.transaction_state import Advanced, Opened
 from topics.engine.verified_transactions import decided_faults, staged_names
 from topics.engine.wal import Envelope
+from topics.engine.watch_entries import read_entries
 
 REASONS = {"cap", "ttl", "crash", "corrupt", "mixed", "recreated"}
 
@@ -232,7 +232,8 @@ class _Checker:
         if not self._disk.exists(path):
             return
         try:
-            read_digest_file(self._disk, path, WATCH_MAGIC)
+            for _ in read_entries(self._disk, path):
+                pass
         except UnsupportedFormat as error:
             self.found.add("unsupported", path, 8, str(error))
             return
@@ -243,7 +244,9 @@ class _Checker:
         else:
             return
         self.found.bad_watch = path
-        self.found.add("extra", path, offset, f"{problem}; a start goes without these watch sessions")
+        self.found.add(
+            "extra", path, offset, f"{problem}; a start goes without the watch sessions from there on"
+        )
 
     def _check_log(self) -> None:
         found = self.found
@@ -494,7 +497,7 @@ class _Checker:
         for directory, ours in (
             (self._meta_dir, ("snap-", "intent-", LATCH_MARK)),
             (self._wal_dir, ("wal-",)),
-            (self._config.shard_dir, ("LOCK", "meta", "wal", WATCH_NAME)),
+            (self._config.shard_dir, ("LOCK", "meta", "wal", WATCH_NAME, RESERVE_NAME)),
         ):
             for name in self._disk.list(directory):
                 if not name.startswith(ours) or name.endswith(TEMP_SUFFIX):
