@@ -49,7 +49,7 @@ DEDUPE_FORGOTTEN_MAX = 64  # past their window, by one write: 100 000 at once wo
 
 # Pages that long polls are woken with in one turn; the others are woken by the next one.
 WAKE_BYTES_MAX = 32 * MIB
-POLLS_ENDED_MAX = 128  # that one turn answers because their time is up
+POLLS_ENDED_MAX = 32  # that one turn answers because their time is up
 
 # Subject patterns. The results of matches are cached until there are this many, then the newest few stay.
 SUBJECT_PATTERN_BYTES_MAX = 255  # as long as a topic name; bounds the depth of the trie, at 128 tokens
