@@ -211,7 +211,9 @@ class ShardMetrics:
                 continue
             for consumer_name in sorted(log.consumers.named):
                 consumer = log.consumers.named[consumer_name]
-                lag = int(shard.lag(log, consumer))
+                lag = shard.known_lag(log, consumer)
+                if lag is None:
+                    continue
                 row = ConsumerRow(name, consumer_name, lag, len(consumer.entries))
                 if consumer.filter is None:
                     row.lag_ms = shard.lag_ms(log, consumer, self._engine.clock.present_ms()) if lag else 0

@@ -10,8 +10,7 @@ time makes something ready, and, where claims are gathered (`claim_jitter_ms`), 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import count
 from typing import cast
@@ -21,7 +20,7 @@ from topics.engine import consumer_commands as con
 from topics.engine import limits
 from topics.engine.cold import ColdMiss
 from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.consumer import FORGOTTEN, READY, Consumer, Event
+from topics.engine.consumer import FORGOTTEN, READY, Consumer, Event, Retiring
 from topics.engine.engine_clock import EngineClock
 from topics.engine.errors import (
     ConsumerOverlap,
@@ -32,6 +31,7 @@ from topics.engine.errors import (
     TopicsError,
 )
 from topics.engine.handing_out import HandingOut, Hungry, is_durable, part_of, size_of
+from topics.engine.long_commands import Work
 from topics.engine.page import Page
 from topics.engine.reader import Reader
 from topics.engine.topic_log import Op, TopicLog
@@ -40,6 +40,9 @@ from topics.engine.upkeep import Untended
 TIMERS_DONE_MAX = 64  # so few outdated timers are kept, however few are current
 AGAIN_MS = 50  # until a claim whose answer cannot be sent yet is looked at again
 WAKE_COST = 4096  # of an answer, beside its records
+CATCH_UP_COST = (
+    128 * limits.KIB
+)  # of a slice of what a consumer is behind with: as much as of a topic at a time
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +83,10 @@ class Claims(HandingOut):
             return
         if command.standing:  # a stream is refilled when it is its topic's turn
             self._park_claim(token, command, log, consumer, once=False)
+            self._is_hungry(log, consumer)
+            return
+        if self.is_behind(log, consumer):
+            self._park_claim(token, command, log, consumer, once=not command.wait_ms)
             self._is_hungry(log, consumer)
             return
         if not self._serve_one(token, command, log, consumer, may_wait=bool(command.wait_ms)):
@@ -204,7 +211,8 @@ class Claims(HandingOut):
 
     def _give_up_waiting(self, claimer: Claimer) -> None:
         """Its time is up."""
-        if not self.may_wake(claimer.token):
+        if not self.may_wake(claimer.token) or self.is_behind(claimer.log, claimer.consumer):
+            self._is_hungry(claimer.log, claimer.consumer)
             again_ms = self.clock.mono_ms + AGAIN_MS
             heapq.heappush(
                 self.timers, (again_ms, next(self.numbers), claimer.log, claimer.consumer, claimer)
@@ -220,23 +228,26 @@ class Claims(HandingOut):
         """
         if consumer.window_ms and consumer.window_ms > self.clock.mono_ms:
             return 0
-        gathered = bool(consumer.window_ms)
-        consumer.window_ms = 0
+        window_ms, consumer.window_ms = consumer.window_ms, 0
         claimers = cast("list[Claimer]", list(consumer.waiters.values()))
         if not may_push:
             claimers = [claimer for claimer in claimers if not claimer.command.standing]
-        if not claimers:
-            if consumer.connections:
-                consumer.pass_time(self.now_ms)  # streams that were full hear of leases that have run out
-                self._set_timer(log, consumer)
-            return 0
         if log.dropped or self.read_only is not None or consumer.dropped:
             return 0  # they are told elsewhere
         size = 0
         try:
             self._touch(log)
+            if self.is_behind(log, consumer):
+                consumer.window_ms = window_ms
+                self.catch_up(log, consumer)
+                self.hungry[id(consumer)] = log, consumer
+                return CATCH_UP_COST
+            self._answer_settled(log, consumer)
+            if not claimers:
+                self._set_timer(log, consumer)  # streams that were full hear of leases that have run out
+                return 0
             jitter = not consumer.name and log.config.claim_jitter_ms
-            if jitter and not gathered:
+            if jitter and not window_ms:
                 if self._has_something(log, consumer):
                     self._open_window(log, consumer)
                 else:
@@ -260,6 +271,15 @@ class Claims(HandingOut):
         self._set_timer(log, consumer)
         return size
 
+    def _answer_settled(self, log: TopicLog, consumer: Consumer) -> None:
+        """What was settled while it was not known how the consumer stands is answered."""
+        unanswered, consumer.unanswered = consumer.unanswered, []
+        for op in unanswered:
+            assert isinstance(op, Op)
+            assert isinstance(op.result, con.Settled)
+            op.result.ready, op.result.in_flight = self.ready_count(log, consumer), consumer.in_flight
+            self.add_op(op)
+
     def _wait_with_claims(self, log: TopicLog, consumer: Consumer, miss: ColdMiss) -> None:
         """What is next lies in the cold tier: all that wait at the consumer look again when it is there."""
 
@@ -277,7 +297,10 @@ class Claims(HandingOut):
     def _serve_in_turn(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer], room: int) -> int:
         """One after the other, until there is nothing left: thousands may wait for one record."""
         left = room
+        is_empty = False
         for claimer in claimers:
+            if is_empty and not claimer.once:
+                continue
             if left <= 0:
                 self._is_hungry(log, consumer)  # the next turn goes on
                 break
@@ -286,7 +309,8 @@ class Claims(HandingOut):
                 continue
             size = self._serve_one(claimer.token, claimer.command, log, consumer, may_wait=not claimer.once)
             if not size:
-                break
+                is_empty = True
+                continue
             self._unpark_claim(claimer)
             left -= size
         return room - left
@@ -304,6 +328,13 @@ class Claims(HandingOut):
                 assert isinstance(claimer, Claimer)
                 self._unpark_claim(claimer)
                 self.ready.append((claimer.token, error))
+            unanswered, one.unanswered = one.unanswered, []
+            for op in unanswered:
+                assert isinstance(op, Op)
+                if self.read_only is None:
+                    self.add_op(op)
+                else:
+                    self.ready.append((op.token, error))
 
     # -- handing out ---------------------------------------------------------------------------------------
 
@@ -427,8 +458,6 @@ class Claims(HandingOut):
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
         was_durable = log.config.type == "queue" and is_durable(log, self.queue_of(log))
         retention = log.config.retention
-        if config.retention == "work_queue" != retention and (found := self.overlap_of(log)) is not None:
-            raise ConsumerOverlap(log.name, found[1], found[0])
         super()._change_config(log, config, op)
         if was_durable and not is_durable(log, self.queue_of(log)):
             # From here on leases are not logged. Should they be again, those of before must not come back over later ones.
@@ -439,29 +468,54 @@ class Claims(HandingOut):
             self.records_live += op.count - before[0]
             self.bytes_live += op.bytes - before[1]
 
-    def overlap_of(self, log: TopicLog) -> tuple[str, str] | None:
+    def _put_topic(self, token: object, command: cmd.PutTopic) -> None:
+        log = self.staged.get(command.topic)
+        becomes = command.config.retention == "work_queue"
+        if log is None or not becomes or log.config.retention == "work_queue" or log.consumers is None:
+            super()._put_topic(token, command)
+            return
+        self._touch(log)
+        self.long.start(token, command, log, self._put_work_queue(token, command, log))
+
+    def _put_work_queue(self, token: object, command: cmd.PutTopic, log: TopicLog) -> Work:
+        """A topic with consumers becomes a work queue, if each of its records is for one of them."""
+        while True:
+            assert log.consumers is not None
+            changes = log.consumers.changes
+            found = yield from self.find_overlap(log)
+            if found is not None:
+                raise ConsumerOverlap(log.name, found[1], found[0])
+            if changes == log.consumers.changes:
+                super()._put_topic(token, command)
+                return
+
+    def find_overlap(self, log: TopicLog) -> Generator[int, None, tuple[str, str] | None]:
         """Two consumers of the topic that get the same records. A queue's own gets every one, used or not."""
         if log.config.type == "queue":
             self.queue_of(log)
-        return log.consumers.find_overlap() if log.consumers is not None else None
+        return (yield from log.consumers.find_overlap()) if log.consumers is not None else None
 
     def stored_overlaps(self) -> list[tuple[str, str, str]]:
         """Of each work queue whose consumers get the same records: its name, and two of them."""
         found: list[tuple[str, str, str]] = []
         for log in self.published.values():
             if log.config.retention == "work_queue" and log.consumers is not None and log.consumers.named:
-                with suppress(Throttled):  # too many to compare
-                    pair = self.overlap_of(log)
-                    if pair is not None:
-                        found.append((log.name, *pair))
+                steps = self.find_overlap(log)
+                try:
+                    for _ in range(limits.FILTER_PAIRS_MAX):  # more take too long
+                        next(steps)
+                except StopIteration as end:
+                    if end.value is not None:
+                        found.append((log.name, *end.value))
         return found
 
     def discard_staged(self) -> None:
         super().discard_staged()
+        self.end_retiring(ShardReadOnly(self.read_only or "", unknown=True))
         for log in self.by_id.values():
             self.fail_claims(log, ShardReadOnly(self.read_only or ""))
             for consumer in log.consumers.every() if log.consumers is not None else ():
-                consumer.ahead = None
+                consumer.ahead = consumer.counting = None
 
     def start_claims(self, salt: int) -> None:
         """Recovery is done. The salt is the log's, and new with every start."""
@@ -483,7 +537,7 @@ class Claims(HandingOut):
                 # The head may have fallen back; a consumer that waits for a seq that is still to come waits on.
                 starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
                 consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
-            consumer.ahead = None
+            consumer.ahead = consumer.counting = None
             if not log.is_away:
                 for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
                     consumers.forget(log, seq, seq)
@@ -494,6 +548,11 @@ class Claims(HandingOut):
         consumers.safe_number = consumers.next_number - 1
         if consumers.letters:
             self.moving[log.id] = log
+        if log.config.retention == "interest" and consumers.named:
+            # What all of them are done with: the process may have ended before it was gone.
+            stop = min(consumer.cursor for consumer in consumers.named.values())
+            if log.count and log.first_seq < stop and log.config.type != "queue":
+                self._retire_later(log, Retiring(log.first_seq, stop), None)
 
     def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
         """From now on its time runs, if it goes when nobody uses it."""

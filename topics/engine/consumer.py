@@ -11,23 +11,24 @@ backlog is, and every step costs the same for a thousand waiting records and for
 
 Every change is an `Event`, applied by `apply` in live operation and in replay alike. Time is no event: a lease holds its
 deadline, and the engine's clock never runs back. Heaps are lazy: an entry that has moved on is skipped when it
-comes up, and a heap that is mostly such is made anew.
+comes up, and a heap that is mostly such is made anew, a few entries with each that comes.
+
+No call does more than a turn has time for. What time has done to thousands of leases, and how many of a million records a
+filter leaves, is worked off in slices: `catch_up`. A consumer that is behind with it hands nothing out meanwhile.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from topics.engine.config import ConsumerConfig
-from topics.engine.errors import Throttled
-from topics.engine.limits import FILTER_PAIRS_MAX
 from topics.engine.subjects import TagFilter, TagMatch, overlap
 
 READY, LEASED, DELAYED, MOVING = range(4)
@@ -35,15 +36,31 @@ CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSE
 
 ID_MASK = (1 << 64) - 1
 COUNT_AT_ONCE_MAX = 64  # records that go, whose tags are looked at for each consumer with a filter
+# Rows that are counted together.
+COUNT_BLOCK, COUNT_BLOCK_UNFILTERED = 256, 65_536
+COUNTED_AT_ONCE = 2000  # microseconds that counting may take, about, without a turn of its own
+UNIT_ROWS = 256  # without a filter, that take about a microsecond
+PASSED_AT_ONCE = 500  # leases and delays that have ended
 VERDICTS_MAX = 1024  # tags whose match with a filter is remembered
 SOURCES_MAX = 65_536  # topics whose letters a topic remembers; the one heard of longest ago is forgotten
 STALE_MAX = 64  # so many outdated heap entries are kept, however few are current
+MOVED_FOR_ONE = 4  # entries of a heap that is being made anew, with each that comes
+STALE_LOOKED_AT = 64  # outdated deadlines that are looked at to find the next one
+
+T = TypeVar("T")
 
 
 class Rows(Protocol):
     """What a consumer needs to know of its topic's records."""
 
+    @property
+    def first_seq(self) -> int: ...
+
+    def spans(self, first_seq: int, stop_seq: int) -> Iterator[tuple[Any, int, int]]: ...
+
     def count_live(self, first_seq: int, stop_seq: int) -> int: ...
+
+    def live_of(self, ranges: Sequence[tuple[int, int]]) -> list[int]: ...
 
     def tag_counts(self, first_seq: int, stop_seq: int) -> list[tuple[bytes | None, int]]: ...
 
@@ -97,6 +114,129 @@ class Entry:
         self.doom: tuple[int, str] | None = None
 
 
+class LazyHeap(Generic[T]):
+    """A heap whose outdated entries stay until they come up, or are more than the current ones.
+
+    Then it is made anew: entries go over to another heap, from the end, so that what is left of this one is a heap still. `renew`
+    says what is current of an entry, None: nothing; an entry may stand for several things.
+    """
+
+    __slots__ = ("_count", "_new", "_old", "_renew")
+
+    def __init__(self, renew: Callable[[T], tuple[T, int] | None]) -> None:
+        self._renew = renew
+        self._new: list[tuple[T, int]] = []
+        self._old: list[tuple[T, int]] = []
+        self._count = 0  # of things in both
+
+    def __bool__(self) -> bool:
+        return bool(self._new or self._old)
+
+    def __iter__(self) -> Iterator[T]:
+        return (entry for heap in (self._new, self._old) for entry, _ in heap)
+
+    def push(self, entry: T, current: int, count: int = 1) -> None:
+        """Add an entry that stands for so many things. `current`: how many are not outdated, of all."""
+        heapq.heappush(self._new, (entry, count))
+        self._count += count
+        if self._old:
+            left = MOVED_FOR_ONE * count
+            while self._old and left > 0:
+                moved, size = self._old.pop()
+                self._count -= size
+                left -= size
+                renewed = self._renew(moved)
+                if renewed is not None:
+                    heapq.heappush(self._new, renewed)
+                    self._count += renewed[1]
+        elif self._count > 2 * current + STALE_MAX:
+            self._old, self._new = self._new, []
+
+    def first(self) -> T | None:
+        heap = self._smaller()
+        return heap[0][0] if heap else None
+
+    def pop(self) -> T:
+        entry, count = heapq.heappop(self._smaller())
+        self._count -= count
+        return entry
+
+    def _smaller(self) -> list[tuple[T, int]]:
+        new, old = self._new, self._old
+        return old if old and (not new or old[0] < new[0]) else new
+
+
+class WantedCount:
+    """How many live records of a range a filter leaves, counted block by block over several turns.
+
+    Of blocks with records that go meanwhile the count is taken again.
+    """
+
+    __slots__ = ("_again", "_at", "_counts", "_firsts", "_stops", "filter", "first", "stop")
+
+    def __init__(self, wanted: TagFilter | None, first: int, stop: int) -> None:
+        self.filter = wanted
+        self.first = self._at = first
+        self.stop = stop
+        self._firsts: list[int] = []
+        self._stops: list[int] = []
+        self._counts: list[int] = []
+        self._again: dict[int, None] = {}  # blocks to be counted once more
+
+    @property
+    def is_done(self) -> bool:
+        return self._at >= self.stop and not self._again
+
+    @property
+    def total(self) -> int:
+        return sum(self._counts)
+
+    def go_on(self, rows: Rows) -> int:
+        """Count one block more; returns what that took."""
+        if self._again:
+            block, _ = self._again.popitem()
+        else:
+            size = COUNT_BLOCK if self.filter is not None else COUNT_BLOCK_UNFILTERED
+            found = next(rows.spans(max(self._at, rows.first_seq), self.stop), None)
+            if found is None:
+                self._at = self.stop
+                return 1
+            chunk, low, high = found
+            block = len(self._firsts)
+            self._firsts.append(chunk.first_seq + low)
+            self._at = chunk.first_seq + min(low + size, high)
+            self._stops.append(self._at)
+            self._counts.append(0)
+        first, stop = self._firsts[block], self._stops[block]
+        self._counts[block] = count_wanted(rows, self.filter, first, stop)
+        return 1 + (stop - first) * cost_of(self.filter) // UNIT_ROWS
+
+    def lost(self, first: int, last: int) -> None:
+        """Records of this range go."""
+        low = bisect_right(self._stops, first)
+        high = bisect_right(self._firsts, last)
+        self._again.update(dict.fromkeys(range(low, high)))
+
+
+def overlap_cost(one: TagFilter | None, other: TagFilter | None) -> int:
+    """Of comparing two filters, in microseconds or so."""
+    return 1 + one.weight * other.weight if one is not None and other is not None else 1
+
+
+def cost_of(wanted: TagFilter | None) -> int:
+    """Of looking at a row, in units of which `UNIT_ROWS` take a microsecond."""
+    return UNIT_ROWS * wanted.cost if wanted is not None else 1
+
+
+def count_wanted(rows: Rows, wanted: TagFilter | None, first: int, stop: int) -> int:
+    """How many live records of the seqs [first, stop) a filter leaves."""
+    if first >= stop:
+        return 0
+    if wanted is None:
+        return rows.count_live(first, stop)
+    return sum(count for tag, count in rows.tag_counts(first, stop) if wanted.matches(tag))
+
+
 @dataclass(slots=True)
 class Counters:
     delivered: int = 0
@@ -116,7 +256,6 @@ class Consumer:
     __slots__ = (
         "_delayed",
         "_expiries",
-        "_expiring",
         "_returned",
         "active_ms",
         "ahead",
@@ -124,6 +263,7 @@ class Consumer:
         "connections",
         "counted_to",
         "counters",
+        "counting",
         "counts",
         "created_ms",
         "cursor",
@@ -132,6 +272,7 @@ class Consumer:
         "filter",
         "firsts",
         "idle_number",
+        "is_held",
         "name",
         "on_settled",
         "parked",
@@ -140,6 +281,7 @@ class Consumer:
         "replay_shift_ms",
         "rescan",
         "streams",
+        "unanswered",
         "verdicts",
         "waiters",
         "wake_ms",
@@ -161,10 +303,8 @@ class Consumer:
         self.entries: dict[int, Entry] = {}
         self.counts = [0, 0, 0, 0]  # entries by state
         self.connections: dict[int, set[int]] = {}  # seqs that were handed out over one, and are leased
-        self._expiries: list[tuple[int, list[int]]] = []  # deadline, and what was handed out with it
-        self._expiring = 0  # records in there
-        self._returned: list[int] = []
-        self._delayed: list[tuple[int, int]] = []
+        self.counting: WantedCount | None = None  # from the cursor on, if that takes longer than a turn
+        self._forget_heaps()
         self.counters = Counters()
         self.created_ms = 0
         self.paused_until_ms = 0  # -1: without an end
@@ -172,6 +312,8 @@ class Consumer:
         self.waiters: dict[int, object] = {}
         self.parked: dict[int, object] = {}  # of them, those of a connection, by its number
         self.streams = 0  # of them, standing ones
+        self.unanswered: list[object] = []  # what was settled, and whose answer waits until it is not behind
+        self.is_held = False  # its cursor stays where it is, because a reset looks at what is around it
         self.window_ms = 0  # when the claims that gather are served together; 0: none do
         self.wake_ms = 0  # the earliest timer that was set for it
         self.active_ms = 0
@@ -180,9 +322,15 @@ class Consumer:
         self.on_settled = on_settled
         self.configure(config)
 
+    def _forget_heaps(self) -> None:
+        # Deadline, and what was handed out with it.
+        self._expiries: LazyHeap[tuple[int, list[int]]] = LazyHeap(self._still_held)
+        self._returned: LazyHeap[int] = LazyHeap(self._still_ready)
+        self._delayed: LazyHeap[tuple[int, int]] = LazyHeap(self._still_delayed)
+
     def configure(self, config: ConsumerConfig) -> None:
         self.config = config
-        self.ahead = None
+        self.ahead = self.counting = None
         self.verdicts = {}
         self.policy = (None, None)
         self.filter = filter_of(config)
@@ -210,36 +358,73 @@ class Consumer:
 
     # -- time ----------------------------------------------------------------------------------------------
 
-    def pass_time(self, now_ms: int) -> None:
-        """Leases that have expired and delays that are over make their records ready."""
+    def pass_time(self, now_ms: int, limit: int = PASSED_AT_ONCE) -> bool:
+        """Leases that have expired and delays that are over make their records ready: so many of them at most. Whether that
+        were all.
+        """
         expiries, delayed = self._expiries, self._delayed
-        while expiries and expiries[0][0] < now_ms:
-            until_ms, seqs = heapq.heappop(expiries)
-            self._expiring -= len(seqs)
-            for seq in seqs:
+        while (lease := expiries.first()) is not None and lease[0] < now_ms:
+            until_ms, seqs = lease
+            if limit <= 0:
+                return False
+            part = seqs[-limit:]
+            expiries.pop()
+            if len(part) < len(seqs):
+                self._push_expiry(until_ms, seqs[:-limit])
+            limit -= len(part)
+            for seq in part:
                 entry = self.entries.get(seq)
                 if entry is not None and entry.state == LEASED and entry.until_ms == until_ms:
                     self._make_ready(seq, entry)
-        while delayed and delayed[0][0] <= now_ms:
-            due_ms, seq = heapq.heappop(delayed)
+        while (delay := delayed.first()) is not None and delay[0] <= now_ms:
+            if limit <= 0:
+                return False
+            due_ms, seq = delayed.pop()
+            limit -= 1
             entry = self.entries.get(seq)
             if entry is not None and entry.state == DELAYED and entry.until_ms == due_ms:
                 self._make_ready(seq, entry)
+        return True
 
     def next_change_ms(self) -> int:
-        """When time will make something ready; 0: nothing waits for it."""
+        """When time will make something ready, or somewhat earlier; 0: nothing waits for it."""
         expiries, delayed = self._expiries, self._delayed
-        while expiries:
-            until_ms, seqs = expiries[0]
-            entries = (self.entries.get(seq) for seq in seqs)
-            if any(e is not None and e.state == LEASED and e.until_ms == until_ms for e in entries):
+        for _ in range(STALE_LOOKED_AT):
+            lease = expiries.first()
+            if lease is None or self._is_held(lease):
                 break
-            heapq.heappop(expiries)
-            self._expiring -= len(seqs)
-        times = [expiries[0][0] + 1] if expiries else []
-        if delayed:
-            times.append(delayed[0][0])
+            expiries.pop()
+        lease, delay = expiries.first(), delayed.first()
+        times = [lease[0] + 1] if lease is not None else []
+        if delay is not None:
+            times.append(delay[0])
         return min(times, default=0)
+
+    def _is_held(self, lease: tuple[int, list[int]]) -> bool:
+        """Whether some of what was handed out with this deadline is leased until then."""
+        until_ms, seqs = lease
+        entries = (self.entries.get(seq) for seq in seqs)
+        return any(e is not None and e.state == LEASED and e.until_ms == until_ms for e in entries)
+
+    def _still_held(self, lease: tuple[int, list[int]]) -> tuple[tuple[int, list[int]], int] | None:
+        until_ms, entries = lease[0], self.entries
+        held = [
+            seq
+            for seq in lease[1]
+            if (entry := entries.get(seq)) is not None
+            and entry.state == LEASED
+            and entry.until_ms == until_ms
+        ]
+        return ((until_ms, held), len(held)) if held else None
+
+    def _still_delayed(self, delay: tuple[int, int]) -> tuple[tuple[int, int], int] | None:
+        entry = self.entries.get(delay[1])
+        is_delayed = entry is not None and entry.state == DELAYED and entry.until_ms == delay[0]
+        return (delay, 1) if is_delayed else None
+
+    def _still_ready(self, seq: int) -> tuple[int, int] | None:
+        entry = self.entries.get(seq)
+        return (seq, 1) if entry is not None and entry.state == READY else None
 
     # -- what is ready -------------------------------------------------------------------------------------
 
@@ -247,7 +432,7 @@ class Consumer:
         """Records that are ready again, the lowest first. What is not used is put back with `put_back`."""
         last = 0
         while self._returned:
-            seq = heapq.heappop(self._returned)
+            seq = self._returned.pop()
             entry = self.entries.get(seq)
             # One that came back, was handed out and came back again may be in the heap twice.
             if entry is not None and entry.state == READY and seq != last:
@@ -256,7 +441,7 @@ class Consumer:
 
     def put_back(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
-            heapq.heappush(self._returned, seq)
+            self._returned.push(seq, self.counts[READY])
 
     def note_rescan(self) -> None:
         """What is in hand beyond the cursor is passed by when the cursor comes there."""
@@ -277,11 +462,31 @@ class Consumer:
 
     def wanted(self, rows: Rows, first: int, stop: int) -> int:
         """How many live records of the seqs [first, stop) are for it."""
+        if self.filter is None or stop - first > VERDICTS_MAX:
+            return count_wanted(rows, self.filter, first, stop)
         if first >= stop:
             return 0
-        if self.filter is None:
-            return rows.count_live(first, stop)
         return sum(count for tag, count in rows.tag_counts(first, stop) if self.wants(tag))
+
+    def is_counted(self, rows: Rows, end: int) -> bool:
+        """Whether its records up to `end` are counted, but for so few that it can be done at once."""
+        if self.counting is not None:
+            return False
+        first = self.cursor if self.ahead is None else max(self.counted_to, self.cursor)
+        left = end - max(first, rows.first_seq)
+        return left * cost_of(self.filter) <= COUNTED_AT_ONCE * UNIT_ROWS
+
+    def count(self, rows: Rows, end: int) -> int:
+        """Count on towards `end`; returns what that took."""
+        if self.ahead is None:
+            self.ahead, self.counted_to, self.counting = 0, self.cursor, None
+        if self.counting is None:
+            self.counting = WantedCount(self.filter, max(self.counted_to, self.cursor), end)
+        took = self.counting.go_on(rows)
+        if self.counting.is_done:
+            self.ahead += self.counting.total
+            self.counted_to, self.counting = self.counting.stop, None
+        return took
 
     def passed(self, before: int, fresh: list[int]) -> None:
         """The cursor has moved on from `before`, over these records and over such that it does not want."""
@@ -301,6 +506,18 @@ class Consumer:
             self.ahead = None  # counted anew when somebody asks: there may be many who never do
         else:
             self.ahead -= self.wanted(rows, first, stop)
+
+    def lost_many(self, rows: Rows, going: list[int]) -> None:
+        """These records go, ascending."""
+        if not self.ahead:
+            return
+        low, high = bisect_left(going, self.cursor), bisect_left(going, self.counted_to)
+        if self.filter is None:
+            self.ahead -= high - low
+        elif high - low > COUNT_AT_ONCE_MAX:
+            self.ahead = None
+        else:
+            self.ahead -= sum(self.wanted(rows, seq, seq + 1) for seq in going[low:high])
 
     # -- events --------------------------------------------------------------------------------------------
 
@@ -338,10 +555,9 @@ class Consumer:
         elif kind == MOVED:
             self.counters.dead_lettered += sum(self.drop(seq) for seq in seqs)
         elif kind == RESET:
-            for seq in [seq for seq, entry in self.entries.items() if entry.state != MOVING]:
-                self.drop(seq)
+            self.forget_leases()
             self.firsts = []
-            self.replay_shift_ms = self.ahead = None
+            self.replay_shift_ms = self.ahead = self.counting = None
             self.cursor = event.cursor
             self.note_rescan()
         elif kind == PAUSED:
@@ -387,15 +603,8 @@ class Consumer:
             self.entries[seq].connection = connection
 
     def _push_expiry(self, until_ms: int, seqs: list[int]) -> None:
-        if not seqs:
-            return
-        heapq.heappush(self._expiries, (until_ms, seqs))
-        self._expiring += len(seqs)
-        if self._expiring > 2 * self.counts[LEASED] + STALE_MAX:
-            leased = [(held.until_ms, seq) for seq, held in self.entries.items() if held.state == LEASED]
-            self._expiries = [(held_until_ms, [seq]) for held_until_ms, seq in leased]
-            self._expiring = len(leased)
-            heapq.heapify(self._expiries)
+        if seqs:
+            self._expiries.push((until_ms, seqs), self.counts[LEASED], len(seqs))
 
     def _give_back(self, seq: int, due_ms: int, deliveries: int | None) -> None:
         entry = self.entries.get(seq)
@@ -409,21 +618,13 @@ class Consumer:
         self._leave_connection(seq, entry)
         self._set(entry, DELAYED)
         entry.until_ms = due_ms
-        heapq.heappush(self._delayed, (due_ms, seq))
-        if len(self._delayed) > 2 * self.counts[DELAYED] + STALE_MAX:
-            self._delayed = [
-                (held.until_ms, number) for number, held in self.entries.items() if held.state == DELAYED
-            ]
-            heapq.heapify(self._delayed)
+        self._delayed.push((due_ms, seq), self.counts[DELAYED])
 
     def _make_ready(self, seq: int, entry: Entry) -> None:
         self._leave_connection(seq, entry)
         self._set(entry, READY)
         entry.until_ms = 0
-        heapq.heappush(self._returned, seq)
-        if len(self._returned) > 2 * self.counts[READY] + STALE_MAX:
-            self._returned = [number for number, held in self.entries.items() if held.state == READY]
-            heapq.heapify(self._returned)
+        self._returned.push(seq, self.counts[READY])
 
     def _set(self, entry: Entry, state: int) -> None:
         self.counts[entry.state] -= 1
@@ -499,11 +700,11 @@ class Consumer:
             entry.id, entry.until_ms = lease_id, until_ms
             self.counts[state] += 1
             if state == READY:
-                heapq.heappush(self._returned, seq)
+                self._returned.push(seq, self.counts[READY])
             elif state == LEASED:
                 self._push_expiry(until_ms, [seq])
             elif state == DELAYED:
-                heapq.heappush(self._delayed, (until_ms, seq))
+                self._delayed.push((until_ms, seq), self.counts[DELAYED])
         for seq, deliveries, reason in row.dooms:
             self.entries[seq].doom = deliveries, reason
         for seq in row.streamed:
@@ -517,8 +718,13 @@ class Consumer:
 
     def forget_leases(self) -> None:
         """After a restart, of leases that need not survive: all that is live is ready, as if never handed out."""
-        for seq in [seq for seq, entry in self.entries.items() if entry.state != MOVING]:
-            self.drop(seq)
+        moving = self.entries.items() if self.counts[MOVING] else ()
+        self.entries = {seq: entry for seq, entry in moving if entry.state == MOVING}
+        self.counts = [0, 0, 0, len(self.entries)]
+        self._forget_heaps()
+        connections, self.connections = self.connections, {}
+        for connection in connections:
+            self.on_settled(connection)
 
     # -- proofs --------------------------------------------------------------------------------------------
 
@@ -534,6 +740,17 @@ class Consumer:
         assert self.firsts == sorted(self.firsts)
 
 
+@dataclass(slots=True, eq=False)
+class Retiring:
+    """Records that may be needed by none any more, and what is answered once that is known and they are gone."""
+
+    first: int  # from here
+    stop: int
+    seqs: Sequence[int] | None = None  # ascending; None: all of them
+    answer: Any = None  # an op
+    work: Iterator[int] | None = None
+
+
 class LettersRow(msgspec.Struct, array_like=True):
     """What a snapshot keeps of a topic's letters."""
 
@@ -547,12 +764,15 @@ class TopicConsumers:
     """All consumers of one topic, and its letters: what is on its way to dead letter topics, and what came from others."""
 
     __slots__ = (
+        "changes",
         "dead_lettered",
         "letters",
         "named",
         "next_number",
         "numbers",
         "queue",
+        "recounts",
+        "retiring",
         "safe_number",
         "taken",
         "waiting",
@@ -569,6 +789,9 @@ class TopicConsumers:
         self.numbers: dict[tuple[str, int], int] = {}  # of the letters, by consumer and seq
         self.taken: dict[int, int] = {}  # source topic → the highest number that came from it
         self.dead_lettered = 0  # by the queue itself
+        self.changes = 0  # of consumers that may need other records than before
+        self.recounts: list[WantedCount] = []  # under way, of other ranges than from a cursor on
+        self.retiring: deque[Retiring] = deque()
 
     def every(self) -> list[Consumer]:
         return [self.queue, *self.named.values()] if self.queue is not None else list(self.named.values())
@@ -576,56 +799,63 @@ class TopicConsumers:
     def find(self, name: str) -> Consumer | None:
         return self.named.get(name) if name else self.queue
 
-    def overlapping(self, name: str, wanted: TagFilter | None) -> str | None:
+    def overlapping(self, name: str, wanted: TagFilter | None) -> Generator[int, None, str | None]:
         """A consumer that would get some of the records that `name` gets with this filter."""
         for other in self.every():
-            if other.name != name and overlap(other.filter, wanted):
-                return other.name
+            if other.name != name:
+                if overlap(other.filter, wanted):
+                    return other.name
+                yield overlap_cost(other.filter, wanted)
         return None
 
-    def find_overlap(self) -> tuple[str, str] | None:
-        """Two consumers that get the same records.
-
-        Sorted by the bytes that all their tags start with, only entries of filters are compared of which one starts as
-        the other does. That is few, but for patterns that start with a wildcard, so the number has a bound.
-        """
+    def find_overlap(self) -> Generator[int, None, tuple[str, str] | None]:
+        """Two consumers that get the same records."""
         consumers = self.every()
         unfiltered = [consumer.name for consumer in consumers if consumer.filter is None]
         if unfiltered and len(consumers) > 1:
             return unfiltered[0], next(one.name for one in consumers if one.name != unfiltered[0])
-        entries = [
-            (match.prefix, consumer.name, match)
-            for consumer in consumers
-            if consumer.filter is not None
-            for match in consumer.filter.any_of
-        ]
-        entries.sort(key=itemgetter(0))
-        compared = 0
-        around: list[tuple[bytes, str, TagMatch]] = []  # each starts as the one before it does
-        for entry in entries:
-            while around and not entry[0].startswith(around[-1][0]):
-                around.pop()
-            compared += len(around)
-            if compared > FILTER_PAIRS_MAX:
-                raise Throttled(
-                    "the consumers' filters have too many patterns that start with a wildcard to be compared",
-                    limit="filters",
-                    max=FILTER_PAIRS_MAX,
-                )
-            for _, name, match in around:
-                if name != entry[1] and match.overlaps(entry[2]):
-                    return name, entry[1]
-            around.append(entry)
+        for i, one in enumerate(consumers):
+            for other in consumers[:i]:
+                if overlap(other.filter, one.filter):
+                    return one.name, other.name
+                yield overlap_cost(other.filter, one.filter)
         return None
 
     def forget(self, rows: Rows, first: int, last: int) -> None:
         """Records of this range go from the log, where they still are."""
+        for count in self.recounts:
+            count.lost(first, last)
         for consumer in self.every():
             if consumer.ahead:
                 consumer.lost(rows, first, last)
+            if consumer.counting is not None:
+                consumer.counting.lost(first, last)
             moving = consumer.forget(first, last)
             if moving:
                 self.drop_letters(consumer.name, set(moving))
+
+    def forget_many(self, rows: Rows, ranges: Sequence[tuple[int, int]]) -> None:
+        """The same for many ranges, ascending. What goes is listed once for all consumers."""
+        going = sorted(rows.live_of(ranges))
+        if not going:
+            return
+        gone = set(going)
+        for count in self.recounts:
+            for first, last in ranges:
+                count.lost(first, last)
+        for consumer in self.every():
+            consumer.lost_many(rows, going)
+            if consumer.counting is not None:
+                for first, last in ranges:
+                    consumer.counting.lost(first, last)
+            if consumer.firsts and consumer.firsts[0] <= going[-1] and consumer.firsts[-1] >= going[0]:
+                consumer.firsts = [seq for seq in consumer.firsts if seq not in gone]
+            held = consumer.entries.keys() & gone if consumer.entries else ()
+            moving = {seq for seq in held if consumer.entries[seq].state == MOVING}
+            for seq in held:
+                consumer.drop(seq)
+            if moving:
+                self.drop_letters(consumer.name, moving)
 
     def drop_letters(self, consumer: str, seqs: set[int]) -> None:
         for seq in seqs:
@@ -651,6 +881,8 @@ class TopicConsumers:
                 if known is not None and seq in consumer.entries:
                     consumer.entries[seq].doom = self.letters[known][3:]
             self.drop_letters(event.consumer, set(event.seqs))
+        elif event.kind == RESET:
+            self.changes += 1
         before = consumer.counters.dead_lettered
         consumer.apply(event)
         if consumer is self.queue:

@@ -131,6 +131,8 @@ class Engine(Background):
             handle(token, command)
         if shard.long:
             shard.long.go_on()
+        if shard.retiring:
+            shard.retire_some()
         self._commit()
         return self._finish_turn()
 
@@ -226,6 +228,8 @@ class Engine(Background):
         claims_due_ms = self.shard.claims_due_ms
         if claims_due_ms is not None:
             times.append(claims_due_ms)
+        if self.shard.retiring:
+            times.append(self.clock.mono_ms)
         if self._unsynced_since_ms is not None and not self._sync_running:
             times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
             if self._parked:
@@ -258,6 +262,7 @@ class Engine(Background):
         for long in self.shard.long.end():
             error = Stopping("the server is stopping; ask again after it is back", **long.outcome)
             self.shard.ready.append((long.token, error))
+        self.shard.end_retiring()
         total = Outcome()
         self._drain(self.turn([]), total)
         while self.shard.upkeep:  # whoever waits for it is answered

@@ -6,7 +6,8 @@ leaves here, for the dead letter topic or for nowhere, and so does what retentio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,8 +23,10 @@ from topics.engine.consumer import (
     GIVEN_UP,
     ID_MASK,
     MOVE,
+    PASSED_AT_ONCE,
     Consumer,
     Event,
+    Retiring,
     TopicConsumers,
 )
 from topics.engine.engine_clock import EngineClock
@@ -35,6 +38,7 @@ from topics.engine.errors import (
 )
 from topics.engine.few_records import FewRecords
 from topics.engine.index import Chunk
+from topics.engine.long_commands import Work
 from topics.engine.open_segments import DamagedSegment
 from topics.engine.page import Page, Tombstone
 from topics.engine.picking import Picked
@@ -45,6 +49,11 @@ from topics.engine.topic_log import Op, Range, TopicLog
 from topics.engine.writes import Writes
 
 FEW = 16  # records of a claim that is served without numpy
+CAUGHT_UP_AT_ONCE = 500  # microseconds or so of what a consumer is behind with
+# Retention by interest, in units of about a microsecond but for the window.
+RETIRED_AT_ONCE = 2048  # records times consumers that are looked at without a turn of their own
+RETIRED_A_TURN, RETIRED_A_SLICE = 2000, 500
+RETIRED_WINDOW = 512  # records that are looked at together
 SEQ_BYTES = 24  # at most, of one record in an event
 Seqs: TypeAlias = npt.NDArray[np.uint64]
 Hungry: TypeAlias = "tuple[TopicLog, Consumer]"
@@ -132,6 +141,33 @@ class HandingOut(Writes, Queries):
             raise ConsumerNotFound(topic, name)
         return log, consumer
 
+    def is_behind(self, log: TopicLog, consumer: Consumer) -> bool:
+        """Whether time has ended more of its leases, or more is to be counted, than can be looked at in a turn; or a reset
+        holds it. It hands nothing out then, and what it has is not known.
+        """
+        if not consumer.pass_time(self.now_ms) or consumer.is_held:
+            return True
+        return bool(consumer.name) and not consumer.is_counted(log, log.next_seq)
+
+    def catch_up(self, log: TopicLog, consumer: Consumer) -> int:
+        """A slice of what a consumer is behind with; returns what that took, in microseconds or so."""
+        took = 1
+        while took < CAUGHT_UP_AT_ONCE:
+            if not consumer.pass_time(self.now_ms):
+                took += PASSED_AT_ONCE
+            elif consumer.name and not consumer.is_counted(log, log.next_seq):
+                took += consumer.count(log, log.next_seq)
+            else:
+                break
+        return took
+
+    def known_lag(self, log: TopicLog, consumer: Consumer) -> int | None:
+        """What could be told of `lag` without much work: as of when it was last counted, None: never. It is counted anew."""
+        if not self.is_behind(log, consumer):
+            return self.lag(log, consumer)
+        self.hungry[id(consumer)] = log, consumer
+        return consumer.ahead
+
     def ready_count(self, log: TopicLog, consumer: Consumer) -> int:
         """How many records could be claimed now."""
         if consumer.name:
@@ -159,7 +195,7 @@ class HandingOut(Writes, Queries):
         consumer = log.consumers.find(name) if log.consumers is not None else None
         if consumer is None:
             return 0
-        consumer.pass_time(self.now_ms)
+        consumer.pass_time(self.now_ms)  # if that does not end all of them now, `on_settled` tells later
         return consumer.leases_of(connection)
 
     # -- what is next --------------------------------------------------------------------------------------
@@ -413,7 +449,7 @@ class HandingOut(Writes, Queries):
         if durable:
             self.add_op(Op(log, token, result, free=True))
             if not acks:
-                self._retire(log, consumer, seqs)
+                self._retire(log, seqs)
         else:
             self.ready.append((token, result))
 
@@ -443,7 +479,7 @@ class HandingOut(Writes, Queries):
         self.log_event(log, event)
         consumer.apply(event)
         op = Op(log)
-        self._retire_into(log, consumer, seqs, op)
+        self._retire_into(log, seqs, op)
         self.count_live(op)
         self.add_op(op)
 
@@ -470,42 +506,168 @@ class HandingOut(Writes, Queries):
 
     # -- retention by interest -----------------------------------------------------------------------------
 
-    def _retire(self, log: TopicLog, consumer: Consumer, seqs: Seqs | list[int]) -> None:
+    def _retire(self, log: TopicLog, seqs: list[int]) -> None:
         op = Op(log)
-        self._retire_into(log, consumer, seqs, op)
+        self._retire_into(log, seqs, op)
         if op.count:
             self.count_live(op)
             self.add_op(op)
 
     def _retire_passed(self, log: TopicLog, consumer: Consumer, first: int, stop: int) -> None:
         """What a filter left out may have been what a record was kept for."""
-        if consumer.filter is None or log.config.retention != "interest" or first >= stop:
-            return
-        passed = live_seqs(log, first, stop)
-        if consumer.entries:
-            passed = passed[~np.isin(passed, list(consumer.entries))]
-        self._retire(log, consumer, passed)
+        if consumer.filter is not None and log.config.retention == "interest" and first < stop:
+            self._retire_range(log, first, stop, None)
 
-    def _retire_done(self, log: TopicLog, op: Op) -> None:
+    def _retire_done(self, log: TopicLog, op: Op | None) -> None:
         """What every consumer is done with goes, where records are kept for them alone."""
         named = log.consumers.named.values() if log.consumers is not None else ()
         if log.config.retention == "interest" and named:
-            stop = min(consumer.cursor for consumer in named)
-            self._retire_into(log, None, live_seqs(log, log.first_seq, stop), op)
+            self._retire_range(log, log.first_seq, min(consumer.cursor for consumer in named), op)
 
-    def _retire_into(self, log: TopicLog, consumer: Consumer | None, seqs: Seqs | list[int], op: Op) -> None:
-        """Delete what nobody needs any more, if the topic's retention says so."""
+    def _retire_range(self, log: TopicLog, first: int, stop: int, op: Op | None) -> None:
+        assert log.consumers is not None
+        first, stop = max(first, log.first_seq), min(stop, log.next_seq)
+        if first >= stop or log.config.type == "queue":
+            return
+        if (stop - first) * len(log.consumers.named) <= RETIRED_AT_ONCE:
+            into = op if op is not None else Op(log)
+            self._delete_unneeded(log, live_seqs(log, first, stop), into)
+            if op is None and into.count:
+                self.count_live(into)
+                self.add_op(into)
+            return
+        self._retire_later(log, Retiring(first, stop), op)
+
+    def _retire_into(self, log: TopicLog, seqs: list[int], op: Op) -> None:
+        """Delete of these what is needed no more, if the topic's retention says so. If that takes longer than a turn, the answer
+        of the op waits for it.
+        """
         retention = log.config.retention
-        if retention == "limits" or not len(seqs) or log.config.type == "queue":
+        if retention == "limits" or not seqs or log.config.type == "queue":
             return  # what is done with a job is for the queue's own acks to say
-        gone = np.sort(np.asarray(seqs, dtype=np.uint64))
-        gone = gone[log.are_live(gone)]
-        if retention == "interest":
+        assert log.consumers is not None
+        seqs = sorted(seqs)
+        if retention == "work_queue":
+            self._delete_live(log, np.array(seqs, dtype=np.uint64), op)
+        elif len(seqs) * len(log.consumers.named) <= RETIRED_AT_ONCE:
+            self._delete_unneeded(log, np.array(seqs, dtype=np.uint64), op)
+        else:
+            self._retire_later(log, Retiring(seqs[0], seqs[-1] + 1, seqs), op)
+
+    def _retire_later(self, log: TopicLog, retiring: Retiring, op: Op | None) -> None:
+        assert log.consumers is not None
+        line = log.consumers.retiring
+        if op is not None and op.token is not None:
+            retiring.answer = Op(log, op.token, op.result, sync=op.sync, free=op.free)
+            op.token = None
+        last = line[-1] if line else None
+        # What nothing waits for is looked at together, so that the line stays short.
+        if last is not None and last.work is None and not (last.answer or last.seqs or retiring.answer):
+            last.first, last.stop = min(last.first, retiring.first), max(last.stop, retiring.stop)
+        else:
+            line.append(retiring)
+        self.retiring[log.id] = log
+
+    def retire_some(self) -> None:
+        """A turn's share of looking for records that are needed no more."""
+        left = RETIRED_A_TURN
+        while left > 0 and self.retiring and self.read_only is None:
+            log = self.retiring.pop(next(iter(self.retiring)))
             assert log.consumers is not None
-            for other in log.consumers.named.values():
-                if other is not consumer and len(gone):
-                    gone = gone[~needed(log, other, gone)]
-        ranges = ranges_of(gone)
+            line = log.consumers.retiring
+            left -= 1
+            try:
+                if not log.dropped:
+                    self._touch(log)
+                    left -= self._retire_slice(log, line[0])
+            except (TopicsError, OSError):
+                line[
+                    0
+                ].work = None  # what is left of it stays until a consumer is dropped or reset, or a restart
+            while line and (log.dropped or line[0].work is None):
+                done = line.popleft()
+                if done.answer is not None:
+                    self.add_op(done.answer)
+                if not log.dropped:
+                    break
+            if line:
+                self.retiring[log.id] = log
+
+    def end_retiring(self, error: TopicsError | None = None) -> None:
+        """The shard stops, or takes no more changes. What is left is looked at after a restart."""
+        for log in self.retiring.values():
+            assert log.consumers is not None
+            for retiring in log.consumers.retiring:
+                if retiring.answer is not None and error is None:
+                    self.add_op(retiring.answer)
+                elif retiring.answer is not None:
+                    self.ready.append((retiring.answer.token, error))
+            log.consumers.retiring.clear()
+        self.retiring = {}
+
+    def _retire_slice(self, log: TopicLog, retiring: Retiring) -> int:
+        """Look at some; its `work` is None when that was the last of it."""
+        if retiring.work is None:
+            retiring.work = self._retire_steps(log, retiring)
+        used = 0
+        for units in retiring.work:
+            used += units
+            if used >= RETIRED_A_SLICE:
+                return used
+        retiring.work = None
+        return used
+
+    def _retire_steps(self, log: TopicLog, retiring: Retiring) -> Work:
+        at = retiring.first
+        while at < retiring.stop:
+            if retiring.seqs is not None:
+                start = bisect_left(retiring.seqs, at)
+                seqs = np.array(retiring.seqs[start : start + RETIRED_WINDOW], dtype=np.uint64)
+                at = int(seqs[-1]) + 1
+            else:
+                span = next(log.spans(max(at, log.first_seq), retiring.stop), None)
+                if span is None:
+                    return
+                chunk, low, high = span
+                at = chunk.first_seq + min(low + RETIRED_WINDOW, high)
+                seqs = live_seqs(log, chunk.first_seq + low, at)
+            yield 10
+            gone = yield from self._unneeded_steps(log, seqs)
+            op = Op(log)
+            self._delete_live(log, gone, op)
+            if op.count:
+                self.count_live(op)
+                self.add_op(op)
+                yield 4 * len(gone)
+
+    def _unneeded_steps(self, log: TopicLog, seqs: Seqs) -> Generator[int, None, Seqs]:
+        """Which of these records no consumer needs. Who does not need one now will not later, unless it is changed or reset."""
+        consumers = log.consumers
+        assert consumers is not None
+        while True:
+            changes, left = consumers.changes, seqs[log.are_live(seqs)]
+            tags = [tag_of(log, seq) for seq in left.tolist()]
+            yield len(tags)
+            for consumer in list(consumers.named.values()):
+                if not len(left):
+                    return left
+                is_needed = needed(consumer, left.tolist(), tags)
+                tags = [tag for tag, keeps in zip(tags, is_needed, strict=True) if not keeps]
+                left = left[~np.array(is_needed, dtype=np.bool_)]
+                yield 1 + len(is_needed) // (1 if consumer.filter is not None else 8)
+            if consumers.changes == changes:
+                return left
+
+    def _delete_unneeded(self, log: TopicLog, seqs: Seqs, op: Op) -> None:
+        steps = self._unneeded_steps(log, seqs)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            self._delete_live(log, end.value, op)
+
+    def _delete_live(self, log: TopicLog, seqs: Seqs, op: Op) -> None:
+        ranges = ranges_of(seqs[log.are_live(seqs)])
         if ranges and self.has_room(CONTROL_BYTES + len(ranges) * SEQ_BYTES):
             self._log_delete(log, ranges, op)
             self.touched[log.id] = log
@@ -530,17 +692,17 @@ def ranges_of(seqs: Seqs) -> list[Range]:
     return list(zip(firsts, lasts, strict=True))
 
 
-def needed(log: TopicLog, consumer: Consumer, seqs: Seqs) -> npt.NDArray[np.bool_]:
+def needed(consumer: Consumer, seqs: list[int], tags: list[bytes | None]) -> list[bool]:
     """Which of these live records a consumer wants and has not settled."""
-    beyond = seqs >= np.uint64(consumer.cursor)
-    if consumer.filter is not None and beyond.any():
-        wanted = [consumer.wants(tag_of(log, seq)) for seq in seqs[beyond].tolist()]
-        beyond[np.flatnonzero(beyond)] = wanted
-    if consumer.entries:
-        beyond |= np.isin(seqs, list(consumer.entries))
-    if consumer.firsts:
-        beyond |= np.isin(seqs, consumer.firsts)
-    return beyond
+    cursor, entries, firsts = consumer.cursor, consumer.entries, consumer.firsts
+    wants = consumer.wants if len(seqs) <= FEW or consumer.filter is None else consumer.filter.matches
+    is_needed = [
+        seq in entries or (seq >= cursor and wants(tag)) for seq, tag in zip(seqs, tags, strict=True)
+    ]
+    if firsts and firsts[0] <= seqs[-1] and firsts[-1] >= seqs[0]:
+        chosen = set(firsts[bisect_left(firsts, seqs[0]) : bisect_right(firsts, seqs[-1])])
+        return [is_it or seq in chosen for seq, is_it in zip(seqs, is_needed, strict=True)]
+    return is_needed
 
 
 def tag_of(log: TopicLog, seq: int) -> bytes | None:

@@ -172,7 +172,7 @@ class Letters(Consumers):
             if not name:
                 self._log_delete(log, as_ranges(sorted(seqs)), op)
             else:
-                self._retire_into(log, consumers.find(name), seqs, op)
+                self._retire_into(log, seqs, op)
         if not consumers.letters:
             self.moving.pop(log.id, None)
         self.count_live(op)

@@ -18,7 +18,7 @@ DIFF_BYTES_MAX = 8 * MIB
 DIFF_WAIT_MS_MAX = 30_000
 FRAMES_LIMIT_MAX = 1_000_000  # records in a page of bare frames; the byte bound ends it long before
 FILTER_ROWS_MAX = 131_072  # rows that one read with a tag match looks at: about 2 ms
-FILTER_NAMES_MAX = 16_384  # distinct tags that it compares, at about 0.5 us each
+FILTER_NAMES_MAX = 4096  # distinct tags that it compares, at about 0.5 us each
 LIST_PAGE_MAX = 1000
 TAGS_PAGE_MAX = 1000
 SKIP_MAX = 1 << 32
@@ -67,7 +67,7 @@ CLAIM_MAX = 1000
 CLAIM_BYTES_DEFAULT = 8 * MIB
 DEAL_MAX = 10_000  # records that the claims of one window share
 CLAIM_LOOK_MS = 60_000  # between two looks at what time makes ready
-FILTER_PAIRS_MAX = 500_000  # that are compared when a topic becomes a work queue; more are refused
+FILTER_PAIRS_MAX = 500_000  # of consumers of a work queue that are compared at a start; more are not
 FIRSTS_MAX = 20_000  # tags of a consumer that begins with the last record of each; more are refused
 UNMOVED_MS = 5_000  # until a letter that was refused is tried again
 

@@ -12,7 +12,8 @@ from topics.engine.index import Chunk
 from topics.engine.subjects import TagFilter, TagMatch
 from topics.engine.topic_log import TopicLog
 
-FILTER_STEP_ROWS = 8192  # looked at together by a read with a tag match
+# Looked at together by a read with a tag match: few at first, as one of them may do.
+FILTER_STEP_MIN, FILTER_STEP_MAX = 256, 8192
 
 Picked = npt.NDArray[np.intp]  # row numbers of one chunk, ascending
 
@@ -24,7 +25,7 @@ class Wanted:
     at once. Any other asks for each id it meets, once a read, and how much one read may ask and look at is bounded.
     """
 
-    __slots__ = ("_avoid", "_match", "_names", "_names_left", "_only", "_rows_left", "_verdicts")
+    __slots__ = ("_avoid", "_match", "_names", "_names_left", "_only", "_rows_left", "_step", "_verdicts")
 
     def __init__(self, log: TopicLog, nodes: tuple[bytes, ...], match: TagMatch | TagFilter | None) -> None:
         self._avoid = [i for node in nodes for i in log.nodes.every_id_of(node)]
@@ -37,13 +38,18 @@ class Wanted:
         self._verdicts = np.zeros(len(self._names) if several else 1, dtype=np.uint8)
         self._verdicts[0] = 2
         self._rows_left = limits.FILTER_ROWS_MAX
-        self._names_left = limits.FILTER_NAMES_MAX
+        self._names_left = 2 * limits.FILTER_NAMES_MAX // (match.cost if isinstance(match, TagFilter) else 2)
+        self._step = FILTER_STEP_MAX if self._only is not None else FILTER_STEP_MIN
 
     def stop(self, low: int, high: int, upto: int) -> int:
         """How far to look at once: matches may be rare, so further than the page could need."""
         if self._match is None:
             return upto
-        return min(high, max(upto, low + FILTER_STEP_ROWS), low + self._rows_left)
+        step, self._step = self._step, min(2 * self._step, FILTER_STEP_MAX)
+        upto = max(upto, low + step)
+        if self._only is None:
+            upto = min(upto, low + self._names_left)  # each may have a tag of its own
+        return min(high, upto, low + self._rows_left)
 
     @property
     def tired(self) -> bool:

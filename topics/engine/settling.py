@@ -6,7 +6,11 @@ lets the lease run out, or the record be handed out again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 from topics.engine import consumer_commands as con
+from topics.engine import limits
 from topics.engine.claims import Claimer, Claims
 from topics.engine.consumer import (
     ACKED,
@@ -18,12 +22,13 @@ from topics.engine.consumer import (
     Consumer,
     Event,
 )
-from topics.engine.errors import (
-    InvalidRequest,
-)
+from topics.engine.errors import ConsumerNotFound, InvalidRequest
 from topics.engine.handing_out import SEQ_BYTES, Policy, is_durable, policy_of
+from topics.engine.long_commands import Work
 from topics.engine.staging import CONTROL_BYTES, as_ranges
 from topics.engine.topic_log import Op, TopicLog
+
+SETTLED_AT_ONCE = 500  # leases of those that one command ends without naming them
 
 
 class Settling(Claims):
@@ -35,10 +40,11 @@ class Settling(Claims):
         held, skipped = self._held(consumer, command)
         is_all = command.kind == "ack" and consumer.config.ack == "all" and bool(consumer.name)
         if held and is_all:
-            top = max(held)
-            held = sorted(
-                seq for seq, entry in consumer.entries.items() if seq <= top and entry.state != MOVING
-            )
+            if len(consumer.entries) > limits.CLAIM_MAX:
+                work = self._ack_up_to(token, command, log, consumer, max(held), skipped)
+                self.long.start(token, command, log, work)
+                return
+            held = up_to(consumer, consumer.entries, max(held))
         policy = policy_of(log.config, consumer)
         result = con.Settled(command.topic, consumer.name, command.kind, len(held), skipped, 0, 0)
         op = Op(log, token, result)
@@ -54,14 +60,48 @@ class Settling(Claims):
             self._extend(log, consumer, held, command, op)
         if number != log.consumers.next_number:
             self.note_letters(log, command)
-        result.ready = self.ready_count(log, consumer)
-        result.in_flight = consumer.in_flight
-        self._is_hungry(log, consumer)
         self.count_live(op)
+        self._end_settling(log, consumer, op, result)
+
+    def _end_settling(self, log: TopicLog, consumer: Consumer, op: Op, result: con.Settled) -> None:
+        """Tell how the consumer stands now. If that is not known yet, the answer waits, and the change does not."""
+        if self.is_behind(log, consumer):
+            if op.token is not None:
+                consumer.unanswered.append(Op(log, op.token, result, sync=op.sync, free=op.free))
+                op.token = None
+            self.hungry[id(consumer)] = log, consumer
+        else:
+            result.ready, result.in_flight = self.ready_count(log, consumer), consumer.in_flight
+            self._is_hungry(log, consumer)
         self.add_op(op)
 
-    @staticmethod
-    def _held(consumer: Consumer, command: con.Settle) -> tuple[list[int], list[int]]:
+    def _ack_up_to(
+        self,
+        token: object,
+        command: con.Settle,
+        log: TopicLog,
+        consumer: Consumer,
+        last: int,
+        skipped: list[int],
+    ) -> Work:
+        """All that is in hand up to this record is done."""
+        result = con.Settled(command.topic, consumer.name, command.kind, 0, skipped, 0, 0)
+        in_hand = list(consumer.entries)
+        for start in range(0, len(in_hand), SETTLED_AT_ONCE):
+            self._writable()
+            if consumer.dropped:
+                raise ConsumerNotFound(log.name, consumer.name)
+            seqs = up_to(consumer, in_hand[start : start + SETTLED_AT_ONCE], last)
+            op = Op(log, None, result)
+            self._ack(log, consumer, seqs, op)
+            self.count_live(op)
+            self.add_op(op)
+            result.count += len(seqs)
+            yield 2 * SETTLED_AT_ONCE
+        op = Op(log, token, result, sync=result.synced)
+        self._end_settling(log, consumer, op, result)
+
+    def _held(self, consumer: Consumer, command: con.Settle) -> tuple[list[int], list[int]]:
         """Which of the named records the node has leases on, and which not. A repeated one counts once."""
         entries, node = consumer.entries, command.node
         ids = command.lease_ids or [0] * len(command.seqs)
@@ -72,6 +112,7 @@ class Settling(Claims):
             if (
                 entry is not None
                 and entry.state == LEASED
+                and entry.until_ms >= self.now_ms
                 and entry.node == node
                 and (not lease_id or entry.id == lease_id)
                 and seq not in held
@@ -99,7 +140,7 @@ class Settling(Claims):
         event = Event(consumer.name, ACKED, seqs)
         self.log_event(log, event)
         consumer.apply(event)
-        self._retire_into(log, consumer, seqs, op)
+        self._retire_into(log, seqs, op)
 
     def _nack(
         self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, policy: Policy, op: Op
@@ -144,7 +185,7 @@ class Settling(Claims):
         event = Event(consumer.name, GIVEN_UP, seqs, reason=command.reason)
         self.log_event(log, event)
         consumer.apply(event)
-        self._retire_into(log, consumer, seqs, op)
+        self._retire_into(log, seqs, op)
 
     def _extend(
         self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, op: Op
@@ -174,7 +215,30 @@ class Settling(Claims):
         self.cold.withdraw_connection(command.connection)
         consumer.active_ms = self.now_ms
         consumer.pass_time(self.now_ms)
-        seqs = sorted(consumer.connections.get(command.connection, ()))
-        if seqs and self.read_only is None:
+        work = self._release_steps(token, command, log, consumer)
+        if consumer.leases_of(command.connection) <= SETTLED_AT_ONCE:
+            next(work, None)
+        else:
+            self.long.start(token, command, log, work)
+
+    def _release_steps(self, token: object, command: con.Release, log: TopicLog, consumer: Consumer) -> Work:
+        released = 0
+        while held := consumer.connections.get(command.connection):
+            seqs = sorted(islice(held, SETTLED_AT_ONCE))
+            released += len(seqs)
+            if self.read_only is not None or consumer.dropped:
+                break
             self._give_back(log, consumer, Event(consumer.name, RETURNED, seqs))
-        self.add_op(Op(log, token, con.Released(command.topic, len(seqs)), free=True))
+            if consumer.leases_of(command.connection):
+                yield 2 * SETTLED_AT_ONCE
+        self.add_op(Op(log, token, con.Released(command.topic, released), free=True))
+
+
+def up_to(consumer: Consumer, seqs: Iterable[int], last: int) -> list[int]:
+    """Those that are in hand, and not on their way to another topic, up to this one."""
+    entries = consumer.entries
+    return sorted(
+        seq
+        for seq in seqs
+        if seq <= last and (entry := entries.get(seq)) is not None and entry.state != MOVING
+    )

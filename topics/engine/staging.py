@@ -134,6 +134,7 @@ class Staging:
         self.may_wake: Callable[[object], bool] = lambda token: True
         self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
         self.trimming: dict[int, TopicLog] = {}  # with more records of a tag than a new cap allows
+        self.retiring: dict[int, TopicLog] = {}  # with records that their consumers may need no more
         self.waiter_heap: list[tuple[int, int, Waiter]] = []
         self._waiter_count = 0
         self._waiting = 0  # long polls that are not answered yet

@@ -237,10 +237,13 @@ class TopicLog(TopicRows):
         self.first_seq = self.next_seq
 
     def kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
-        """Remove the live rows of a range from counts and tags; return the highest seq removed, or 0."""
-        highest = 0
+        """Remove the live rows of a range from consumers, counts and tags; return the highest seq removed, or 0."""
         if self.consumers is not None:
             self.consumers.forget(self, first_seq, last_seq)
+        return self._kill(first_seq, last_seq, op, mark=mark)
+
+    def _kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
+        highest = 0
         tags, nodes = self.tags.strings, self.nodes
         op.tags_held -= len(tags.held)
         op.nodes_held -= len(nodes.held)
@@ -281,8 +284,13 @@ class TopicLog(TopicRows):
 
     def stage_delete(self, ranges: list[Range], op: Op) -> None:
         count, size = op.count, op.bytes
+        if self.consumers is not None:
+            if len(ranges) == 1:
+                self.consumers.forget(self, *ranges[0])
+            else:
+                self.consumers.forget_many(self, ranges)
         for first, last in ranges:
-            self.kill(first, last, op, mark=True)
+            self._kill(first, last, op, mark=True)
         op.ranges = [*op.ranges, *ranges]
         self.count += op.count - count
         self.bytes += op.bytes - size

@@ -154,6 +154,31 @@ class TopicRows:
         spans = self.spans(max(first_seq, self.first_seq), stop_seq)
         return sum(int(chunk.live(first, stop, DEAD).sum()) for chunk, first, stop in spans)
 
+    def live_of(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """The seqs of these ranges, both ends inside, that are live in the staged state."""
+        found: list[int] = []
+        for first_seq, last_seq in ranges:
+            if first_seq == last_seq:
+                found += [first_seq] if self.is_live(first_seq) else []
+                continue
+            for chunk, first, stop in self.spans(max(first_seq, self.first_seq), last_seq + 1):
+                found += (np.flatnonzero(chunk.live(first, stop, DEAD)) + (chunk.first_seq + first)).tolist()
+        return found
+
+    def span_before(self, stop_seq: int, rows: int) -> tuple[Chunk, int, int] | None:
+        """The last span of up to so many rows below `stop_seq`, None: there is none from `first_seq` on."""
+        i = bisect_right(self._starts, stop_seq - 1) - 1
+        while i >= 0:
+            chunk = self.chunks[i]
+            stop = min(chunk.count, stop_seq - chunk.first_seq)
+            first = max(0, stop - rows, self.first_seq - chunk.first_seq)
+            if first < stop:
+                return chunk, first, stop
+            if chunk.first_seq <= self.first_seq:
+                return None
+            i -= 1
+        return None
+
     def last_live(self, stop_seq: int) -> int:
         """The last live seq below `stop_seq`, or 0."""
         for chunk in reversed(self.chunks):
