@@ -22,6 +22,7 @@ from tests.support import length
 from tests.support.engine_harness import append, numbered
 from tests.support.lease_harness import LeaseHarness, consumer, log
 from tests.support.rule_walk import Choices, walk
+from tests.support.small_slices import slices_of
 from topics.engine import commands as c
 from topics.engine import consumer_commands as k
 from topics.engine.config import ConsumerConfig, TopicConfig
@@ -413,4 +414,5 @@ TestConsumerMachine.settings = settings(
 @pytest.mark.parametrize("first", WALKS[::WALKS_PER_TEST])
 def test_long_walks(first: int) -> None:
     for seed in range(first, first + WALKS_PER_TEST):
-        walk(ConsumerMachine(), seed, STEPS, CHOICES, MOVES)
+        with slices_of(seed):
+            walk(ConsumerMachine(), seed, STEPS, CHOICES, MOVES)

@@ -14,6 +14,7 @@ import pytest
 from tests.support import length
 from tests.support.engine_harness import append, numbered
 from tests.support.lease_harness import LeaseHarness, consumer, log
+from tests.support.small_slices import slices_of
 from topics.engine import commands as c
 from topics.engine import consumer_commands as k
 from topics.engine.errors import ConsumerOverlap
@@ -184,7 +185,8 @@ class Walk:
 @pytest.mark.parametrize("retention", ["interest", "work_queue"])
 def test_records_live_as_long_as_they_are_needed(retention: str) -> None:
     for seed in SEEDS:
-        walk = Walk(retention, seed)
-        for _ in range(STEPS):
-            walk.step()
-        walk.finish()
+        with slices_of(seed):
+            walk = Walk(retention, seed)
+            for _ in range(STEPS):
+                walk.step()
+            walk.finish()

@@ -22,6 +22,7 @@ from tests.support.engine_harness import SMALL, append, numbered
 from tests.support.lease_harness import LeaseHarness, queue
 from tests.support.lease_model import LeaseModel, Seen
 from tests.support.rule_walk import Choices, walk
+from tests.support.small_slices import slices_of
 from topics.engine import commands as c
 from topics.engine import consumer_commands as k
 from topics.engine import limits
@@ -386,4 +387,5 @@ assert SMALL.verify, "the engine checks itself as well"
 @pytest.mark.parametrize("first", WALKS[::WALKS_PER_TEST])
 def test_long_walks(first: int) -> None:
     for seed in range(first, first + WALKS_PER_TEST):
-        walk(QueueMachine(), seed, STEPS, CHOICES, MOVES)
+        with slices_of(seed):
+            walk(QueueMachine(), seed, STEPS, CHOICES, MOVES)

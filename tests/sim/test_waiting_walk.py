@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import length
 from tests.support.lease_harness import LeaseHarness, check_claimed, consumer, log, queue
+from tests.support.small_slices import slices_of
 from topics.engine import commands as c
 from topics.engine import consumer_commands as k
 from topics.engine.errors import TopicsError
@@ -151,8 +152,9 @@ class Walk:
 
 def walk(h: LeaseHarness, name: str, seed: int, window_ms: int = 0) -> Walk:
     this = Walk(h, name, random.Random(seed), window_ms)
-    for _ in range(STEPS):
-        this.step()
+    with slices_of(seed):
+        for _ in range(STEPS):
+            this.step()
     assert this.answers > STEPS / 20, "the walk hardly ever got anything"
     return this
 

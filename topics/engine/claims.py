@@ -20,7 +20,7 @@ from topics.engine import consumer_commands as con
 from topics.engine import limits
 from topics.engine.cold import ColdMiss
 from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.consumer import FORGOTTEN, READY, Consumer, Event, Retiring
+from topics.engine.consumer import FORGOTTEN, PASSED_AT_ONCE, READY, Consumer, Event, Retiring
 from topics.engine.engine_clock import EngineClock
 from topics.engine.errors import (
     ConsumerOverlap,
@@ -437,8 +437,22 @@ class Claims(HandingOut):
         in_flight, dead = consumer.in_flight, log.consumers.dead_lettered
         return cmd.QueueCounts(self.ready_count(log, consumer), in_flight, dead)
 
+    def _state(self, token: object, command: cmd.State) -> None:
+        log = self.published.get(command.topic)
+        queue = log.consumers.queue if log is not None and log.consumers is not None else None
+        if log is None or queue is None or queue.pass_time(self.now_ms):
+            super()._state(token, command)
+        else:
+            self._touch(log)
+            self.long.start(token, command, log, self._state_steps(token, command, queue))
+
+    def _state_steps(self, token: object, command: cmd.State, queue: Consumer) -> Work:
+        while not queue.pass_time(self.now_ms):
+            yield PASSED_AT_ONCE
+        super()._state(token, command)
+
     def queue_totals(self) -> tuple[int, int]:
-        """How many queues there are, and leases over all of them."""
+        """How many queues there are, and leases over all of them: perhaps some more, that have just ended."""
         queues = [log for log in self.published.values() if log.view.config.type == "queue"]
         in_flight = 0
         for log in queues:

@@ -220,7 +220,9 @@ class WantedCount:
 
 def overlap_cost(one: TagFilter | None, other: TagFilter | None) -> int:
     """Of comparing two filters, in microseconds or so."""
-    return 1 + one.weight * other.weight if one is not None and other is not None else 1
+    if one is None or other is None:
+        return 1
+    return 4 + one.weight * other.weight + (len(one.any_of) + len(other.any_of)) // 8
 
 
 def cost_of(wanted: TagFilter | None) -> int:
@@ -358,11 +360,11 @@ class Consumer:
 
     # -- time ----------------------------------------------------------------------------------------------
 
-    def pass_time(self, now_ms: int, limit: int = PASSED_AT_ONCE) -> bool:
-        """Leases that have expired and delays that are over make their records ready: so many of them at most. Whether that
-        were all.
+    def pass_time(self, now_ms: int) -> bool:
+        """Leases that have expired and delays that are over make their records ready, some hundreds of them at most; whether
+        those were all.
         """
-        expiries, delayed = self._expiries, self._delayed
+        expiries, delayed, limit = self._expiries, self._delayed, PASSED_AT_ONCE
         while (lease := expiries.first()) is not None and lease[0] < now_ms:
             until_ms, seqs = lease
             if limit <= 0:
@@ -470,11 +472,12 @@ class Consumer:
 
     def is_counted(self, rows: Rows, end: int) -> bool:
         """Whether its records up to `end` are counted, but for so few that it can be done at once."""
-        if self.counting is not None:
-            return False
+        return self.counting is None and self.uncounted(rows, end) <= COUNTED_AT_ONCE
+
+    def uncounted(self, rows: Rows, end: int) -> int:
+        """What counting on to `end` takes, in microseconds or so."""
         first = self.cursor if self.ahead is None else max(self.counted_to, self.cursor)
-        left = end - max(first, rows.first_seq)
-        return left * cost_of(self.filter) <= COUNTED_AT_ONCE * UNIT_ROWS
+        return (end - max(first, rows.first_seq)) * cost_of(self.filter) // UNIT_ROWS
 
     def count(self, rows: Rows, end: int) -> int:
         """Count on towards `end`; returns what that took."""

@@ -291,8 +291,9 @@ class Consumers(Settling):
                 continue
             with suppress(ConsumerNotFound):
                 yield from self._caught_up(log, consumer)
+                cost = STATE_COST + len(consumer.entries) // 64 + consumer.uncounted(log, log.next_seq)
                 rows.append(self._consumer_state(log, consumer))
-                yield STATE_COST + len(consumer.entries) // 64
+                yield max(cost, 1)
         self._answer(token, con.ConsumerList(command.topic, rows), log, held=log.pending > 0)
 
     def _consumer_state(self, log: TopicLog, consumer: Consumer) -> con.ConsumerState:

@@ -1,0 +1,43 @@
+"""Slices so small that a few records take many turns: what works over several of them must come to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from topics.engine import claims, consumer, consumers, handing_out, limits, settling
+
+
+@contextmanager
+def slices_of(seed: int) -> Iterator[None]:
+    """Small ones for every other walk."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if seed % 2:
+            use_small_slices(monkeypatch)
+        yield
+
+
+def use_small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in (
+        (consumer, "COUNT_BLOCK", 2),
+        (consumer, "COUNT_BLOCK_UNFILTERED", 2),
+        (consumer, "COUNTED_AT_ONCE", 1),
+        (consumer, "UNIT_ROWS", 1),
+        (consumer, "PASSED_AT_ONCE", 1),
+        (handing_out, "CAUGHT_UP_AT_ONCE", 2),
+        (handing_out, "PASSED_AT_ONCE", 2),
+        (claims, "PASSED_AT_ONCE", 2),
+        (handing_out, "RETIRED_AT_ONCE", 2),
+        (handing_out, "RETIRED_A_TURN", 4),
+        (handing_out, "RETIRED_A_SLICE", 2),
+        (handing_out, "RETIRED_WINDOW", 2),
+        (consumers, "LOOKED_AT_ONCE", 2),
+        (settling, "SETTLED_AT_ONCE", 2),
+        (limits, "CLAIM_MAX", 3),
+        (limits, "LONG_TURN_UNITS", 4),
+        (limits, "LONG_SLICE_UNITS", 2),
+    ):
+        assert hasattr(module, name), name
+        monkeypatch.setattr(module, name, value)
