@@ -31,7 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("topics.client")
 
 # Caps that stay reached until a client acts: waiting for them only hides them.
-LASTING_LIMITS = frozenset({"max_topics", "max_routers", "consumers", "tags", "filters"})
+LASTING_LIMITS = frozenset({"max_topics", "max_routers", "consumers", "tags"})
 RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
 
 
