@@ -46,6 +46,7 @@ from topics.engine.queries import Queries
 from topics.engine.reader import Reader
 from topics.engine.staging import CONTROL_BYTES
 from topics.engine.topic_log import Op, Range, TopicLog
+from topics.engine.upkeep import Untended
 from topics.engine.writes import Writes
 
 FEW = 16  # records of a claim that is served without numpy
@@ -571,6 +572,7 @@ class HandingOut(Writes, Queries):
     def retire_some(self) -> None:
         """A turn's share of looking for records that are needed no more."""
         left = RETIRED_A_TURN
+        untended: dict[int, TopicLog] = {}
         while left > 0 and self.retiring and self.read_only is None:
             log = self.retiring.pop(next(iter(self.retiring)))
             assert log.consumers is not None
@@ -580,6 +582,9 @@ class HandingOut(Writes, Queries):
                 if not log.dropped:
                     self._touch(log)
                     left -= self._retire_slice(log, line[0])
+            except Untended:
+                untended[log.id] = log
+                continue
             except (TopicsError, OSError):
                 line[
                     0
@@ -592,6 +597,7 @@ class HandingOut(Writes, Queries):
                     break
             if line:
                 self.retiring[log.id] = log
+        self.retiring |= untended
 
     def end_retiring(self, error: TopicsError | None = None) -> None:
         """The shard stops, or takes no more changes. What is left is looked at after a restart."""
