@@ -261,4 +261,4 @@ def test_a_name_that_goes_and_comes_back_is_there_once(steps: list[bytes | None]
                 index.remove(held.pop(name))
             else:
                 held[name] = index.add(seq, name)
-        assert index.names(ALL) == sorted(held)
+    assert index.names(ALL) == sorted(held)

@@ -272,7 +272,7 @@ class Queries(Staging):
                 seqs = [seq for seq in map(seq_of, tags) if seq]
                 if seqs:
                     found = best([*seqs, found] if found else seqs)
-                yield units + len(tags)
+                yield units + 3 * len(tags)
             if not found or log.is_live(found):
                 return found  # else others may have been passed over for it
 

@@ -283,6 +283,10 @@ class TagIndex:
             return _copy(seqs, self._heads.get(tag_id, 0), len(seqs))
         return self._compact(tag_id, seqs, is_live)
 
+    def only(self, tag: bytes) -> int:
+        """The live seq of a tag with one record; 0: it has none, or may have several."""
+        return self._single[self.strings.id_of(tag)]
+
     def first(self, tag: bytes, is_live: IsLive) -> int:
         """The oldest live seq of this tag, 0 when there is none."""
         return self.first_at_or_after(tag, 0, is_live)

@@ -43,7 +43,7 @@ from topics.engine.topic_ids import ID_STEP
 from topics.engine.topic_log import Op, Range, TopicLog
 
 RANGE_BYTES = 20  # at most, of one range in a delete frame
-RANGE_UNITS = 5  # of work that a range takes, beside its rows
+RANGE_UNITS = 12  # of work that a range takes, beside its rows
 DELETE_SORTED = 16_384  # seqs of a delete by tag that are put in order together
 # Pieces of a delete: what one costs to find and to delete, in about microseconds, and its ranges.
 Doomed: TypeAlias = Iterator[tuple[int, list[Range]]]
@@ -551,19 +551,26 @@ class Writes(Staging):
             yield from _pieces(log, named)
         elif matches:
             found: list[Seqs] = []
+            singles: list[int] = []
             count = 0
             for units, tags in scan(lambda: log.tags, matches[-1]):
                 for tag in tags:
-                    if matches[0].matches(tag):
+                    if not matches[0].matches(tag):
+                        continue
+                    only = log.tags.only(tag)  # of most tags where there are many
+                    if not only:
                         seqs = _surplus_of(log, tag, stop, command.keep)
                         found.append(seqs[seqs < before])
-                        count += found[-1].size
-                yield units + 3 * len(tags), []
+                        units += 6 + seqs.size // 64
+                        count += seqs.size
+                    elif only < before and not command.keep:
+                        singles.append(only)
+                        count += 1
+                yield units + len(tags), []
                 if count >= DELETE_SORTED:
-                    yield from _pieces(log, np.sort(np.concatenate(found)))
-                    found, count = [], 0
-            if count:
-                yield from _pieces(log, np.sort(np.concatenate(found)))
+                    yield from _pieces(log, np.sort(np.concatenate([*found, np.array(singles, np.uint64)])))
+                    found, singles, count = [], [], 0
+            yield from _pieces(log, np.sort(np.concatenate([*found, np.array(singles, np.uint64)])))
         elif before > log.first_seq:
             yield from _cut(log, [(log.first_seq, before - 1)])
 
