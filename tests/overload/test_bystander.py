@@ -1,0 +1,74 @@
+"""Goal: a command with much work does not keep the other topics of its shard waiting.
+
+Method: a server with one shard and a topic of many tags. Each attack of the table is one request that takes long; meanwhile a
+bystander writes to another topic, one write after the other. Were the work done at once, one write would take as long as all of it:
+so the longest write is compared with the attack, and not with a clock of a machine that may be slow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.overload.attacks import BYSTANDER, TAGGED, load_tags
+from tests.support.faults import fault
+from tests.support.length import pick
+from tests.support.server import Reply, Server, let_in
+
+TAGS = pick(short=200_000, long=1_000_000)
+BRIEF_S = 0.5  # an attack that is over by then needs no bystander
+SHARE = 0.5  # of the attack, that one write may take
+
+
+@dataclass
+class Attack:
+    name: str
+    send: Callable[[Server], Reply]
+
+
+# One after the other: what deletes comes last.
+ATTACKS = [
+    Attack("names in order", lambda server: server.get(f"/v0/topics/{TAGGED}/tags?subject=*.*.*.*.>")),
+    Attack("no match", lambda server: server.get(f"/v0/topics/{TAGGED}/last?each=true&subject=*.*.*.*.>")),
+    Attack("newest", lambda server: server.get(f"/v0/topics/{TAGGED}/last?subject=*.>")),
+    Attack("keep", lambda server: server.post(f"/v0/topics/{TAGGED}/delete", {"match": "*", "keep": 1})),
+    Attack("match", lambda server: server.post(f"/v0/topics/{TAGGED}/delete", {"match": "a*"})),
+    Attack("before", lambda server: server.post(f"/v0/topics/{TAGGED}/delete", {"before_seq": TAGS // 2})),
+    Attack("drop", lambda server: server.delete(f"/v0/topics/{TAGGED}")),
+]
+
+
+def watched(server: Server, send: Callable[[Server], Reply]) -> tuple[Reply, float, list[float]]:
+    """The answer to an attack, how long it took, and how long each write of the bystander took meanwhile."""
+    replies: list[Reply] = []
+    took_s: list[float] = []
+    attacker = threading.Thread(target=lambda: replies.append(send(server)))
+    began = time.monotonic()
+    attacker.start()
+    while attacker.is_alive():
+        at = time.monotonic()
+        assert let_in(lambda: server.write(BYSTANDER, 1)).status in (200, 201)
+        took_s.append(time.monotonic() - at)
+    attacker.join()
+    return replies[0], time.monotonic() - began, took_s
+
+
+@fault(
+    "request",
+    "one request with much work: reads and deletes over a million tags",
+    "it is done in slices; the other topics of the shard are served meanwhile",
+)
+def test_a_bystander_goes_on(tmp_path: Path) -> None:
+    server = Server(tmp_path, shards=1).start()
+    try:
+        load_tags(server, TAGGED, TAGS)
+        for attack in ATTACKS:
+            reply, attack_s, took_s = watched(server, attack.send)
+            assert reply.status == 200, (attack.name, reply.body)
+            longest = max(took_s, default=0.0)
+            assert attack_s < BRIEF_S or longest < SHARE * attack_s, (attack.name, attack_s, longest)
+    finally:
+        server.close()
