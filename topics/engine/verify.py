@@ -647,8 +647,8 @@ def ask(engine: Engine, command: cmd.Command) -> object:
     """One command, its jobs, its answer."""
     replies: list[object] = []
     queue = [engine.turn([(0, command)])]
-    while queue:
-        outcome = queue.pop()
+    while queue or not replies:  # a topic is loaded a share each turn
+        outcome = queue.pop() if queue else engine.turn([])
         replies += [reply for _, reply in outcome.replies]
         for job in outcome.jobs:
             job.run()
