@@ -138,7 +138,7 @@ class Handler:
         if web_request.body_exists:
             body = await self._read(web_request)
             if isinstance(body, Response):
-                return Plain(body, keep=False)
+                return Plain(self._gate.let_read(request.origin, body), keep=False)
             request.body = body
             request.received_us = self._now_us()  # what a slow sender took is not the server's time
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING, cast
 
 from router.call import error_response
 from router.conversations import ConversationSink
 from router.exchange import Conversation, Request, Response, Stream
-from router.framing import Chunks, Refused, read_frame, with_known_method
+from router.framing import HEAD_BYTES_MAX, Chunks, Refused, read_frame, with_known_method
 from router.http1 import render_head, render_stream_head
 from router.http2 import Http2Connection
 from router.plain_head import PlainHead, find_plain_head
@@ -47,6 +48,8 @@ LINGER_US = 2_000_000
 ENDED_US = 2_000_000  # how long a client that sends nothing more may wait for its answer
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_ORIGIN = re.compile(rb"\r\norigin:[ \t]*([^\r\n]*)", re.IGNORECASE)
+
 IDLE, FAST, SLOW, STREAM = "idle", "fast", "slow", "stream"
 SOCKET, HANDED, CLOSING = "socket", "handed", "closing"
 
@@ -233,7 +236,7 @@ class Connection(asyncio.Protocol):
                 if not self._take_one():
                     break
         except Refused as refusal:
-            self._refuse(error_response(refusal.code, str(refusal)))
+            self._refuse(self._let_read(error_response(refusal.code, str(refusal))))
         finally:
             self._advancing = False
         if self.transport is not None:
@@ -261,7 +264,8 @@ class Connection(asyncio.Protocol):
             self.began_us, self._arrived_before = self.active_us, 0
         if (size >= HOLD_FROM or self._held) and not self._hold(size):
             detail: dict[str, object] = {"limit": "bodies"}
-            self._refuse(error_response("throttled", "too many bodies are being received", detail))
+            refusal = error_response("throttled", "too many bodies are being received", detail)
+            self._refuse(self._let_read(refusal))
 
     def _hold(self, size: int) -> bool:
         more = size - self._held
@@ -370,6 +374,11 @@ class Connection(asyncio.Protocol):
         self.active_us = self._server.now_us()
         if self._buffer or self._paused or self._ended:
             self._advance()
+
+    def _let_read(self, response: Response) -> Response:
+        """The refusal of a request whose head was not read, so that a page can read it as far as its origin has come."""
+        found = _ORIGIN.search(self._buffer, 0, HEAD_BYTES_MAX)
+        return self._server.gate.let_read(found[1] if found else b"", response)
 
     def _refuse(self, response: Response) -> None:
         """Answer what is not read to its end; after that nobody knows where the next request begins."""
@@ -596,7 +605,8 @@ class Connection(asyncio.Protocol):
             return
         arrived = len(self._buffer) if self.state is IDLE else self._arrived
         if arrived - self._arrived_before < BYTES_PER_S_MIN * request_us // 1_000_000:
-            self._refuse(error_response("request_timeout", "the request did not arrive in time"))
+            refusal = error_response("request_timeout", "the request did not arrive in time")
+            self._refuse(self._let_read(refusal))
         else:
             self._arrived_before = arrived
             self.began_us = now_us

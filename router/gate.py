@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -226,9 +226,13 @@ class Gate:
     def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
         """What can be refused before the body is read."""
         refused = self._screen(request, declared_bytes)
-        if refused is not None and self._origins.has_cors:
-            refused.head += self._origins.cors_head(request.origin)
-        return refused
+        return self.let_read(request.origin, refused) if refused is not None else None
+
+    def let_read(self, origin: bytes, response: Response) -> Response:
+        """An answer that a page of this origin may read, if it is listed."""
+        if self._origins.has_cors:
+            return replace(response, head=response.head + self._origins.cors_head(origin))
+        return response
 
     def _screen(self, request: Request, declared_bytes: int | None) -> Response | None:
         found = self._admit(request)

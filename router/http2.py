@@ -59,6 +59,9 @@ class Gate(Protocol):
     def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
         """Decides from the head alone; a response is sent instead of waiting for the body."""
 
+    def let_read(self, origin: bytes, response: Response) -> Response:
+        """Adds what lets a page of a listed origin read the response."""
+
     def handle(self, request: Request, respond: Respond) -> None:
         """Takes the whole request and calls `respond` once, at once or later."""
 
@@ -171,7 +174,7 @@ class Http2Connection:
                 if stream.lingers:
                     self._reset(stream, ErrorCodes.NO_ERROR)
                 elif not stream.answered:
-                    self._answer(stream, TIMED_OUT)
+                    self._refuse(stream, TIMED_OUT)
         self._flush()
 
     # What h2 reports
@@ -187,7 +190,7 @@ class Http2Connection:
         stream = self._streams[event.stream_id] = OpenStream(event.stream_id, request, declared_bytes)
         refusal = self._gate.screen(request, declared_bytes)
         if refusal is None and (declared_bytes or 0) > self._body_bytes_max:
-            refusal = TOO_LARGE
+            refusal = self._gate.let_read(request.origin, TOO_LARGE)
         if refusal is not None:
             self._answer(stream, refusal)
         elif expects:
@@ -209,9 +212,9 @@ class Http2Connection:
             if stream.lingers and stream.discarded > LINGER_BYTES_MAX:
                 self._reset(stream, ErrorCodes.NO_ERROR)
         elif len(stream.body) + len(data) > self._body_bytes_max:
-            self._answer(stream, TOO_LARGE)
+            self._refuse(stream, TOO_LARGE)
         elif not self._receiving.take(len(data)):
-            self._answer(stream, THROTTLED)
+            self._refuse(stream, THROTTLED)
         elif not stream.body:
             stream.body = data
         else:
@@ -219,6 +222,9 @@ class Http2Connection:
             if isinstance(stream.body, bytes):
                 stream.body = bytearray(stream.body)
             stream.body += data
+
+    def _refuse(self, stream: OpenStream, response: Response) -> None:
+        self._answer(stream, self._gate.let_read(stream.request.origin, response))
 
     def _on_ended(self, event: events.StreamEnded) -> None:
         stream = self._streams.get(event.stream_id)

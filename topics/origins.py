@@ -54,6 +54,24 @@ def _remember(known: set[_Known], value: _Known, size: int) -> None:
         known.add(value)
 
 
+# What a page may read beside the body.
+EXPOSED = (
+    "Allow",
+    "Retry-After",
+    "Topics-Catch-Up-Timed-Out",
+    "Topics-Caught-Up",
+    "Topics-Count",
+    "Topics-Earliest-Seq",
+    "Topics-Epoch",
+    "Topics-Head-Seq",
+    "Topics-Ignored",
+    "Topics-Next-From-Seq",
+    "Topics-Tombstone",
+    "WWW-Authenticate",
+)
+_EXPOSE_HEAD = f"Access-Control-Expose-Headers: {', '.join(EXPOSED)}\r\n".encode()
+
+
 class Origins:
     def __init__(self, *, allowed_hosts: str, cors_origins: str, bound_host: str, has_keys: bool) -> None:
         listed = split_list(allowed_hosts)
@@ -121,7 +139,7 @@ class Origins:
     def cors_head(self, origin: bytes) -> bytes:
         """The header lines that let a listed page read an answer."""
         if self._any_origin:
-            return b"Access-Control-Allow-Origin: *\r\n"
+            return b"Access-Control-Allow-Origin: *\r\n" + _EXPOSE_HEAD
         if origin and self.lists(origin):
-            return b"Access-Control-Allow-Origin: %b\r\nVary: Origin\r\n" % origin
+            return b"Access-Control-Allow-Origin: %b\r\nVary: Origin\r\n%b" % (origin, _EXPOSE_HEAD)
         return b"Vary: Origin\r\n"

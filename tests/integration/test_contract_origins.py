@@ -18,6 +18,8 @@ from tests.support.ws_client import upgrade_headers
 
 APP, EVIL = "https://app.example", "http://evil.example"
 WAYS = ("fast", "aiohttp", "http2")
+BODY_MAX = 128 * 1024
+CRLF = "\r\n"
 
 
 def ask(
@@ -59,7 +61,11 @@ def ask(
 
 @pytest.fixture(scope="module")
 def listing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    environment = {"TOPICS_ALLOWED_HOSTS": "topics,x", "TOPICS_CORS_ORIGINS": APP}
+    environment = {
+        "TOPICS_ALLOWED_HOSTS": "topics,x",
+        "TOPICS_CORS_ORIGINS": APP,
+        "TOPICS_MAX_BODY_BYTES": str(BODY_MAX),
+    }
     with running(tmp_path_factory.mktemp("listing"), environment=environment) as server:
         yield server
 
@@ -187,6 +193,70 @@ def test_listed_pages_and_names(listing_server: Server, topic: str, way: str) ->
     assert (stream.status, stream.headers["access-control-allow-origin"]) == (200, APP)
     early = ask(listing_server, way, "POST", f"/v0/topics/{topic}/ack", Origin=APP, Content_Type="text/plain")
     assert (early.status, early.headers["access-control-allow-origin"]) == (415, APP)
+
+
+def early_refusals(server: Server, way: str) -> Iterator[Reply]:
+    """Answers before a request has been read."""
+    path, large = "/v0/topics/t", b"x" * (BODY_MAX + 1)
+    yield ask(server, way, "POST", path, body=large, Origin=APP)  # 413
+    yield ask(server, way, "PATCH", path, Origin=APP)  # 405
+    yield ask(server, way, "POST", path, Origin=APP, Content_Type="text/plain")  # 415
+    if way == "http2":
+        h2 = Http2Client(server, authority="localhost")
+        fields = [("content-type", "application/json"), ("origin", APP)]
+        yield h2.request("POST", path, fields, large)  # 413, without a length
+        h2.close()
+        return
+    length = f"Content-Length: 1{CRLF}Content-Length: 2"
+    long_header = "X: " + "x" * 20_000
+    chunked = "Content-Type: application/json" + CRLF + "Transfer-Encoding: chunked"
+    for line, headers, body in (
+        ("POST  /v0 HTTP/1.1", "", b""),  # 400
+        (f"POST {path} HTTP/1.1", length, b""),  # 400
+        (f"POST {path} HTTP/1.1", long_header, b""),  # 431
+        (f"POST {path} HTTP/1.1", chunked, b"%x\r\n%b\r\n0\r\n\r\n" % (len(large), large)),  # 413
+    ):
+        client = RawClient(server)
+        head = CRLF.join([line, "Host: localhost", f"Origin: {APP}", headers or "X: y", "", ""])
+        client.send(head.encode() + body)
+        yield client.read()
+        client.close()
+
+
+@pytest.mark.parametrize("way", ("aiohttp", "http2"))
+def test_a_listed_page_can_read_early_refusals(
+    listing_server: Server, keyed_server: Server, way: str
+) -> None:
+    keyless = Server(keyed_server.folder, host=keyed_server.host, port=keyed_server.port)
+    replies = [*early_refusals(listing_server, way), ask(keyless, way, "POST", "/v0/topics/t", Origin=APP)]
+    assert {reply.status for reply in replies} >= {401, 405, 413, 415} | (
+        {400, 431} if way == "aiohttp" else set()
+    )
+    for reply in replies:
+        assert 400 <= reply.status < 500
+        assert reply.headers["access-control-allow-origin"] == APP, reply.status
+
+
+def test_a_listed_page_can_use_and_read_all_headers(listing_server: Server) -> None:
+    document = listing_server.get("/v0/openapi.json").json
+    sent, read = set(), set()
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            parameters = operation.get("parameters", []) if isinstance(operation, dict) else []
+            sent |= {each["name"] for each in parameters if each.get("in") == "header"}
+            for response in operation["responses"].values() if isinstance(operation, dict) else ():
+                read |= set(response.get("headers", ()))
+    reply = ask(listing_server, "aiohttp", "OPTIONS", "/v0/topics/t", Origin=APP)
+    assert {name.lower() for name in sent | {"Topics-Strict"}} <= listed(
+        reply, "access-control-allow-headers"
+    )
+    reply = ask(listing_server, "fast", "POST", "/v0/topics/none/diff", Origin=APP)
+    expected = {name.lower() for name in read | {"Topics-Ignored", "Retry-After"}}
+    assert expected <= listed(reply, "access-control-expose-headers") | {"cache-control", "content-type"}
+
+
+def listed(reply: Reply, header: str) -> set[str]:
+    return set(reply.headers[header].lower().split(", "))
 
 
 @pytest.mark.parametrize("way", WAYS)

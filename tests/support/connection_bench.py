@@ -89,6 +89,9 @@ class Gate:
         self.fails = False
         self.page: Page | None = None  # in place of the echo
 
+    def let_read(self, origin: bytes, response: Response) -> Response:
+        return response
+
     def screen(self, request: Request, declared: int | None) -> Response | None:
         if request.path == b"/refused":
             return error_response("unauthorized", "no")

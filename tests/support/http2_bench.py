@@ -61,6 +61,9 @@ class Gate:
         self.handled: list[Request] = []
         self.waiting: dict[bytes, Respond] = {}
 
+    def let_read(self, origin: bytes, response: Response) -> Response:
+        return response
+
     def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
         self.screened.append((request, declared_bytes))
         return self.refusals.get(request.path)
