@@ -507,16 +507,9 @@ class Connection(asyncio.Protocol):
             self._chunks = Chunks()
         self._slow_left = frame.body_len
         head = with_known_method(data[: frame.head_len])
-        if self._is_receiving:
-            self._aiohttp_connection().data_received(head)
-        else:  # a handshake of a WebSocket, most often
-            self._server.turns.begin(lambda: self._begin_slow(head))
+        self._aiohttp_connection().data_received(head)
         self._buffer = self._feed_slow(data[frame.head_len :])
         return True
-
-    def _begin_slow(self, head: bytes) -> None:
-        if self.transport is not None and self.state is SLOW:
-            self._aiohttp_connection().data_received(head)
 
     def _feed_slow(self, data: bytes) -> bytes:
         """Pass on what belongs to the body of aiohttp's request; returns what comes after it."""

@@ -18,7 +18,6 @@ from router.fastpath import Connection
 from router.framing import HEAD_BYTES_MAX, HEADERS_MAX
 from router.gate import Gate
 from router.http2 import Http2Connection
-from router.turns import Turns
 from topics.api_keys import parse_keys
 
 logger = logging.getLogger("topics.front")
@@ -47,7 +46,6 @@ class Server:
         self.receiving = ByteBudget(RECEIVING_BYTES_MAX)
         self._sending = ByteBudget(SENDING_BYTES_MAX)
         self._offloaded = 0
-        self.turns = Turns(loop)
         self._threads = ThreadPoolExecutor(2, "packing")
         self._large_threads = ThreadPoolExecutor(
             1, "unpacking"

@@ -1,4 +1,6 @@
-"""The front's sockets to the shards: one DEALER for each worker incarnation, on the loop's own descriptor.
+"""The front's sockets to the shards: two DEALERs for each worker incarnation, one of them on the loop's own descriptor.
+
+Large bodies have a socket of their own, so that nothing waits behind one. Answers never come there.
 
 ZeroMQ's descriptor is edge-triggered and may stay silent after a send, so both a wake-up and a send end in a drain
 until there is nothing left.
@@ -35,6 +37,7 @@ class ShardClient:
         self._now_us = now_us
         self._context = zmq.Context(1)
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._bulk: dict[int, zmq.Socket[bytes]] = {}
         self._scheduled = False
         self._queued = 0  # requests since the last message
         self._expire_timer = loop.call_later(EXPIRE_EVERY_S, self._expire)
@@ -42,7 +45,7 @@ class ShardClient:
     # -- workers -------------------------------------------------------------------------------------------
 
     def set_peers(self, peers: list[Peer]) -> None:
-        """Each incarnation of a worker gets a socket of its own."""
+        """Each incarnation of a worker gets sockets of its own."""
         living = {peer.shard: peer for peer in peers}
         gone, new = self.core.set_peers({peer.shard: peer.incarnation for peer in peers})
         for shard in gone:
@@ -52,16 +55,23 @@ class ShardClient:
             self._connect(living[shard])
 
     def _connect(self, peer: Peer) -> None:
+        name = wire.new_peer()
+        self._sockets[peer.shard] = socket = self._open(peer, name)
+        self._bulk[peer.shard] = self._open(peer, name + wire.BULK)
+        self._loop.add_reader(descriptor(socket), self._drain, peer.shard, socket)
+
+    def _open(self, peer: Peer, name: bytes) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.sndhwm = socket.rcvhwm = 0  # the core's credits are the bound
         socket.sndbuf = socket.rcvbuf = wire.SOCKET_BYTES
         socket.immediate = True
+        socket.routing_id = name
         socket.connect(f"ipc://{peer.path}")
-        self._sockets[peer.shard] = socket
-        self._loop.add_reader(descriptor(socket), self._drain, peer.shard, socket)
+        return socket
 
     def _disconnect(self, shard: int) -> None:
+        self._bulk.pop(shard).close()
         socket = self._sockets.pop(shard)
         self._loop.remove_reader(descriptor(socket))
         socket.close()
@@ -95,8 +105,10 @@ class ShardClient:
             try:
                 if len(parts) == 1:
                     socket.send(parts[0], zmq.NOBLOCK)
+                elif len(parts[1]) < SHARE_BYTES:
+                    socket.send_multipart(parts, zmq.NOBLOCK)
                 else:
-                    socket.send_multipart(parts, zmq.NOBLOCK, copy=len(parts[1]) < SHARE_BYTES)
+                    self._bulk[shard].send_multipart(parts, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 # Without a limit on the queue this means: not connected yet. Ask again when the loop comes round.
                 unsent.append((shard, parts))

@@ -76,6 +76,12 @@ class BareWrite(msgspec.Struct, forbid_unknown_fields=True):
     records: list[BareRecord]
 
 
+class RecordsBody(msgspec.Struct):
+    """Some records of a body that is read in parts."""
+
+    records: list[RecordBody]
+
+
 class TagLastSeq(msgspec.Struct):
     tag: str
     seq: U64

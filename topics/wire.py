@@ -25,6 +25,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import TypeAlias
 
 import msgspec
@@ -76,6 +77,10 @@ IGNORED = 256
 JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
 FEED, NEW_TOPIC, END = 4, 5, 6  # under the number of a FOLLOW, of a LOOK_OUT, of a stream
 JOBS = 7  # under the number of a WORK
+
+# A front's name to a shard, and what is added to it for a socket that has large bodies only.
+PEER_BYTES = 16
+BULK = b"+"
 
 BODY_APART = 64 * 1024  # from here on one copy more costs more than one message part more
 FOLLOWS = 0xFFFF_FFFF
@@ -149,6 +154,15 @@ class Reply:
     kind: int
     head: bytes
     body: Buffer
+
+
+def new_peer() -> bytes:
+    return token_hex(PEER_BYTES // 2).encode()
+
+
+def front_of(peer: bytes) -> bytes:
+    """The name of the front that sent something, whichever of its sockets it came by."""
+    return peer.removesuffix(BULK)
 
 
 def message_head(incarnation: int) -> bytes:

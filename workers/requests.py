@@ -27,6 +27,7 @@ from topics.engine import limits
 from topics.engine.config import TopicConfig
 from topics.engine.errors import BatchTooLarge, Forbidden, InvalidRequest, RecordTooLarge
 from topics.engine.subjects import TagMatch
+from topics.json_text import compact_size
 from topics.schemas import (
     U64_MAX,
     BareWrite,
@@ -48,6 +49,7 @@ DELETE_SEQS_MAX = 10_000
 TTL_MS_MAX = 1 << 53  # of one record; an expiry later than that is no expiry
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
+MIXED = "a write has data_base64 in all of its records, without data and meta, or in none"
 
 _write = BodyType(WriteBody)
 _publish = BodyType(PublishBody)
@@ -59,7 +61,6 @@ _delete = BodyType(DeleteBody)
 _config = BodyType(ConfigBody)
 _watch_read = msgspec.msgpack.Decoder(WatchRead).decode
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_compact = msgspec.json.format
 _NO_META = (b"", b"null")
 _JSON_BLANKS = b" \t\n\r"
 
@@ -274,26 +275,16 @@ def _tidy(records: cmd.Records, text: bytes) -> None:
         payloads = records.payloads = [
             payload.replace(b"\n", b" ").replace(b"\r", b" ") for payload in payloads
         ]
-    sizes = [compact_size(payload, escaped) for payload in payloads]
+    sizes = [_compact_size(payload, escaped) for payload in payloads]
     if any(size != len(payload) for size, payload in zip(sizes, payloads)):
         records.sizes = sizes
 
 
-def compact_size(text: bytes, escaped: bool) -> int:
-    """The length of this JSON without blanks between tokens and without needless escapes."""
-    if b" " in text or b"\t" in text:
-        try:
-            text = _compact(text, indent=-1)
-        except RecursionError:
-            raise InvalidRequest(TOO_DEEP) from None
-    if escaped and b"\\" in text:
-        try:
-            return len(msgspec.json.encode(msgspec.json.decode(text)))
-        except (msgspec.MsgspecError, OverflowError, ValueError):
-            pass  # numbers that only text can hold
-        except RecursionError:
-            raise InvalidRequest(TOO_DEEP) from None
-    return len(text)
+def _compact_size(text: bytes, escaped: bool) -> int:
+    try:
+        return compact_size(text, escaped)
+    except RecursionError:
+        raise InvalidRequest(TOO_DEEP) from None
 
 
 def _add_meta(records: cmd.Records, metas: list[bytes], traceparent: str) -> None:
@@ -315,7 +306,7 @@ def _check_metas(metas: list[bytes], sizes: list[int]) -> bool:
             continue
         if b"\n" in meta or b"\r" in meta:
             meta = metas[i] = meta.replace(b"\n", b" ").replace(b"\r", b" ")
-        size = compact_size(meta, True)
+        size = _compact_size(meta, True)
         if size > META_BYTES_MAX:
             raise InvalidRequest(
                 f"the meta of record {i} has {size} bytes; at most {META_BYTES_MAX} are allowed"
@@ -360,9 +351,7 @@ def _base64_records(rows: list[RecordBody]) -> cmd.Records:
     payloads: list[bytes] = []
     for i, row in enumerate(rows):
         if row.data_base64 is None or bytes(row.data) or bytes(row.meta) not in _NO_META:
-            raise InvalidRequest(
-                "a write has data_base64 in all of its records, without data and meta, or in none"
-            )
+            raise InvalidRequest(MIXED)
         try:
             payloads.append(binascii.a2b_base64(row.data_base64, strict_mode=True))
         except (binascii.Error, ValueError) as error:

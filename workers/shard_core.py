@@ -30,12 +30,14 @@ from workers import replies
 from workers.answer_window import AnswerWindow
 from workers.caps import Caps
 from workers.catch_up import LATE, READS, say_late
-from workers.doors import Doors, is_headers_only
+from workers.doors import Doors, Read, is_headers_only
 from workers.feeds import Feed
 from workers.forwarder import Batch as CopyBatch
 from workers.forwarding import Counting, Forwarding
 from workers.held_reads import HeldReads, share_pages
 from workers.jobs_desk import JobsDesk
+from workers.large_bodies import LARGE_BYTES, LargeBodies, Steps, read_large, read_large_record
+from workers.large_bodies import OPS as LARGE_OPS
 from workers.metrics import ShardMetrics
 from workers.outbox import Batch, Outbox
 from workers.outgoing import Outgoing, Sends
@@ -107,6 +109,8 @@ class ShardCore:
         self._incarnation = incarnation
         self._now_us = now_us
         self._waiting: list[tuple[Token, cmd.Command]] = []
+        self._large = LargeBodies()
+        self._waits_for_room = False  # the first large body has been read; a job makes a log file for it
         self._window = AnswerWindow()
         self._held_reads = HeldReads(self._window)
         self._outgoing = Outgoing(incarnation, self._window)
@@ -225,14 +229,14 @@ class ShardCore:
         try:
             self._check_serving(request, now_us)
             self.pressure.check(request, now_us)
+            if len(request.body) > LARGE_BYTES and request.op in LARGE_OPS:
+                self._large.add(peer, request)
+                return
             args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
             topic = request.topic.decode("utf-8", "replace")
             command, options = self._doors.read[request.op](topic, request, args)
-        except TopicsError as error:
-            self._refuse(peer, request, error)
-        except Exception as error:  # one hostile body must not take the shard down
-            logger.exception("a request could not be read")
-            self._refuse(peer, request, TopicsError(f"the request could not be read: {error!r}"))
+        except Exception as error:
+            self._refuse_unread(peer, request, error)
         else:
             request.body = b""  # it lives on in the command, if at all
             if request.op == wire.CLAIM:
@@ -243,6 +247,47 @@ class ShardCore:
             elif request.op in READS and self._catches_up(topic, entry):
                 return
             self._waiting.append(entry)
+
+    def _refuse_unread(self, peer: bytes, request: wire.Request, error: Exception) -> None:
+        if not isinstance(error, TopicsError):  # one hostile body must not take the shard down
+            logger.exception("a request could not be read")
+            error = TopicsError(f"the request could not be read: {error!r}")
+        self._refuse(peer, request, error)
+
+    @property
+    def has_large(self) -> bool:
+        """Whether `read_large` has something to do."""
+        return bool(self._large.line) and not self._waits_for_room
+
+    def read_large(self) -> None:
+        """Read a slice of the first large body. When it has been read, and the log has room for it, it waits for its turn."""
+        peer, request = self._large.line[0]
+        try:
+            read = self._large.step(self._begin_large)
+        except Exception as error:
+            self._refuse_unread(peer, request, error)
+            return
+        if read is None:
+            return
+        command, options = read
+        if isinstance(command, cmd.Append) and not self.engine.prepare_room(command):
+            self._waits_for_room = True
+            return
+        self._large.leave()
+        request.body = b""
+        self._waiting.append(((peer, request, options, self._turn, command), command))
+
+    def _begin_large(self, request: wire.Request) -> Steps:
+        self._check_serving(request, self._now_us())
+        args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
+        topic = request.topic.decode("utf-8", "replace")
+
+        def read() -> Read:
+            return self._doors.read[request.op](topic, request, args)
+
+        if request.op == wire.WRITE_RAW:
+            return read_large_record(request.body, read)
+        return read_large(request, args.traceparent, read)
 
     def _catches_up(self, topic: str, entry: tuple[Token, cmd.Command]) -> bool:
         peer, request = entry[0][:2]
@@ -463,6 +508,7 @@ class ShardCore:
         self._reopen()
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
+        self._waits_for_room = False
         if job.kind == "sync":
             self.metrics.synced(took_ms)
             self.pressure.synced()
@@ -475,6 +521,10 @@ class ShardCore:
 
     def close(self) -> Actions:
         """The last turn: what is open is committed, and a snapshot is written."""
+        for peer, request in self._large.line:
+            self._refuse(
+                peer, request, NotReady("the server stops, and the request was not executed; try again")
+            )
         self.desk.close()
         self.outbox.close()
         self.forwarding.forwarder.close()

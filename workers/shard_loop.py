@@ -165,7 +165,7 @@ class ShardLoop:
 
     def _wait(self) -> None:
         timeout_ms: int | None = None
-        if self._finished or self._core.has_requests or self._has_mail():
+        if self._finished or self._core.has_requests or self._core.has_large or self._has_mail():
             timeout_ms = 0
         elif self._wake_at_ms is not None:
             timeout_ms = max(0, self._wake_at_ms - time.monotonic_ns() // 1_000_000)
@@ -202,6 +202,8 @@ class ShardLoop:
         self._receive()
         while self._finished:
             self._finish(*self._finished.popleft())
+        if core.has_large:
+            core.read_large()
         due = self._wake_at_ms is not None and self._wake_at_ms <= time.monotonic_ns() // 1_000_000
         if core.has_requests or due:
             self._do(core.turn())
@@ -277,7 +279,7 @@ class ShardLoop:
             if self._socket.rcvmore:
                 message = receive(zmq.NOBLOCK)
             if self._socket.rcvmore:  # a large body, which may be refused before it is worth a copy
-                apart = receive(zmq.NOBLOCK, copy=False).buffer
+                apart, peer = receive(zmq.NOBLOCK, copy=False).buffer, wire.front_of(peer)
             try:
                 core.receive(peer, message, apart)
             except wire.BadMessage as error:

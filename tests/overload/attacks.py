@@ -1,8 +1,17 @@
 """What one client can do to others with little: each attack runs in a process of its own while a bystander writes to another
 topic of the same shard.
 
+    none         no attack: what the machine itself makes a bystander wait
     records      64 MiB of empty records, 65 KB as gzip
     stage        the same as a chunk of a transaction
+    hidden       the same behind 2 MiB of another field
+    tokens       64 MiB of tiny JSON values in as many records as a write may have, as gzip: all of it is legal
+    staged       the same as a chunk of a transaction
+    giant        one record of 60 MiB of tiny JSON values, as gzip
+    lines        64 MiB of tiny JSON values as NDJSON, as gzip
+    utf8         64 MiB of text that is not ASCII, as gzip
+    pages        the largest page of a topic, 64 requests at once on each connection
+    publish      the largest messages over WebSockets
     bombs        gzip that unpacks to more than a body may have, 40 at once
     handshakes   WebSockets, one after the other, by 16 clients
     tags         reads and deletes by patterns that match none of 300 000 tags, by four clients
@@ -18,7 +27,6 @@ import http.client
 import itertools
 import json
 import multiprocessing
-import os
 import socket
 import threading
 import time
@@ -37,6 +45,8 @@ TAGGED = "tagged"
 BATCH = 10_000
 KEY, READ_KEY = "writes-and-reads", "only-reads"
 PATTERN_BYTES = 255
+PAGES = "pages"
+MESSAGE_MAX = 2 << 20
 
 Address = tuple[str, int]
 
@@ -46,7 +56,8 @@ class Report:
     """Times in ms."""
 
     answers: dict[str, int] = field(default_factory=dict)  # to the attackers, by status
-    writes: int = 0  # of the bystander, all of them acked
+    writes: int = 0  # of the bystander
+    refused: int = 0  # of these, with 429
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     max_ms: float = 0.0
@@ -63,14 +74,43 @@ def _headers(key: str) -> dict[str, str]:
     return {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
 
 
-def flood(size: int = BODY_MAX) -> bytes:
-    """A write of as many records as fit, as gzip."""
-    return gzip.compress(b'{"part":"a","chunk":0,"records":[%b{}]}' % (b"{}," * ((size - 64) // 3)), 6)
+def rows_of(row: bytes, count: int, separator: bytes = b",") -> bytes:
+    return separator.join([row] * count)
 
 
-def _post(address: Address, path: str, packed: bytes, until: float) -> Counter[str]:
+def _tokens(size: int) -> bytes:
+    """A record of tiny values."""
+    return b'{"data":[%b1]}' % (b"[[]]," * (size // 5))
+
+
+def write_of(rows: bytes, before: bytes = b"") -> bytes:
+    return b'{"part":"a","chunk":0,%b"records":[%b]}' % (before, rows)
+
+
+ROWS = 9990
+ROW_BYTES = BODY_MAX // ROWS - 32
+FLOOD = (BODY_MAX - (2 << 20)) // 3 - 64
+BODIES: dict[str, Callable[[], bytes]] = {
+    "records": lambda: write_of(rows_of(b"{}", FLOOD)),
+    "stage": lambda: write_of(rows_of(b"{}", FLOOD)),
+    "hidden": lambda: write_of(rows_of(b"{}", FLOOD), b'"x":"%b",' % (b"x" * (2 << 20))),
+    "tokens": lambda: write_of(rows_of(_tokens(ROW_BYTES), ROWS)),
+    "staged": lambda: write_of(rows_of(_tokens(ROW_BYTES), ROWS)),
+    "giant": lambda: write_of(_tokens(60 << 20)),
+    "lines": lambda: rows_of(_tokens(ROW_BYTES), ROWS, b"\n"),
+    "utf8": lambda: write_of(rows_of(b'{"data":"%s"}' % ("\N{SNOWMAN}".encode() * (ROW_BYTES // 3)), ROWS)),
+    "bombs": lambda: bytes(4 * BODY_MAX),
+}
+
+
+def flood(name: str = "records") -> bytes:
+    """The body of an attack, as gzip."""
+    return gzip.compress(BODIES[name](), 6)
+
+
+def _post(address: Address, path: str, packed: bytes, until: float, kind: str = "json") -> Counter[str]:
     answers: Counter[str] = Counter()
-    headers = {**_headers(KEY), "Content-Encoding": "gzip"}
+    headers = {**_headers(KEY), "Content-Type": f"application/{kind}", "Content-Encoding": "gzip"}
     connection = http.client.HTTPConnection(*address, timeout=120)
     while time.monotonic() < until:
         connection.request("POST", path, packed, headers)
@@ -81,18 +121,54 @@ def _post(address: Address, path: str, packed: bytes, until: float) -> Counter[s
     return answers
 
 
+def _read_pages(address: Address, until: float) -> Counter[str]:
+    """The largest pages, many requests at once."""
+    answers: Counter[str] = Counter()
+    body = b'{"limit":1000,"max_batch_bytes":8388608}'
+    request = b"POST /v0/topics/%b/diff HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    request %= (PAGES.encode(), KEY.encode(), len(body), body)
+    while time.monotonic() < until:
+        with socket.create_connection(address, timeout=120) as connection:
+            connection.sendall(request * 64)
+            answers[connection.recv(4096)[9:12].decode()] += 1
+            while time.monotonic() < until and connection.recv(1 << 20):
+                pass
+    return answers
+
+
+def _publish(address: Address, until: float) -> Counter[str]:
+    """The largest messages."""
+    answers: Counter[str] = Counter()
+    payload = b'{"op":"publish","topic":"attacked","records":[%b]}' % rows_of(
+        _tokens(1000), MESSAGE_MAX // 1024
+    )
+    mask = bytes(4)  # leaves the payload as it is
+    while time.monotonic() < until:
+        with socket.create_connection(address, timeout=120) as connection:
+            connection.sendall(_HANDSHAKE)
+            connection.recv(4096)
+            while time.monotonic() < until:
+                connection.sendall(b"\x81\xff" + len(payload).to_bytes(8, "big") + mask + payload)
+                answer = connection.recv(1 << 16)
+                answers["ack" if b'"op":"ack"' in answer else "other"] += 1
+                if not answer:
+                    break
+    return answers
+
+
+_HANDSHAKE = (
+    f"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+).encode()
+
+
 def _shake_hands(address: Address, until: float) -> Counter[str]:
     answers: Counter[str] = Counter()
-    key = base64.b64encode(os.urandom(16)).decode()
-    request = (
-        f"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\nAuthorization: Bearer {KEY}\r\n\r\n"
-    ).encode()
     while time.monotonic() < until:
         # Many at once, and none waits for another's answer.
         opened = [socket.create_connection(address, timeout=120) for _ in range(100)]
         for each in opened:
-            each.sendall(request)
+            each.sendall(_HANDSHAKE)
         for each in opened:
             answers[each.recv(4096)[9:12].decode()] += 1
             each.close()
@@ -154,15 +230,29 @@ def _attackers(name: str, address: Address) -> list[Callable[[float], Counter[st
         return [reader, reader, *[partial(_ask, address, "POST", *delete)] * 2]
     if name == "watches":
         return [partial(_watch, address, number) for number in range(4)]
-    if name == "bombs":
-        packed = gzip.compress(bytes(4 * BODY_MAX), 6)
-        return [lambda until: _post(address, "/v0/topics/attacked", packed, until)] * 40
-    packed = flood()
-    path = "/v0/topics/attacked" + ("/transactions/0000000000000001/stage" if name == "stage" else "")
-    return [lambda until: _post(address, path, packed, until)] * 4
+    if name == "none":
+        return [lambda until: Counter(time.sleep(until - time.monotonic()) or ())]
+    if name == "pages":
+        return [lambda until: _read_pages(address, until)] * 4
+    if name == "publish":
+        return [lambda until: _publish(address, until)] * 4
+    packed, path, kind = flood(name), "/v0/topics/attacked", "x-ndjson" if name == "lines" else "json"
+    if name.startswith("stage"):
+        begun = _call(address, path + "/transactions", b'{"producer":"p","batch":1}')
+        path += f"/transactions/{begun['txn']}/stage"
+    return [lambda until: _post(address, path, packed, until, kind)] * (40 if name == "bombs" else 4)
 
 
-NAMES = ("records", "stage", "bombs", "handshakes", "tags", "watches")
+def _call(address: Address, path: str, body: bytes) -> dict[str, str]:
+    connection = http.client.HTTPConnection(*address, timeout=120)
+    connection.request("POST", path, body, _headers(KEY))
+    with connection.getresponse() as response:
+        answer: dict[str, str] = json.loads(response.read())
+    connection.close()
+    return answer
+
+
+NAMES = ("none", *BODIES, "handshakes", "pages", "publish", "tags", "watches")
 
 
 def _child(pipe: multiprocessing.connection.Connection, name: str, address: Address, seconds: float) -> None:
@@ -190,6 +280,9 @@ def attack(server: Server, name: str, seconds: float, *, tags: int = 300_000) ->
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_child, args=(theirs, name, (server.host, server.port), seconds))
+    if name == "pages":
+        for _ in range(16):
+            server.write(PAGES, "x" * ((1 << 20) - 64))
     process.start()
     connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
     took_ms: list[float] = []
@@ -199,7 +292,8 @@ def attack(server: Server, name: str, seconds: float, *, tags: int = 300_000) ->
         connection.request("POST", f"/v0/topics/{BYSTANDER}", b'{"records":[{"data":1}]}', _headers(KEY))
         response = connection.getresponse()
         response.read()
-        assert response.status in (200, 201), f"the bystander got {response.status}"
+        report.refused += response.status == 429
+        assert response.status in (200, 201, 429), f"the bystander got {response.status}"
         took_ms.append((time.monotonic() - began) * 1000)
     report.answers = ours.recv()
     process.join()

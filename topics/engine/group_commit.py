@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from topics.engine import limits
 from topics.engine.checkpoint import Checkpointer
-from topics.engine.commands import Change
+from topics.engine.commands import Append, Change
 from topics.engine.config import EngineConfig
 from topics.engine.consolidation import Consolidator
 from topics.engine.engine_clock import EngineClock
@@ -26,6 +26,7 @@ from topics.engine.tasks import Lane
 from topics.engine.topic_log import Op
 from topics.engine.transactions import Transaction
 from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
+from topics.engine.writes import frame_bytes_at_most
 
 START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
 FULL_RETRY_MS = 1000
@@ -96,13 +97,26 @@ class GroupCommit(ABC):
             room = max(room, wal.spare.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES)
         self.shard.begin_group(active.number, active.position + ENVELOPE_BYTES, room - ENVELOPE_BYTES - 8)
 
+    def prepare_room(self, command: Append) -> bool:
+        """Whether a large write may come now: it fits a log file that is there, or waiting would not help. If not, a file
+        for it is being made off the loop; ask again when a job has ended.
+        """
+        shard, records = self.shard, command.records
+        size = frame_bytes_at_most(
+            records, command.idempotency_key, sum(map(len, records.payloads)), per_tag=True
+        )
+        is_stuck = shard.disk_full or shard.low_space or shard.read_only is not None
+        if shard.frame_bytes + size <= shard.room_bytes or is_stuck:
+            return True
+        self._ask_for_spare(_file_bytes(size) + limits.MIB)  # other writes may come first
+        return False
+
     def _make_room(self, size: int) -> bool:
         """A group of `size` bytes must fit one file. Make a spare for it; the commit then moves the group there."""
         if self.shard.read_only is not None:
             return False
-        needed = size + FILE_HEADER_BYTES + START_ENVELOPE_BYTES + ENVELOPE_BYTES + 8
         try:
-            file = self.wal.make_file(self.wal.take_number(), max(needed, self.wal.file_bytes))
+            file = self.wal.make_file(self.wal.take_number(), max(_file_bytes(size), self.wal.file_bytes))
         except OSError as error:
             if is_out_of_resources(error):
                 self._note_full(error)
@@ -180,14 +194,18 @@ class GroupCommit(ABC):
 
     # -- spare files and a full disk -----------------------------------------------------------------------
 
-    def _ask_for_spare(self) -> None:
-        """Zero-fill the next log file ahead of need, off the loop; the reserve first, if it is not whole."""
-        has_all = self.wal.spare is not None and self.reserve.is_whole
+    def _ask_for_spare(self, capacity: int = 0) -> None:
+        """Zero-fill the next log file ahead of need, off the loop; the reserve first, if it is not whole.
+
+        `capacity`: bytes that it has to have at least; a smaller spare is replaced.
+        """
+        has_spare = self.wal.spare is not None and self.wal.spare.capacity >= capacity
+        has_all = has_spare and self.reserve.is_whole
         if self._spare_running or has_all or self.shard.read_only is not None:
             return
         self._spare_running = True
-        number = self.wal.take_number() if self.wal.spare is None else None
-        capacity = self.wal.file_bytes
+        number = None if has_spare else self.wal.take_number()
+        capacity = max(capacity, self.wal.file_bytes)
 
         def make() -> WalFile | None:
             self.reserve.fill()
@@ -200,8 +218,12 @@ class GroupCommit(ABC):
         if error is None:
             if not isinstance(file, WalFile):
                 self._ask_for_spare()  # only the reserve was filled, and the spare may have been used meanwhile
-            elif self.wal.spare is None and file.number > self.wal.active.number:
-                self.wal.spare = file
+            elif file.number > self.wal.active.number and (
+                self.wal.spare is None or self.wal.spare.capacity < file.capacity
+            ):
+                unused, self.wal.spare = self.wal.spare, file
+                if unused is not None:
+                    self.checkpointer.discard_file(unused)
             else:  # one was made on the spot meanwhile, and the log goes by ascending numbers
                 self.checkpointer.discard_file(file)
                 self._ask_for_spare()
@@ -335,3 +357,8 @@ class GroupCommit(ABC):
                 self.shard.ready.append((op.token, ShardReadOnly(error.reason, unknown=True)))
             elif op.token is not None and op.command is None:
                 self.shard.ready.append((op.token, error))
+
+
+def _file_bytes(size: int) -> int:
+    """The capacity of a log file that begins with a group of this size."""
+    return size + FILE_HEADER_BYTES + START_ENVELOPE_BYTES + ENVELOPE_BYTES + 8
