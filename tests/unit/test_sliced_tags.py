@@ -202,6 +202,15 @@ def test_it_ends_with_the_log(small_slices: None) -> None:
     assert [count for _, count in h.replies[read].counts] == [1, 1, 1], "reads go on"
 
 
+def test_a_change_does_not_go_on_once_the_shard_is_read_only(small_slices: None) -> None:
+    """Also one that was waiting for its topic, and not in line, when the log failed."""
+    h = filled()
+    (token,) = h.ask(c.Delete("t", match=ALL))
+    h.engine.shard.read_only = "the disk is gone"
+    h.ask()
+    assert isinstance(h.replies[token], ShardReadOnly)
+
+
 def test_those_of_a_client_that_is_gone_end_and_erase_what_they_deleted(small_slices: None) -> None:
     h = filled()
     (token,) = h.ask(c.Delete("t", match=ALL, erase=True))

@@ -247,6 +247,8 @@ class Staging:
     def _enter(self, long: LongCommand) -> None:
         """A command goes on that has waited for its next slice."""
         self._command = long.command
+        if self.read_only is not None and isinstance(long.command, cmd.Change):
+            raise ShardReadOnly(self.read_only, unknown=True)
         if long.log is None:
             return
         if long.log.dropped or long.log.view.dropped:
