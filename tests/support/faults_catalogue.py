@@ -123,7 +123,7 @@ def page(rows: dict[str, list[Row]]) -> str:
         "",
         "This page is generated from the `fault` marks of the tests, and a test compares the two. To generate it again:",
         "",
-        "<!-- not run: it makes this page; tests/unit/test_faults_catalogue.py compares the two -->",
+        "<!-- not run: it makes this page; tests/integration/test_faults_catalogue.py compares the two -->",
         "```bash",
         ".venv/bin/python -m tests.support.faults_catalogue",
         "```",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -275,26 +273,6 @@ def test_a_system_that_finished_nothing_does_not_break_the_page() -> None:
     results["points"].append(stuck)
     results["meta"]["missing"] = {}
     assert "**0**<br>– / – / –" in rendered(results)
-
-
-def test_old_plots_go_and_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    results.write_text(json.dumps(made_up()))
-    written = []
-    for seed in ("1", "2"):
-        docs = tmp_path / seed
-        (docs / "benchmarks").mkdir(parents=True)
-        (docs / "benchmarks" / "batch.svg").write_text("of an earlier run")
-        subprocess.run(
-            [sys.executable, str(ROOT / "scripts/peers/report.py"), str(results), "--docs", str(docs)],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=tmp_path,
-            check=True,
-            timeout=60,
-        )
-        written.append({str(f.relative_to(docs)): f.read_bytes() for f in docs.rglob("*") if f.is_file()})
-    assert written[0] == written[1]
-    assert "benchmarks/batch.svg" not in written[0]
 
 
 def test_rendering_changes_no_results() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -112,13 +110,3 @@ def test_every_code_has_its_exception() -> None:
         "output_invalid",
     }
     assert set(errors._BY_CODE) == set(STATUS) - others
-
-
-def test_the_package_is_imported_without_the_client() -> None:
-    program = (
-        "import sys, topics; before = set(sys.modules); topics.Client; after = set(sys.modules); topics.AsyncClient;"
-        "print(*('msgspec' in before, 'topics.client' in before, 'topics.client' in after, 'aiohttp' in after,"
-        " 'numpy' in after, 'aiohttp' in sys.modules, hasattr(topics, 'nothing')))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False False True False False True False\n"

@@ -9,14 +9,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz.images import images
-from tests.support.server import ROOT
 from topics import disk_usage as du_module
 from topics.cli.__main__ import main
 from topics.disk_usage import KINDS, NotOurs, disk_usage
@@ -262,21 +259,6 @@ def test_nothing_is_changed(data: Path, cold: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(OSError, match="only read"):
             call()
-
-
-def test_a_terminal_is_told_what_it_waits_for(data: Path) -> None:
-    """A line that is written over and gone at the end; nothing of it elsewhere."""
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "topics.cli", "du", str(data), "--json"]
-    with os.fdopen(ours, "rb", buffering=0) as screen:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=True, cwd=ROOT)
-        os.close(theirs)
-        shown = screen.read(1 << 16)
-    assert b"files" in shown
-    assert shown.endswith(b"\r\x1b[K")
-    assert json.loads(done.stdout)["hot_bytes"] == size_of(data)
-    plain = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
-    assert plain.stderr == b""
 
 
 def test_progress_tells_of_both_directories(data: Path, cold: Path) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
@@ -102,37 +100,6 @@ def test_tracebacks_come_along() -> None:
         except ValueError:
             logger.exception("failed")
         assert "test_logs.py" in lines[0]
-
-
-PROGRAM = """
-import logging, os
-from topics import logs
-from topics.api_keys import secrets_of
-from topics.settings import Settings
-settings = Settings.from_env(os.environ)
-logs.configure("test", settings.log_format, secrets_of(settings.api_keys))
-logging.getLogger("topics.x").info("settings %s keys %s", settings, settings.api_keys)
-logging.getLogger("other").info("environment %s", dict(os.environ))
-logging.getLogger("other").debug("not shown")
-raise_later = logging.getLogger("y")
-try:
-    int(settings.api_keys)
-except ValueError:
-    raise_later.exception("failed")
-"""
-
-
-@pytest.mark.parametrize("chosen", ["auto", "json", "human"])
-def test_a_process_logs_to_stderr_without_its_keys(chosen: str) -> None:
-    environ = {"TOPICS_API_KEYS": "swordfish:read,tunafish", "TOPICS_LOG_FORMAT": chosen}
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=True
-    )
-    assert run.stdout == ""
-    assert "fish" not in run.stderr
-    assert "not shown" not in run.stderr
-    if chosen != "human":  # a pipe is no terminal, so auto means json
-        assert [json.loads(line)["process"] for line in run.stderr.splitlines()] == ["test"] * 3
 
 
 def test_a_full_pipe_holds_nobody_up() -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,15 +144,6 @@ def test_it_is_json_and_made_afresh() -> None:
     assert other == DOCUMENT
     other["paths"].clear()
     assert openapi.document("1.2.3") == DOCUMENT
-
-
-def test_the_module_prints_it() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "topics.openapi"], cwd=ROOT, capture_output=True, check=True, timeout=60
-    )
-    printed = json.loads(run.stdout)
-    assert printed.pop("info")["title"] == "topics"
-    assert printed == {name: value for name, value in DOCUMENT.items() if name != "info"}
 
 
 @pytest.mark.parametrize(

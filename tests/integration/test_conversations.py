@@ -22,9 +22,18 @@ from router.budget import ByteBudget
 from router.exchange import Request, Respond, Response
 from router.streams import STREAM_STALL_US
 from router.websocket_frames import PING_FRAME, Masks, close_frame, text_frame
+from tests.integration.test_streams import (
+    LOOPS,
+    PATIENT_S,
+    NewLoop,
+    Site,
+    StreamGate,
+    Tap,
+    run_on,
+    stream_world,
+)
 from tests.support.connection_bench import answers, others, rest, run, slow
 from tests.support.faults import fault
-from tests.unit.test_streams import LOOPS, PATIENT_S, NewLoop, Site, StreamGate, Tap, run_on, stream_world
 
 TEXT, BINARY, CONTINUED, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 

@@ -16,9 +16,9 @@ from h2.settings import SettingCodes
 from router.exchange import Response, Sink
 from router.http2_streams import FULL_BYTES
 from router.streams import STREAM_STALL_US
+from tests.integration.test_streams import LOOPS, PATIENT_S, NewLoop, Site, StreamGate, Tap, rest, run_on
 from tests.support.faults import fault
 from tests.support.http2_bench import Bench, Client, Got
-from tests.unit.test_streams import LOOPS, PATIENT_S, NewLoop, Site, StreamGate, Tap, rest, run_on
 
 
 class Watch:
