@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes says more of the machine than of the code.
     settings.register_profile(
         "a run",
-        max_examples=length.pick(short=40, long=400),
+        max_examples=length.pick(short=20, long=400),
         deadline=None,
         database=None,  # what an earlier run met is not in the seed
         print_blob=True,

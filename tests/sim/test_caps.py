@@ -249,13 +249,13 @@ def _write_and_judge(
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", length.seeds(short=3, long=30))
+@pytest.mark.parametrize("seed", length.seeds(short=2, long=30))
 def test_one_at_a_time_every_answer_is_the_right_one(seed: int) -> None:
     walk(seed, with_deaths=seed % 2 == 1)
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", length.seeds(short=6, long=12))
+@pytest.mark.parametrize("seed", length.seeds(short=3, long=12))
 def test_many_at_once_fill_the_cap_and_not_more(seed: int) -> None:
     """Messages are carried between single turns, so that wants, grants and recalls cross each other."""
     rng = random.Random(seed)

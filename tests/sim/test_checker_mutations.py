@@ -26,7 +26,7 @@ from topics import wire
 from topics.engine.limits import MIB
 
 SEEDS = (1, 2, 3)
-TRIES = length.pick(short=4, long=30)
+TRIES = length.pick(short=2, long=30)
 TOPICS: dict[str, dict[str, Any]] = {
     "fsync": {"durability": "fsync"},
     "disk": {},

@@ -186,7 +186,7 @@ def test_an_erase_that_crashes_at_any_call_to_the_store_is_finished(how: str) ->
     before = len(h.cold.calls)  # type: ignore[union-attr]
     erasing(h)
     count = len(h.cold.calls) - before  # type: ignore[union-attr]
-    for number in length.calls(count, each=3, shifted=how == "power"):
+    for number in length.calls(count, each=6, shifted=how == "power"):
         store = ObjectStore()
         h = filled(store, secret=3)
         store.crash_at(number)

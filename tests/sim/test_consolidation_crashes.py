@@ -95,7 +95,7 @@ def test_a_crash_at_every_call_to_the_store(how: str) -> None:
     life(h, body)
     count = len(store.calls) - calls
     assert count > 30
-    for number in length.calls(count, each=10, shifted=how == "power"):
+    for number in length.calls(count, each=20, shifted=how == "power"):
         store = ObjectStore()
         h, body = begin(store)
         before = seen(h)
@@ -120,7 +120,7 @@ def test_a_crash_at_every_call_to_the_disk(how: str) -> None:
     life(h, body)
     count = h.disk.calls - calls
     assert count > 100
-    for number in length.calls(count, each=46, shifted=how == "power"):
+    for number in length.calls(count, each=92, shifted=how == "power"):
         h, body = begin()
         before = seen(h)
         h.sync()
@@ -141,7 +141,7 @@ def test_a_crash_of_both_tiers_at_once() -> None:
     h, body, far = build()
     calls = far.calls
     life(h, body)
-    for number in length.calls(far.calls - calls, each=82):
+    for number in length.calls(far.calls - calls, each=164):
         h, body, far = build()
         before = seen(h)
         far.crash_at(number, midway=True)
@@ -163,7 +163,7 @@ def test_a_failure_of_every_call_to_the_store() -> None:
     h, body = begin(store)
     calls = len(store.calls)
     life(h, body)
-    for number in length.calls(len(store.calls) - calls, each=10):
+    for number in length.calls(len(store.calls) - calls, each=20):
         store = ObjectStore()
         h, body = begin(store)
         before = seen(h)
@@ -178,7 +178,7 @@ def test_a_failure_of_every_call_to_the_disk() -> None:
     h, body = begin()
     calls = h.disk.calls
     life(h, body)
-    for number in length.calls(h.disk.calls - calls, each=82):
+    for number in length.calls(h.disk.calls - calls, each=164):
         h, body = begin()
         before = seen(h)
         h.sync()
@@ -296,7 +296,7 @@ def test_an_erase_reaches_staging_and_what_is_retired(stage: int) -> None:
     count = len(store.calls) - calls
     assert holders(h) == []
     assert seen(h)[0] == [row for row in before if row[0] != 3]
-    for number in length.calls(count, each=10):
+    for number in length.calls(count, each=20):
         store = ObjectStore()
         h = staged(store, stage)
         before = seen(h)[0]

@@ -5,8 +5,8 @@ drop and an erase. It runs once for each disk call that may change something, wi
 that only looks leaves what the next one leaves, which must keep more promises); after each crash the engine is recovered
 twice (the second time after another crash right away) and judged against what was acked. The same with each call failing
 once with EIO, and each that may need room with ENOSPC: the engine may refuse or turn read-only, reads go on, and after a
-restart everything acked is there. The calls are dealt over several tests, so that they run in parallel; a run takes each
-eighth of them, `--long` every one.
+restart everything acked is there. The calls are dealt over several tests, so that they run in parallel; a run takes a
+sample of them, `--long` every one.
 """
 
 from __future__ import annotations

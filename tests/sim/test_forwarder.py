@@ -554,7 +554,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
 def at_each_step(
     begin: Callable[[], Cluster], happens: Callable[[Cluster], None], holds: Callable[[Cluster], bool]
 ) -> None:
-    some = length.pick(short=3, long=1)
+    some = length.pick(short=7, long=1)
     for steps in range(length.turn(some), 1000, some):
         made = begin()
         went_on = all(made.step() for _ in range(steps))
@@ -592,7 +592,7 @@ def test_a_source_in_memory_that_starts_anew(who: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", length.seeds(short=10, long=30))
+@pytest.mark.parametrize("seed", length.seeds(short=4, long=30))
 def test_any_number_of_deaths_loses_and_doubles_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(forwarder, "BATCH_RECORDS", rng.choice((1, 2, 5)))

@@ -224,7 +224,7 @@ class Walk:
                     assert (consumer.waiters, consumer.connections, consumer.streams) == ({}, {}, 0)
 
 
-@pytest.mark.parametrize("seed", length.seeds(short=5, long=60))
+@pytest.mark.parametrize("seed", length.seeds(short=3, long=60))
 def test_walks(seed: int) -> None:
     walk = Walk(seed)
     walk.run()

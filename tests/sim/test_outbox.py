@@ -199,7 +199,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
     who: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "BATCH_LETTERS", 4)
-    some = length.pick(short=6, long=1)
+    some = length.pick(short=11, long=1)
     for steps in range(length.turn(some), 1000, some):
         made = cluster(disks_with_letters(target))
         went_on = all(made.step() for _ in range(steps))
@@ -213,7 +213,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("seed", length.seeds(short=5, long=60))
+@pytest.mark.parametrize("seed", length.seeds(short=3, long=60))
 def test_any_number_of_deaths_loses_and_doubles_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(outbox, "BATCH_LETTERS", rng.choice((1, 2, 5)))
@@ -307,7 +307,7 @@ def test_a_refusal_does_not_give_back_what_an_earlier_try_has_brought(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first try takes three letters and its answer is lost; the next, with all ten, is more than there is room for."""
-    some = length.pick(short=6, long=1)
+    some = length.pick(short=11, long=1)
     for steps in range(length.turn(some), 1000, some):
         monkeypatch.setattr(outbox, "BATCH_LETTERS", 3)
         made = cluster(disks_with_letters(target, target_config=room(5)))
@@ -333,7 +333,7 @@ def test_what_was_given_back_stays_so_when_the_next_letter_was_taken(target: str
     jobs = [b'"record large %s"' % (b"x" * 2000), *numbered(1, 3)]
     everything = sorted(json.loads(job) for job in jobs)
     config = TopicConfig(cap_bytes=1000, discard="reject")
-    some = length.pick(short=6, long=1)
+    some = length.pick(short=11, long=1)
     for steps in range(length.turn(some), 1000, some):
         made = cluster(disks_with_letters(target, jobs, target_config=config, seed=seed))
         went_on = all(made.step() for _ in range(steps))

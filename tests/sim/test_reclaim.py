@@ -174,7 +174,7 @@ class Twins:
         return self.swaps + self.one.engine.counters["swaps"]
 
 
-@pytest.mark.parametrize("seed", length.seeds(short=4, long=8))
+@pytest.mark.parametrize("seed", length.seeds(short=2, long=8))
 def test_no_reader_can_tell_whether_space_is_given_back(seed: int) -> None:
     assert Twins(seed).walk(90) > 3, "nothing was written again: this proves nothing"
 
@@ -389,7 +389,7 @@ def dies_at(h: Harness, call: int) -> bool:
 
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 def test_a_crash_at_every_disk_call_of_it(how: str) -> None:
-    some = length.pick(short=3, long=1)
+    some = length.pick(short=6, long=1)
     call, died = 1 - some + length.turn(some), True
     while died:
         call += some

@@ -485,7 +485,7 @@ def test_recovery_that_crashes_anywhere_gives_the_same_in_the_end() -> None:
     first.kill_and_open()
     wanted = picture(first)
     for turn in itertools.count():
-        number = 1 + turn * length.pick(short=3, long=1)
+        number = 1 + turn * length.pick(short=6, long=1)
         h = Harness()
         workload(h)
         h.sync()
@@ -655,7 +655,7 @@ def test_starts_without_a_free_byte() -> None:
 @pytest.mark.parametrize("midway", [False, True])
 def test_power_cut_at_any_call_of_a_start_on_a_full_disk(midway: bool) -> None:
     """What a power cut may take of a tail that was never synced, it takes from the end, and says so."""
-    for call in itertools.count(1):
+    for call in itertools.count(1, length.pick(short=4, long=1)):
         h = full_with_reserve()
         h.disk.crash_at(call, midway=midway)
         try:

@@ -306,7 +306,7 @@ def store_calls() -> int:
 def test_a_crash_at_every_call_to_the_store(how: str) -> None:
     count = store_calls()
     assert count > 20
-    for number in length.calls(count, each=3, shifted=how == "power"):
+    for number in length.calls(count, each=6, shifted=how == "power"):
         store = ObjectStore()
         h = filled(store)
         store.crash_at(number)
@@ -323,7 +323,7 @@ def test_a_crash_at_every_call_to_the_store(how: str) -> None:
     "nothing is refused and nothing is lost: the segment stays where it is until a later try",
 )
 def test_a_failure_of_every_call_to_the_store() -> None:
-    for number in length.calls(store_calls(), each=3):
+    for number in length.calls(store_calls(), each=6):
         store = ObjectStore()
         h = filled(store)
         store.fail_at(number, errno.EIO)
@@ -339,7 +339,7 @@ def test_a_crash_at_every_call_to_the_hot_disk(how: str, share: int) -> None:
     h = filled()
     before = h.disk.calls
     life(h)
-    for number in length.calls(h.disk.calls - before, each=12, shifted=how == "power")[share::4]:
+    for number in length.calls(h.disk.calls - before, each=24, shifted=how == "power")[share::4]:
         h = filled()
         h.disk.crash_at(number, midway=True)
         with pytest.raises(SimulatedCrash):
@@ -364,7 +364,7 @@ def test_a_crash_at_every_call_to_a_cold_directory(how: str) -> None:
     h, far = begin()
     before = far.calls
     life(h)
-    for number in length.calls(far.calls - before, each=22, shifted=how == "power"):
+    for number in length.calls(far.calls - before, each=44, shifted=how == "power"):
         h, far = begin()
         far.crash_at(number, midway=True)
         with pytest.raises(SimulatedCrash):

@@ -205,7 +205,7 @@ def test_a_crash_at_every_call_of_a_move_in_pieces(how: str) -> None:
     before = far.calls
     move(h)
     calls = far.calls - before
-    for number in length.calls(calls, each=34, shifted=how == "power"):
+    for number in length.calls(calls, each=68, shifted=how == "power"):
         h, far = begin()
         far.crash_at(number, midway=True)
         with pytest.raises(SimulatedCrash):

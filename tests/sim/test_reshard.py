@@ -62,11 +62,12 @@ def fleet_of(config: EngineConfig = CONFIG, how: str = "killed") -> tuple[Fleet,
 # -- it is all there -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [CONFIG, RIDING], ids=["files", "riding"])
-@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("config", "how"), [(CONFIG, "killed"), (RIDING, "stopped")], ids=["files", "riding"]
+)
 def test_any_number_after_any_other(config: EngineConfig, how: str) -> None:
     fleet, before = fleet_of(config, how)
-    for shards in (5, 1, 3, 4, 2, 7):
+    for shards in (5, 1, 3, 7):
         fleet.reshard(shards)
         assert fleet.layout.shards == shards
         assert fleet.disk.list("") == [fleet.layout.directory, LAYOUT_NAME, "topics"]
@@ -355,7 +356,7 @@ def changes(config: EngineConfig, shards: int) -> list[int]:
 @pytest.mark.parametrize("share", range(SHARES))
 def test_crash_at_every_call(share: int, shards: int, how: str) -> None:
     config = (CONFIG, RIDING)[shards == 3]
-    some = length.pick(short=16, long=1)
+    some = length.pick(short=32, long=1)
     shift = (length.turn(some) + (how == "kill") * (some // 2)) % some  # other calls for each of the two
     first = share + SHARES * shift
     for i, number in list(enumerate(changes(config, shards)))[first :: SHARES * some]:
@@ -402,7 +403,7 @@ def test_a_crash_while_a_crash_is_cleared_up() -> None:
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("share", range(SHARES))
 def test_failure_of_every_call(share: int, error: int) -> None:
-    some = length.pick(short=16, long=1)
+    some = length.pick(short=32, long=1)
     numbers = changes(CONFIG, 3) if error == errno.ENOSPC else range(1, len(calls_of(CONFIG, 3)) + 1)
     for number in list(numbers)[share + SHARES * length.turn(some) :: SHARES * some]:
         fleet, before = fleet_of()

@@ -168,7 +168,7 @@ def test_a_commit_that_is_cut_off(how: str) -> None:
     commit(fleet.seat("t"), body)
     count = len(store.calls) - calls
     assert count > 15
-    for number in length.calls(count, each=8, shifted=how == "power"):
+    for number in length.calls(count, each=16, shifted=how == "power"):
         store = ObjectStore()
         fleet = fleet_of(store)
         h = fleet.seat("t")

@@ -224,7 +224,7 @@ SCENES: dict[str, Scene] = {
 )
 def test_a_death_at_any_step_leaves_all_of_a_rule_or_nothing(scene: str, who: str) -> None:
     before, later, outcomes = SCENES[scene]
-    some = length.pick(short=6, long=1)
+    some = length.pick(short=11, long=1)
     for steps in range(length.turn(some), 200, some):
         made = cluster()
         before(made)

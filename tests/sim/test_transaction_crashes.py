@@ -132,7 +132,7 @@ def test_crash_at_every_call(
     trace = calls(config, size is in_pieces)
     numbers = [number for number, call in enumerate(trace, 1) if not call.startswith(LOOKS)]
     assert len(numbers) > 8
-    for nth in length.calls(len(numbers), each=3, shifted=how == "power"):
+    for nth in length.calls(len(numbers), each=6, shifted=how == "power"):
         number = numbers[nth - 1]
         h = prepared(config)
         h.disk.crash_at(number, midway=bool(number % 2))
@@ -163,7 +163,7 @@ def test_failure_of_every_call(
 ) -> None:
     size(monkeypatch)
     trace = calls(FSYNC, size is in_pieces)
-    for number in length.calls(len(trace), each=3):
+    for number in length.calls(len(trace), each=6):
         h = prepared(FSYNC)
         h.disk.fail_at(number, error)
         with suppress(TopicsError, AssertionError):  # refused, as it may be
@@ -347,7 +347,7 @@ def test_walks(
     config: TopicConfig, size: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size(monkeypatch)
-    for seed in length.seeds(short=6, long=12):
+    for seed in length.seeds(short=3, long=12):
         try:
             Walk(seed, config).run(40)
         except Exception as problem:

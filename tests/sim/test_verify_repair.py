@@ -80,7 +80,7 @@ def assert_repaired(d: Damaged, *, may_return: Container[int] = ()) -> dict[str,
     "it opens; what is gone is announced, the rest unchanged",
 )
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", length.seeds(short=2, long=20))
 def test_any_flipped_bit(seed: int, clean: bool) -> None:
     rng = random.Random(seed)
     whole = shard(clean=clean)
@@ -105,7 +105,7 @@ def test_any_flipped_bit(seed: int, clean: bool) -> None:
     "a file cut short, zeroed in part or in whole, or full of noise, then --repair",
     "it opens; what is gone is announced",
 )
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", length.seeds(short=2, long=20))
 def test_any_cut_or_overwritten_file(seed: int) -> None:
     rng = random.Random(100 + seed)
     whole = shard()
@@ -460,7 +460,11 @@ def test_the_only_entry_rots_after_a_clean_stop(what: str) -> None:
     whole = stopped(clean=True)
     ((path, envelope),) = whole.envelopes()
     begin, data = envelope.start - ENVELOPE_BYTES, whole.bytes(path)
-    places = {"head": range(begin, envelope.start, 3), "body": range(envelope.start, envelope.end, 17)}
+    step = length.pick(short=3, long=1)
+    places = {
+        "head": range(begin, envelope.start, 3 * step),
+        "body": range(envelope.start, envelope.end, 17 * step),
+    }
     for place in places.get(what, [0]):
         d = whole.copy()
         if what in places:
@@ -523,7 +527,7 @@ def lights_out(h: Harness) -> None:
     "what is lost is announced, and not much more than the entry could hold",
 )
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", length.seeds(short=2, long=6))
 def test_what_a_rotten_byte_of_the_log_announces(seed: int, clean: bool) -> None:
     rng = random.Random(seed)
     h = Harness(CONFIG, seed=seed)
@@ -709,7 +713,7 @@ def test_a_rotten_intent() -> None:
     "the power goes inside a repair",
     "the next run finishes it or starts over; nothing is lost by it",
 )
-@pytest.mark.parametrize("share", [i / 12 for i in range(13)])
+@pytest.mark.parametrize("share", [i / 12 for i in range(0, 13, length.pick(short=3, long=1))])
 def test_a_crash_inside_a_repair(share: float) -> None:
     whole, writes, total = twice_damaged()
     d = whole.copy()

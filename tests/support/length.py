@@ -23,7 +23,7 @@ def is_long() -> bool:
 
 def some() -> int:
     """Of how many disk calls one is looked at."""
-    return pick(short=8, long=1)
+    return pick(short=16, long=1)
 
 
 def turn(of: int) -> int:

@@ -532,10 +532,10 @@ class Cluster:
         assert worker.answers == [fits], (topics, size, self.total(), self.max_topics, self.max_bytes)
 
 
-@pytest.mark.parametrize("first", length.seeds(short=50, long=400)[::50])
+@pytest.mark.parametrize("first", length.seeds(short=20, long=400)[::20])
 def test_clusters_under_chance(first: int) -> None:
     denials = 0
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 20):
         cluster = Cluster(seed)
         try:
             for _ in range(6):
@@ -547,12 +547,12 @@ def test_clusters_under_chance(first: int) -> None:
         except AssertionError as problem:
             raise AssertionError(f"seed {seed}: {problem}") from problem
         denials += cluster.denials
-    assert denials > 100, "too few were refused to prove anything"
+    assert denials > 40, "too few were refused to prove anything"
 
 
 def test_wants_at_the_same_time_are_served_while_they_fit() -> None:
     """Everybody asks for one topic at once: exactly as many are served as there were free."""
-    for seed in range(100):
+    for seed in range(20):
         cluster = Cluster(seed)
         cluster.rest()
         for worker in cluster.workers:

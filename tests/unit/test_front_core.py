@@ -484,5 +484,5 @@ class Traffic(RuleBasedStateMachine):
         assert self.core.in_flight == 0
 
 
-Traffic.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Traffic.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 TestTraffic = Traffic.TestCase

@@ -61,9 +61,9 @@ def test_what_gzip_does_not_make(body: bytes) -> None:
     assert gunzip(body, 1 << 20) is None
 
 
-@pytest.mark.parametrize("bytes_max", [1, 5, 10, 15])
+@pytest.mark.parametrize("bytes_max", [1, 15])
 def test_no_more_is_decoded_than_is_allowed(bytes_max: int) -> None:
-    for body in (members(b"a" * 16), members(b"a" * 8, b"a" * 8), members(bytes(50_000_000))):
+    for body in (members(b"a" * 16), members(b"a" * 8, b"a" * 8), members(bytes(10_000_000))):
         decoded = gunzip(body, bytes_max)
         assert decoded is not None and len(decoded) == bytes_max + 1
     assert gunzip(members(b"a" * bytes_max), bytes_max) == b"a" * bytes_max

@@ -281,7 +281,7 @@ def _scripted() -> Bench:
     return bench
 
 
-@settings(max_examples=length.pick(short=50, long=150), deadline=None)
+@settings(max_examples=length.pick(short=15, long=150), deadline=None)
 @given(cuts=st.lists(st.integers(0, 42_000), max_size=60), byte_by_byte=st.integers(0, 1200))
 def test_any_split_of_the_bytes_gives_the_same_answers(cuts: list[int], byte_by_byte: int) -> None:
     whole = _scripted()
@@ -305,7 +305,7 @@ def test_any_split_of_the_bytes_gives_the_same_answers(cuts: list[int], byte_by_
 
 
 @fault("request", "garbled HTTP/2 bytes", "an answer or the end of the connection; the front goes on")
-@settings(max_examples=length.pick(short=30, long=300), deadline=None)
+@settings(max_examples=length.pick(short=15, long=300), deadline=None)
 @given(st.data())
 def test_garbled_bytes_never_raise(data: st.DataObject) -> None:
     bench = _scripted()

@@ -82,7 +82,7 @@ def test_raw_records_are_base64() -> None:
     )
 
 
-@pytest.mark.parametrize("count", [1, 3, 47, 48, 100])
+@pytest.mark.parametrize("count", [1, 47, 48])
 @pytest.mark.parametrize("buffers", [False, True])
 @pytest.mark.parametrize(
     ("tagged", "noded", "meta", "raw"), list(itertools.product([False, True], repeat=4)), ids=str

@@ -221,7 +221,7 @@ def test_those_who_have_left_leave_nothing_behind() -> None:
     bands=st.sets(st.integers(0, TOP), min_size=2),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_shares_are_right_within_five_percent_whatever_the_costs(
     costs: list[int], bands: set[int], seed: int
 ) -> None:

@@ -142,7 +142,7 @@ class Story:
             self.connect()
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(2))
 def test_a_client_that_reconnects_with_its_last_id_misses_nothing(block: int) -> None:
     for seed in range(block * 150, block * 150 + 150):
         try:

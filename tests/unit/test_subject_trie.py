@@ -124,7 +124,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=length.pick(short=100, long=300), deadline=None)
+@settings(max_examples=length.pick(short=40, long=300), deadline=None)
 @given(st.lists(STEP, max_size=60), st.lists(SUBJECT, max_size=3))
 def test_any_history_matches_as_the_naive_matcher(steps: list[tuple[str, Any]], watched: list[bytes]) -> None:
     trie, model = SubjectTrie[int](), NaiveMatcher()
@@ -147,7 +147,7 @@ def test_any_history_matches_as_the_naive_matcher(steps: list[tuple[str, Any]], 
     check_emptied(trie, model)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=length.pick(short=4, long=40), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_long_histories_that_sweep_the_cache_and_outrun_its_notes(seed: int) -> None:
     rng = Random(seed)
