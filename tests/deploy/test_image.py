@@ -21,7 +21,7 @@ import pytest
 from tests.deploy.replay import COMPOSE, DEPLOY, Replay, inputs, parse
 
 IS_ROOT = os.geteuid() == 0
-PATIENCE_S = 120
+PATIENCE_S = 600
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ import topics
 from tests.support.server import START_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 120
+PATIENCE_S = 600
 PACKAGES = ("topics", "workers", "router", "spark_pipeline", "pyspark_topics")
 
 

@@ -68,8 +68,9 @@ def test_a_dead_letter_is_there_when_the_call_is_answered(
         ok(shared_server.write(topic, i))
         began = time.monotonic()
         move(shared_server, topic)
+        # An answer does not wait longer than this for the letter, as when the machine stands still.
         if time.monotonic() - began > WAIT_US / 1e6:
-            pytest.skip("this machine is too slow to say")
+            until(lambda count=i: len(data_of(shared_server, target)) > count)
         assert data_of(shared_server, target) == list(range(i + 1))
 
 

@@ -41,7 +41,7 @@ def test_the_document_is_served(shared_server: Server) -> None:
 
 @schema.parametrize()
 @settings(
-    max_examples=length.pick(short=4, long=200),
+    max_examples=length.pick(short=2, long=200),
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
