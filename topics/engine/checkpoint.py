@@ -424,9 +424,8 @@ class Checkpointer:
         )
         part.expiries = [(alive[seq], time) for time, seq in log.expiries if seq in alive]
         part.marks = len(chunk.unmarked)
-        for first, last in chunk.unmarked:
-            flags = chunk.rows["flags"][first : min(last, chunk.stored)]
-            part.deleted += (np.nonzero(flags & frames.DEAD)[0] + first).tolist()
+        if chunk.unmarked:
+            part.deleted = _dead_within(chunk, chunk.unmarked)
         return part
 
     @staticmethod
@@ -709,6 +708,17 @@ class Checkpointer:
         late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
         meta.dead_bytes = int(rows["length"][late].sum(dtype=np.int64))
         chunk.unmarked = [(int(i), int(i) + 1) for i in late]
+
+
+def _dead_within(chunk: Chunk, spans: list[Range]) -> list[int]:
+    """The dead ones of the stored rows in these spans, of which there may be one for each row."""
+    edges = np.array(spans, dtype=np.int64)
+    depth = np.zeros(chunk.stored + 1, dtype=np.int32)
+    np.add.at(depth, edges[:, 0], 1)
+    np.add.at(depth, np.minimum(edges[:, 1], chunk.stored), -1)
+    dead = (chunk.rows["flags"][: chunk.stored] & frames.DEAD) != 0
+    found: list[int] = np.flatnonzero(dead & (np.cumsum(depth[:-1]) > 0)).tolist()
+    return found
 
 
 def _live_bytes(log: TopicLog, chunk: Chunk) -> int:
