@@ -7,6 +7,7 @@ must be those of a topic that was in memory all the time.
 from __future__ import annotations
 
 import errno
+import itertools
 
 import msgspec
 import pytest
@@ -195,3 +196,128 @@ def test_a_standing_task_is_not_held_up_by_a_topic_in_line() -> None:
     assert not log.is_away
     h.rest()
     assert not h.engine.shard.upkeep
+
+
+STEPS = 12
+
+
+def filled(h: Harness, config: TopicConfig) -> int:
+    """A topic of records with a tag each; returns how many."""
+    h.put("other")
+    h.put("t", config)
+    count = STEPS * limits.EXPIRE_RECORDS
+    for first in range(0, count, limits.EXPIRE_RECORDS):
+        seqs = range(first + 1, first + limits.EXPIRE_RECORDS + 1)
+        h.do(
+            c.Append("t", c.Records([b"%05d" % seq for seq in seqs], tags=[b"tag %d" % seq for seq in seqs]))
+        )
+    return count
+
+
+def change(h: Harness, command: c.Command) -> tuple[int, int]:
+    """Ask for a change that evicts, and for the topic right after; returns the turns until both were answered, and how many records
+    went in one of these turns at most.
+    """
+    log = h.engine.shard.published["t"]
+    counts = [log.count]
+    changed, asked = h.ask(command, c.State("t"))
+    counts.append(log.count)
+    while not (changed in h.replies and asked in h.replies):
+        (other,) = h.ask(c.State("other"))
+        assert isinstance(h.replies[other], c.TopicState), "a bystander waits"
+        counts.append(log.count)
+        if h.jobs:
+            h.run_job()
+    assert not isinstance(h.replies[changed], TopicsError)
+    assert h.replies[asked].count == log.count == 1
+    h.engine.check_invariants()
+    return len(counts), max(before - after for before, after in itertools.pairwise(counts))
+
+
+CHANGES = {
+    "cap_records": (TopicConfig(), c.PutTopic("t", TopicConfig(cap_records=1)), "cap"),
+    "cap_bytes": (TopicConfig(), c.PutTopic("t", TopicConfig(cap_bytes=5)), "cap"),
+    "discard": (
+        TopicConfig(discard="reject"),
+        c.PutTopic("t", TopicConfig(cap_records=1, discard="old")),
+        "cap",
+    ),
+    "one large record": (TopicConfig(cap_bytes=60_000), append("t", b"x" * 60_000, tag=b"x"), "cap"),
+    "ephemeral": (
+        TopicConfig(durability="ephemeral", cap_bytes=60_000),
+        append("t", b"x" * 60_000, tag=b"x"),
+        "cap",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_cap_that_takes_many_records_takes_them_over_many_turns(case: str) -> None:
+    config, command, reason = CHANGES[case]
+    h = Harness(ROOMY)
+    count = filled(h, config)
+    turns, most = change(h, command)
+    assert turns > 3
+    assert most <= 5 * limits.EXPIRE_RECORDS
+    last = h.state("t").head_seq
+    assert last == count + isinstance(command, c.Append)
+    assert h.seqs("t") == [last]
+    assert h.gaps("t") == [(1, last - 1, reason)]
+    assert len(h.do(c.CountByTag("t", TagMatch("Glob", b"*"), limit=10)).counts) == 1
+    assert h.engine.shard.records_live == 1
+    h.kill_and_open()
+    if case != "ephemeral":
+        assert h.seqs("t") == [last]
+        assert h.gaps("t") == [(1, last - 1, reason)]
+
+
+def test_a_shorter_ttl_takes_many_records_over_many_turns() -> None:
+    h = Harness(ROOMY)
+    count = filled(h, TopicConfig(ttl_ms=100_000))
+    h.pass_time(1000)
+    h.append("t", b"young", tag=b"young")
+    turns, most = change(h, c.PutTopic("t", TopicConfig(ttl_ms=500)))
+    assert turns > 3
+    assert most <= 5 * limits.EXPIRE_RECORDS
+    for _ in range(2):
+        h.put("t", TopicConfig(ttl_ms=100_000))  # brings nothing back
+        assert h.seqs("t") == [count + 1]
+        assert h.gaps("t") == [(1, count, "ttl")]
+        h.kill_and_open()
+
+
+@pytest.mark.parametrize("turns", [0, 3])
+def test_a_snapshot_of_a_topic_that_is_evicting_brings_nothing_back(turns: int) -> None:
+    h = Harness(ROOMY)
+    count = filled(h, TopicConfig())
+    h.rest()
+    h.ask(c.PutTopic("t", TopicConfig(cap_records=1)))
+    for _ in range(turns):
+        h.ask()
+    log = h.engine.shard.published["t"]
+    assert log.is_over_cap
+    h.engine.checkpoint()
+    h.kill_and_open()
+    assert [row.count for row in h.do(c.ListTopics()).topics] == [0, 1]
+    assert h.seqs("t") == [count]
+    assert h.gaps("t") == [(1, count - 1, "cap")]
+    h.rest()
+    assert h.engine.shard.records_live == 1
+    h.engine.check_invariants()
+
+
+def test_what_a_failed_commit_was_to_evict_stays() -> None:
+    h = Harness(ROOMY)
+    count = filled(h, TopicConfig())
+    h.rest()
+    h.line.each_call = lambda: (_ for _ in ()).throw(OSError(errno.EIO, "the disk is away"))
+    (token,) = h.ask(c.PutTopic("t", TopicConfig(cap_records=1)))
+    while h.engine.shard.read_only is None or h.engine.shard.upkeep:
+        h.ask()
+        if h.jobs:
+            h.run_job()
+    assert isinstance(h.replies[token], TopicsError)
+    h.line.each_call = lambda: None
+    assert not h.engine.shard.published["t"].is_over_cap
+    assert h.state("t").count == count
+    h.engine.check_invariants()

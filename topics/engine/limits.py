@@ -39,7 +39,7 @@ LOG_RETRY_MS = 1000  # when whoever was refused may come again
 LONG_TURN_UNITS = 2000  # of a turn: for all that wait, and as much again for those that come with it
 LONG_SLICE_UNITS = 500  # of one of them, before the next one's turn
 UPKEEP_RESUMED_MAX = 32  # that go on in one turn after they waited for a topic to be loaded
-EXPIRE_RECORDS = 512  # that one step removes from a topic
+EXPIRE_RECORDS = 512  # that time or a cap has ended, and one step removes from a topic
 LONG_COMMANDS_MAX = 64  # that wait; more are refused with 429
 
 # Idempotency memory per topic. Past it the oldest key is forgotten before its window ends:

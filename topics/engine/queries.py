@@ -196,7 +196,7 @@ class Queries(Staging):
         untended: Untended | None = None
         for name in islice(self._listed(command), size + 1):
             log = self.published[name]
-            if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred:
+            if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred or log.is_over_cap:
                 try:
                     self._touch(log)
                 except Untended as error:  # the others are put in line as well

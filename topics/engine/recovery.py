@@ -225,6 +225,8 @@ class Recovery:
         log.inline = row.inline
         if row.segments or row.inline is not None:
             log.stored = row.segments
+        if log.is_over_cap:
+            self._shard.upkeep.put_in_line(log)
         if row.ram_ranges:
             log.stored = row.segments
             self._ephemeral.append((log, row))

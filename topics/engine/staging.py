@@ -475,7 +475,7 @@ class Staging:
         if log.stored is not None or log.deferred:
             self._tend(log)
         log.last_touch = self.now_ms
-        if (log.config.ttl_ms or log.expiries) and self._expire(log):
+        if ((log.config.ttl_ms or log.expiries) and self._expire(log)) or log.cap_lost >= log.first_seq:
             self._tend(log)
 
     def _tend(self, log: TopicLog) -> None:
@@ -502,8 +502,15 @@ class Staging:
         while (log.config.ttl_ms or log.expiries) and not log.dropped:
             units = self._expire(log)
             if not units:
-                return
+                break
             yield units
+        while log.is_over_cap and not log.dropped:
+            units = self._step_units(log)
+            self._end_records(
+                log, [], min(log.cap_lost, log.first_seq + limits.EXPIRE_RECORDS - 1), ttl=False
+            )
+            if log.is_over_cap:
+                yield units
 
     def _expire(self, log: TopicLog) -> int:
         """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete. If there is more to do after a
@@ -516,19 +523,23 @@ class Staging:
             last, is_more = min(last, upto), is_more or upto < last
         if last or due:
             self._end_records(log, due, last)
-        # With a tag of its own each record takes its time.
+        return self._step_units(log) if is_more else 0
+
+    @staticmethod
+    def _step_units(log: TopicLog) -> int:
+        """Of a step that removes so many records. With a tag of its own each of them takes its time."""
         per_record = (
             EXPIRY_UNITS if log.expiries else TAG_UNITS if len(log.tags) > limits.EXPIRE_RECORDS else 0
         )
-        return EXPIRE_STEP_UNITS + per_record * limits.EXPIRE_RECORDS if is_more else 0
+        return EXPIRE_STEP_UNITS + per_record * limits.EXPIRE_RECORDS
 
-    def _end_records(self, log: TopicLog, due: list[int], last: int) -> None:
-        """Records that time has ended: some by their own TTL, and those up to `last` by the topic's."""
+    def _end_records(self, log: TopicLog, due: list[int], last: int, *, ttl: bool = True) -> None:
+        """Records that are ended: some by their own TTL, and those up to `last` by the topic's, or by its cap."""
         op = Op(log)
         if due:
             log.stage_delete(as_ranges(due), op)
         if last >= log.first_seq:
-            log.stage_evict(last, op, ttl=True)
+            log.stage_evict(last, op, ttl=ttl)
         self.count_live(op)
         self.touched[log.id] = log
         if log.pending:

@@ -7,7 +7,8 @@ view in the same order. Replay does both at once, so recovery runs the code that
 
 A staged delete is a flag on the row that readers ignore and deciders obey; an append is rows past the view's head.
 
-Invariants: evict_floor <= earliest <= head+1 in both states, and view + pending ops == staged.
+Invariants: evict_floor <= earliest <= head+1 in both states, but for a topic that is evicting many records (`is_over_cap`); and
+view + pending ops == staged.
 """
 
 from __future__ import annotations
@@ -202,7 +203,14 @@ class TopicLog(TopicRows):
     def is_timeless(self) -> bool:
         """All of it is in memory, and time does nothing to it."""
         timed = self.config.ttl_ms or self.expiries or self.expiring or self.may_expire
-        return not timed and not self.is_away
+        return not timed and not self.is_away and not self.is_over_cap
+
+    @property
+    def is_over_cap(self) -> bool:
+        """A cap has taken records that are still in the index: the floor is past them already, in the log as well. They go in steps
+        (staging.py), before the topic is asked again.
+        """
+        return self.cap_lost >= self.first_seq
 
     @property
     def epoch(self) -> str:
@@ -499,7 +507,8 @@ class TopicLog(TopicRows):
         if self.is_away:
             return
         view = self.view
-        assert view.evict_floor <= view.first_seq or not view.count, (self.name, view)
+        is_evicting = self.is_over_cap or self.expiring
+        assert view.evict_floor <= view.first_seq or not view.count or is_evicting, (self.name, view)
         assert 0 <= view.head < self.next_seq, (self.name, view.head, self.next_seq)
         if not self.pending:
             assert (view.count, view.bytes, view.head) == (self.count, self.bytes, self.next_seq - 1), (

@@ -1,4 +1,5 @@
-"""What a topic needs before it can be asked: its rows in memory, and records that time has ended gone. A share of it each turn.
+"""What a topic needs before it can be asked: its rows in memory, and records gone that time or a cap has ended. A share of it each
+turn.
 
 Little of it is done at once, within what a turn has left for that. With more to do (`Untended`) the topic is in line: whoever asks for
 it waits, in the order in which they came, and other topics are served meanwhile. When it is done those who waited go on, some each
@@ -93,6 +94,14 @@ class Upkeep:
             else:
                 place.work = begun.work
         raise Untended(log)
+
+    def put_in_line(self, log: TopicLog) -> None:
+        """A topic needs something from the next turn on, whether it is asked or not."""
+        place = self._line.get(log.id)
+        if place is None:
+            self._line[log.id] = _Place(log, self._work_of(log))
+        elif place.work is None:
+            place.work = self._work_of(log)
 
     def wait(self, log: TopicLog, resume: Resume, *, token: object = None, name: object = None) -> None:
         """Have `resume` called when the topic is tended, once for each name. `token`: by which it can be withdrawn."""

@@ -424,12 +424,17 @@ class Writes(Staging):
             self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, part))
 
     def _evict(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
-        """Caps ride with the write that exceeded them, in the same envelope."""
+        """Caps ride with the write that exceeded them, in the same envelope. Of many records some go at once: the floor is past all of
+        them, and whoever asks for the topic waits until they are gone.
+        """
         over = log.count - config.cap_records if config.cap_records else 0
         over_bytes = log.bytes - config.cap_bytes if config.cap_bytes else 0
         last = log.front_beyond(max(over, 0), max(over_bytes, 0))
         in_ram = log.front_is_in_ram(last)
-        log.stage_evict(last, op, ttl=False)
+        log.stage_evict(min(last, log.first_seq + limits.EXPIRE_RECORDS - 1), op, ttl=False)
+        if last >= log.first_seq:
+            log.cap_lost = op.cap_lost = last
+            self.upkeep.put_in_line(log)
         if in_ram:
             return  # a restart loses these records anyway; nothing can come back
         floors = [log.cap_lost, log.ttl_lost]
@@ -623,10 +628,13 @@ class Writes(Staging):
         self.add_frame(frames.encode_control(frames.CONFIG, log.id, self.now_ms, changed))
         if surplus:
             self._log_delete(log, surplus, op)
-        # A tighter TTL acts at once, and its floor is logged: a looser one later must not bring anything back.
+        # A tighter TTL acts at once, and its floor is logged: a looser one later must not bring anything back. With many records to
+        # end, the looser one waits for that.
         last = log.expired_last(self.now_ms)
         if last >= log.first_seq:
-            log.stage_evict(last, op, ttl=True)
+            log.stage_evict(min(last, log.first_seq + limits.EXPIRE_RECORDS - 1), op, ttl=True)
+            if last >= log.first_seq:
+                self.upkeep.put_in_line(log)
         if log.ttl_lost or log.cap_lost:
             floors = [log.cap_lost, log.ttl_lost]
             self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
