@@ -140,7 +140,7 @@ def test_it_gives_up_in_time_and_says_that_nobody_knows() -> None:
         (refusal(400, "invalid_request"), errors.InvalidRequest),
         (refusal(404, "topic_not_found", topic="t"), errors.TopicNotFound),
         (refusal(429, "throttled", "1", limit="max_topics"), errors.Throttled),
-        (refusal(429, "throttled", "1", limit="filters"), errors.Throttled),
+        (refusal(429, "throttled", "1", limit="tags"), errors.Throttled),
         (refusal(500, "internal", outcome="unknown"), errors.ServerFault),
         (refusal(422, "topic_full"), errors.TopicFull),
         (refusal(418, "of_tomorrow"), errors.ApiError),
