@@ -467,6 +467,13 @@ def test_classes_are_counted_by_what_is_published() -> None:
     shard.class_counts()["disk"] = 7
     assert shard._class_counts is counted
     assert shard.class_counts()["disk"] == 1
+    h.put("d", FSYNC)
+    assert shard.class_counts() == {**nothing, "fsync": 2, "disk": 1, "memory": 1}
+    h.do(c.DropTopic("d"))
+    h.ask(c.DropTopic("c"), c.PutTopic("c", MEMORY))
+    h.rest()
+    assert shard.class_counts() == {**nothing, "fsync": 1, "disk": 1, "memory": 1}
+    assert shard._class_counts is counted, "new and dropped topics do not have all of them counted again"
     h.put("b", EPHEMERAL)
     h.do(c.DropTopic("a"))
     assert shard.class_counts() == {**nothing, "ephemeral": 1, "memory": 1}

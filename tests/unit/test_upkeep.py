@@ -321,3 +321,22 @@ def test_what_a_failed_commit_was_to_evict_stays() -> None:
     assert not h.engine.shard.published["t"].is_over_cap
     assert h.state("t").count == count
     h.engine.check_invariants()
+
+
+@pytest.mark.parametrize("selector", ["before_seq", "keep"])
+def test_a_delete_from_the_front_goes_over_many_turns(selector: str) -> None:
+    h = Harness(ROOMY)
+    count = filled(h, TopicConfig())
+    command = c.Delete("t", before_seq=count) if selector == "before_seq" else c.Delete("t", keep=1)
+    log = h.engine.shard.published["t"]
+    counts = [log.count]
+    (token,) = h.ask(command)
+    while token not in h.replies:
+        counts.append(log.count)
+        (other,) = h.ask(c.State("other"))
+        assert isinstance(h.replies[other], c.TopicState), "a bystander waits"
+        if h.jobs:
+            h.run_job()
+    most = max(before - after for before, after in itertools.pairwise(counts))
+    assert most <= 3 * limits.EXPIRE_RECORDS
+    assert (h.replies[token].deleted, h.seqs("t"), h.gaps("t")) == (count - 1, [count], [])

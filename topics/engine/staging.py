@@ -385,11 +385,11 @@ class Staging:
         self.records_live += op.count
 
     def classes_changed(self) -> None:
-        """A name or a config was published."""
+        """A config was published, or names while the shard recovers."""
         self._class_counts = None
 
     def class_counts(self) -> dict[str, int]:
-        """Published topics by durability. Counted anew only after a name or a config was published."""
+        """Published topics by durability. Counted anew only after a start, and after a config was changed."""
         if self._class_counts is None:
             counts = dict.fromkeys(get_args(Durability), 0)
             for log in self.published.values():
@@ -399,9 +399,9 @@ class Staging:
 
     def _publish_name(self, op: Op) -> None:
         log = op.log
-        self.classes_changed()
         if op.dropped:
             if self.published.get(log.name) is log:
+                self._count_class(log, -1)
                 del self.published[log.name]
                 self.names.discard(log.name)
             self.by_id.pop(log.id, None)
@@ -410,9 +410,18 @@ class Staging:
             self.ram_bytes -= log.ram_bytes
             self.gone.append(log)
         elif self.published.get(log.name) is not log:
+            if log.name in self.published:
+                self.classes_changed()
+            self._count_class(log, 1)
             self.published[log.name] = log
             self.names.add(log.name)
             self.on_created(log.name)
+        else:
+            self.classes_changed()
+
+    def _count_class(self, log: TopicLog, by: int) -> None:
+        if self._class_counts is not None:
+            self._class_counts[log.view.config.durability] += by
 
     def discard_staged(self) -> None:
         """A commit failed: fall back to what is published. The shard is read-only from here on."""

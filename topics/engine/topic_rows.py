@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.engine.frames import DEAD
-from topics.engine.index import SMALL, Chunk
+from topics.engine.index import SMALL, Chunk, Rows
 from topics.engine.limits import SLICE_ROWS
 from topics.engine.strings import StringTable
 from topics.engine.tags import TagIndex
@@ -213,10 +213,12 @@ class TopicRows:
             return stop_seq, 4 * (stop_seq - first_seq)
         for chunk, first, stop in self.spans(first_seq, stop_seq):
             rows = chunk.rows[first : min(stop, first + SLICE_ROWS)]
-            strings = len(np.unique(rows["tag"])) + len(np.unique(rows["node"]))
+            few = rows[: 2 * SMALL]
+            strings = _count_strings(few)
+            if strings <= SMALL and len(rows) > len(few):  # looking at all of them takes a while
+                strings = _count_strings(rows)
             if strings > SMALL:
-                rows = rows[: 2 * SMALL]
-                strings = min(strings, 4 * SMALL)
+                rows, strings = few, min(strings, 4 * SMALL)
             return chunk.first_seq + first + len(rows), len(rows) // 16 + 4 * strings
         return stop_seq, 0
 
@@ -351,6 +353,10 @@ class TopicRows:
     def run_at(self, seq: int) -> int:
         """Position in `runs` of the run that holds `seq`."""
         return find_run(self.runs, seq)
+
+
+def _count_strings(rows: Rows) -> int:
+    return len(np.unique(rows["tag"])) + len(np.unique(rows["node"]))
 
 
 def _run_seq(run: tuple[int, Place]) -> int:
