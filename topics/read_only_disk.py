@@ -89,5 +89,17 @@ class ReadOnlyDisk:
         _refuse()
 
 
+def read_small(path: str | os.PathLike[str], bytes_max: int) -> bytes:
+    """All of a file that is never long. OSError for a longer one, which is not read, and for what is not a file."""
+    disk, name = ReadOnlyDisk(), os.fspath(path)
+    handle = disk.open(name)
+    try:
+        if (size := disk.size(handle)) > bytes_max:
+            raise OSError(errno.EFBIG, f"{size} bytes are far too many", name)
+        return disk.read(handle, 0, size)
+    finally:
+        disk.close(handle)
+
+
 def _refuse() -> NoReturn:
     raise OSError(errno.EROFS, "this disk is only read")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.layout import (
+    LAYOUT_BYTES_MAX,
     LAYOUT_FORMATS,
     LAYOUT_NAME,
     Layout,
@@ -29,6 +30,7 @@ from topics.engine.layout import (
     generation_of,
     stale_layouts,
 )
+from topics.read_only_disk import read_small
 from workers.exit_codes import BadConfiguration, DirectoryLocked
 from workers.posix_disk import make_durable_dir, sync_directory
 
@@ -40,6 +42,7 @@ _SOCKET_NAME_BYTES = 36
 _SOCKET_PATH_BYTES_MAX = 100
 # A process that changed the number of shards ends with its supervisor, but not before the disk call that it is in.
 _ORPHAN_PATIENCE_S = 30.0
+_MEND = "restore it from a backup, or run `topics verify --repair`"
 
 logger = logging.getLogger("topics.supervisor")
 
@@ -106,8 +109,7 @@ class DataDirectory:
         """The run directory of the server before. What cannot be read is replaced."""
         record = self.path / "RUN"
         try:
-            with record.open("rb") as file:
-                text = file.read(RUN_BYTES_MAX)
+            text = read_small(record, RUN_BYTES_MAX)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -178,11 +180,11 @@ def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
 
 def read_layout(path: Path) -> Layout:
     try:
-        return decode_layout(str(path), path.read_bytes())
+        return decode_layout(str(path), read_small(path, LAYOUT_BYTES_MAX))
     except OSError as error:
-        raise BadConfiguration(f"{path} cannot be read: {error}") from error
+        raise BadConfiguration(f"{path} cannot be read: {error.strerror}; {_MEND}") from error
     except Corrupt as error:
-        raise BadConfiguration(f"{path} {error.problem}") from error
+        raise BadConfiguration(f"{path} {error.problem}; {_MEND}") from error
     except UnsupportedFormat as error:
         known = LAYOUT_FORMATS[-1]
         raise BadConfiguration(

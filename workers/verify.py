@@ -214,7 +214,10 @@ def _shard_numbers(path: Path, layout_dir: str) -> list[int]:
 
 def _lock_shard(held: ExitStack, path: Path) -> None:
     """The lock that a worker holds: one may still be in its last sync after its supervisor was killed."""
-    fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise CannotVerify(f"cannot lock {path}/LOCK: {error.strerror}; remove what has its name") from error
     held.callback(os.close, fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

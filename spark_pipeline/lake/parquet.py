@@ -81,7 +81,7 @@ def read_manifest(folder: Path) -> LakeManifest | None:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=LakeManifest)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # Without it nobody knows which files count: to guess would be to write rows twice.
         raise ExportFailed(
             f"{folder / MANIFEST} cannot be read ({error}); take it from a backup, or remove {folder} to export all of it again"

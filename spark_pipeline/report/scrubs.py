@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from spark_pipeline.schedule.state import write_whole
+from spark_pipeline.schedule.state import BYTES_MAX, write_whole
+from topics.read_only_disk import read_small
 
 NAME = "scrub.json"
 TOPICS_MAX = 10_000  # those that were looked at last
@@ -42,10 +43,10 @@ class Scrubs(msgspec.Struct):
 def read(path: Path) -> Scrubs:
     """ValueError when there is one that cannot be understood."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Scrubs)
+        return msgspec.json.decode(read_small(path, BYTES_MAX), type=Scrubs)
     except FileNotFoundError:
         return Scrubs()
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no result of a scrub ({error}); move it away") from error
 
 

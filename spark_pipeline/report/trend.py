@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from spark_pipeline.schedule.state import BYTES_MAX
+from topics.read_only_disk import read_small
+
 if TYPE_CHECKING:
     from spark_pipeline.report.model import Report, TopicReport
 
@@ -38,7 +41,7 @@ class Previous:
 def read_previous(path: Path, wanted: str) -> Previous | None:
     """None: there is none, or it is about other topics, or from a program that wrote it differently."""
     try:
-        found: Any = msgspec.json.decode(path.read_bytes())
+        found: Any = msgspec.json.decode(read_small(path, BYTES_MAX))
         if found["wanted"] != wanted:
             return None
         topics = {
@@ -46,7 +49,7 @@ def read_previous(path: Path, wanted: str) -> Previous | None:
             for topic, metrics in found["topics"].items()
         }
         return Previous(int(found["made_at_ms"]), topics, list(found["trend"]))
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+    except (OSError, msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return None
 
 

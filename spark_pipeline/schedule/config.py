@@ -23,6 +23,7 @@ from spark_pipeline.tasks.names import ALL_TOPICS, split_names
 from spark_pipeline.tasks.server import TOKEN_ENV
 
 JOBS_MAX = 256
+BYTES_MAX = 1 << 20
 WINDOW_S_MAX = 7 * 86_400
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # also a name of systemd's and of Kubernetes'
@@ -143,8 +144,15 @@ _COMMON = ("name", "run", "topics", "cron", "window")
 
 def load(path: str | Path) -> Schedule:
     try:
-        found = tomllib.loads(Path(path).read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        with open(path, "rb") as file:
+            text = file.read(BYTES_MAX + 1)
+        if len(text) > BYTES_MAX:
+            raise ValueError(f"has more than {BYTES_MAX} bytes, which is far too long")
+        found = tomllib.loads(text.decode())
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also of text that is not UTF-8, and of numbers with too many digits
         raise BadSchedule(f"{path}: {error}") from error
     try:
         return _schedule(found)

@@ -13,8 +13,11 @@ from typing import Any
 
 import msgspec
 
+from topics.read_only_disk import read_small
+
 HISTORY_MAX = 50  # runs of a job
 DETAIL_MAX = 4000  # characters of a result
+BYTES_MAX = 256 << 20  # of the file
 
 
 class Run(msgspec.Struct):
@@ -73,12 +76,12 @@ class StateFile:
     def load(self) -> State:
         """ValueError when it is there and cannot be understood: what is settled must not be guessed."""
         try:
-            content = self.path.read_bytes()
+            content = read_small(self.path, BYTES_MAX)
         except FileNotFoundError:
             return State()
         try:
             found = msgspec.json.decode(content, type=State)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(
                 f"{self.path} is no state of a schedule ({error}); move it away to begin anew"
             ) from error

@@ -18,7 +18,9 @@ from topics.engine.manifest import (
     decode_manifest,
     manifest_name,
 )
+from topics.engine.manifest_check import SMALL_BYTES_MAX
 from topics.engine.segments import Mask, SegmentMeta
+from topics.read_only_disk import read_small
 
 _TRIES = 4
 
@@ -84,7 +86,7 @@ def read_current(folder: str) -> Manifest:
     path = f"{folder}/{CURRENT_NAME}"
     for tries_left in reversed(range(_TRIES)):
         try:
-            number = decode_current(path, Path(path).read_bytes())
+            number = decode_current(path, read_small(path, SMALL_BYTES_MAX))
         except FileNotFoundError:
             raise NoManifest(f"{folder} has no manifest: nothing of this topic is in the cold tier") from None
         try:

@@ -13,6 +13,8 @@ import msgspec
 
 from topics.cli.failures import Failed
 
+BYTES_MAX = 1 << 20  # thousands of servers
+
 
 class Server(msgspec.Struct, omit_defaults=True):
     url: str
@@ -36,7 +38,7 @@ def load(path: Path) -> Contexts:
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            text = file.read()
+            text = file.read(BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except OSError as error:
@@ -44,8 +46,10 @@ def load(path: Path) -> Contexts:
     if mode & 0o077:
         raise Failed(f"{path} has keys in it, and others may read it. Run `chmod 600 {path}`")
     try:
+        if len(text) > BYTES_MAX:
+            raise ValueError(f"it has more than {BYTES_MAX} bytes")
         return msgspec.json.decode(text, type=Contexts)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # DecodeError and UnicodeDecodeError are ValueErrors
         raise Failed(
             f"{path} is damaged: {error}. Repair it, or remove it and add your servers again"
         ) from error

@@ -79,10 +79,11 @@ def read_range(disk: Disk, path: str, offset: int, length: int) -> bytes:
         disk.close(handle)
 
 
-def read_file(disk: Disk, path: str) -> bytes:
+def read_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes:
+    """All of it, or its first `bytes_max` bytes."""
     handle = disk.open(path)
     try:
-        return disk.read(handle, 0, disk.size(handle))
+        return disk.read(handle, 0, disk.size(handle) if bytes_max is None else bytes_max)
     finally:
         disk.close(handle)
 
@@ -196,4 +197,6 @@ def write_digest_file(disk: Disk, path: str, magic: bytes, payload: bytes) -> No
 
 
 def read_digest_file(disk: Disk, path: str, magic: bytes) -> bytes:
-    return without_digest(path, read_file(disk, path), magic)
+    """The payload, once it has proved whole: a file that has not is never in memory as a whole."""
+    first, end = check_digest_file(disk, path, magic)
+    return read_range(disk, path, first, end - first)

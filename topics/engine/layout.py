@@ -17,11 +17,14 @@ import msgspec
 from topics.engine.errors import Corrupt, UnsupportedFormat
 from topics.engine.files import TEMP_SUFFIX, publish, write_whole
 from topics.engine.ports import Disk
+from topics.engine.topic_ids import ID_STEP
 
 LAYOUT_NAME = "layout.json"
 LAYOUT_FORMATS = (1, 2)
+LAYOUT_BYTES_MAX = 4096
 COLD_ID_NAME = "cold-id"  # in the data directory and in its cold one, with the same text
 
+GENERATION_MAX = (1 << 63) - 1
 _DIR = re.compile(r"layout-([1-9][0-9]*)")
 
 
@@ -68,11 +71,11 @@ def encode_layout(layout: Layout) -> bytes:
 def decode_layout(path: str, data: bytes) -> Layout:
     try:
         layout = msgspec.json.decode(data, type=Layout)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(path, 0, f"cannot be read: {error}") from error
     if layout.format not in LAYOUT_FORMATS:
         raise UnsupportedFormat(path, layout.format)
-    if layout.shards < 1 or layout.generation < 1:
+    if not 1 <= layout.shards <= ID_STEP or not 1 <= layout.generation <= GENERATION_MAX:
         raise Corrupt(path, 0, f"says {layout.shards} shards, generation {layout.generation}")
     return layout
 

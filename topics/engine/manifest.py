@@ -138,7 +138,7 @@ def decode_manifest(path: str, data: bytes) -> Manifest:
         if version != VERSION:
             raise UnsupportedFormat(path, version)
         manifest = msgspec.json.decode(line, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(path, 0, f"cannot be decoded: {error}") from error
     _check(path, manifest)
     return manifest
@@ -191,7 +191,7 @@ def decode_dead(path: str, data: bytes, segments: Iterable[Segment]) -> dict[int
     payload = without_digest(path, data, DEAD_MAGIC)
     try:
         packed = msgspec.msgpack.decode(payload, type=dict[int, bytes])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(path, 0, f"cannot be decoded: {error}") from error
     rows = {segment.first_seq: segment.rows for segment in segments}
     masks: dict[int, Mask] = {}
@@ -214,7 +214,7 @@ def encode_pin(pin: Pin) -> bytes:
 def decode_pin(path: str, data: bytes) -> Pin:
     try:
         return msgspec.json.decode(data, type=Pin)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(path, 0, f"cannot be decoded: {error}") from error
 
 

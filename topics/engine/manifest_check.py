@@ -21,6 +21,7 @@ from topics.engine.ports import SegmentStore
 from topics.engine.segments import parse_segment_name
 
 BYTES_MAX = 1 << 30
+SMALL_BYTES_MAX = 4096  # of CURRENT and pins
 
 
 def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]]:
@@ -36,7 +37,7 @@ def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]
             if number is not None and name == manifest_name(number):
                 manifests[number] = decode_manifest(path, read_whole(store, path, BYTES_MAX))
             elif pinned_id(name) is not None:
-                decode_pin(path, read_whole(store, path, BYTES_MAX))
+                decode_pin(path, read_whole(store, path, SMALL_BYTES_MAX))
             elif not is_of_manifests(name) and parse_segment_name(name) is None:
                 problems.append((path, "is no file of topics"))
         except (TopicsError, OSError) as error:
@@ -46,7 +47,7 @@ def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]
     if CURRENT_NAME in names:
         path = f"{directory}/{CURRENT_NAME}"
         try:
-            current = decode_current(path, read_whole(store, path, BYTES_MAX))
+            current = decode_current(path, read_whole(store, path, SMALL_BYTES_MAX))
             if current not in manifests:
                 problems.append((path, f"names {manifest_name(current)}, which is not there or damaged"))
             else:

@@ -588,5 +588,5 @@ def latched_in(disk: Disk, meta_dir: str, number: int) -> bool:
     path = f"{meta_dir}/{LATCH_MARK}"
     if not disk.exists(path):
         return False
-    text = read_file(disk, path)
+    text = read_file(disk, path, 21)
     return not text.isdigit() or len(text) > 20 or int(text) >= number
