@@ -26,7 +26,7 @@ logger = logging.getLogger("topics.front")
 # It warns of every client that offers a subprotocol, and a log is not for clients to fill.
 logging.getLogger("aiohttp.websocket").setLevel(logging.ERROR)
 
-MESSAGE_BYTES_MAX = 2 << 20  # it is read whole; larger writes go over HTTP
+MESSAGE_BYTES_MAX = 16 << 20  # a front reads it whole, which takes up to 0.3 s; larger writes go over HTTP
 
 
 def asks_for_websocket(request: BaseRequest) -> bool:
