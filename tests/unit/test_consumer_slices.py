@@ -20,7 +20,7 @@ from topics.engine import consumer_commands as k
 from topics.engine import limits
 from topics.engine.config import EngineConfig
 from topics.engine.consumer import PASSED_AT_ONCE, Consumer
-from topics.engine.errors import TopicsError
+from topics.engine.errors import Throttled, TopicsError
 from topics.engine.subjects import TagFilter, TagMatch, overlap
 
 LARGE = EngineConfig(snapshot_interval_ms=1 << 40, rewrite_dead_share=2.0, inline_bytes=0)
@@ -139,6 +139,23 @@ def test_extending_many_leases_again_and_again_makes_no_turn_long(monkeypatch: p
     assert h.counts() == (0, 5000, 0)
     h.clock.advance(100)
     assert h.counts() == (5000, 0, 0)
+
+
+def test_with_too_many_long_commands_a_change_changes_nothing_and_leases_of_a_lost_connection_still_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    h = LeaseHarness(log(durability="disk"), engine=LARGE)
+    h.make("c", ack="all", max_ack_pending=10_000)
+    h.produce(3000)
+    seqs = [seq for _ in range(3) for seq in h.got(1000, consumer="c", connection=7)]
+    assert h.engine.shard.published["q"].consumers is not None
+    found = h.engine.shard.published["q"].consumers.named["c"]
+    monkeypatch.setattr(limits, "LONG_COMMANDS_MAX", 0)
+    h.refused(k.Settle("q", "ack", b"w", seqs[-1:], consumer="c"), Throttled)
+    h.refused(k.PauseConsumer("q", "c", True), Throttled)
+    assert (len(found.entries), found.is_paused(h.engine.shard.now_ms)) == (3000, False)
+    assert h.do(k.Release("q", "c", 7)) == k.Released("q", 3000)
+    assert found.leases_of(7) == 0
 
 
 def test_what_only_a_dropped_consumer_needed_goes_in_slices() -> None:

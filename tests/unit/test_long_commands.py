@@ -13,6 +13,7 @@ from topics.engine.long_commands import LongCommand, LongCommands, Work
 from topics.engine.subjects import TagMatch
 
 READ = c.CountByTag("t", TagMatch("Glob", b"*"))
+CHANGE = c.Delete("t", before_seq=10)
 
 
 class Line:
@@ -36,8 +37,8 @@ class Line:
             yield step
         self.finished.append(token)
 
-    def start(self, token: object, units: int) -> None:
-        self.long.start(token, READ, None, self.work(token, units))
+    def start(self, token: object, units: int, command: c.Command = READ, *, refusable: bool = True) -> None:
+        self.long.start(token, command, None, self.work(token, units), refusable=refusable)
 
     def turn(self) -> None:
         self.long.begin_turn()
@@ -91,6 +92,18 @@ def test_with_too_many_under_way_more_are_refused_but_little_work_is_done():
         line.start("large", 1 << 40)
     assert refused.value.detail == {"limit": "long_commands", "max": limits.LONG_COMMANDS_MAX}
     assert len(line.long) == limits.LONG_COMMANDS_MAX
+
+
+def test_with_too_many_under_way_a_change_is_refused_before_it_begins():
+    line = Line()
+    for token in range(limits.LONG_COMMANDS_MAX):
+        line.start(token, 1 << 40)
+    line.long.begin_turn()
+    with pytest.raises(Throttled):
+        line.start("change", 100, CHANGE)
+    assert "change" not in line.worked
+    line.start("has to end", limits.LONG_TURN_UNITS * 2, CHANGE, refusable=False)
+    assert len(line.long) == limits.LONG_COMMANDS_MAX + 1
 
 
 def test_a_topic_that_goes_ends_its_commands():

@@ -85,10 +85,6 @@ class Consumers(Settling):
                 break  # while it looked, no other was made, changed or dropped
         self._writable()
         self.reserve(CONFIG_BYTES + len(firsts) * RANGE_BYTES)
-        probe = Consumer(name, config, self.settled_over)
-        probe.cursor = cursor
-        if not probe.is_counted(log, log.next_seq):
-            self.long.check_room()
         created_ms = self.now_ms if known is None else known.created_ms
         stored = ConsumerStored(name, config, cursor, firsts, created_ms)
         self.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, self.now_ms, stored))
@@ -336,8 +332,13 @@ class Consumers(Settling):
     def _pause_consumer(self, token: object, command: con.PauseConsumer) -> None:
         self._writable()
         log, consumer = self._find_consumer(command.topic, command.consumer or "?")
-        if self.is_behind(log, consumer):
-            self.long.check_room()
+        self.long.start(token, command, log, self._pause_steps(token, command, log, consumer))
+
+    def _pause_steps(
+        self, token: object, command: con.PauseConsumer, log: TopicLog, consumer: Consumer
+    ) -> Work:
+        if consumer.dropped:
+            raise ConsumerNotFound(log.name, consumer.name)
         self.reserve(CONTROL_BYTES + len(consumer.name))
         until_ms = (command.until_ms or -1) if command.paused else 0
         event = Event(consumer.name, PAUSED, until_ms=until_ms)
@@ -345,7 +346,7 @@ class Consumers(Settling):
         consumer.apply(event)
         consumer.active_ms = self.now_ms
         self._is_hungry(log, consumer)
-        self.long.start(token, command, log, self._answer_change(token, log, consumer))
+        yield from self._answer_change(token, log, consumer)
 
     def _reset_consumer(self, token: object, command: con.ResetConsumer) -> None:
         self._writable()

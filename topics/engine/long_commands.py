@@ -10,7 +10,8 @@ with no yield after it, is to answer as a handler does: by an op, by `_answer`, 
 
 Between two slices anything may happen to the topic. Before each slice but the first `enter` loads it again, lets time act on it, and
 refuses when it was dropped; the generator looks up again whatever else it rests on. A change may be half done when
-its client hears of an error: its outcome is unknown.
+its client hears of an error: its outcome is unknown. With too many in line a change is refused before it begins, so that it has
+changed nothing; a read may still find its answer in the first slice.
 """
 
 from __future__ import annotations
@@ -73,28 +74,24 @@ class LongCommands:
     def begin_turn(self) -> None:
         self._room = limits.LONG_TURN_UNITS
 
-    def start(self, token: object, command: Command, log: TopicLog | None, work: Work) -> None:
-        """Called by a handler: what the work raises in its first slice is answered as what a handler raises."""
+    def start(
+        self, token: object, command: Command, log: TopicLog | None, work: Work, *, refusable: bool = True
+    ) -> None:
+        """Called by a handler, before anything is changed: what the work raises in its first slice is answered as what a handler
+        raises. `refusable`: not so for work that no client would ask for again.
+        """
+        is_full = refusable and len(self._line) >= limits.LONG_COMMANDS_MAX
+        if is_full and isinstance(command, Change):
+            raise _too_many()
         long = LongCommand(token, command, log, work)
         if self._room > 0:
             self._room -= long.advance(self._room)
             if long.done:
                 return
-        try:
-            self.check_room()
-        except Throttled:
+        if is_full:
             work.close()
-            raise
+            raise _too_many()
         self._line.append(long)
-
-    def check_room(self) -> None:
-        """Work that changes something asks before it begins with that: what is refused must have changed nothing."""
-        if len(self._line) >= limits.LONG_COMMANDS_MAX:
-            raise Throttled(
-                "too many commands with much work are under way already; come back later",
-                limit="long_commands",
-                max=limits.LONG_COMMANDS_MAX,
-            )
 
     def go_on(self) -> None:
         """A turn's share of work."""
@@ -132,3 +129,11 @@ class LongCommands:
         for long in ended:
             long.work.close()
         return ended
+
+
+def _too_many() -> Throttled:
+    return Throttled(
+        "too many commands with much work are under way already; come back later",
+        limit="long_commands",
+        max=limits.LONG_COMMANDS_MAX,
+    )

@@ -219,7 +219,7 @@ class Settling(Claims):
         if consumer.leases_of(command.connection) <= SETTLED_AT_ONCE:
             next(work, None)
         else:
-            self.long.start(token, command, log, work)
+            self.long.start(token, command, log, work, refusable=False)  # one for each lost connection
 
     def _release_steps(self, token: object, command: con.Release, log: TopicLog, consumer: Consumer) -> Work:
         released = 0

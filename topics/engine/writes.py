@@ -503,8 +503,6 @@ class Writes(Staging):
         try:
             for units, ranges in doomed:
                 if ranges:
-                    if not is_begun and units >= limits.LONG_SLICE_UNITS:
-                        self.long.check_room()  # what is refused for want of it has changed nothing
                     is_begun = True
                     size = len(ranges) * RANGE_BYTES + CONTROL_BYTES
                     self.reserve(2 * size if command.erase else size)  # an erase logs them once more
