@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tests.support.engine_harness import DISK, FSYNC, SMALL, Harness
+from tests.support.engine_harness import DISK, FSYNC, SMALL, Harness, holders
 from topics.engine import commands as c
 from topics.engine import limits, tags
 from topics.engine.errors import ShardReadOnly, Stopping, Throttled, TopicNotFound
@@ -227,9 +227,58 @@ def test_a_delete_that_is_refused_has_deleted_nothing(small_slices: None) -> Non
     h = filled()
     h.ask(*[c.LastByTag("t", NONE)] * limits.LONG_COMMANDS_MAX)
     h.engine.shard.long.begin_turn()
-    refused = h.ask(c.Delete("t", match=ALL), c.Delete("t", before_seq=MANY))
-    assert [type(h.replies[token]) for token in refused] == [Throttled, Throttled]
+    few = [c.Delete("t", seqs=list(range(i, i + 60, 2))) for i in (1, 101, 201)]
+    refused = h.ask(*few, c.Delete("t", match=ALL), c.Delete("t", before_seq=MANY))
+    assert {type(h.replies[token]) for token in refused} == {Throttled}
     assert h.state("t").count == MANY
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_an_erase_that_a_crash_cuts_short_leaves_no_bytes_of_what_it_deleted(
+    small_slices: None, snapshot: bool
+) -> None:
+    """Its records are deleted, so that no other erase would find them. What it did not reach is there."""
+    h = Harness(structs.replace(LARGE, segment_max_events=100))
+    h.put("t", DISK)
+    h.do(
+        c.Append("t", c.Records([b"secret %04d" % i for i in range(400)], tags=[tag(i) for i in range(400)]))
+    )
+    h.checkpoint()
+    h.ask(c.Delete("t", match=ALL, erase=True))
+    while h.engine.shard.published["t"].view.count > 200:
+        h.ask()
+    if snapshot:
+        h.engine.checkpoint()
+        while h.engine.counters["checkpoints"] < 2:
+            h.run_job() if h.jobs else h.ask()
+    assert h.engine.shard.long
+    h.kill_and_open()
+    left = set(h.seqs("t"))
+    assert 0 < len(left) <= 200
+    h.rest()
+    assert h.engine.counters["erases"] == 1
+    held = {seq for seq in range(1, 401) if holders(h.disk, b"secret %04d" % (seq - 1))}
+    assert held == left
+    h.kill_and_open()
+    assert not h.engine.shard.erase_requests, "it is known to be done"
+    assert set(h.seqs("t")) == left
+
+
+def test_an_erase_without_room_for_its_next_piece_says_so_and_erases_the_rest(small_slices: None) -> None:
+    h = filled()
+    (token,) = h.ask(c.Delete("t", match=ALL, erase=True))
+    while h.engine.shard.published["t"].view.count == MANY:
+        h.ask()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(h.engine.shard, "has_room", lambda size: False)
+        while token not in h.replies:
+            h.ask()
+    reply = h.replies[token]
+    assert isinstance(reply, Throttled) and reply.detail["outcome"] == "unknown"
+    h.rest()
+    left = set(h.seqs("t"))
+    assert 0 < len(left) < MANY
+    assert h.engine.counters["erases"] == 1
 
 
 def test_names_are_put_in_order_a_few_at_a_time_while_they_come_and_go(

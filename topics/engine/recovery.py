@@ -129,6 +129,7 @@ class Recovery:
             self._clear_unused()  # before anything is written: the disk may be full
         yield 0.5
         yield from self._replay(good, boot_id)
+        self._replayer.resume_erases()
         yield from (0.95 for _ in self._clear_orphans())
         if self._shard.read_only is None and self._disk.exists(f"{self._meta_dir}/{LATCH_MARK}"):
             self._disk.remove(f"{self._meta_dir}/{LATCH_MARK}")
@@ -215,8 +216,7 @@ class Recovery:
         log.merges = row.merges or NO_MERGES
         if row.transactions is not None:
             log.transactions = TopicTransactions.restored(log, row.transactions)
-        for ranges in row.erasing:
-            self._replayer.resume_erase(log, ranges)
+        log.erasing = row.erasing
         if not row.is_trimmed:
             log.trim_from = 0
             self._shard.trimming[log.id] = log

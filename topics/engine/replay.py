@@ -325,7 +325,6 @@ class Replay:
         shard.bytes_live -= log.bytes
         shard.records_live -= log.count
         shard.classes_changed()
-        shard.erase_requests = [request for request in shard.erase_requests if request.log is not log]
         log.dropped = log.view.dropped = True
         self._checkpointer.rows.pop(log.id, None)
         shard.gone.append(log)
@@ -339,7 +338,7 @@ class Replay:
             deletion = decode(payload, type=Deletion)
             log.stage_delete(deletion.ranges, op)
             if deletion.erase:
-                self.resume_erase(log, deletion.ranges)
+                log.erasing.append(deletion.ranges)
         elif kind == frames.EVICT:
             floors = decode(payload, type=Floors)
             head = log.next_seq - 1
@@ -397,22 +396,16 @@ class Replay:
             log.consumers = log.consumers or TopicConsumers()
             log.consumers.took(taken.source_id, taken.number)
         elif kind == frames.ERASE_DONE:
-            self._forget_erase(log, decode(payload, type=list[tuple[int, int]]))
+            log.forget_erasing(decode(payload, type=list[tuple[int, int]]))
         self._shard.count_live(op)
         log.publish(op)
 
-    def resume_erase(self, log: TopicLog, ranges: list[tuple[int, int]]) -> None:
-        ranges = [(first, last) for first, last in ranges]
-        log.erasing.append(ranges)
-        self._shard.erase_requests.append(EraseRequest(log, ranges, None, None))
-
-    def _forget_erase(self, log: TopicLog, done: list[tuple[int, int]]) -> None:
-        log.erasing = [ranges for ranges in log.erasing if ranges != done]
-        self._shard.erase_requests = [
-            request
-            for request in self._shard.erase_requests
-            if request.log is not log or request.ranges != done
-        ]
+    def resume_erases(self) -> None:
+        """The log is replayed. What it has of erases, and not of their ends, is done again: of a topic all at once."""
+        for log in self._shard.by_id.values():
+            if log.erasing:
+                request = EraseRequest(log, log.join_erasing(log.erasing), None, None)
+                self._shard.erase_requests.append(request)
 
     def _apply_swap(self, log: TopicLog, swapped: Swapped, op: Op) -> None:
         """The segment has a new generation. Deletes replayed so far are flags or .del bytes of the old one."""

@@ -13,9 +13,11 @@ view + pending ops == staged.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -190,7 +192,7 @@ class TopicLog(TopicRows):
         # The tag id from which on `cap_per_tag` has to be looked at for what was there before it; None: nowhere.
         self.trim_from: int | None = None
         self.may_expire = False  # not loaded yet, and has records with a TTL of their own
-        self.erasing: list[list[Range]] = []
+        self.erasing: list[list[Range]] = []  # deleted, with bytes that are not overwritten yet
         self.merges = NO_MERGES
         self.flag_changes = 0  # how often rows were staged as deleted, or published as that
 
@@ -478,6 +480,26 @@ class TopicLog(TopicRows):
         self.chunks, self._starts, self.expiries = [], [], []
         self.tags, self.nodes = TagIndex(hold=True), StringTable(hold=True)
 
+    # -- erasing -------------------------------------------------------------------------------------------
+
+    def join_erasing(self, pieces: list[list[Range]]) -> list[Range]:
+        """Make these of `erasing` one, which is returned."""
+        known = {id(piece) for piece in pieces}
+        ranges = _joined(chain.from_iterable(pieces))
+        self.erasing = [piece for piece in self.erasing if id(piece) not in known]
+        self.erasing.append(ranges)
+        return ranges
+
+    def forget_erasing(self, done: list[Range]) -> None:
+        """In replay: the bytes of these are gone, in whatever pieces they were logged."""
+        firsts = [first for first, _ in done]
+
+        def is_done(first: int, last: int) -> bool:
+            i = bisect_right(firsts, first) - 1
+            return i >= 0 and last <= done[i][1]
+
+        self.erasing = [piece for piece in self.erasing if not all(is_done(*ends) for ends in piece)]
+
     # -- after a failed commit -----------------------------------------------------------------------------
 
     def discard_staged(self) -> None:
@@ -540,3 +562,14 @@ def add_loss(losses: list[Loss], loss: Loss) -> None:
         i = min(gaps)[1]
         joined[i : i + 2] = [(joined[i][0], joined[i + 1][1], joined[i][2])]
     losses[:] = joined
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """Ascending, and neighbours as one."""
+    out: list[Range] = []
+    for first, last in sorted(ranges):
+        if out and first <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], last))
+        else:
+            out.append((first, last))
+    return out

@@ -414,14 +414,11 @@ class Writes(Staging):
                 self.trimming.pop(log.id, None)
         return ranges
 
-    def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op) -> None:
-        self._log_ranges(log, ranges, erase=False)
-        log.stage_delete(ranges, op)
-
-    def _log_ranges(self, log: TopicLog, ranges: list[Range], *, erase: bool) -> None:
+    def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool = False) -> None:
         for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
             part = Deletion(ranges[i : i + limits.RANGES_PER_FRAME_MAX], erase)
             self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, part))
+        log.stage_delete(ranges, op)
 
     def _evict(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
         """Caps ride with the write that exceeded them, in the same envelope. Of many records some go at once: the floor is past all of
@@ -496,24 +493,26 @@ class Writes(Staging):
         self.long.start(token, command, log, self._deletion(token, log, command, doomed))
 
     def _deletion(self, token: object, log: TopicLog, command: cmd.Delete, doomed: Doomed) -> Work:
-        """Delete in pieces, each logged and published like a delete of its own; the answer tells of them all."""
+        """Delete in pieces, each logged and published like a delete of its own; the answer tells of them all. A piece that is to
+        be erased is logged as that: after a crash no later delete would find its records.
+        """
         sync = log.config.durability == "fsync"
         removed, is_begun, is_done = 0, False, False
-        erased: list[Range] = []
+        pieces: list[list[Range]] = []
         try:
             for units, ranges in doomed:
                 if ranges:
+                    self.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
                     is_begun = True
-                    size = len(ranges) * RANGE_BYTES + CONTROL_BYTES
-                    self.reserve(2 * size if command.erase else size)  # an erase logs them once more
                     op = Op(log, sync=sync)
-                    self._log_delete(log, ranges, op)
+                    self._log_delete(log, ranges, op, erase=command.erase)
                     removed -= op.count
                     self.count_live(op)
                     self.touched[log.id] = log
                     self.add_op(op)
                     if command.erase:
-                        erased += ranges
+                        log.erasing.append(ranges)
+                        pieces.append(ranges)
                 yield units
             is_done = True
         except TopicsError as error:
@@ -521,24 +520,19 @@ class Writes(Staging):
                 error.detail["outcome"] = "unknown"
             raise
         finally:
-            if erased and not is_done and not log.dropped and self.read_only is None:
-                self._stage_erase(
-                    log, erased, None, None
-                )  # they are deleted: no later delete would find them
+            if pieces and not is_done and not log.dropped and self.read_only is None:
+                self._stage_erase(log, pieces, None, None)
         result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
-        if erased:
-            self._stage_erase(log, erased, token, result)
+        if pieces:
+            self._stage_erase(log, pieces, token, result)
         else:
             self.add_op(Op(log, token, result, sync=sync))
 
     def _stage_erase(
-        self, log: TopicLog, ranges: list[Range], token: object, result: cmd.Deleted | None
+        self, log: TopicLog, pieces: list[list[Range]], token: object, result: cmd.Deleted | None
     ) -> None:
-        """Have the bytes of deleted records overwritten, also after a restart. The answer waits until they are gone."""
-        ranges = joined(ranges)
-        if self.has_room(len(ranges) * RANGE_BYTES + CONTROL_BYTES):
-            self._log_ranges(log, ranges, erase=True)
-        log.erasing.append(ranges)
+        """Have the bytes of deleted records overwritten, all at once. The answer waits until they are gone."""
+        ranges = log.join_erasing(pieces)
         self.add_op(Op(log, sync=True, erase=EraseRequest(log, ranges, token, result)))
 
     @staticmethod
@@ -714,17 +708,6 @@ def _cut(log: TopicLog, ranges: list[Range]) -> Doomed:
                 piece, units = [], 0
     if piece:
         yield units, piece
-
-
-def joined(ranges: list[Range]) -> list[Range]:
-    """Ascending, and neighbours as one."""
-    out: list[Range] = []
-    for first, last in sorted(ranges):
-        if out and first <= out[-1][1] + 1:
-            out[-1] = (out[-1][0], max(out[-1][1], last))
-        else:
-            out.append((first, last))
-    return out
 
 
 def frame_bytes_at_most(records: cmd.Records, key: bytes | None, size: int, *, per_tag: bool) -> int:
