@@ -260,11 +260,13 @@ class SimShard:
             return
         self._drain()
         self._finish_jobs()
+        if core.has_large:
+            core.read_large()
         if core.has_requests or core.has_copies or self._is_due():
             self._do(core.turn())
         else:
             self._do(core.idle())
-        if self._inbox or self._finished or core.has_requests or core.has_copies:
+        if self._inbox or self._finished or core.has_requests or core.has_large or core.has_copies:
             self._plan_step()
         elif self._wake_at_ms is not None:
             self._plan_step(self.machine.clock.time_of(self._wake_at_ms))

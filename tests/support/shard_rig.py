@@ -127,6 +127,8 @@ class Rig:
             except OSError as failure:
                 error = failure
             self._take(self.core.finish(job, error, 0.0))
+        elif self.core.has_large:
+            self.core.read_large()
         elif self.core.has_requests or self.core.has_copies or self._is_due():
             self.turn()
         else:

@@ -105,6 +105,8 @@ class FeedRig(Rig):
                 except OSError as failure:
                     error = failure
                 self._take(self.core.finish(due[0], error, 0.0))
+            elif self.core.has_large:
+                self.core.read_large()
             elif self.core.has_requests or self.core.has_copies or self._is_due():
                 self.turn()
             else:

@@ -32,7 +32,7 @@ from workers.listeners import write_port_file
 from workers.local_store import LocalSegmentStore
 from workers.posix_disk import PosixDisk
 
-HUGE = 1 << 30
+HUGE = 300 << 20
 MEMORY_MAX = 64 << 20
 
 DAMAGE: dict[str, bytes | None] = {
@@ -47,7 +47,7 @@ DAMAGE: dict[str, bytes | None] = {
     "a directory": None,
     "a link to nothing": None,
     "a link to itself": None,
-    "1 GiB": None,
+    "300 MiB": None,
 }
 
 
@@ -57,7 +57,7 @@ def put(path: Path, what: str) -> None:
         path.write_bytes(content)
     elif what == "a directory":
         path.mkdir()
-    elif what == "1 GiB":
+    elif what == "300 MiB":
         with path.open("wb") as file:
             file.truncate(HUGE)
     else:
@@ -154,7 +154,7 @@ def current(path: Path, what: str) -> None:
 
 
 def snapshot(path: Path, what: str) -> None:
-    if what == "1 GiB":  # one whose beginning is whole
+    if what == "300 MiB":  # one whose beginning is whole
         with path.open("r+b") as file:
             file.write(header(MAGIC))
     with pytest.raises((Corrupt, OSError), match=path.name):
