@@ -183,7 +183,7 @@ READERS: dict[str, tuple[str, Callable[[Path, str], None]]] = {
 @pytest.mark.parametrize("reader", READERS)
 @fault(
     "data directory",
-    "a small file is empty, not text, nested deeply, a directory, a link to nothing or 1 GiB long",
+    "a small file is empty, not text, nested deeply, a directory, a link to nothing or huge",
     "the file is named in one line with what to do, and it is not read into memory",
 )
 def test_small_files(reader: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
