@@ -31,8 +31,10 @@ TWO_TURNS = (
 FILTER = (("Subject", "a.*.x"),)
 
 
-def with_many_tags(**fields: Any) -> LeaseHarness:
+def with_many_tags(*made: k.PutConsumer, **fields: Any) -> LeaseHarness:
     h = LeaseHarness(log(durability="disk", **fields), engine=LARGE)
+    for command in made:
+        h.do(command)
     for first in range(0, MANY, limits.BATCH_RECORDS_MAX):
         tags = [b"a.%d.x" % i for i in range(first, first + limits.BATCH_RECORDS_MAX)]
         h.do(append("q", *[b"1"] * len(tags), tags=tags))
@@ -228,6 +230,44 @@ def test_counts_over_many_turns_are_right_whatever_happens_meanwhile(
         one = topic.consumers.named[command.consumer]
         wanted = one.wanted(topic, one.cursor, topic.next_seq)
         assert h.do(k.GetConsumer("q", command.consumer)).lag_records == wanted
+
+
+@pytest.mark.parametrize(("cap", "batch"), [(MANY, 1), (MANY, 100), (MANY, 400), (0, 300)])
+def test_a_consumer_with_a_backlog_is_not_starved_by_a_writer(cap: int, batch: int) -> None:
+    filters = {"c": FILTER, "none": (("Subject", "*.none.y"),)}
+    h = with_many_tags(
+        *(k.PutConsumer("q", name, consumer(filter=filter)) for name, filter in filters.items()),
+        cap_records=cap,
+    )
+    topic = h.engine.shard.published["q"]
+
+    def answer(command: c.Command) -> Any:
+        """What it is answered while records are written in every turn."""
+        (token,) = h.ask(command)
+        for _ in range(150):  # about 30 are for counting, if it is not disturbed
+            if token in h.replies:
+                return h.replies[token]
+            h.clock.advance(2)
+            first = topic.next_seq
+            h.ask(append("q", *[b"1"] * batch, tags=[b"a.%d.x" % seq for seq in range(first, first + batch)]))
+            h.run_jobs()
+        raise AssertionError(f"{command} is not answered")
+
+    for _ in range(3):
+        claimed = answer(h.claim_of(1, consumer="c"))
+        assert len(claimed.page.seqs) == 1
+        assert answer(k.Settle("q", "ack", b"w", claimed.page.seqs, consumer="c")).kind == "ack"
+        assert answer(h.claim_of(1, consumer="none", wait_ms=20)).page.seqs == []
+        assert answer(k.GetConsumer("q", "c")).lag_records > MANY // 2
+    assert answer(k.PutConsumer("q", "d", consumer(filter=FILTER, deliver="all"))).created
+    assert answer(k.ResetConsumer("q", "c", "end", dry_run=True)).skips > MANY // 2
+    assert answer(k.ResetConsumer("q", "c", "start")).state.lag_records > MANY // 2
+    h.rest()
+    for name in filters:
+        assert topic.consumers is not None
+        one = topic.consumers.named[name]
+        wanted = one.wanted(topic, one.cursor, topic.next_seq)
+        assert h.do(k.GetConsumer("q", name)).lag_records == wanted
 
 
 def test_a_filter_means_what_its_matches_mean() -> None:

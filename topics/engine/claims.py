@@ -30,7 +30,7 @@ from topics.engine.errors import (
     TopicNotFound,
     TopicsError,
 )
-from topics.engine.handing_out import HandingOut, Hungry, is_durable, part_of, size_of
+from topics.engine.handing_out import CAUGHT_UP_AT_ONCE, HandingOut, Hungry, is_durable, part_of, size_of
 from topics.engine.long_commands import Work
 from topics.engine.page import Page
 from topics.engine.reader import Reader
@@ -54,7 +54,7 @@ class Claimer:
     command: con.Claim
     log: TopicLog
     consumer: Consumer
-    once: bool  # it waits for its window alone, and then takes what there is
+    once: bool  # it waits for its window, or until its consumer has caught up, and then takes what there is
     done: bool = False
 
 
@@ -211,7 +211,13 @@ class Claims(HandingOut):
 
     def _give_up_waiting(self, claimer: Claimer) -> None:
         """Its time is up."""
-        if not self.may_wake(claimer.token) or self.is_behind(claimer.log, claimer.consumer):
+        is_behind = self.is_behind(claimer.log, claimer.consumer)
+        if is_behind and claimer.consumer.name:
+            # Answered as soon as the consumer has caught up: at a later time it may be behind again.
+            claimer.once = True
+            self._is_hungry(claimer.log, claimer.consumer)
+            return
+        if is_behind or not self.may_wake(claimer.token):
             self._is_hungry(claimer.log, claimer.consumer)
             again_ms = self.clock.mono_ms + AGAIN_MS
             heapq.heappush(
@@ -238,10 +244,11 @@ class Claims(HandingOut):
         try:
             self._touch(log)
             if self.is_behind(log, consumer):
-                consumer.window_ms = window_ms
-                self.catch_up(log, consumer)
-                self.hungry[id(consumer)] = log, consumer
-                return CATCH_UP_COST
+                took = self.catch_up(log, consumer)
+                if self.is_behind(log, consumer):
+                    consumer.window_ms = window_ms
+                    self.hungry[id(consumer)] = log, consumer
+                    return max(1, took // CAUGHT_UP_AT_ONCE) * CATCH_UP_COST
             self._answer_settled(log, consumer)
             if not claimers:
                 self._set_timer(log, consumer)  # streams that were full hear of leases that have run out

@@ -14,7 +14,8 @@ deadline, and the engine's clock never runs back. Heaps are lazy: an entry that 
 comes up, and a heap that is mostly such is made anew, a few entries with each that comes.
 
 No call does more than a turn has time for. What time has done to thousands of leases, and how many of a million records a
-filter leaves, is worked off in slices: `catch_up`. A consumer that is behind with it hands nothing out meanwhile.
+filter leaves, is worked off in slices: `catch_up`. A consumer that is behind with it hands nothing out meanwhile. Slices grow
+once writers undo more than is done (`Pace`), so that this ends whatever they do.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSE
 
 ID_MASK = (1 << 64) - 1
 COUNT_AT_ONCE_MAX = 64  # records that go, whose tags are looked at for each consumer with a filter
+LOST_AT_ONCE = 2048  # the same for all of them together, if that is more: counting anew would take longer
 # Rows that are counted together.
 COUNT_BLOCK, COUNT_BLOCK_UNFILTERED = 256, 65_536
 COUNTED_AT_ONCE = 2000  # microseconds that counting may take, about, without a turn of its own
@@ -169,7 +171,7 @@ class LazyHeap(Generic[T]):
 class WantedCount:
     """How many live records of a range a filter leaves, counted block by block over several turns.
 
-    Of blocks with records that go meanwhile the count is taken again.
+    Blocks with records that go meanwhile are counted once more at the end.
     """
 
     __slots__ = ("_again", "_at", "_counts", "_firsts", "_stops", "filter", "first", "stop")
@@ -193,7 +195,7 @@ class WantedCount:
 
     def go_on(self, rows: Rows) -> int:
         """Count one block more; returns what that took."""
-        if self._again:
+        if self._at >= self.stop:
             block, _ = self._again.popitem()
         else:
             size = COUNT_BLOCK if self.filter is not None else COUNT_BLOCK_UNFILTERED
@@ -207,15 +209,33 @@ class WantedCount:
             self._at = chunk.first_seq + min(low + size, high)
             self._stops.append(self._at)
             self._counts.append(0)
-        first, stop = self._firsts[block], self._stops[block]
-        self._counts[block] = count_wanted(rows, self.filter, first, stop)
-        return 1 + (stop - first) * cost_of(self.filter) // UNIT_ROWS
+        first, stop = max(self._firsts[block], rows.first_seq), self._stops[block]
+        if first >= stop:
+            self._counts[block] = 0
+            return 1
+        took = 1 + (stop - first) // UNIT_ROWS
+        if self.filter is None:
+            self._counts[block] = rows.count_live(first, stop)
+            return took
+        tags = rows.tag_counts(first, stop)
+        self._counts[block] = sum(count for tag, count in tags if self.filter.matches(tag))
+        return took + len(tags) * self.filter.cost
 
     def lost(self, first: int, last: int) -> None:
         """Records of this range go."""
         low = bisect_right(self._stops, first)
         high = bisect_right(self._firsts, last)
         self._again.update(dict.fromkeys(range(low, high)))
+
+
+class Pace:
+    """How far work in slices has come, in microseconds or so: what it should have taken, as of its beginning, and what it took."""
+
+    __slots__ = ("due", "spent")
+
+    def __init__(self, due: int) -> None:
+        self.due = due
+        self.spent = 0
 
 
 def overlap_cost(one: TagFilter | None, other: TagFilter | None) -> int:
@@ -225,9 +245,9 @@ def overlap_cost(one: TagFilter | None, other: TagFilter | None) -> int:
     return 4 + one.weight * other.weight + (len(one.any_of) + len(other.any_of)) // 8
 
 
-def cost_of(wanted: TagFilter | None) -> int:
-    """Of looking at a row, in units of which `UNIT_ROWS` take a microsecond."""
-    return UNIT_ROWS * wanted.cost if wanted is not None else 1
+def counting_cost(wanted: TagFilter | None, rows: int) -> int:
+    """Of counting so many rows, in microseconds or so, if each has a tag of its own."""
+    return rows * wanted.cost if wanted is not None else rows // UNIT_ROWS
 
 
 def count_wanted(rows: Rows, wanted: TagFilter | None, first: int, stop: int) -> int:
@@ -277,6 +297,7 @@ class Consumer:
         "is_held",
         "name",
         "on_settled",
+        "pace",
         "parked",
         "paused_until_ms",
         "policy",
@@ -306,6 +327,7 @@ class Consumer:
         self.counts = [0, 0, 0, 0]  # entries by state
         self.connections: dict[int, set[int]] = {}  # seqs that were handed out over one, and are leased
         self.counting: WantedCount | None = None  # from the cursor on, if that takes longer than a turn
+        self.pace: Pace | None = None  # of counting, while it is behind with that
         self._forget_heaps()
         self.counters = Counters()
         self.created_ms = 0
@@ -332,7 +354,7 @@ class Consumer:
 
     def configure(self, config: ConsumerConfig) -> None:
         self.config = config
-        self.ahead = self.counting = None
+        self.ahead = self.counting = self.pace = None
         self.verdicts = {}
         self.policy = (None, None)
         self.filter = filter_of(config)
@@ -477,7 +499,7 @@ class Consumer:
     def uncounted(self, rows: Rows, end: int) -> int:
         """What counting on to `end` takes, in microseconds or so."""
         first = self.cursor if self.ahead is None else max(self.counted_to, self.cursor)
-        return (end - max(first, rows.first_seq)) * cost_of(self.filter) // UNIT_ROWS
+        return counting_cost(self.filter, end - max(first, rows.first_seq))
 
     def count(self, rows: Rows, end: int) -> int:
         """Count on towards `end`; returns what that took."""
@@ -500,12 +522,12 @@ class Consumer:
         else:
             self.ahead -= sum(seq >= before for seq in fresh)
 
-    def lost(self, rows: Rows, first: int, last: int) -> None:
+    def lost(self, rows: Rows, first: int, last: int, at_once: int) -> None:
         """Records of this range go."""
         first, stop = max(first, self.cursor), min(last + 1, self.counted_to)
         if self.ahead is None or first >= stop:
             return
-        if self.filter is not None and stop - first > COUNT_AT_ONCE_MAX:
+        if self.filter is not None and stop - first > at_once:
             self.ahead = None  # counted anew when somebody asks: there may be many who never do
         else:
             self.ahead -= self.wanted(rows, first, stop)
@@ -560,7 +582,7 @@ class Consumer:
         elif kind == RESET:
             self.forget_leases()
             self.firsts = []
-            self.replay_shift_ms = self.ahead = self.counting = None
+            self.replay_shift_ms = self.ahead = self.counting = self.pace = None
             self.cursor = event.cursor
             self.note_rescan()
         elif kind == PAUSED:
@@ -828,9 +850,11 @@ class TopicConsumers:
         """Records of this range go from the log, where they still are."""
         for count in self.recounts:
             count.lost(first, last)
-        for consumer in self.every():
+        every = self.every()
+        at_once = max(COUNT_AT_ONCE_MAX, LOST_AT_ONCE // max(len(every), 1))
+        for consumer in every:
             if consumer.ahead:
-                consumer.lost(rows, first, last)
+                consumer.lost(rows, first, last, at_once)
             if consumer.counting is not None:
                 consumer.counting.lost(first, last)
             moving = consumer.forget(first, last)

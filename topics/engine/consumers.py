@@ -21,8 +21,10 @@ from topics.engine.consumer import (
     RESET,
     Consumer,
     Event,
+    Pace,
     TopicConsumers,
     WantedCount,
+    counting_cost,
     filter_of,
 )
 from topics.engine.control import ConsumerStored
@@ -34,7 +36,7 @@ from topics.engine.errors import (
     TopicNotFound,
     WrongEpoch,
 )
-from topics.engine.handing_out import tag_of
+from topics.engine.handing_out import share_of, tag_of
 from topics.engine.long_commands import Work
 from topics.engine.settling import Settling
 from topics.engine.staging import CONTROL_BYTES
@@ -108,9 +110,11 @@ class Consumers(Settling):
         self.add_op(Op(log, token, state, sync=True))
 
     def _caught_up(self, log: TopicLog, consumer: Consumer) -> Work:
-        """Until the consumer is not behind; see `is_behind`."""
+        """Until the consumer is not behind; see `is_behind`. It is not after the last slice: there is no turn in between."""
         while not consumer.dropped and self.is_behind(log, consumer):
-            yield self.catch_up(log, consumer)
+            took = self.catch_up(log, consumer)
+            if self.is_behind(log, consumer):
+                yield took
         if consumer.dropped:
             raise ConsumerNotFound(log.name, consumer.name)
 
@@ -363,6 +367,7 @@ class Consumers(Settling):
         assert log.consumers is not None
         yield from self._caught_up(log, consumer)
         count: WantedCount | None = None
+        pace = Pace(counting_cost(consumer.filter, log.next_seq - log.first_seq))
         consumer.is_held = True
         try:
             while True:
@@ -373,12 +378,15 @@ class Consumers(Settling):
                     count = WantedCount(consumer.filter, low, high)
                     log.consumers.recounts.append(count)
                 count.stop = max(count.stop, high)  # the end goes on
-                if not count.is_done:
-                    yield count.go_on(log)
-                elif not consumer.pass_time(self.now_ms) or not consumer.is_counted(log, log.next_seq):
-                    yield self.catch_up(log, consumer)
-                else:
-                    break
+                took, share = 1, share_of(pace)
+                while not count.is_done and took < share:
+                    took += count.go_on(log)
+                pace.spent += took
+                if count.is_done:
+                    took += self.catch_up(log, consumer)
+                    if consumer.pass_time(self.now_ms) and consumer.is_counted(log, log.next_seq):
+                        break
+                yield took
                 if consumer.dropped:
                     raise ConsumerNotFound(log.name, consumer.name)
         finally:

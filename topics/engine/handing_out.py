@@ -26,6 +26,7 @@ from topics.engine.consumer import (
     PASSED_AT_ONCE,
     Consumer,
     Event,
+    Pace,
     Retiring,
     TopicConsumers,
 )
@@ -51,6 +52,7 @@ from topics.engine.writes import Writes
 
 FEW = 16  # records of a claim that is served without numpy
 CAUGHT_UP_AT_ONCE = 500  # microseconds or so of what a consumer is behind with
+CAUGHT_UP_GROWTH = 16  # times as much, when there is much
 # Retention by interest, in units of about a microsecond but for the window.
 RETIRED_AT_ONCE = 2048  # records times consumers that are looked at without a turn of their own
 RETIRED_A_TURN, RETIRED_A_SLICE = 2000, 500
@@ -152,14 +154,20 @@ class HandingOut(Writes, Queries):
 
     def catch_up(self, log: TopicLog, consumer: Consumer) -> int:
         """A slice of what a consumer is behind with; returns what that took, in microseconds or so."""
-        took = 1
-        while took < CAUGHT_UP_AT_ONCE:
+        if consumer.pace is None:
+            consumer.pace = Pace(consumer.uncounted(log, log.next_seq))
+        took, share = 1, share_of(consumer.pace)
+        while took < share:
             if not consumer.pass_time(self.now_ms):
                 took += PASSED_AT_ONCE
             elif consumer.name and not consumer.is_counted(log, log.next_seq):
-                took += consumer.count(log, log.next_seq)
+                counted = consumer.count(log, log.next_seq)
+                consumer.pace.spent += counted
+                took += counted
             else:
                 break
+        if consumer.is_counted(log, log.next_seq):
+            consumer.pace = None
         return took
 
     def known_lag(self, log: TopicLog, consumer: Consumer) -> int | None:
@@ -677,6 +685,15 @@ class HandingOut(Writes, Queries):
         if ranges and self.has_room(CONTROL_BYTES + len(ranges) * SEQ_BYTES):
             self._log_delete(log, ranges, op)
             self.touched[log.id] = log
+
+
+def share_of(pace: Pace) -> int:
+    """What is done at a time: somewhat more the longer it takes, and without a limit once it has taken longer than it should,
+    because of what changes meanwhile.
+    """
+    return max(
+        CAUGHT_UP_AT_ONCE, min(pace.spent // 8, CAUGHT_UP_GROWTH * CAUGHT_UP_AT_ONCE), pace.spent - pace.due
+    )
 
 
 def live_seqs(log: TopicLog, first: int, stop: int) -> Seqs:
