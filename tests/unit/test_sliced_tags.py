@@ -320,3 +320,123 @@ def test_a_name_that_goes_and_comes_back_is_there_once(steps: list[bytes | None]
             else:
                 held[name] = index.add(seq, name)
     assert index.names(ALL) == sorted(held)
+
+
+# -- while others write and delete
+
+
+KEYS = structs.replace(DISK, cap_per_tag=1)
+KEYS_SYNCED = structs.replace(FSYNC, cap_per_tag=1)
+
+
+def tagged(*names: bytes) -> c.Append:
+    return c.Append("t", c.Records([b"x"] * len(names), tags=list(names)))
+
+
+@pytest.mark.parametrize(
+    "get",
+    [
+        c.LastByTag("t", TagMatch("Eq", b"k")),
+        c.LastByTag("t", ALL),
+        c.LastByTag("t", ALL, each=True),
+        c.NextByTag("t", TagMatch("Eq", b"k"), 2),
+        c.NextByTag("t", ALL, 2),
+    ],
+    ids=str,
+)
+def test_a_record_that_dies_while_a_read_waits_for_its_sync_is_replaced(get: c.Command) -> None:
+    h = Harness(LARGE)
+    h.put("t", KEYS_SYNCED)
+    h.do(tagged(b"k"))
+    h.rest()
+    _, *reads = h.ask(tagged(b"k"), get, get)
+    h.ask(tagged(b"k"))
+    h.rest()
+    assert [h.replies[read].seqs for read in reads] == [[3], [3]]
+
+
+def test_a_key_that_is_written_in_every_turn_is_read(small_slices: None) -> None:
+    """Each time a read could be answered, its record has been replaced; and there are more reads than one a turn."""
+    h = Harness(LARGE)
+    h.put("t", KEYS_SYNCED)
+    asked: list[int] = []
+    for _ in range(20):
+        asked += h.ask(tagged(b"k"), *[c.LastByTag("t", TagMatch("Eq", b"k"))] * 3)[1:]
+        h.ask(tagged(b"k"))
+        h.run_job()
+    assert sum(token not in h.replies for token in asked) <= 12
+    h.rest()
+    assert all(len(h.replies[token].seqs) == 1 for token in asked)
+
+
+def test_a_page_whose_tags_have_gone_meanwhile_is_the_next_one() -> None:
+    h = Harness(LARGE)
+    h.put("t", FSYNC)
+    h.do(tagged(b"c", b"d"))
+    h.rest()
+    _, read = h.ask(tagged(b"a", b"b"), c.LastByTag("t", ALL, each=True, limit=2))
+    h.ask(c.Delete("t", seqs=[3, 4]))
+    h.rest()
+    assert (h.replies[read].seqs, h.replies[read].more) == ([1, 2], False)
+
+
+@pytest.mark.parametrize("config", [KEYS, DISK], ids=["replaced", "deleted"])
+def test_the_newest_is_found_while_it_changes_in_every_turn(config: Any, small_slices: None) -> None:
+    h = filled(300, config)
+    (get,) = h.ask(c.LastByTag("t", ALL))
+    newest: list[int] = []
+    for number in turns(h, get, 2000):
+        newest.append(301 + number)
+        h.ask(tagged(tag(0)), *([] if config is KEYS else [c.Delete("t", seqs=[300 + number])]))
+    assert len(newest) > 10
+    assert h.replies[get].seqs[0] in newest
+
+
+def test_the_newest_is_an_older_one_when_it_was_deleted(small_slices: None) -> None:
+    h = filled(300)
+    (get,) = h.ask(c.LastByTag("t", TagMatch("Subject", b"*.3.*")))
+    for number in turns(h, get, 2000):
+        if number < 40:
+            h.ask(c.Delete("t", seqs=[300 - number]))
+    matching = [seq for seq in h.seqs("t") if (seq - 1) % 7 == 3]
+    assert h.replies[get].seqs == matching[-1:]
+
+
+def test_the_next_is_found_while_a_worker_deletes_from_the_front(small_slices: None) -> None:
+    h = Harness(LARGE)
+    h.put("t", DISK)
+    h.do(tagged(*[b"a.%03d" % i for i in range(600)]))
+    (get,) = h.ask(c.NextByTag("t", ALL, 0))
+    deleted = 0
+    for number in turns(h, get, 300):
+        deleted = number + 1
+        h.ask(c.Delete("t", before_seq=deleted + 1))
+    assert deleted > 10
+    assert h.replies[get].seqs[0] in (deleted, deleted + 1)
+
+
+def test_records_that_come_and_go_are_never_none_at_all(small_slices: None) -> None:
+    """One record at each moment, each with a tag of its own, and many others that do not match."""
+    h = filled(300)
+    last = h.do(tagged(b"z.z")).first_seq
+    match = TagMatch("Subject", b"*.z")
+    reads = h.ask(c.LastByTag("t", match), c.NextByTag("t", match, 0))
+    for read in reads:
+        for _ in turns(h, read, 2000):
+            h.ask(tagged(b"A%d.z" % last), c.Delete("t", seqs=[last]))
+            last += 1
+    assert all(len(h.replies[read].seqs) == 1 for read in reads)
+
+
+def test_a_scan_ends_while_tags_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tags, "_PART", 8)
+    index = tags.TagIndex()
+    ids = index.add_batch(1, [b"%d" % i for i in range(20)])
+    assert len(index.names(ALL)) == 20
+    index.remove(ids[0])
+    index.add_batch(50, [b"new-%d" % i for i in range(50, 100)])
+    seq = 100
+    for step, _ in enumerate(tags.scan(lambda: index, TagMatch("Glob", b"1*"))):
+        assert step < 100
+        index.add_batch(seq, [b"new-%d" % i for i in range(seq, seq + 20)])
+        seq += 20

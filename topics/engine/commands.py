@@ -197,12 +197,17 @@ class NextByTag:
 
 @dataclass(slots=True)
 class RecordsAt:
-    """Chosen records, those that are still live: what a shard asks itself once it has found the seqs that a read is about."""
+    """Chosen records: what a shard asks itself once it has found the seqs that a read is about. It may have to wait, and some may be
+    dead by then; the rest is for choosing again without another look at all tags.
+    """
 
     topic: str
     topic_id: int
     seqs: list[int]
+    command: LastByTag | NextByTag
     more: bool = False
+    tags: list[bytes] = field(default_factory=list)  # of the page, if it has one record of each
+    since: int = 0  # the next seq when the tags were looked through
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ A long poll registers before it looks, so that no append between the two is miss
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -21,7 +21,6 @@ from topics.engine.long_commands import Work
 from topics.engine.open_segments import DamagedSegment
 from topics.engine.segments import BLOCK_BYTES
 from topics.engine.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
-from topics.engine.subjects import TagMatch
 from topics.engine.tags import scan
 from topics.engine.topic_log import Loss, Op, Range, TopicLog
 from topics.engine.upkeep import Untended
@@ -29,6 +28,7 @@ from topics.engine.upkeep import Untended
 WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
 WAKE_COST = 4096  # of a long poll that is woken, beside its records
 LOOK_COST = 2048  # of one that has looked, and waits on
+ROWS_AT_ONCE = 512  # looked at for a tag, where asking the tags has failed
 WAITERS_DONE_MAX = 64  # so few may stay in the heap after they were answered, however few others there are
 
 
@@ -229,66 +229,71 @@ class Queries(Staging):
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
         log = self._for_read(command.topic)
         self._refuse_the_latest()
-        work = self._last_of_each(token, log, command) if command.each else self._newest(token, log, command)
+        work = self._last_of_each(token, log, command) if command.each else self._one(token, log, command)
         self.long.start(token, command, log, work)
-
-    def _last_of_each(self, token: object, log: TopicLog, command: cmd.LastByTag) -> Work:
-        seqs: list[int] = []
-        more, after = True, command.after
-        while more and not seqs:  # a page of tags that have gone meanwhile would have no cursor
-            tags, more = yield from tags_page(log, command, after)
-            seqs, all_fit = self._last_seqs(log, tags, command.max_bytes or limits.DIFF_BYTES_MAX)
-            more = more or not all_fit
-            after = tags[-1] if tags else b""
-        self.handle(token, cmd.RecordsAt(log.name, log.id, seqs, more))
-
-    def _newest(self, token: object, log: TopicLog, command: cmd.LastByTag) -> Work:
-        seq = yield from self._one_of(log, command.match, max, lambda tag: log.tags.last(tag, log.are_live))
-        self.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else []))
 
     def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
         log = self._for_read(command.topic)
-        self.long.start(token, command, log, self._first(token, log, command))
+        self.long.start(token, command, log, self._one(token, log, command))
 
-    def _first(self, token: object, log: TopicLog, command: cmd.NextByTag) -> Work:
-        seq = yield from self._one_of(
-            log,
-            command.match,
-            min,
-            lambda tag: log.tags.first_at_or_after(tag, command.from_seq, log.are_live),
-        )
-        if not seq:
-            self._refuse_the_latest()
-        self.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else []))
-
-    @staticmethod
-    def _one_of(
-        log: TopicLog, match: TagMatch, best: Callable[[Iterable[int]], int], seq_of: Callable[[bytes], int]
-    ) -> Generator[int, None, int]:
-        """The best of the seqs that each matching tag has to offer, or 0."""
+    def _last_of_each(
+        self, token: object, log: TopicLog, command: cmd.LastByTag, before: cmd.RecordsAt | None = None
+    ) -> Work:
+        """A page of tags; or again that page, when some of the records chosen `before` are dead."""
+        if before is None:
+            tags, more = yield from tags_page(log, command, command.after)
+        else:
+            tags, more = before.tags, before.more
         while True:
-            found = 0
-            for units, tags in scan(lambda: log.tags, match):
-                seqs = [seq for seq in map(seq_of, tags) if seq]
-                if seqs:
-                    found = best([*seqs, found] if found else seqs)
-                yield units + 3 * len(tags)
-            if not found or log.is_live(found):
-                return found  # else others may have been passed over for it
+            seqs, fit = self._last_seqs(log, tags, command.max_bytes or limits.DIFF_BYTES_MAX)
+            if fit < len(tags):
+                tags, more = tags[:fit], True
+            if seqs or not more:
+                break
+            # A page of tags that have gone meanwhile would have no cursor.
+            tags, more = yield from tags_page(log, command, tags[-1])
+        self.handle(token, cmd.RecordsAt(log.name, log.id, seqs, command, more, tags))
+
+    def _one(
+        self,
+        token: object,
+        log: TopicLog,
+        command: cmd.LastByTag | cmd.NextByTag,
+        before: cmd.RecordsAt | None = None,
+    ) -> Work:
+        """The newest or the next of all matching records; or another one, when the one chosen `before` is dead."""
+        if before is None:
+            since = log.next_seq
+            seq = yield from one_of(log, command)
+        else:
+            since, seq = before.since, before.seqs[0]
+        if not log.is_live(seq):
+            seq = yield from instead_of(log, command, seq, since)
+        if not seq and isinstance(command, cmd.NextByTag):
+            self._refuse_the_latest()
+        self.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else [], command, since=since))
 
     def _records_at(self, token: object, command: cmd.RecordsAt) -> None:
         log = self._for_read(command.topic)
         if log.id != command.topic_id:
             raise TopicNotFound(command.topic)
-        self._answer_records(token, log, command.seqs, more=command.more)
+        if log.are_live(np.array(command.seqs, np.uint64)).all():
+            self._answer_records(token, log, command.seqs, more=command.more)
+            return
+        asked = command.command
+        if isinstance(asked, cmd.LastByTag) and asked.each:
+            work = self._last_of_each(token, log, asked, command)
+        else:
+            work = self._one(token, log, asked, command)
+        self.long.start(token, command, log, work)
 
-    def _last_seqs(self, log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], bool]:
-        """The last seq of each tag, ascending; of as many tags as a page has room for, and whether that was all."""
+    def _last_seqs(self, log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], int]:
+        """The last seq of each tag, ascending; of as many tags as a page has room for, and how many those are."""
         seqs: list[int] = []
         size = 0
         cold: set[tuple[int, int]] = set()  # blocks that must be fetched: the last ones may lie far apart
         taken = b""  # no page ends with the empty tag, which no cursor can say
-        for tag in tags:
+        for at, tag in enumerate(tags):
             seq = log.tags.last(tag, log.are_live)
             found = log.find(seq) if seq else None
             if found is None:
@@ -297,15 +302,14 @@ class Queries(Staging):
             if self.reader.is_cold(log, found[0]):
                 cold.add((found[0].first_seq, found[0].get(found[1])[0] // BLOCK_BYTES))
             if (size > bytes_max or len(cold) > limits.COLD_BLOCKS_PER_READ) and taken:
-                return sorted(seqs), False
+                return sorted(seqs), at
             seqs.append(seq)
             taken = tag
-        return sorted(seqs), True
+        return sorted(seqs), len(tags)
 
     def _answer_records(self, token: object, log: TopicLog, seqs: list[int], *, more: bool = False) -> None:
         """A page of chosen records. Tags are indexed as staged, so the answer waits for what it may rest on."""
         while True:
-            view = log.view
             page = cmd.Page(
                 log.name, [], [], [], None, None, [], None, [], [],
                 seqs[-1] if seqs else log.next_seq - 1, log.next_seq - 1, log.first_seq, None, len(seqs), more,
@@ -319,8 +323,7 @@ class Queries(Staging):
                     picked[-1][1].append(found[1])
                 else:
                     picked.append((found[0], [found[1]]))
-            # Frames of the group that is being staged are in no file yet.
-            if seqs and seqs[-1] > view.head and self.ops:
+            if seqs and seqs[-1] > log.view.head and self._is_being_staged(log, seqs[-1]):
                 raise Postpone(log)
             try:
                 if picked:
@@ -329,6 +332,13 @@ class Queries(Staging):
             except DamagedSegment as damage:
                 self._lose_rows(log, damage)
         self._answer(token, page, log, held=log.pending > 0)
+
+    def _is_being_staged(self, log: TopicLog, seq: int) -> bool:
+        """Whether a record that is not published belongs to the group that is being staged: its frame is in no file yet."""
+        found = log.find(seq) if self.appended else None
+        if found is None or log.runs[log.run_at(seq)][1] != self.file_number:
+            return False
+        return found[0].get(found[1])[0] >= self.frame_offset
 
     def _count_by_tag(self, token: object, command: cmd.CountByTag) -> None:
         self._refuse_the_latest()
@@ -411,6 +421,78 @@ def tags_page(
     if tags[:size] == [b""]:
         size += 1  # "after the empty tag" is what no cursor can say, so no page ends with it
     return tags[:size], len(tags) > size
+
+
+def one_of(log: TopicLog, command: cmd.LastByTag | cmd.NextByTag) -> Generator[int, None, int]:
+    """The newest or the next of the seqs that each matching tag has to offer, or 0. It may be dead when the last tag was asked."""
+    found = 0
+    for units, tags in scan(lambda: log.tags, command.match):
+        if isinstance(command, cmd.LastByTag):
+            found = max([found, *(log.tags.last(tag, log.are_live) for tag in tags)])
+        else:
+            seqs = (log.tags.first_at_or_after(tag, command.from_seq, log.are_live) for tag in tags)
+            found = min([seq for seq in (found, *seqs) if seq], default=0)
+        yield units + 3 * len(tags)
+    return found
+
+
+def instead_of(
+    log: TopicLog, command: cmd.LastByTag | cmd.NextByTag, seq: int, since: int
+) -> Generator[int, None, int]:
+    """The newest or the next of the matching records when `seq`, which was it, is dead; 0: there is none.
+
+    All tags were asked after the seq `since` was next. So nothing below it comes before `seq`, and what is left is looked for row by
+    row: to ask all tags again would never end, if the best record of them all were always dead by then. Any record that has come since
+    was the newest for a moment.
+    """
+    upto = log.next_seq
+    if isinstance(command, cmd.LastByTag):
+        ranges = [(since, upto), (0, seq)]
+    else:
+        ranges = [(seq or max(since, command.from_seq), upto)]
+    rows = ROWS_AT_ONCE
+    while True:
+        for first, stop in ranges:
+            found = yield from match_in_rows(log, command, first, stop, rows)
+            if found:
+                return found
+        if upto == log.next_seq:
+            return 0
+        ranges = [(upto, log.next_seq)]
+        upto = log.next_seq
+        rows *= 2  # it catches up with any writer
+
+
+def match_in_rows(
+    log: TopicLog, command: cmd.LastByTag | cmd.NextByTag, first: int, stop: int, most: int
+) -> Generator[int, None, int]:
+    """The last or the first live record of [first, stop) that matches, or 0; looks at up to `most` rows at once."""
+    newest = isinstance(command, cmd.LastByTag)
+    while first < stop:
+        if newest:
+            span = log.span_before(stop, min(most, stop - first))
+        else:
+            span = next(log.spans(max(first, log.first_seq), stop), None)
+        if span is None:
+            return 0
+        chunk, low, high = span
+        low, high = (max(low, first - chunk.first_seq), high) if newest else (low, min(high, low + most))
+        alive = np.flatnonzero(chunk.live(low, high, frames.DEAD)) + low
+        names = log.tags.strings.names
+        ids = chunk.rows["tag"][alive].tolist()
+        seqs = [
+            chunk.first_seq + row
+            for row, tag in zip(alive.tolist(), ids, strict=True)
+            if command.match.matches(names[tag])
+        ]
+        if seqs:
+            return seqs[-1] if newest else seqs[0]
+        yield 8 + (high - low) // 16 + len(ids)
+        if newest:
+            stop = chunk.first_seq + low
+        else:
+            first = chunk.first_seq + high
+    return 0
 
 
 def narrowed(prefix: str, prefixes: tuple[str, ...] | None) -> list[str]:

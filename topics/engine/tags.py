@@ -90,20 +90,23 @@ class _SortedNames:
     def lacks(self, mark: tuple[int, int]) -> bool:
         return self._fed < mark[0] or self._brought < mark[1]
 
-    def bring(self, most: int) -> int:
-        """Put up to so many more names in order; returns how many that were."""
+    def bring(self, most: int, mark: tuple[int, int]) -> int:
+        """Put up to so many more of the names that a mark asks for in order; returns how many that were. Names that came after the
+        mark are left: with enough of them its changes would never have their turn.
+        """
         names, ids, first = self._strings.names, self._strings.ids, self._fed
         if self._keys is None:
             self._keys = SortedList()
         keys, stale = self._keys, bool(self._changes)
-        if first < len(names):
-            fed = enumerate(names[first : first + most], first)
+        if first < mark[0]:
+            stop = min(first + most, mark[0])
+            fed = enumerate(names[first:stop], first)
             # A name may stand under two ids, while readers may still meet the older one. And it may still be in order from before,
             # if its going waits among the changes.
             fresh = [name for at, name in fed if name is not None and ids.get(name) == at]
             keys.update([name for name in fresh if name not in keys] if stale else fresh)
-            self._fed = min(first + most, len(names))
-            return self._fed - first
+            self._fed = stop
+            return stop - first
         return self._bring_changes(most)
 
     def _bring_changes(self, most: int) -> int:
@@ -600,7 +603,7 @@ def scan(
             index = index_of()
             mark = index._sorted.mark()
         if index._sorted.lacks(mark):
-            yield index._sorted.bring(_PART) * _BRING_UNITS, []
+            yield index._sorted.bring(_PART, mark) * _BRING_UNITS, []
             continue
         names = index._sorted.part(last, match.prefix, _PART)
         units = len(names) // 4
