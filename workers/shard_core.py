@@ -503,8 +503,8 @@ class ShardCore:
             self.engine.shard.withdraw_claims(lambda token: _is_claim_of(peer, token))
         # However long they have waited: a claim that went on would hand out jobs to nobody.
         self.engine.cold.withdraw(lambda token: cast(Token, token)[0] == peer)
-        self.engine.shard.long.end(lambda token: cast(Token, token)[0] == peer)
-        self.engine.shard.upkeep.withdraw(lambda token: cast(Token, token)[0] == peer)
+        self.engine.shard.long.end(partial(_is_asked_by, peer))
+        self.engine.shard.upkeep.withdraw(partial(_is_asked_by, peer))
         self._reopen()
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
@@ -741,6 +741,12 @@ class ShardCore:
 def _is_claim_of(peer: bytes, token: object) -> bool:
     asked = cast(Token, token)
     return asked[0] == peer and asked[1].op == wire.CLAIM
+
+
+def _is_asked_by(peer: bytes, token: object) -> bool:
+    """Not so the release of leases: it is for others to get the records."""
+    asked = cast(Token, token)
+    return asked[0] == peer and not isinstance(asked[4], con.Release)
 
 
 def _earlier(at_ms: int | None, at_us: int | None) -> int | None:

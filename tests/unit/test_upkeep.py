@@ -16,7 +16,7 @@ from tests.support.engine_harness import SMALL, Harness, append
 from topics.engine import commands as c
 from topics.engine import limits
 from topics.engine.config import TopicConfig
-from topics.engine.errors import TopicsError
+from topics.engine.errors import Stopping, TopicsError
 from topics.engine.subjects import TagMatch
 from topics.engine.upkeep import Untended
 
@@ -127,6 +127,18 @@ def test_a_stop_answers_those_who_wait() -> None:
     assert all(token in h.replies for token in tokens)
     h.open()
     assert h.rows("t")[-1][1] == b"last"
+
+
+def test_a_stop_answers_those_who_go_on_as_long_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = Harness()
+    stored(h)
+    h.restart()
+    tokens = h.ask(*[c.CountByTag("t", TagMatch("Glob", b"*"))] * 4)
+    monkeypatch.setattr(limits, "LONG_TURN_UNITS", 0)  # none of them comes to its end
+    while h.jobs:
+        h.run_job()
+    replies = dict(h.engine.close().replies)
+    assert [type(replies.get(token)) for token in tokens] == [Stopping] * 4
 
 
 def test_a_load_that_another_one_overtakes_changes_nothing() -> None:

@@ -259,14 +259,16 @@ class Engine(Background):
                 f"{self._outstanding} jobs are still out; finish them before closing the engine"
             )
         self.stop_transactions()
-        for long in self.shard.long.end():
-            error = Stopping("the server is stopping; ask again after it is back", **long.outcome)
-            self.shard.ready.append((long.token, error))
-        self.shard.end_retiring()
         total = Outcome()
-        self._drain(self.turn([]), total)
-        while self.shard.upkeep:  # whoever waits for it is answered
+        while True:
+            for long in self.shard.long.end():
+                error = Stopping("the server is stopping; ask again after it is back", **long.outcome)
+                self.shard.ready.append((long.token, error))
+            self.shard.end_retiring()
             self._drain(self.turn([]), total)
+            # Those who wait for a topic go on when it is tended, perhaps as long commands.
+            if not (self.shard.upkeep or self.shard.long or self.shard.retiring):
+                break
         self._rewrites.close()
         self.checkpointer.closing = True
         self.checkpoint()
