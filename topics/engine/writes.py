@@ -144,7 +144,7 @@ class Writes(Staging):
         if (config.cap_records and log.count > config.cap_records) or (
             config.cap_bytes and log.bytes > config.cap_bytes
         ):
-            self._evict(log, config, op)
+            self._evict(log, config, op, len(records.payloads))
 
     def _check_records(self, records: cmd.Records, key: bytes | None) -> list[int]:
         """Limits that depend on nothing but the request; returns the accounted sizes."""
@@ -420,15 +420,18 @@ class Writes(Staging):
             self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, part))
         log.stage_delete(ranges, op)
 
-    def _evict(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
-        """Caps ride with the write that exceeded them, in the same envelope. Of many records some go at once: the floor is past all of
-        them, and whoever asks for the topic waits until they are gone.
+    def _evict(self, log: TopicLog, config: TopicConfig, op: Op, written: int = 0) -> None:
+        """Evict what exceeds a cap, in the envelope of the write that exceeded it.
+
+        At once go at least twice as many records as were written, so that a steady writer never gets ahead of eviction. The floor
+        is past the others already; requests to the topic wait until they are gone.
         """
         over = log.count - config.cap_records if config.cap_records else 0
         over_bytes = log.bytes - config.cap_bytes if config.cap_bytes else 0
         last = log.front_beyond(max(over, 0), max(over_bytes, 0))
         in_ram = log.front_is_in_ram(last)
-        log.stage_evict(min(last, log.first_seq + limits.EXPIRE_RECORDS - 1), op, ttl=False)
+        at_once = max(limits.EXPIRE_RECORDS, 2 * written)
+        log.stage_evict(min(last, log.first_seq + at_once - 1), op, ttl=False)
         if last >= log.first_seq:
             log.cap_lost = op.cap_lost = last
             self.upkeep.put_in_line(log)
