@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from topics import wire
-from topics.bodies import BodyType
+from topics.bodies import TOO_DEEP, BodyType
 from topics.count_bound import too_many_records
 from topics.engine import commands as cmd
 from topics.engine import limits
@@ -35,6 +35,7 @@ RECORD_TEXT_MAX = (
 RECORD_LEAST_MAX = (
     2 << 20
 )  # without blanks and escapes; with room for base64, and for fields that are ignored
+NESTING_MAX = 4096  # more than can be decoded
 OPS = frozenset((wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW, wire.TXN_STAGE))
 
 _KEY = re.compile(rb'"records"[ \t\r\n]*:[ \t\r\n]*\[')
@@ -94,6 +95,8 @@ class Cutting:
 
     def steps(self) -> Generator[None]:
         while self._scan.next():
+            if self._scan.depths.max() > NESTING_MAX:
+                raise InvalidRequest(TOO_DEEP)
             self._look()
             yield
         if not self._in_records:
