@@ -53,7 +53,7 @@ def _needless_bytes(text: bytes) -> int:
 class Scan:
     """A text by slices: which bytes lie in strings, and how deep the others are nested.
 
-    What is not valid JSON is scanned all the same: whoever decodes the pieces finds out.
+    Text that is not valid JSON is scanned too; decoding the pieces reveals it.
     """
 
     def __init__(self, body: bytes | memoryview, slice_bytes: int) -> None:

@@ -349,7 +349,7 @@ def test_a_disk_that_fails_in_the_middle(number: int, ends: bool) -> None:
 
 @fault(
     "worker",
-    "the worker of a dest in memory dies, and nobody has asked for that topic since",
+    "the worker of a destination in memory dies, and there was no request to that topic since",
     "its routers, and what they have counted, are there as before",
 )
 @pytest.mark.parametrize("dest", [NEAR, FAR], ids=["near", "far"])

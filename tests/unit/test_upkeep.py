@@ -1,4 +1,4 @@
-"""Goal: loading a topic and removing what time has ended hold up nobody but those who ask for that topic.
+"""Goal: loading a topic and removing expired records delay only the requests to that topic.
 
 Method: an engine whose topic takes many turns to load, or to let go of expired records; another topic is asked in each turn. The answers
 must be those of a topic that was in memory all the time.

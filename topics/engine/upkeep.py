@@ -1,11 +1,10 @@
-"""What a topic needs before it can be asked: its rows in memory, and records gone that time or a cap has ended. A share of it each
-turn.
+"""Upkeep of topics: loading their rows, and removing records that a TTL or a cap has ended. A bounded share each turn.
 
-Little of it is done at once, within what a turn has left for that. With more to do (`Untended`) the topic is in line: whoever asks for
-it waits, in the order in which they came, and other topics are served meanwhile. When it is done those who waited go on, some each
-turn, before others that come for the same topic.
+Small work is done at once, within the turn's budget. A topic with more to do is queued (`Untended`): requests to it wait in the order
+of their arrival, and other topics are served meanwhile. When its work is done the waiting requests resume, some each turn, before
+newer requests to the same topic.
 
-Work is counted in units of about a microsecond, and not measured; so the same requests take the same turns.
+Work is counted in units of about a microsecond, not measured, so that the same requests take the same turns.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Resume: TypeAlias = Callable[[TopicsError | None], None]
 
 
 class Untended(Exception):
-    """A topic is in line; nothing was changed. Whoever asked waits with `Upkeep.wait`."""
+    """The topic is queued for upkeep and nothing was changed. The caller waits with `Upkeep.wait`."""
 
     def __init__(self, log: TopicLog) -> None:
         super().__init__(log.name)
@@ -74,7 +73,7 @@ class Upkeep:
         self._room = limits.LONG_TURN_UNITS
 
     def holds(self, log: TopicLog) -> bool:
-        """Whether somebody who asks for this topic now has to wait."""
+        """Whether a new request to this topic has to wait."""
         place = self._line.get(log.id)
         return place is not None and place is not self._resumed
 
