@@ -1,0 +1,1 @@
+"""The front: client connections, admission, requests to shards, fan-out to watchers."""

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import uvloop
 
 import topics
-from router.call import Services
-from router.front_pressure import FrontPressure
-from router.gate import Gate
+from router.pressure import FrontPressure
+from router.requests.admission import Gate
+from router.requests.call import Services
 from router.server import Server
 from router.shard_client import ShardClient
-from topics import logs
-from topics.api_keys import secrets_of
-from topics.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
-from topics.extras import install
-from topics.places import FrontPlace
-from topics.settings import Settings, wants_spans
+from topics.api.api_keys import secrets_of
+from topics.link.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
+from topics.system import logs
+from topics.system.extras import install
+from topics.system.launch import FrontPlace
+from topics.system.settings import Settings, wants_spans
 
 if TYPE_CHECKING:
     from router.spans import Spans

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from topics.engine.scheduler import WEIGHTS
-from topics.reports import (
+from topics.engine.shard.scheduler import WEIGHTS
+from topics.link.reports import (
     CONSUMER_ROWS_MAX,
     FSYNC_BUCKETS_US,
     LATENCY_BUCKETS_US,

@@ -11,14 +11,14 @@ from typing import Any
 
 from aiohttp import web
 
-from router.aiohttp_server import FOREVER_S, AiohttpConnection, Handler
-from router.budget import ByteBudget
-from router.call import Services
-from router.fastpath import Connection
-from router.framing import HEAD_BYTES_MAX, HEADERS_MAX
-from router.gate import Gate
-from router.http2 import Http2Connection
-from topics.api_keys import parse_keys
+from router.connections.aiohttp_server import FOREVER_S, AiohttpConnection, Handler
+from router.connections.budget import ByteBudget
+from router.connections.connection import Connection
+from router.connections.http2 import Http2Connection
+from router.requests.admission import Gate
+from router.requests.call import Services
+from topics.api.api_keys import parse_keys
+from topics.protocols.http1.framing import HEAD_BYTES_MAX, HEADERS_MAX
 
 logger = logging.getLogger("topics.front")
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import zmq
 
-from router.front_core import FrontCore, Message
-from topics import wire
-from topics.control_channel import Peer
-from topics.logs import log
-from topics.sockets import descriptor, has_input
+from router.pending import FrontCore, Message
+from topics.link import wire
+from topics.link.control_channel import Peer
+from topics.link.sockets import descriptor, has_input
+from topics.system.logs import log
 
 logger = logging.getLogger("topics.front")
 

@@ -1,6 +1,6 @@
 """Spans of requests for OpenTelemetry, one for each that comes through the gate; docs/tracing.md.
 
-Nothing of this is imported unless spans are wanted (`topics.settings.wants_spans`), and the gate without spans knows nothing of
+Nothing of this is imported unless spans are wanted (`topics.system.settings.wants_spans`), and the gate without spans knows nothing of
 them. They are sent by a thread of the SDK's, from a buffer with a bound; what does not fit is dropped there, and a collector
 that is away costs requests nothing.
 
@@ -21,9 +21,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import topics
-from router.exchange import Request, Respond, Response
-from router.gate import PLACES_MAX, Gate
-from topics.traces import read_traceparent
+from router.requests.admission import PLACES_MAX, Gate
+from topics.api.traces import read_traceparent
+from topics.protocols.http.exchange import Request, Respond, Response
 
 logger = logging.getLogger("topics.front")
 

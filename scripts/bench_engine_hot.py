@@ -11,11 +11,11 @@ import numpy as np
 from bench_engine_support import PAYLOADS, Row, Run, Shell, WatchedDisk, against_floor, elapsed, plain
 from xxhash import xxh3_64_digest
 
-from topics.engine import commands as c
-from topics.engine.frames import HEADER
-from topics.engine.render import render_records
-from topics.engine.segments import ROW
-from topics.engine.wal import ENVELOPE, ENVELOPE_BYTES, ENVELOPE_MAGIC, FILE_HEADER_BYTES
+from topics.engine.commands import topics as c
+from topics.engine.reading.render import render_records
+from topics.engine.storage.frames import HEADER
+from topics.engine.storage.segments import ROW
+from topics.engine.storage.wal import ENVELOPE, ENVELOPE_BYTES, ENVELOPE_MAGIC, FILE_HEADER_BYTES
 
 US = 1000.0
 TS = 1748470000123

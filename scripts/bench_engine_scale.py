@@ -7,8 +7,8 @@ from statistics import median
 
 from bench_engine_support import PAYLOADS, Row, Run, Shell, plain
 
-from topics.engine import commands as c
-from topics.engine.subjects import TagMatch
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
 
 US = 1000.0
 TOLERANCE = 1.2

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from topics.engine import commands as c
-from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.engine import Engine, Job, Outcome
-from topics.engine.errors import TopicsError
-from topics.engine.ports import Disk
-from workers.posix_disk import PosixDisk
-from workers.system_clock import SystemClock
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import TopicsError
+from topics.engine.commands import topics as c
+from topics.engine.core.ports import Disk
+from topics.engine.runtime.engine import Engine, Job, Outcome
+from workers.shard.posix_disk import PosixDisk
+from workers.shard.system_clock import SystemClock
 
 NEVER = 1 << 60
 # Checkpoints only where a row asks for one: a slice of one inside a timed turn would be counted as that turn's.

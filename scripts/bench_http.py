@@ -22,8 +22,8 @@ from bench_engine_support import PAYLOADS, Row, Run, Shell
 from bench_http_support import RECORD, load, request, server
 from peers.systems import TopicsServer
 
-from topics.engine import commands as c
-from topics.engine.config import TopicConfig
+from topics.api.config import TopicConfig
+from topics.engine.commands import topics as c
 
 SINGLE = {"records": [{"data": RECORD}]}
 BATCH = {"records": [{"data": RECORD}] * 100}

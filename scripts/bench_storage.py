@@ -33,12 +33,12 @@ import msgspec
 from bench_engine_support import QUIET
 from peers.systems import TopicsServer
 
-from topics.engine import commands as c
-from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.engine import Engine, Job
-from workers.local_store import LocalSegmentStore
-from workers.posix_disk import PosixDisk
-from workers.system_clock import SystemClock
+from topics.api.config import EngineConfig, TopicConfig
+from topics.engine.commands import topics as c
+from topics.engine.runtime.engine import Engine, Job
+from workers.shard.local_store import LocalSegmentStore
+from workers.shard.posix_disk import PosixDisk
+from workers.shard.system_clock import SystemClock
 
 MIB = 1 << 20
 PAD = "x" * 980

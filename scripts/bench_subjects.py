@@ -16,8 +16,8 @@ from random import Random
 
 from bench_engine_support import against_floor, elapsed
 
-from topics.engine.limits import MATCHES_CACHED_MAX
-from topics.engine.subjects import Pattern, SubjectTrie, parse_pattern
+from topics.api.limits import MATCHES_CACHED_MAX
+from topics.engine.core.subjects import Pattern, SubjectTrie, parse_pattern
 
 Subscription = tuple[bytes, int, bytes | None]
 KINDS, REGIONS = 200, 50

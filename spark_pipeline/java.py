@@ -20,7 +20,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from topics.extras import install
+from topics.system.extras import install
 
 OLDEST = 17
 ARCHIVE_FROM = 25  # Java 21 refused the archive that it had written

@@ -27,7 +27,7 @@ LOCKED = 3  # how a server ends that finds the directory in use
 # It ends with this process, however that ends.
 _PROGRAM = """
 import runpy, sys
-from topics.process import die_with_parent
+from topics.system.process import die_with_parent
 die_with_parent(int(sys.argv[1]))
 sys.argv = ["workers"]
 runpy.run_module("workers", run_name="__main__")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_pipeline.java import Java, use_java
-from topics.extras import install
+from topics.system.extras import install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from router import front
-from topics import logs, process
-from topics.api_keys import secrets_of
-from topics.settings import Settings
-from workers import exit_codes, shard, supervisor
+from topics.api.api_keys import secrets_of
+from topics.system import logs, process
+from topics.system.settings import Settings
+from workers.process import exit_codes, supervisor
+from workers.shard import program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +26,7 @@ def serve() -> int:
     configured = Settings.from_env(os.environ)
     logs.configure("supervisor", configured.log_format, secrets_of(configured.api_keys))
     process.become("supervisor")
-    return supervisor.serve(configured, shard.main, front.main)
+    return supervisor.serve(configured, program.main, front.main)
 
 
 if __name__ == "__main__":

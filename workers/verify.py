@@ -18,24 +18,24 @@ from typing import TypeVar
 import click
 import msgspec
 
+from topics.api.config import EngineConfig
+from topics.api.errors import TopicsError
 from topics.cli import commands
 from topics.cli.failures import Failed
 from topics.cli.quantities import cold_dir_option, complete_directory, filled
-from topics.engine.config import EngineConfig
-from topics.engine.errors import TopicsError
-from topics.engine.files import TEMP_SUFFIX
-from topics.engine.layout import LAYOUT_NAME, Layout, encode_layout, generation_of, stale_layouts
-from topics.engine.ports import SegmentStore
-from topics.engine.repair import QUARANTINE, CannotRepair, Repaired, finish_repairs, repair_shard
-from topics.engine.tiered import TieredDisk
-from topics.engine.topic_ids import ID_STEP
-from topics.engine.verify import Finding, verify_shard
-from topics.printing import while_it_is_read
-from workers.data_directory import PRIVATE_UMASK, DataDirectory, read_layout, write_atomically
-from workers.exit_codes import DirectoryLocked, Refusal
-from workers.local_store import ID_NAME, LocalSegmentStore, read_id
-from workers.posix_disk import PosixDisk, make_durable_dir
-from workers.system_clock import SystemClock
+from topics.engine.core.ports import SegmentStore
+from topics.engine.core.topic_ids import ID_STEP
+from topics.engine.storage.files import TEMP_SUFFIX
+from topics.engine.storage.layout import LAYOUT_NAME, Layout, encode_layout, generation_of, stale_layouts
+from topics.engine.storage.tiered import TieredDisk
+from topics.engine.tools.repair import QUARANTINE, CannotRepair, Repaired, finish_repairs, repair_shard
+from topics.engine.tools.verify import Finding, verify_shard
+from topics.system.printing import while_it_is_read
+from workers.process.data_directory import PRIVATE_UMASK, DataDirectory, read_layout, write_atomically
+from workers.process.exit_codes import DirectoryLocked, Refusal
+from workers.shard.local_store import ID_NAME, LocalSegmentStore, read_id
+from workers.shard.posix_disk import PosixDisk, make_durable_dir
+from workers.shard.system_clock import SystemClock
 
 SOUND, DAMAGED, USAGE, CANNOT, NAMELESS = range(5)
 MEANINGS = {

@@ -174,7 +174,7 @@ def measure_lag_once(target: Topics, placement: str, seconds: float) -> dict[str
 
 def named_at(source: str, is_same: bool) -> str:
     """A topic at the worker of the source, or at another one."""
-    from topics.engine.placement import shard_of
+    from topics.engine.core.placement import shard_of
 
     names = (f"lag-dest-{i}" for i in range(1000))
     return next(name for name in names if (shard_of(name, SHARDS) == shard_of(source, SHARDS)) == is_same)

@@ -19,12 +19,12 @@ from typing import Any
 
 from peers import stage_marks as points
 from peers.stage_marks import Marks
-from topics.places import FrontPlace, WorkerPlace
+from topics.system.launch import FrontPlace, WorkerPlace
 
 
 def supervise(folder: Path) -> int:
-    from topics.settings import Settings
-    from workers import supervisor
+    from topics.system.settings import Settings
+    from workers.process import supervisor
 
     return supervisor.serve(
         Settings.from_env(os.environ), partial(run_worker, folder), partial(run_front, folder)
@@ -43,7 +43,7 @@ def run_front(folder: Path, place: FrontPlace, control: socket.socket) -> int:
 
 
 def run_worker(folder: Path, place: WorkerPlace, control: socket.socket) -> int:
-    from workers.shard import main
+    from workers.shard.program import main
 
     marks, sync_marks = Marks(), Marks()
     wrap_loop(marks)
@@ -57,8 +57,8 @@ def run_worker(folder: Path, place: WorkerPlace, control: socket.socket) -> int:
 
 
 def wrap_front(marks: Marks) -> None:
-    from router.fastpath import Connection
-    from router.front_core import FrontCore
+    from router.connections.connection import Connection
+    from router.pending import FrontCore
     from router.shard_client import ShardClient
 
     put = marks.put
@@ -105,9 +105,9 @@ def wrap_front(marks: Marks) -> None:
 
 def wrap_loop(marks: Marks) -> None:
     """Where the worker meets its links."""
-    from topics.engine.commands import Page
-    from workers.shard_core import ShardCore
-    from workers.shard_loop import ShardLoop
+    from topics.engine.commands.topics import Page
+    from workers.shard.core import ShardCore
+    from workers.shard.loop import ShardLoop
 
     put = marks.put
     plain_receive, plain_answer, plain_send = ShardCore.receive, ShardCore._answer, ShardLoop._send
@@ -135,10 +135,10 @@ def wrap_loop(marks: Marks) -> None:
 
 
 def wrap_engine(marks: Marks) -> None:
-    from topics.engine.commands import Appended
-    from topics.engine.engine import Engine, Job, Outcome, Request
-    from topics.engine.shard import Shard
-    from topics.engine.topic_log import Op
+    from topics.engine.commands.topics import Appended
+    from topics.engine.runtime.engine import Engine, Job, Outcome, Request
+    from topics.engine.shard.state_machine import Shard
+    from topics.engine.topic.log import Op
 
     put = marks.put
     syncs = 0
@@ -180,7 +180,7 @@ def wrap_engine(marks: Marks) -> None:
 
 def wrap_syncs(marks: Marks) -> None:
     """The thread that syncs runs one job at a time, and its jobs are reported in their order."""
-    from topics.engine.engine import Job
+    from topics.engine.runtime.engine import Job
 
     plain_run = Job.run
     syncs = 0

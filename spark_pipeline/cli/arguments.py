@@ -18,8 +18,8 @@ from spark_pipeline.session import MEMORY, NoSpark, session
 from spark_pipeline.tasks.manifest import FilesGone, NoManifest
 from spark_pipeline.tasks.names import ALL_TOPICS
 from spark_pipeline.tasks.server import TOKEN_ENV, Refused, Server, Unreachable
+from topics.api.errors import TopicsError
 from topics.cli.tables import safe
-from topics.engine.errors import TopicsError
 
 OK, DAMAGED, USAGE, CANNOT, LATER, INTERRUPTED = 0, 1, 2, 3, 4, 130
 DEFAULT_URL = "http://127.0.0.1:4000"

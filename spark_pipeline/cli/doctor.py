@@ -20,10 +20,10 @@ from spark_pipeline.java import NoJava, find_java, is_noexec
 from spark_pipeline.session import MEMORY, NoSpark, session
 from spark_pipeline.tasks.manifest import NoManifest, topics_in
 from spark_pipeline.tasks.server import Refused, Unreachable
+from topics.api.errors import TopicsError
 from topics.cli.tables import safe
-from topics.engine.errors import TopicsError
-from topics.engine.layout import COLD_ID_NAME
-from topics.extras import install
+from topics.engine.storage.layout import COLD_ID_NAME
+from topics.system.extras import install
 
 GOOD, BAD, LEFT_OUT = "ok", "failed", "skipped"
 

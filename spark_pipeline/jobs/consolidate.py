@@ -22,7 +22,7 @@ from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks.merge import MergeResult, MergeTask, merge_group
 from spark_pipeline.tasks.server import Refused, Server, Unreachable
 from topics.cli.tables import as_bytes
-from topics.engine.plans import PlanGroup
+from topics.engine.storage.merge_plan_file import PlanGroup
 
 POLL_S = 0.2
 LEASE_MS = 60_000

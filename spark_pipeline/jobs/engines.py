@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from spark_pipeline.tasks.manifest import FilesGone
-from topics.engine.errors import TopicsError
+from topics.api.errors import TopicsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

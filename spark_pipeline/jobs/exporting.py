@@ -16,8 +16,8 @@ from spark_pipeline.lake.table import Busy, ExportFailed, LakeUnavailable, Table
 from spark_pipeline.tasks.export import ExportResult, ExportTask, export_slices
 from spark_pipeline.tasks.manifest import ColdTopic, FilesGone
 from spark_pipeline.tasks.reading import Range, Slice, pack, slices_of
-from topics.engine.errors import TopicsError
-from topics.engine.limits import MIB
+from topics.api.errors import TopicsError
+from topics.api.limits import MIB
 
 PART_BYTES = 256 * MIB
 TASK_BYTES_MIN = 32 * MIB  # smaller ones are not worth being done beside others

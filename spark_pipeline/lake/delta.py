@@ -30,7 +30,7 @@ from spark_pipeline.lake.table import (
     remove_files,
 )
 from spark_pipeline.tasks.export import WANTED, ExportFile, sync
-from topics.extras import install
+from topics.system.extras import install
 
 LOG = "_delta_log"
 APPLICATION = "topics-spark:"

@@ -15,7 +15,7 @@ from spark_pipeline.report.trend import Previous, changes, points
 from spark_pipeline.tasks.figures import Figures
 from spark_pipeline.tasks.names import ALL_TOPICS
 from spark_pipeline.tasks.statistics import HOUR_MS, Statistics, size_of_class
-from topics.engine.manifest import Segment
+from topics.engine.storage.manifest import Segment
 
 PERCENTILES = (0.5, 0.9, 0.99, 1.0)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from spark_pipeline.schedule.state import BYTES_MAX, write_whole
-from topics.read_only_disk import read_small
+from topics.system.read_only_disk import read_small
 
 NAME = "scrub.json"
 TOPICS_MAX = 10_000  # those that were looked at last

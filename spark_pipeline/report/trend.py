@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from spark_pipeline.schedule.state import BYTES_MAX
-from topics.read_only_disk import read_small
+from topics.system.read_only_disk import read_small
 
 if TYPE_CHECKING:
     from spark_pipeline.report.model import Report, TopicReport

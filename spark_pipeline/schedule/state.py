@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from topics.read_only_disk import read_small
+from topics.system.read_only_disk import read_small
 
 HISTORY_MAX = 50  # runs of a job
 DETAIL_MAX = 4000  # characters of a result

@@ -14,7 +14,7 @@ from spark_pipeline.tasks.names import split_names
 from spark_pipeline.tasks.reading import SEQ_MAX, Range, Wanted
 from spark_pipeline.tasks.segments import VERIFY
 from spark_pipeline.tasks.server import TOKEN_ENV
-from topics.engine.limits import KEY_BYTES_MAX, MIB
+from topics.api.limits import KEY_BYTES_MAX, MIB
 
 OPTIONS = (
     "path", "url", "topic", "columns", "dataAs", "startSeq", "endSeq", "startTs", "endTs", "startingOffsets",

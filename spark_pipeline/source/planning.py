@@ -17,7 +17,7 @@ from spark_pipeline.tasks.http_reading import Gap, HttpSlice
 from spark_pipeline.tasks.manifest import ColdTopic, NoManifest, find_topics, read_manifest
 from spark_pipeline.tasks.reading import Range, Slice, pack, slices_of
 from spark_pipeline.tasks.server import Refused, Server, wanted_topics
-from topics.engine.limits import MIB
+from topics.api.limits import MIB
 
 SMALL_BYTES = 4 * MIB  # what a task costs by itself; parts are not made smaller without being asked to
 HTTP_RECORDS_MIN = 1000

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from topics.engine.errors import Corrupt
-from topics.engine.frames import (
+from topics.api.errors import Corrupt
+from topics.engine.storage.frames import (
     APPEND,
     DELETED,
     DIGEST_BYTES,

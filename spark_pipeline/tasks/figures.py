@@ -9,7 +9,7 @@ from itertools import pairwise
 from spark_pipeline.tasks.http_reading import Gap, HttpSlice, read_frames
 from spark_pipeline.tasks.reading import Slice, Wanted
 from spark_pipeline.tasks.statistics import Statistics, statistics_of, statistics_of_frames
-from topics.engine.errors import TopicsError
+from topics.api.errors import TopicsError
 
 SEGMENTS_MAX = 64  # of one task: each is an index to read, a few MiB
 HTTP_RECORDS_MIN = 20_000  # a task of fewer costs more than it saves

@@ -13,9 +13,9 @@ import pyarrow as pa
 from spark_pipeline.tasks.columns import Frames, constant, flags_column, schema_of, ts_column
 from spark_pipeline.tasks.reading import Wanted
 from spark_pipeline.tasks.server import FRAMES, Server
-from topics.engine.errors import Corrupt
-from topics.engine.frames import frame_is_valid, frame_starts
-from topics.engine.limits import MIB
+from topics.api.errors import Corrupt
+from topics.api.limits import MIB
+from topics.engine.storage.frames import frame_is_valid, frame_starts
 
 PAGE_BYTES = 8 * MIB
 PAGE_RECORDS = 10_000

@@ -1,4 +1,4 @@
-"""Finding topics and their manifests in a cold directory. What is in them: topics/engine/manifest.py."""
+"""Finding topics and their manifests in a cold directory. What is in them: topics/engine/storage/manifest.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_pipeline.tasks.names import pick_names, split_names
-from topics.engine.manifest import (
+from topics.engine.storage.manifest import (
     CURRENT_NAME,
     Manifest,
     Segment,
@@ -18,9 +18,9 @@ from topics.engine.manifest import (
     decode_manifest,
     manifest_name,
 )
-from topics.engine.manifest_check import SMALL_BYTES_MAX
-from topics.engine.segments import Mask, SegmentMeta
-from topics.read_only_disk import read_small
+from topics.engine.storage.segments import Mask, SegmentMeta
+from topics.engine.tools.verify_manifests import SMALL_BYTES_MAX
+from topics.system.read_only_disk import read_small
 
 _TRIES = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from topics.engine.subjects import parse_pattern
+from topics.engine.core.subjects import parse_pattern
 
 ALL_TOPICS = ">"
 

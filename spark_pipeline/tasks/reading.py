@@ -24,10 +24,10 @@ from spark_pipeline.tasks.columns import (
 )
 from spark_pipeline.tasks.manifest import ColdTopic, FilesGone
 from spark_pipeline.tasks.segments import Damage, SegmentReader, Verify
-from topics.engine.errors import Corrupt, TopicsError
-from topics.engine.limits import MIB
-from topics.engine.manifest import Segment
-from topics.engine.segments import Mask, Rows
+from topics.api.errors import Corrupt, TopicsError
+from topics.api.limits import MIB
+from topics.engine.storage.manifest import Segment
+from topics.engine.storage.segments import Mask, Rows
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 16 * MIB

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from spark_pipeline.tasks.segments import Damage, SegmentReader
-from topics.engine.errors import Corrupt, TopicsError
-from topics.engine.limits import MIB
-from topics.engine.manifest import Segment
-from topics.engine.sealing import verify_blocks
-from topics.engine.segments import BLOCK_BYTES
-from topics.read_only_disk import ReadOnlyDisk
+from topics.api.errors import Corrupt, TopicsError
+from topics.api.limits import MIB
+from topics.engine.storage.manifest import Segment
+from topics.engine.storage.sealing import verify_blocks
+from topics.engine.storage.segments import BLOCK_BYTES
+from topics.system.read_only_disk import ReadOnlyDisk
 
 READ_ROWS = 100_000
 READ_BYTES = 16 * MIB

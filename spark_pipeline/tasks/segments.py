@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
-from topics.engine.errors import Corrupt
-from topics.engine.files import HEADER_BYTES, Hasher, check_header, read_range, xxh
-from topics.engine.frames import DIGEST_BYTES, HEADER_DTYPE, OVERHEAD_BYTES
-from topics.engine.frames import HEADER_BYTES as FRAME_HEADER_BYTES
-from topics.engine.manifest import Segment
-from topics.engine.sealing import Sum, read_sum
-from topics.engine.segments import (
+from topics.api.errors import Corrupt
+from topics.engine.storage.files import HEADER_BYTES, Hasher, check_header, read_range, xxh
+from topics.engine.storage.frames import DIGEST_BYTES, HEADER_DTYPE, OVERHEAD_BYTES
+from topics.engine.storage.frames import HEADER_BYTES as FRAME_HEADER_BYTES
+from topics.engine.storage.manifest import Segment
+from topics.engine.storage.sealing import Sum, read_sum
+from topics.engine.storage.segments import (
     BLOCK_BYTES,
     DATA_MAGIC,
     EXPIRY,
@@ -36,7 +36,7 @@ from topics.engine.segments import (
     Rows,
     parse_dict,
 )
-from topics.read_only_disk import ReadOnlyDisk
+from topics.system.read_only_disk import ReadOnlyDisk
 
 Verify = Literal["none", "block", "record"]
 VERIFY: tuple[Verify, ...] = get_args(Verify)

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from spark_pipeline.tasks.server import TOKEN_ENV, Refused, Server, Unreachable
-from topics.engine.frames import RAW
-from topics.engine.limits import MIB
+from topics.api.limits import MIB
+from topics.engine.storage.frames import RAW
 
 CHUNK_ROWS = 5_000
 CHUNK_BYTES = 4 * MIB  # as text: a record of 1 MiB more is still far below what a server takes

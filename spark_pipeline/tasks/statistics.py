@@ -12,7 +12,7 @@ import xxhash
 from spark_pipeline.tasks.columns import Frames
 from spark_pipeline.tasks.reading import Slice
 from spark_pipeline.tasks.segments import SegmentReader
-from topics.engine.segments import ROW, Mask, Rows
+from topics.engine.storage.segments import ROW, Mask, Rows
 
 HOUR_MS = 3_600_000
 TAGS_MAX = 10_000  # counted tags of a segment or a sum of them: the most frequent

@@ -14,14 +14,14 @@ from tests.crash.workload import SHARDS, SMALL_FILES, Workload
 from tests.support.checker import assert_ok
 from tests.support.power_cut import Machine
 from tests.support.server import Server, until
-from workers.failpoints import VARIABLE
+from workers.shard.failpoints import VARIABLE
 
 SUPERVISOR = "supervisor"
 DEATHS_MAX = 4  # of shards, before the supervisor takes its time with restarting them
 
 
 class Failpoints:
-    """The folder that the workers look into; workers/failpoints.py says what is in it."""
+    """The folder that the workers look into; workers/shard/failpoints.py says what is in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.server import Server
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 PAUSE_S = 0.002  # between two tries while a shard is down
 CLASSES = ("fsync", "disk")

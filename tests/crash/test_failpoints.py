@@ -1,6 +1,6 @@
 """Goal: a worker may die before or after any of its disk calls, or in the middle of a write.
 
-Method: the places that the load reaches are recorded (workers/failpoints.py); some of each sort are drawn, and at each of them a
+Method: the places that the load reaches are recorded (workers/shard/failpoints.py); some of each sort are drawn, and at each of them a
 worker is killed under load. scripts/crash takes all of them. The history is judged at the end.
 """
 

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode
 from tests.crash.load import topics_on
 from tests.support.history import History, Op
 from tests.support.server import Server, until
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 SHARDS = 2
 CLASSES = ("fsync", "disk", "memory")

@@ -19,7 +19,7 @@ import yaml
 
 from tests.deploy.replay import COMPOSE, DEPLOY, ROOT
 from tests.support.server import running
-from workers import exit_codes
+from workers.process import exit_codes
 
 ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "topics.json").read_text())

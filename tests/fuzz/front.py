@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from router.call import Services
-from router.fastpath import CLOSING, IDLE, Connection
-from router.front_core import FrontCore
+from router.connections.connection import CLOSING, IDLE, Connection
+from router.pending import FrontCore
+from router.requests.call import Services
 from router.server import Server
 from tests.support.shard_rig import Rig
-from topics import wire
-from topics.http_errors import STATUS
-from topics.settings import Settings
+from topics.api.http_errors import STATUS
+from topics.link import wire
+from topics.system.settings import Settings
 
 BODY_BYTES_MAX = 4096
 SUCCESSES = frozenset((200, 201, 204))

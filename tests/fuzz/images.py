@@ -14,9 +14,9 @@ import msgspec
 
 from tests.support.engine_harness import DISK, FSYNC, MEMORY, SMALL, Harness, file_bytes, numbered
 from tests.support.sim_disk import SimDisk
-from topics.engine import commands as c
-from topics.engine.config import EngineConfig
-from topics.engine.frames import APPEND, HEADER, HEADER_BYTES
+from topics.api.config import EngineConfig
+from topics.engine.commands import topics as c
+from topics.engine.storage.frames import APPEND, HEADER, HEADER_BYTES
 
 ERASED = 6  # of the topic `tagged`
 

@@ -18,14 +18,14 @@ from tests.support.engine_harness import META_DIR, SMALL
 from tests.support.faults import fault
 from tests.support.shard_rig import WORKER, Rig
 from tests.support.sim_disk import SimDisk
-from topics import wire
-from topics.engine import wal
-from topics.engine.catalog import Report
-from topics.engine.errors import Corrupt
-from topics.engine.files import write_digest_file
-from topics.engine.intents import MAGIC, intent_path, pending_intents
-from topics.engine.loading import index_of_records
-from topics.engine.segments import SegmentMeta
+from topics.api.errors import Corrupt
+from topics.engine.shard.quotas import Report
+from topics.engine.storage import wal
+from topics.engine.storage.files import write_digest_file
+from topics.engine.storage.intents import MAGIC, intent_path, pending_intents
+from topics.engine.storage.segments import SegmentMeta
+from topics.engine.upkeep.loading import index_of_records
+from topics.link import wire
 
 HUGE = 1 << 60
 

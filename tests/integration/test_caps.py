@@ -17,7 +17,7 @@ import pytest
 from tests.support.faults import fault
 from tests.support.length import pick
 from tests.support.server import Reply, Server, until
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 SHARDS = 3
 TEN = {"TOPICS_MAX_TOPICS": "10"}

@@ -28,7 +28,7 @@ from topics.cli.bench import Bench
 from topics.cli.quantities import size, when
 from topics.cli.tables import as_time
 from topics.client import Client, errors
-from topics.quantities import milliseconds
+from topics.system.quantities import milliseconds
 
 KEYS = "root,reader:read:open."
 

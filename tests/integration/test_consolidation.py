@@ -17,9 +17,9 @@ from tests.support.contract import ok, refused
 from tests.support.in_process import call
 from tests.support.merger import Merger
 from tests.support.server import Server, until
-from topics.engine.manifest import decode_current, decode_manifest, manifest_name
+from topics.engine.storage.manifest import decode_current, decode_manifest, manifest_name
 from workers import verify
-from workers.local_store import LocalSegmentStore
+from workers.shard.local_store import LocalSegmentStore
 
 COUNT = 100
 SECRET = "the secret that nobody may find again: 4711-0815"

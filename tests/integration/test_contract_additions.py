@@ -21,8 +21,8 @@ import topics
 from tests.support.contract import Json, data_of, ok, poll, records_of, refused, state_of
 from tests.support.faults import fault
 from tests.support.server import Reply, Server, until
-from topics import openapi
-from topics.engine import frames
+from topics.engine.storage import frames
+from topics.protocols.http.openapi import document as openapi
 
 JSON = "application/json"
 LINES = "application/x-ndjson"

@@ -22,7 +22,7 @@ import pytest
 from tests.support.contract import Json, data_of, ok, poll, refused, send_text, state_of
 from tests.support.faults import fault
 from tests.support.server import PROGRAM, ROOT, Reply, Server, until
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 Start = Callable[..., Server]
 

@@ -18,10 +18,8 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from router.budget import ByteBudget
-from router.exchange import Request, Respond, Response
-from router.streams import STREAM_STALL_US
-from router.websocket_frames import PING_FRAME, Masks, close_frame, text_frame
+from router.connections.budget import ByteBudget
+from router.watch.sinks import STREAM_STALL_US
 from tests.integration.test_streams import (
     LOOPS,
     PATIENT_S,
@@ -34,6 +32,8 @@ from tests.integration.test_streams import (
 )
 from tests.support.connection_bench import answers, others, rest, run, slow
 from tests.support.faults import fault
+from topics.protocols.http.exchange import Request, Respond, Response
+from topics.protocols.websocket.frames import PING_FRAME, Masks, close_frame, text_frame
 
 TEXT, BINARY, CONTINUED, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 

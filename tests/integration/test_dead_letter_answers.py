@@ -16,8 +16,8 @@ from tests.support.consumer_client import path_of
 from tests.support.contract import data_of, fresh, ok
 from tests.support.queue_client import make_queue
 from tests.support.server import Server, until
-from topics.engine.placement import shard_of
-from workers.outbox import WAIT_US
+from topics.engine.core.placement import shard_of
+from workers.forward.outbox import WAIT_US
 
 ROUNDS = 15
 

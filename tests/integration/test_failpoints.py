@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.failpoints import BadFailpoint, FailpointDisk, parse_point, what_is
-from workers.posix_disk import PosixDisk
+from workers.shard.failpoints import BadFailpoint, FailpointDisk, parse_point, what_is
+from workers.shard.posix_disk import PosixDisk
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "layout-1/shard-00/wal/wal-0000000000000001.log"
@@ -159,8 +159,8 @@ def test_the_boot_id_can_be_replaced(disk: FailpointDisk, folder: Path) -> None:
 
 DYING = """
 import sys
-from workers.failpoints import FailpointDisk
-from workers.posix_disk import PosixDisk
+from workers.shard.failpoints import FailpointDisk
+from workers.shard.posix_disk import PosixDisk
 disk = FailpointDisk(PosixDisk(sys.argv[1]), sys.argv[2], 0)
 disk.make_dir("wal")
 handle = disk.open("wal/wal-1.log", create=True)
@@ -199,7 +199,7 @@ def test_slow_makes_every_call_take_longer_and_is_not_noted(disk: FailpointDisk,
     arm(folder, "wal.sync.before slow ms=7")
     slept: list[float] = []
     patch = pytest.MonkeyPatch()
-    patch.setattr("workers.failpoints.time.sleep", slept.append)
+    patch.setattr("workers.shard.failpoints.time.sleep", slept.append)
     disk.make_dir("wal")
     handle = disk.open("wal/wal-1.log", create=True)
     for _ in range(3):

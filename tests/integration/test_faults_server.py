@@ -23,7 +23,7 @@ import pytest
 
 from tests.support.faults import fault
 from tests.support.server import ROOT, Server, is_alive, until
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 NOBODY = 65534
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: an end by RST instead of by FIN
@@ -81,8 +81,8 @@ def test_directory_without_permission(tmp_path: Path) -> None:
     closed.mkdir(mode=0o500)
     program = f"""
 import os, sys
-from workers.data_directory import DataDirectory
-from workers.exit_codes import Refusal
+from workers.process.data_directory import DataDirectory
+from workers.process.exit_codes import Refusal
 if os.geteuid() == 0:
     os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
 try:

@@ -15,12 +15,12 @@ import pytest
 
 from tests.support.length import pick
 from tests.support.server import Server, until
-from topics.engine.engine import Engine
-from topics.engine.placement import shard_of
-from topics.settings import Settings
-from workers.posix_disk import PosixDisk
-from workers.shard import engine_config
-from workers.system_clock import SystemClock
+from topics.engine.core.placement import shard_of
+from topics.engine.runtime.engine import Engine
+from topics.system.settings import Settings
+from workers.shard.posix_disk import PosixDisk
+from workers.shard.program import engine_config
+from workers.shard.system_clock import SystemClock
 
 Start = Callable[..., Server]
 _names = itertools.count()

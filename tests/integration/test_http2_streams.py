@@ -13,12 +13,12 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
-from router.exchange import Response, Sink
-from router.http2_streams import FULL_BYTES
-from router.streams import STREAM_STALL_US
+from router.connections.http2_streams import FULL_BYTES
+from router.watch.sinks import STREAM_STALL_US
 from tests.integration.test_streams import LOOPS, PATIENT_S, NewLoop, Site, StreamGate, Tap, rest, run_on
 from tests.support.faults import fault
 from tests.support.http2_bench import Bench, Client, Got
+from topics.protocols.http.exchange import Response, Sink
 
 
 class Watch:

@@ -22,10 +22,10 @@ from tests.support.in_process import call
 from tests.support.merger import Merger
 from tests.support.server import ROOT, Server, until
 from topics.cli import commands
+from topics.cli.disk_usage import disk_usage
 from topics.cli.inspecting import look
-from topics.disk_usage import disk_usage
 from workers import verify
-from workers.local_store import LocalSegmentStore
+from workers.shard.local_store import LocalSegmentStore
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from topics import wire
-from topics.control_channel import Peer
-from workers.peer_sockets import PeerSockets
+from topics.link import wire
+from topics.link.control_channel import Peer
+from workers.peers.sockets import PeerSockets
 
 WAIT_MS = 10_000
 

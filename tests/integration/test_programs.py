@@ -14,7 +14,8 @@ from pathlib import Path
 from tests.unit.test_bench_report import made_up
 from tests.unit.test_disk_usage import data as data
 from tests.unit.test_disk_usage import size_of
-from topics import __version__, openapi
+from topics import __version__
+from topics.protocols.http.openapi import document as openapi
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,9 @@ def test_the_package_is_imported_without_the_client() -> None:
 
 
 def test_the_openapi_document_is_printed() -> None:
-    assert json.loads(run("-m", "topics.openapi").stdout) == openapi.document(__version__)
+    assert json.loads(run("-m", "topics.protocols.http.openapi.document").stdout) == openapi.document(
+        __version__
+    )
 
 
 def test_a_terminal_is_told_what_du_waits_for(data: Path) -> None:
@@ -61,9 +64,9 @@ def test_a_terminal_is_told_what_du_waits_for(data: Path) -> None:
 
 LOGGING = """
 import logging, os
-from topics import logs
-from topics.api_keys import secrets_of
-from topics.settings import Settings
+from topics.system import logs
+from topics.api.api_keys import secrets_of
+from topics.system.settings import Settings
 settings = Settings.from_env(os.environ)
 for chosen in ("json", "human", "auto"):
     logs.configure("test", chosen, secrets_of(settings.api_keys))

@@ -21,9 +21,9 @@ from tests.support.in_process import call
 from tests.support.length import pick
 from tests.support.merger import Merger
 from tests.support.server import Reply, Server, until
-from topics.engine.manifest import is_of_manifests
+from topics.engine.storage.manifest import is_of_manifests
 from workers import verify
-from workers.local_store import LocalSegmentStore
+from workers.shard.local_store import LocalSegmentStore
 
 TOPICS = [f"t{i}" for i in range(6)]
 COUNT = 45

@@ -21,8 +21,8 @@ import pytest
 
 from tests.support.length import pick
 from tests.support.server import Server, until
-from topics.engine.placement import shard_of
-from workers.forwarder import BATCHES_MAX
+from topics.engine.core.placement import shard_of
+from workers.forward.forwarder import BATCHES_MAX
 
 LOW_TOPICS = pick(short=1500, long=5000)
 HIGH_FLOWS = 200

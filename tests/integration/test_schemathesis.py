@@ -16,7 +16,7 @@ from schemathesis.specs.openapi import checks
 import topics
 from tests.support import length
 from tests.support.server import Server
-from topics.openapi import document
+from topics.protocols.http.openapi.document import document
 
 # What never ends cannot be checked as an answer: the tests of watching do that.
 ENDLESS = [

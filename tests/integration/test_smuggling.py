@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from router.fastpath import LINGER_US, READ_AHEAD_MAX
-from router.plain_head import read_plain_head
+from router.connections.connection import LINGER_US, READ_AHEAD_MAX
 from tests.support.faults import fault
 from tests.support.h2_client import Http2Client
 from tests.support.raw_http import Closed, RawClient, RawReply
 from tests.support.server import PATIENCE_S, Server, until
+from topics.protocols.http1.plain_head import read_plain_head
 
 BODY = b'{"records":[{"data":1}]}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.otlp_receiver import OtlpReceiver, Span, collecting
 from tests.support.server import PATIENCE_S, ROOT, running
-from topics.settings import Settings, wants_spans
+from topics.system.settings import Settings, wants_spans
 
 SERVER, CLIENT, PRODUCER, CONSUMER = 2, 3, 4, 5  # kinds of spans, as OTLP has them
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
@@ -104,7 +104,7 @@ def test_a_write_that_fails_has_a_span_that_says_so(told: tuple[OtlpReceiver, An
 
 
 def test_without_the_variables_nobody_imports_opentelemetry() -> None:
-    code = "import router.front, topics.client.asynchronous, topics.client.worker, topics.cli.__main__, workers.supervisor"
+    code = "import router.front, topics.client.asynchronous, topics.client.worker, topics.cli.__main__, workers.process.supervisor"
     assert "opentelemetry" not in modules_of(f"{code}\nassert router.front.open_spans(0) is None")
 
 
@@ -141,7 +141,7 @@ def test_when_spans_are_wanted(environ: dict[str, str], wanted: bool) -> None:
 
 
 def test_wanted_without_the_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("topics.system.settings.find_spec", lambda name: None)
     (problem,) = Settings(otel=True).problems()
     assert "topics[otel]" in problem
     assert Settings().problems() == []

@@ -13,16 +13,16 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from router.aiohttp_server import Handler
-from router.budget import ByteBudget
-from router.call import Services
-from router.exchange import Request, Respond, Response, Sink
-from router.fastpath import CLOSING, LINGER_US, STREAM, Connection
+from router.connections.aiohttp_server import Handler
+from router.connections.budget import ByteBudget
+from router.connections.connection import CLOSING, LINGER_US, STREAM, Connection
+from router.requests.call import Services
 from router.server import Server
-from router.streams import STREAM_STALL_US
+from router.watch.sinks import STREAM_STALL_US
 from tests.support.connection_bench import Gate, Transport, World, fast, others, rest, run, slow
 from tests.support.faults import fault
-from topics.settings import Settings
+from topics.protocols.http.exchange import Request, Respond, Response, Sink
+from topics.system.settings import Settings
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nX-A: b\r\n\r\n"
 PATIENT_S = 120

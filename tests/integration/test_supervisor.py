@@ -28,8 +28,8 @@ from tests.support import nursery
 from tests.support.faults import fault
 from tests.support.in_process import call
 from topics.cli import commands
-from workers import exit_codes
 from workers.__main__ import main as server_main
+from workers.process import exit_codes
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from router.fastpath import FAST_BODY_MAX
-from router.plain_head import read_plain_head
+from router.connections.connection import FAST_BODY_MAX
 from tests.support.h2_client import Http2Client
 from tests.support.raw_http import Closed, RawClient, RawReply
 from tests.support.server import Reply, Server
+from topics.protocols.http1.plain_head import read_plain_head
 
 MIB = 1 << 20
 JSON = ("Content-Type", "application/json")

@@ -24,7 +24,7 @@ from tests.support.ledger import Ledger
 from tests.support.server import Server, running, until
 from tests.support.sse_client import EventStream, NotOpened, open_stream, pump, try_open, watch
 from tests.support.ws_client import WebSocket
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 SHARDS = 2
 Start = Callable[..., Server]

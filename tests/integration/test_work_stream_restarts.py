@@ -19,7 +19,7 @@ from tests.support.contract import Json, fresh, ok
 from tests.support.faults import fault
 from tests.support.server import Server, readable, running, until
 from tests.support.sse_client import EventStream, NotOpened, Protocol
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 SHARDS = 2
 

@@ -6,9 +6,9 @@ import json
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from router.exchange import Request
 from tests.sim.world import MS, S
 from tests.support.history import Op
+from topics.protocols.http.exchange import Request
 
 if TYPE_CHECKING:
     from tests.sim.clients import Crowd

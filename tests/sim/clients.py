@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from router.exchange import Request, Response
 from tests.sim import merge_jobs, sinks
 from tests.sim import router_clients as routers
 from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping
@@ -22,6 +21,7 @@ from tests.sim.queue_workers import LETTERS, QUEUES, QueueWorker, Spot
 from tests.sim.watchers import REST_US, Watcher
 from tests.sim.world import MS, S
 from tests.support.history import History, Op
+from topics.protocols.http.exchange import Request, Response
 
 SETTLE_US = 60 * S  # more than any wire, stall, parking place or pair of syncs can hold a request
 

@@ -18,24 +18,24 @@ TYPICAL = (1035, 1039)  # long stories that run most of it, with a cold tier
 
 # What a request passes through between its parsed head and the disk, all of it.
 RUN = (
-    "topics/engine", "topics/wire.py", "topics/schemas.py", "topics/http_errors.py", "workers/shard_core.py",
-    "workers/caps.py", "workers/requests.py", "workers/replies.py", "router/front_core.py", "router/gate.py",
-    "router/call.py", "router/query.py", "router/endpoints/records.py", "router/endpoints/topics.py",
-    "topics/watching.py", "topics/event_ids.py", "workers/watch_desk.py", "workers/feeds.py", "workers/sessions.py",
-    "workers/watch_file.py", "router/fanout.py", "router/watchers.py", "router/event_stream.py", "router/streams_desk.py", "router/sse.py",
-    "router/endpoints/watch.py",
+    "topics/engine", "topics/link/wire.py", "topics/api/requests.py", "topics/api/http_errors.py", "workers/shard/core.py",
+    "workers/shard/caps.py", "workers/codec/requests.py", "workers/codec/replies.py", "router/pending.py", "router/requests/admission.py",
+    "router/requests/call.py", "topics/protocols/http/query.py", "router/requests/endpoints/records.py", "router/requests/endpoints/topics.py",
+    "topics/link/watch.py", "topics/protocols/http/event_ids.py", "workers/watch/service.py", "workers/watch/feeds.py", "workers/watch/sessions.py",
+    "workers/watch/session_file.py", "router/watch/fanout.py", "router/watch/watchers.py", "router/watch/event_stream.py", "router/watch/service.py", "topics/protocols/http/sse.py",
+    "router/requests/endpoints/watch.py",
 )  # fmt: skip
 LEFT_OUT = {
-    "topics/engine/verify.py": "offline",
-    "topics/engine/repair.py": "offline",
-    "topics/engine/salvage_log.py": "offline",
-    "topics/engine/salvage_segments.py": "offline",
-    "topics/engine/overlay.py": "offline",
-    "workers/shard_loop.py": "sockets and threads",
-    "workers/posix_disk.py": "the real disk",
-    "workers/supervisor.py": "processes",
+    "topics/engine/tools/verify.py": "offline",
+    "topics/engine/tools/repair.py": "offline",
+    "topics/engine/tools/salvage_log.py": "offline",
+    "topics/engine/tools/salvage_segments.py": "offline",
+    "topics/engine/storage/overlay.py": "offline",
+    "workers/shard/loop.py": "sockets and threads",
+    "workers/shard/posix_disk.py": "the real disk",
+    "workers/process/supervisor.py": "processes",
     "router/shard_client.py": "sockets",
-    "router/fastpath.py": "bytes of HTTP",
+    "router/connections/connection.py": "bytes of HTTP",
 }
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
-from router.exchange import Request, Response
 from tests.sim import merge_jobs, queue_workers, sinks
 from tests.sim import router_clients as routers
 from tests.sim.actors import json_request
 from tests.sim.frames import read_frames
 from tests.support.history import Op
+from topics.protocols.http.exchange import Request, Response
 
 LINES_TYPE = b"application/x-ndjson"
 FRAMES_TYPE = b"application/vnd.topics.frames"

@@ -13,7 +13,7 @@ from tests.sim.processes import Machine, SimServer, SimShard, calm
 from tests.sim.world import MS, S, World
 from tests.support.history import History
 from tests.support.sim_disk import SimDisk
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 REPAIR_US = 300 * MS  # how long somebody takes to restart a shard that turned read-only
 

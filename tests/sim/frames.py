@@ -8,8 +8,8 @@ from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
-from router.exchange import Response
 from tests.support.history import Op
+from topics.protocols.http.exchange import Response
 
 _HEAD, _EXTENSION = struct.Struct("<IBBQQQHHI"), struct.Struct("<BH")
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from router.exchange import Request
 from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
 from tests.sim.frames import frames
 from tests.sim.processes import Machine
@@ -24,9 +23,10 @@ from tests.sim.world import MS
 from tests.support.history import Op
 from tests.support.merger import Damaged, Merger
 from tests.support.sim_disk import SimDisk
-from topics.engine.errors import Corrupt
-from topics.engine.limits import TIME_CEILING_STEP_MS
-from topics.engine.manifest import (
+from topics.api.errors import Corrupt
+from topics.api.limits import TIME_CEILING_STEP_MS
+from topics.engine.core.placement import shard_of
+from topics.engine.storage.manifest import (
     dead_name,
     decode_dead,
     decode_manifest,
@@ -34,9 +34,9 @@ from topics.engine.manifest import (
     manifest_name,
     pinned_id,
 )
-from topics.engine.placement import shard_of
-from topics.engine.segment_store import DiskSegmentStore
-from topics.engine.segments import parse_segment_name
+from topics.engine.storage.segment_store import DiskSegmentStore
+from topics.engine.storage.segments import parse_segment_name
+from topics.protocols.http.exchange import Request
 
 if TYPE_CHECKING:
     from tests.sim.clients import Crowd

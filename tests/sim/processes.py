@@ -3,7 +3,7 @@
     client ──▶ SimFront (Gate, endpoints, FrontCore) ──links──▶ SimShard (ShardCore, Engine, Caps) ──▶ SimDisk, hot
                                                        ◀──────                                     ──▶ SimDisk, cold
 
-What stands in for the shipped shells: `SimShard._step` for workers.shard_loop, `SimFront._flush` for
+What stands in for the shipped shells: `SimShard._step` for workers.shard.loop, `SimFront._flush` for
 router.shard_client, `SimServer` for the supervisor (it hears of a death only after it, starts a successor with a new
 incarnation, and tells everybody who lives).
 
@@ -21,24 +21,24 @@ from typing import Any
 
 import msgspec
 
-from router.call import Services
-from router.exchange import Request, Respond
-from router.front_core import FrontCore
-from router.gate import Gate
+from router.pending import FrontCore
+from router.requests.admission import Gate
+from router.requests.call import Services
 from tests.sim.world import MS, DiskLine, Links, MachineClock, S, World
 from tests.support.sim_disk import SimDisk, SimulatedCrash
-from topics import wire
-from topics.engine.committing import STAGE_KIND
-from topics.engine.config import EngineConfig
-from topics.engine.engine import COLD_KINDS, Engine, Job
-from topics.engine.errors import TopicsError
-from topics.engine.segment_store import DiskSegmentStore
-from topics.settings import Settings
-from workers.caps import Caps
-from workers.metrics import ShardMetrics
-from workers.shard_core import Actions, ShardCore
-from workers.shard_loop import DRAIN_REQUESTS
-from workers.supervisor import SETTLE_S
+from topics.api.config import EngineConfig
+from topics.api.errors import TopicsError
+from topics.engine.runtime.engine import COLD_KINDS, Engine, Job
+from topics.engine.shard.transaction_commit import STAGE_KIND
+from topics.engine.storage.segment_store import DiskSegmentStore
+from topics.link import wire
+from topics.protocols.http.exchange import Request, Respond
+from topics.system.settings import Settings
+from workers.process.supervisor import SETTLE_S
+from workers.shard.caps import Caps
+from workers.shard.core import Actions, ShardCore
+from workers.shard.loop import DRAIN_REQUESTS
+from workers.shard.metrics import ShardMetrics
 
 THREADS = ("sync", STAGE_KIND, *COLD_KINDS)  # kinds of jobs that have one of their own
 Message = tuple[bytes, list[wire.Buffer]]  # peer, parts
@@ -152,7 +152,7 @@ class SimShard:
         except SimulatedCrash:
             self.server.crashed(self)
         except (TopicsError, OSError) as error:
-            # As workers.shard does: it says why, and ends. Only a broken disk may be a reason.
+            # As workers.shard.program does: it says why, and ends. Only a broken disk may be a reason.
             self.server.failed(self, error)
 
     def _begin(self) -> None:

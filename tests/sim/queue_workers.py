@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from router.exchange import Request
 from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
 from tests.sim.world import MS
 from tests.support.history import Op
+from topics.protocols.http.exchange import Request
 
 if TYPE_CHECKING:
     from tests.sim.clients import Auditor, Crowd

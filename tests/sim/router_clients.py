@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 from urllib.parse import urlencode
 
-from router.exchange import Request
 from tests.sim.actors import json_request
+from topics.protocols.http.exchange import Request
 
 # Sources, all of them matched by a pattern, and dests. The first config is the one that a topic begins with.
 FLOWING: dict[str, list[dict[str, Any]]] = {

@@ -36,9 +36,9 @@ from tests.support.checker import assert_ok
 from tests.support.checker.erases import erased
 from tests.support.engine_harness import holders
 from tests.support.history import Op
-from topics.engine import limits
-from topics.engine.config import EngineConfig
-from topics.settings import Settings
+from topics.api import limits
+from topics.api.config import EngineConfig
+from topics.system.settings import Settings
 
 STEPS = 250  # requests of clients
 FIRST_WITH_TIERS = 1000

@@ -12,11 +12,11 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from router.exchange import Request
 from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
 from tests.sim.queue_workers import LETTERS, QUEUES
 from tests.sim.world import MS
 from tests.support.history import Op
+from topics.protocols.http.exchange import Request
 
 if TYPE_CHECKING:
     from tests.sim.clients import Crowd

@@ -14,8 +14,8 @@ import pytest
 from tests.support import length
 from tests.support.faults import fault
 from tests.support.shard_rig import WORKER, Cluster, Rig, error_of
-from topics import wire
-from topics.engine.limits import MIB
+from topics.api.limits import MIB
+from topics.link import wire
 
 
 def write(size: int = 1) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from tests.support.checker import assert_ok, check
 from tests.support.engine_harness import SMALL
 from tests.support.history import History, Op
 from tests.support.shard_rig import Rig
-from topics import wire
-from topics.engine.limits import MIB
+from topics.api.limits import MIB
+from topics.link import wire
 
 SEEDS = (1, 2, 3)
 TRIES = length.pick(short=2, long=30)

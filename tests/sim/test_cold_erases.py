@@ -26,11 +26,11 @@ from tests.support.tiered_engine import (
     relocated,
     tiers,
 )
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine import merge_commands as mrg
-from topics.engine.errors import ErasePutOff
-from topics.engine.manifest import decode_manifest
+from topics.api import limits
+from topics.api.errors import ErasePutOff
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.storage.manifest import decode_manifest
 
 
 def anywhere(h: Harness) -> list[str]:

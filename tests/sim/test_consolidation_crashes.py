@@ -20,10 +20,10 @@ from tests.support.faults import fault
 from tests.support.merge_rig import NEEDLE, begun, check_tidy, commit, keys, plan, seen, work
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import merge_commands as mrg
-from topics.engine.errors import ErasePutOff
-from topics.engine.segment_store import DiskSegmentStore
+from topics.api.errors import ErasePutOff
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.storage.segment_store import DiskSegmentStore
 
 
 def begin(store: Any = None) -> tuple[Harness, dict[str, Any]]:

@@ -25,7 +25,7 @@ from tests.support.faults import fault
 from tests.support.model import Conf, NewRec
 from tests.support.shard_words import Divergence
 from tests.support.sim_disk import SimulatedCrash
-from topics.engine.errors import TopicsError
+from topics.api.errors import TopicsError
 
 pytestmark = pytest.mark.sim
 

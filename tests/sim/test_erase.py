@@ -32,14 +32,14 @@ from tests.support.engine_harness import (
 from tests.support.faults import fault
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimulatedCrash
-from topics.engine import commands as c
-from topics.engine import frames
-from topics.engine.config import TopicConfig
-from topics.engine.errors import ErasePutOff, ShardReadOnly, TopicsError
-from topics.engine.repair import repair_shard
-from topics.engine.sealing import drain, verify_steps
-from topics.engine.subjects import TagMatch
-from topics.engine.wal import scan
+from topics.api.config import TopicConfig
+from topics.api.errors import ErasePutOff, ShardReadOnly, TopicsError
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.storage import frames
+from topics.engine.storage.sealing import drain, verify_steps
+from topics.engine.storage.wal import scan
+from topics.engine.tools.repair import repair_shard
 
 SECRET = b'"the secret that nobody may find again: 4711-0815"'
 NEEDLE = b"nobody may find again"

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from tests.support.watch_rig import Client, Town
-from topics.watching import FeedOptions
+from topics.link.watch import FeedOptions
 
 NAMES = [f"a.{i}" for i in range(5)]
 STEPS = 80

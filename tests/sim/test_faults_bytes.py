@@ -21,8 +21,8 @@ from tests.support.damage import (
 from tests.support.engine_harness import META_DIR, file_bytes, numbered, overwrite
 from tests.support.faults import fault
 from tests.support.length import pick, turn
-from topics.engine.errors import Corrupt, UnsupportedFormat
-from topics.engine.intents import write_intent
+from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.engine.storage.intents import write_intent
 
 Field = tuple[str, int, int]  # name, offset, length
 

@@ -18,8 +18,8 @@ import pytest
 from tests.support import length
 from tests.support.engine_harness import FSYNC, SMALL, Harness, append, numbered
 from tests.support.faults import fault
-from topics.engine import commands as c
-from topics.engine.errors import TopicsError
+from topics.api.errors import TopicsError
+from topics.engine.commands import topics as c
 
 HARD = (errno.EIO, errno.EACCES, errno.EROFS)
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -22,7 +22,7 @@ from tests.support.damage import (
 )
 from tests.support.engine_harness import META_DIR, WAL_DIR, file_bytes, lose, overwrite
 from tests.support.faults import fault
-from topics.engine.wal import FILE_HEADER, file_header
+from topics.engine.storage.wal import FILE_HEADER, file_header
 
 # Name, place in the catalogue, which file.
 KINDS: dict[str, tuple[str, Callable[[Shelf], str]]] = {

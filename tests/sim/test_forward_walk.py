@@ -14,9 +14,9 @@ import pytest
 from tests.support import length
 from tests.support.engine_harness import Harness, numbered
 from tests.support.forward_harness import Pair, rule
-from topics.engine import commands as c
-from topics.engine import forward_commands as f
-from topics.engine.config import TopicConfig
+from topics.api.config import TopicConfig
+from topics.engine.commands import forwards as f
+from topics.engine.commands import topics as c
 
 SEEDS = length.seeds(short=10, long=200)
 STEPS = 60

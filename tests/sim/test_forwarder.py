@@ -30,13 +30,14 @@ from tests.support.flow_rig import (
     write,
 )
 from tests.support.shard_rig import Cluster
-from topics import wire
-from topics.engine import delivery
-from topics.engine import forward_commands as fwd
-from topics.engine.topic_log import TopicLog
-from workers import forwarder, peer_links
-from workers.forwarder import PAUSE_MS_MAX, PAUSE_MS_MIN
-from workers.shard_core import MANY_COPIES
+from topics.engine.commands import forwards as fwd
+from topics.engine.shard import delivery
+from topics.engine.topic.log import TopicLog
+from topics.link import wire
+from workers.forward import forwarder
+from workers.forward.forwarder import PAUSE_MS_MAX, PAUSE_MS_MIN
+from workers.peers import links as peers
+from workers.shard.core import MANY_COPIES
 
 SOURCE = name_on(1, "source")
 NEAR, FAR = name_on(1, "near"), name_on(0, "far")
@@ -479,7 +480,7 @@ def test_copies_without_an_answer_are_sent_again(lost: str) -> None:
             assert made.step()
         made.wires.clear()
     made.rest()
-    made.clock.advance(peer_links.GIVE_UP_US // 1000)
+    made.clock.advance(peers.GIVE_UP_US // 1000)
     settle(made)
     assert texts(made, FAR) == numbered(1, 3)
 

@@ -15,9 +15,9 @@ from tests.support import length
 from tests.support.engine_harness import append, numbered
 from tests.support.lease_harness import LeaseHarness, consumer, log
 from tests.support.small_slices import slices_of
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine.errors import ConsumerOverlap
+from topics.api.errors import ConsumerOverlap
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 pytestmark = pytest.mark.sim
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from router.job_stream import JobStream
+from router.watch.job_stream import JobStream
 from tests.support import length
 from tests.support.watch_rig import Answers, Client, Front, Town
-from topics import wire
+from topics.link import wire
 
 QUEUES = {
     "q1": {},

@@ -23,10 +23,10 @@ from tests.support.lease_harness import LeaseHarness, queue
 from tests.support.lease_model import LeaseModel, Seen
 from tests.support.rule_walk import Choices, walk
 from tests.support.small_slices import slices_of
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import limits
-from topics.engine.config import TopicConfig
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 pytestmark = pytest.mark.sim
 

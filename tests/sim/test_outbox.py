@@ -21,14 +21,15 @@ from tests.support.engine_harness import Harness, append, numbered
 from tests.support.faults import fault
 from tests.support.shard_rig import WORKER, Cluster, Mail, Rig, error_of, shard_config
 from tests.support.sim_disk import SimDisk
-from topics import wire
-from topics.engine import consumer_commands as con
-from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.limits import KIB, MIB
-from topics.engine.placement import shard_of
-from workers import outbox, peer_links
-from workers.caps import PARK_US
-from workers.outbox import PAUSE_MS_MAX, PAUSE_MS_MIN, encode_letters
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.limits import KIB, MIB
+from topics.engine.commands import consumers as con
+from topics.engine.core.placement import shard_of
+from topics.link import wire
+from workers.forward import outbox
+from workers.forward.outbox import PAUSE_MS_MAX, PAUSE_MS_MIN, encode_letters
+from workers.peers import links as peers
+from workers.shard.caps import PARK_US
 
 ROOMY = EngineConfig(wal_file_bytes=64 * KIB, snapshot_interval_ms=1 << 40, verify=True)
 JOBS = 10
@@ -258,7 +259,7 @@ def test_letters_without_an_answer_are_sent_again() -> None:
         made.wires.remove(mail)
     made.rest()
     assert on_their_way(made) == JOBS
-    made.clock.advance(peer_links.GIVE_UP_US // 1000)
+    made.clock.advance(peers.GIVE_UP_US // 1000)
     settle(made)
     assert texts(made, FAR) == all_texts()
 

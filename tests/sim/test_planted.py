@@ -62,7 +62,7 @@ def test_there_are_enough_bugs() -> None:
 def test_a_patch_that_does_not_apply_says_so(tmp_path: Path) -> None:
     path = tmp_path / "stale.patch"
     path.write_text(
-        "Breaks: nothing.\n\n--- a/topics/process.py\n+++ b/topics/process.py\n@@ -1,1 +1,1 @@\n-no such line\n+x\n"
+        "Breaks: nothing.\n\n--- a/topics/system/process.py\n+++ b/topics/system/process.py\n@@ -1,1 +1,1 @@\n-no such line\n+x\n"
     )
     with (
         pytest.raises(DoesNotApply, match=r"stale\.patch no longer applies; refresh it"),

@@ -18,14 +18,16 @@ import pytest
 from tests.support import length
 from tests.support.engine_harness import FSYNC, SMALL, Harness, append, holders, numbered, rows_of
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import frames, limits, reclaim
-from topics.engine.config import ConsumerConfig, EngineConfig, TopicConfig
-from topics.engine.index import Chunk
-from topics.engine.segments import HOT, SegmentMeta
-from topics.engine.subjects import TagMatch
-from topics.engine.topic_log import TopicLog
+from topics.api import limits
+from topics.api.config import ConsumerConfig, EngineConfig, TopicConfig
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.storage import frames
+from topics.engine.storage.index import Chunk
+from topics.engine.storage.segments import HOT, SegmentMeta
+from topics.engine.topic.log import TopicLog
+from topics.engine.upkeep import compaction
 
 RECLAIMING = msgspec.structs.replace(SMALL, rewrite_dead_share=0.4)
 TAGS = [b"a", b"a.b", b"c"]
@@ -181,7 +183,7 @@ def test_no_reader_can_tell_whether_space_is_given_back(seed: int) -> None:
 
 def test_the_comparison_finds_a_copy_that_lacks_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation: now and then the first living record of a segment is taken for a dead one."""
-    right = reclaim._dead_rows
+    right = compaction._dead_rows
 
     def wrong(log: TopicLog, chunk: Chunk) -> Any:
         dead = right(log, chunk)
@@ -189,7 +191,7 @@ def test_the_comparison_finds_a_copy_that_lacks_a_record(monkeypatch: pytest.Mon
             dead[int((~dead).argmax())] = True
         return dead
 
-    monkeypatch.setattr(reclaim, "_dead_rows", wrong)
+    monkeypatch.setattr(compaction, "_dead_rows", wrong)
     with pytest.raises(AssertionError):
         for seed in range(8):
             Twins(seed).walk(90)
@@ -249,7 +251,7 @@ def test_it_is_gone_on_with_after_a_restart() -> None:
 def until_copying(h: Harness) -> None:
     h.engine.checkpoint()
     for _ in range(1000):
-        if any(job.kind == reclaim.REWRITE_KIND for job in h.jobs):
+        if any(job.kind == compaction.REWRITE_KIND for job in h.jobs):
             return
         h.run_job() if h.jobs else h.ask()
     raise AssertionError("nothing is written again")
@@ -258,12 +260,12 @@ def until_copying(h: Harness) -> None:
 def run_others(h: Harness) -> None:
     """Everything but the copy goes on."""
     for _ in range(1000):
-        other = next((job for job in h.jobs if job.kind != reclaim.REWRITE_KIND), None)
+        other = next((job for job in h.jobs if job.kind != compaction.REWRITE_KIND), None)
         if other is not None:
             h.run_job(other.kind)
             continue
         h.ask()
-        if all(job.kind == reclaim.REWRITE_KIND for job in h.jobs) and not h.engine._has_background_work():
+        if all(job.kind == compaction.REWRITE_KIND for job in h.jobs) and not h.engine._has_background_work():
             return
     raise AssertionError("the rest never ends")
 
@@ -320,7 +322,7 @@ def test_an_erase_does_not_wait_and_the_copy_is_given_up() -> None:
     h.checkpoint()
     h.do(c.Delete("t", seqs=[1, 2]))
     until_copying(h)
-    h.run_job(reclaim.REWRITE_KIND)
+    h.run_job(compaction.REWRITE_KIND)
     h.do(c.Delete("t", seqs=[3], erase=True))
     assert holders(h.disk, b"a secret") == []
     h.pass_time(5000)
@@ -334,7 +336,7 @@ def test_an_erase_does_not_wait_and_the_copy_is_given_up() -> None:
 def test_a_topic_dropped_while_it_is_copied() -> None:
     h = sparse()
     until_copying(h)
-    h.run_job(reclaim.REWRITE_KIND)
+    h.run_job(compaction.REWRITE_KIND)
     h.do(c.DropTopic("t"))
     run_others(h)
     h.rest()
@@ -346,7 +348,7 @@ def test_a_stop_does_not_wait_for_the_whole_of_it() -> None:
     h = sparse(msgspec.structs.replace(RECLAIMING, reclaim_bytes_per_s=1), segments=4)
     until_copying(h)
     h.engine.stop_cold()
-    h.run_job(reclaim.REWRITE_KIND)
+    h.run_job(compaction.REWRITE_KIND)
     for _ in range(20):
         h.run_job() if h.jobs else h.ask()
     h.restart()
@@ -477,7 +479,7 @@ def test_usage_follows_caps_rewriting_and_the_cold_tier() -> None:
         log = h.engine.shard.published["t"]
         here = [(chunk, chunk.meta) for chunk in chunks if chunk.meta is not None and chunk.meta.tier == tier]
         assert usage.live + usage.dead == sum(meta.data_bytes for _, meta in here), tier
-        dead = sum(int(chunk.rows["length"][reclaim._dead_rows(log, chunk)].sum()) for chunk, _ in here)
+        dead = sum(int(chunk.rows["length"][compaction._dead_rows(log, chunk)].sum()) for chunk, _ in here)
         assert usage.dead == dead, tier
 
 

@@ -29,11 +29,11 @@ from tests.support.engine_harness import (
 )
 from tests.support.faults import fault
 from tests.support.sim_disk import SimulatedCrash
-from topics.engine import commands as c
-from topics.engine.config import TopicConfig
-from topics.engine.errors import Corrupt, LogGap, ShardReadOnly, Throttled, TopicsError, UnsupportedFormat
-from topics.engine.subjects import TagMatch
-from topics.engine.wal import ENVELOPE_BYTES, Envelope, scan
+from topics.api.config import TopicConfig
+from topics.api.errors import Corrupt, LogGap, ShardReadOnly, Throttled, TopicsError, UnsupportedFormat
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.storage.wal import ENVELOPE_BYTES, Envelope, scan
 
 
 def filled(count: int, topic: TopicConfig = FSYNC, *, pad: int = 0) -> Harness:
@@ -805,7 +805,7 @@ def test_report_names_the_losses() -> None:
 
 
 def test_progress_goes_from_nothing_to_all() -> None:
-    from topics.engine.engine import Engine
+    from topics.engine.runtime.engine import Engine
 
     h = filled(60)
     h.kill()

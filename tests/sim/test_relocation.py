@@ -37,11 +37,11 @@ from tests.support.tiered_engine import (
     relocated,
     tiers,
 )
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.errors import Throttled
-from topics.engine.loading import is_explained
-from topics.engine.segment_store import DiskSegmentStore
+from topics.api import limits
+from topics.api.errors import Throttled
+from topics.engine.commands import topics as c
+from topics.engine.storage.segment_store import DiskSegmentStore
+from topics.engine.upkeep.loading import is_explained
 
 # ---- moving
 

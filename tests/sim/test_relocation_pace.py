@@ -19,12 +19,12 @@ from tests.support.engine_harness import FSYNC, SMALL, Harness, numbered
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.cold_files import MOVE_KIND
-from topics.engine.config import EngineConfig
-from topics.engine.segment_store import DiskSegmentStore
-from topics.engine.segments import COLD
+from topics.api import limits
+from topics.api.config import EngineConfig
+from topics.engine.commands import topics as c
+from topics.engine.storage.cold_files import MOVE_KIND
+from topics.engine.storage.segment_store import DiskSegmentStore
+from topics.engine.storage.segments import COLD
 
 PAD = 600_000  # a segment of four records has three blocks
 RATE = limits.MIB

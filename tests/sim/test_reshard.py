@@ -21,16 +21,16 @@ from tests.support.engine_harness import FSYNC, file_bytes, lose, numbered, over
 from tests.support.faults import fault
 from tests.support.reshard_rig import CONFIG, NODE, RIDING, Fleet, Picture, fill, same
 from tests.support.sim_disk import SimDisk, SimulatedCrash
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import forward_commands as f
-from topics.engine.config import EngineConfig
-from topics.engine.errors import TopicsError
-from topics.engine.layout import LAYOUT_NAME, Layout, generation_of, stale_layouts
-from topics.engine.placement import shard_of
-from topics.engine.repair import repair_shard
-from topics.engine.reshard import CannotReshard, clear_stale
-from topics.engine.topic_ids import ID_STEP, OwnIds, first_id_after, pack_ids
+from topics.api.config import EngineConfig
+from topics.api.errors import TopicsError
+from topics.engine.commands import consumers as k
+from topics.engine.commands import forwards as f
+from topics.engine.commands import topics as c
+from topics.engine.core.placement import shard_of
+from topics.engine.core.topic_ids import ID_STEP, OwnIds, first_id_after, pack_ids
+from topics.engine.storage.layout import LAYOUT_NAME, Layout, generation_of, stale_layouts
+from topics.engine.tools.repair import repair_shard
+from topics.engine.tools.reshard import CannotReshard, clear_stale
 
 SHARES = 4
 LOOKS = ("read", "size", "close", "exists", "list", "boot_id", "random_u64")

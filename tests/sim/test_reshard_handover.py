@@ -31,13 +31,13 @@ from tests.support.merge_rig import (
 from tests.support.reshard_rig import Fleet, Seat
 from tests.support.sim_disk import SimulatedCrash
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine import merge_commands as mrg
-from topics.engine import transaction_commands as t
-from topics.engine.commands import Records
-from topics.engine.errors import LeaseLost, PlanNotFound, SnapshotNotFound
-from topics.engine.plans import Parameters
+from topics.api import limits
+from topics.api.errors import LeaseLost, PlanNotFound, SnapshotNotFound
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.commands import transactions as t
+from topics.engine.commands.merges import MergeParameters
+from topics.engine.commands.topics import Records
 
 SMALL_TARGET = 700  # bytes: two segments a group
 HOW = pytest.mark.parametrize("how", ["stop", "kill", "power"])
@@ -87,7 +87,7 @@ def settle(fleet: Fleet) -> None:
 def test_a_plan_under_way_is_asked_for_again(how: str) -> None:
     fleet = fleet_of()
     h = fleet.seat("t")
-    body = plan(h, parameters=Parameters(target_bytes=SMALL_TARGET))
+    body = plan(h, parameters=MergeParameters(target_bytes=SMALL_TARGET))
     assert len(body["groups"]) > 1
     work(h, body | {"groups": body["groups"][:1]})
     before = seen(h)
@@ -95,7 +95,7 @@ def test_a_plan_under_way_is_asked_for_again(how: str) -> None:
         h = change(fleet, how, shards)
         h.refused(mrg.RenewPlan("t", body["plan_id"], body["lease"]), LeaseLost)
         h.refused(mrg.CommitPlan("t", body["plan_id"], body["lease"]), LeaseLost)
-        again = plan(h, parameters=Parameters(target_bytes=SMALL_TARGET))
+        again = plan(h, parameters=MergeParameters(target_bytes=SMALL_TARGET))
         assert again | {"lease": 0} == body | {"lease": 0}
         assert seen(h) == before
         body = again

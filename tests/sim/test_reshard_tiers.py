@@ -14,9 +14,9 @@ from tests.support.engine_harness import FSYNC, holders, numbered
 from tests.support.reshard_rig import CONFIG, Fleet, same
 from tests.support.sim_disk import SimulatedCrash
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.errors import ErasePutOff
+from topics.api import limits
+from topics.api.errors import ErasePutOff
+from topics.engine.commands import topics as c
 
 TIERED = msgspec.structs.replace(CONFIG, hot_retain_segments=1, cold_cache_bytes=1 << 20)
 NAMES = [f"t{i}" for i in range(8)]

@@ -15,9 +15,9 @@ from tests.support import length
 from tests.support.driver import Driver
 from tests.support.engine_harness import Line
 from tests.support.sim_disk import SimulatedCrash
-from topics.engine.files import read_file
-from topics.engine.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
-from topics.engine.reshard import Reshard, clear_stale
+from topics.engine.storage.files import read_file
+from topics.engine.storage.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
+from topics.engine.tools.reshard import Reshard, clear_stale
 
 pytestmark = pytest.mark.sim
 

@@ -30,12 +30,11 @@ from tests.support.rules_rig import (
     topics,
 )
 from tests.support.shard_rig import WORKER, Cluster, error_of
-from topics import wire
-from topics.engine import forward_commands as fwd
-from topics.engine.limits import KIB
-from topics.engine.placement import shard_of
-from workers import rule_reads, rules_desk
-from workers.forward_messages import (
+from topics.api.limits import KIB
+from topics.engine.commands import forwards as fwd
+from topics.engine.core.placement import shard_of
+from topics.link import wire
+from workers.forward.messages import (
     ForwardsGone,
     ForwardsMissed,
     ForwardTotals,
@@ -45,6 +44,8 @@ from workers.forward_messages import (
     read_missed,
     read_totals,
 )
+from workers.forward.rules import reads as rule_reads
+from workers.forward.rules import service as rules_desk
 
 NEAR, FAR = name_on(0, "near"), name_on(1, "far")  # of the catalog
 NEAR_TOO, FAR_TOO = name_on(0, "other"), name_on(1, "other")

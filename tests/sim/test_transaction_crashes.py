@@ -21,12 +21,12 @@ from tests.support import length
 from tests.support.engine_harness import DISK, FSYNC, Harness
 from tests.support.faults import fault
 from tests.support.sim_disk import SimulatedCrash
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine import transaction_commands as t
-from topics.engine.commands import Records
-from topics.engine.config import TopicConfig
-from topics.engine.errors import TopicsError, TransactionIncomplete, TransactionNotFound
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import TopicsError, TransactionIncomplete, TransactionNotFound
+from topics.engine.commands import topics as c
+from topics.engine.commands import transactions as t
+from topics.engine.commands.topics import Records
 
 PARTS = [("b", 2, 4), ("a", 1, 2)]
 CHUNKS = [("a", 0), ("b", 0), ("b", 1)]

@@ -30,12 +30,12 @@ from tests.support.engine_harness import (
 )
 from tests.support.faults import fault
 from tests.support.sim_disk import SimulatedCrash
-from topics.engine import commands as c
-from topics.engine.errors import TopicsError
-from topics.engine.files import xxh
-from topics.engine.overlay import OverlayDisk
-from topics.engine.repair import CannotRepair
-from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES
+from topics.api.errors import TopicsError
+from topics.engine.commands import topics as c
+from topics.engine.storage.files import xxh
+from topics.engine.storage.overlay import OverlayDisk
+from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES
+from topics.engine.tools.repair import CannotRepair
 
 
 @cache

@@ -30,12 +30,12 @@ from tests.support.engine_harness import (
 )
 from tests.support.faults import fault
 from tests.support.sim_disk import SimulatedCrash
-from topics.engine import commands as c
-from topics.engine.checkpoint import TopicRow
-from topics.engine.errors import ShardReadOnly
-from topics.engine.flows import InflowRow
-from topics.engine.salvage_log import SEQS_UNKNOWN, Hole, SalvagedLog, rewrite_log
-from topics.engine.wal import ENVELOPE_BYTES, FILE_HEADER, file_header
+from topics.api.errors import ShardReadOnly
+from topics.engine.commands import topics as c
+from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER, file_header
+from topics.engine.tools.salvage_log import SEQS_UNKNOWN, Hole, SalvagedLog, rewrite_log
+from topics.engine.topic.flows import InflowRow
+from topics.engine.upkeep.checkpoint import TopicRow
 
 
 @cache

@@ -16,9 +16,9 @@ import pytest
 from tests.support import length
 from tests.support.lease_harness import LeaseHarness, check_claimed, consumer, log, queue
 from tests.support.small_slices import slices_of
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine.errors import TopicsError
+from topics.api.errors import TopicsError
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 pytestmark = pytest.mark.sim
 

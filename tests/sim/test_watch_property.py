@@ -25,8 +25,8 @@ from tests.support import length
 from tests.support.checker import assert_ok
 from tests.support.checker.streams import read_id
 from tests.support.history import Op
-from topics.engine.config import EngineConfig
-from topics.settings import Settings
+from topics.api.config import EngineConfig
+from topics.system.settings import Settings
 
 pytestmark = pytest.mark.sim
 

@@ -12,11 +12,11 @@ import json
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from router.exchange import Request, Response
-from router.exchange import Stream as ServerEnd
 from tests.sim.actors import json_request
 from tests.sim.world import MS, S
 from tests.support.history import Frame, Op, Stream
+from topics.protocols.http.exchange import Request, Response
+from topics.protocols.http.exchange import Stream as ServerEnd
 
 if TYPE_CHECKING:
     from tests.sim.clients import Crowd

@@ -22,11 +22,11 @@ from spark_pipeline.tasks.reading import Range, Wanted, read_slice, slices_of
 from spark_pipeline.tasks.scrub import ScrubTask, scrub_segment
 from spark_pipeline.tasks.segments import SegmentReader
 from tests.support.cold_tier import ColdTier, Record, some_records
-from topics.engine.manifest import Segment
-from topics.engine.plans import Sidecar, decode_sidecar
-from topics.engine.sealing import read_sum, verify
-from topics.engine.segments import segment_name
-from topics.read_only_disk import ReadOnlyDisk
+from topics.engine.storage.manifest import Segment
+from topics.engine.storage.merge_plan_file import Sidecar, decode_sidecar
+from topics.engine.storage.sealing import read_sum, verify
+from topics.engine.storage.segments import segment_name
+from topics.system.read_only_disk import ReadOnlyDisk
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from spark_pipeline.tasks.manifest import FilesGone, NoManifest, find_topics, re
 from spark_pipeline.tasks.reading import Range, Slice, Wanted, pack, read_slice, slices_of
 from spark_pipeline.tasks.segments import Damage
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
-from topics.engine.errors import Corrupt
-from topics.engine.frames import DELETED, RAW
+from topics.api.errors import Corrupt
+from topics.engine.storage.frames import DELETED, RAW
 
 ALL = Wanted()
 

@@ -10,7 +10,7 @@ from tests.support.engine_harness import (
     Harness,
     numbered,
 )
-from topics.engine.config import EngineConfig, TopicConfig
+from topics.api.config import EngineConfig, TopicConfig
 
 INLINE = msgspec.structs.replace(SMALL, inline_bytes=1024)
 REWRITING = msgspec.structs.replace(SMALL, rewrite_dead_share=0.5)

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from topics.engine.commands import Records
-from topics.engine.files import DIGEST_BYTES, header, xxh
-from topics.engine.frames import encode_appends
-from topics.engine.manifest import (
+from topics.engine.commands.topics import Records
+from topics.engine.storage.files import DIGEST_BYTES, header, xxh
+from topics.engine.storage.frames import encode_appends
+from topics.engine.storage.manifest import (
     CURRENT_NAME,
     Manifest,
     Segment,
@@ -22,10 +22,10 @@ from topics.engine.manifest import (
     encode_manifest,
     manifest_name,
 )
-from topics.engine.plans import PlanGroup, PlanInput
-from topics.engine.sealing import seal
-from topics.engine.segments import DEL_MAGIC, ROW, SegmentMeta, SegmentWriter, segment_name
-from workers.posix_disk import PosixDisk
+from topics.engine.storage.merge_plan_file import PlanGroup, PlanInput
+from topics.engine.storage.sealing import seal
+from topics.engine.storage.segments import DEL_MAGIC, ROW, SegmentMeta, SegmentWriter, segment_name
+from workers.shard.posix_disk import PosixDisk
 
 TS = 1_700_000_000_000
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from topics import settings
-from topics.settings import LogFormat, Settings
+from topics.system import settings
+from topics.system.settings import LogFormat, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 

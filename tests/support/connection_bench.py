@@ -10,14 +10,14 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from router.aiohttp_server import Handler
-from router.call import Services, error_response
-from router.exchange import Request, Respond, Response
-from router.fastpath import (
+from router.connections.aiohttp_server import Handler
+from router.connections.connection import (
     Connection,
 )
+from router.requests.call import Services, error_response
 from router.server import Server
-from topics.settings import Settings
+from topics.protocols.http.exchange import Request, Respond, Response
+from topics.system.settings import Settings
 
 BODY_BYTES_MAX = 2 << 20
 HEAD = b"Host: x\r\nContent-Type: application/json\r\n"

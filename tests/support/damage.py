@@ -12,10 +12,10 @@ from functools import cache
 
 from tests.support.engine_harness import FSYNC, META_DIR, Harness, file_bytes, numbered
 from tests.support.sim_disk import SimDisk, _Dir
-from topics.engine import commands as c
-from topics.engine.errors import Corrupt, LogGap, ShardReadOnly, TopicsError, UnsupportedFormat
-from topics.engine.subjects import TagMatch
-from topics.engine.wal import ENVELOPE_BYTES, Envelope, scan
+from topics.api.errors import Corrupt, LogGap, ShardReadOnly, TopicsError, UnsupportedFormat
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.storage.wal import ENVELOPE_BYTES, Envelope, scan
 
 TOPIC = "t"
 OTHER = "u"

@@ -16,11 +16,11 @@ import msgspec
 from tests.support.engine_harness import DISK, FSYNC, SMALL, WAL_DIR, Harness, file_bytes, numbered
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
-from topics.engine import commands as c
-from topics.engine.repair import Repaired, repair_shard
-from topics.engine.subjects import TagMatch
-from topics.engine.verify import Finding, Found, verify_shard
-from topics.engine.wal import Envelope, scan
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.storage.wal import Envelope, scan
+from topics.engine.tools.repair import Repaired, repair_shard
+from topics.engine.tools.verify import Finding, Found, verify_shard
 
 CONFIG = msgspec.structs.replace(SMALL, inline_bytes=300, wal_file_bytes=2048)
 TOPICS = ("sealed", "plain", "small", "tail")

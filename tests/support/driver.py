@@ -32,10 +32,10 @@ from tests.support.shard_words import (
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine.config import EngineConfig
-from topics.engine.engine import Engine
-from topics.engine.errors import ErasePutOff, ShardReadOnly, Throttled, TopicsError
+from topics.api.config import EngineConfig
+from topics.api.errors import ErasePutOff, ShardReadOnly, Throttled, TopicsError
+from topics.engine.commands import topics as c
+from topics.engine.runtime.engine import Engine
 
 SMALL = EngineConfig(
     wal_file_bytes=4096,

@@ -11,12 +11,12 @@ from typing import Any
 
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
-from topics.engine import commands as c
-from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.engine import Engine, Job, Outcome
-from topics.engine.errors import TopicsError
-from topics.engine.frames import HEADER, HEADER_BYTES
-from topics.engine.ports import SegmentStore
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import TopicsError
+from topics.engine.commands import topics as c
+from topics.engine.core.ports import SegmentStore
+from topics.engine.runtime.engine import Engine, Job, Outcome
+from topics.engine.storage.frames import HEADER, HEADER_BYTES
 
 META_DIR = "layout-1/shard-00/meta"
 WAL_DIR = "layout-1/shard-00/wal"

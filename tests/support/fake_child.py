@@ -12,7 +12,7 @@ import select
 import socket
 from dataclasses import fields
 
-from topics.control_channel import (
+from topics.link.control_channel import (
     Channel,
     Drain,
     Listening,
@@ -25,8 +25,8 @@ from topics.control_channel import (
     Serving,
     Settle,
 )
-from topics.places import FrontPlace, WorkerPlace
-from topics.process import become
+from topics.system.launch import FrontPlace, WorkerPlace
+from topics.system.process import become
 
 
 class FakeChild:

@@ -6,10 +6,10 @@ import os
 import sys
 
 from tests.support import fake_child
-from topics import logs
-from topics.api_keys import secrets_of
-from topics.settings import Settings
-from workers import supervisor
+from topics.api.api_keys import secrets_of
+from topics.system import logs
+from topics.system.settings import Settings
+from workers.process import supervisor
 
 
 def main() -> int:

@@ -8,12 +8,12 @@ from typing import Any
 
 from tests.support.shard_rig import Cluster, Mail
 from tests.support.sim_disk import SimDisk
-from topics import wire
-from topics.engine import forward_commands as fwd
-from topics.engine.limits import KIB, MIB
-from topics.engine.placement import shard_of
-from workers import forward_messages
-from workers.forwarder import PAUSE_MS_MAX
+from topics.api.limits import KIB, MIB
+from topics.engine.commands import forwards as fwd
+from topics.engine.core.placement import shard_of
+from topics.link import wire
+from workers.forward import messages as forward_messages
+from workers.forward.forwarder import PAUSE_MS_MAX
 
 SHARDS = 2
 

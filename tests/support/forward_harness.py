@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.engine_harness import SMALL, Harness
-from topics.engine import commands as c
-from topics.engine import forward_commands as f
-from topics.engine.config import EngineConfig
-from topics.engine.errors import TopicsError
+from topics.api.config import EngineConfig
+from topics.api.errors import TopicsError
+from topics.engine.commands import forwards as f
+from topics.engine.commands import topics as c
 
 SOURCE_CONFIG = EngineConfig(**{**{n: getattr(SMALL, n) for n in SMALL.__struct_fields__}, "shard": 1})
 

@@ -10,9 +10,9 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hyperframe.frame import PingFrame
 
-from router.budget import ByteBudget
-from router.exchange import Request, Respond, Response
-from router.http2 import Http2Connection
+from router.connections.budget import ByteBudget
+from router.connections.http2 import Http2Connection
+from topics.protocols.http.exchange import Request, Respond, Response
 
 BODY_BYTES_MAX = 300_000
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

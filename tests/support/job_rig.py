@@ -8,8 +8,8 @@ from typing import Any
 from tests.support.shard_rig import FRONT
 from tests.support.sse_client import Frame, parse_frame
 from tests.support.watch_rig import FeedRig
-from topics import wire
-from topics.working import Work, encode
+from topics.link import wire
+from topics.link.jobs import Work, encode
 
 Key = tuple[bytes, int]
 CALLER = b"another front"  # through which others call

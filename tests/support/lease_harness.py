@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.engine_harness import SMALL, Harness, numbered, rows_of
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine.config import ConsumerConfig, EngineConfig, TopicConfig
-from topics.engine.errors import TopicsError
+from topics.api.config import ConsumerConfig, EngineConfig, TopicConfig
+from topics.api.errors import TopicsError
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 LEASE_MS = 1000
 NODE = b"w"

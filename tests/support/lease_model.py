@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from topics.engine.config import TopicConfig
+from topics.api.config import TopicConfig
 
 Place = Literal["ready", "leased", "delayed", "moving"]
 End = Literal["done", "dead", "removed"]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from topics.engine.config import TopicConfig
-from topics.engine.frames import DEAD, DELETED
-from topics.engine.topic_log import Loss, Op, TopicLog
+from topics.api.config import TopicConfig
+from topics.engine.storage.frames import DEAD, DELETED
+from topics.engine.topic.log import Loss, Op, TopicLog
 
 Names = list[bytes | None]
 

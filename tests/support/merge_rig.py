@@ -9,10 +9,12 @@ import msgspec
 from tests.support.engine_harness import FSYNC, SMALL, Harness, append, numbered, rows_of
 from tests.support.merger import Merger
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import merge_commands as mrg
-from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.manifest import (
+from topics.api.config import EngineConfig, TopicConfig
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.core.ports import SegmentStore
+from topics.engine.core.subjects import TagMatch
+from topics.engine.storage.manifest import (
     Manifest,
     dead_name,
     decode_current,
@@ -21,9 +23,7 @@ from topics.engine.manifest import (
     is_of_manifests,
     manifest_name,
 )
-from topics.engine.ports import SegmentStore
-from topics.engine.segments import parse_segment_name
-from topics.engine.subjects import TagMatch
+from topics.engine.storage.segments import parse_segment_name
 
 GRACE_MS = 1000
 CONFIG = msgspec.structs.replace(

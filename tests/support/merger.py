@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from topics.engine.files import HEADER_BYTES, header, with_digest, xxh
-from topics.engine.marks import salvage_deleted
-from topics.engine.ports import SegmentStore
-from topics.engine.sealing import Sum
-from topics.engine.segments import (
+from topics.engine.core.ports import SegmentStore
+from topics.engine.storage.files import HEADER_BYTES, header, with_digest, xxh
+from topics.engine.storage.marks import salvage_deleted
+from topics.engine.storage.sealing import Sum
+from topics.engine.storage.segments import (
     BLOCK_BYTES,
     DATA_MAGIC,
     IDX_MAGIC,

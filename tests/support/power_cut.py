@@ -5,7 +5,7 @@ FUSE protocol over /dev/fuse (no library is needed). The server's files go throu
 kernel; what it has not synced is forgotten, torn or kept by chance when `cut` is called.
 
 The kernel writes through (no writeback cache is asked for), so SimDisk hears each write and each sync in order. syncfs
-is not passed on to file systems of this sort; the worker syncs `.sync_all` after it (workers/failpoints.py).
+is not passed on to file systems of this sort; the worker syncs `.sync_all` after it (workers/shard/failpoints.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.support.server import ROOT, Server, until
 from tests.support.sim_disk import SimDisk
-from workers.failpoints import VARIABLE
+from workers.shard.failpoints import VARIABLE
 
 DEVICE = "/dev/fuse"
 SYNC_ALL = ".sync_all"
@@ -319,7 +319,7 @@ def _serve(path: str, seed: int) -> None:
 
 @dataclass
 class Machine:
-    """The mount at `path`. `failpoints` is the folder that the server's workers get (workers/failpoints.py)."""
+    """The mount at `path`. `failpoints` is the folder that the server's workers get (workers/shard/failpoints.py)."""
 
     path: Path
     failpoints: Path

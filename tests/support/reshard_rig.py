@@ -25,24 +25,24 @@ from tests.support.engine_harness import (
 )
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import forward_commands as f
-from topics.engine.checkpoint import consumer_rows
-from topics.engine.config import ConsumerConfig, EngineConfig, TopicConfig
-from topics.engine.files import read_file
-from topics.engine.flows import mark_in
-from topics.engine.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
-from topics.engine.placement import shard_of
-from topics.engine.ports import SegmentStore
-from topics.engine.reshard import Progress, Reshard, clear_stale
-from topics.engine.topic_log import TopicLog
-from topics.engine.verify import Finding, verify_shard
-from topics.watching import FeedOptions, SessionSpec
-from workers import watch_file
-from workers.feeds import GroupRow
-from workers.reshard import carry_watches
-from workers.sessions import SessionRow
+from topics.api.config import ConsumerConfig, EngineConfig, TopicConfig
+from topics.engine.commands import consumers as k
+from topics.engine.commands import forwards as f
+from topics.engine.commands import topics as c
+from topics.engine.core.placement import shard_of
+from topics.engine.core.ports import SegmentStore
+from topics.engine.storage.files import read_file
+from topics.engine.storage.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
+from topics.engine.tools.reshard import Progress, Reshard, clear_stale
+from topics.engine.tools.verify import Finding, verify_shard
+from topics.engine.topic.flows import mark_in
+from topics.engine.topic.log import TopicLog
+from topics.engine.upkeep.checkpoint import consumer_rows
+from topics.link.watch import FeedOptions, SessionSpec
+from workers.process.reshard_program import carry_watches
+from workers.watch import session_file
+from workers.watch.feeds import GroupRow
+from workers.watch.sessions import SessionRow
 
 # A picture checks the invariants; to do so in every turn would be most of the time.
 CONFIG = msgspec.structs.replace(SMALL, wal_file_bytes=16_384, verify=False)
@@ -270,7 +270,7 @@ class Fleet:
         sessions: dict[str, SessionRow] = {}
         groups: list[GroupRow] = []
         for seat in self.seats:
-            rows = watch_file.read(self.disk, seat.config.shard_dir)
+            rows = session_file.read(self.disk, seat.config.shard_dir)
             if rows is not None:
                 sessions |= {session.wid: session for session in rows.sessions}
                 groups += rows.groups
@@ -453,4 +453,4 @@ def save_watches(fleet: Fleet) -> None:
         ]
         ids = {name: log.id for name, log in seat.engine.shard.published.items()}
         groups = [(name, ids[name], "crew", i) for i, name in enumerate(sorted(ids))]
-        watch_file.write(fleet.disk, seat.config.shard_dir, watch_file.WatchRows(sessions, groups))
+        session_file.write(fleet.disk, seat.config.shard_dir, session_file.WatchRows(sessions, groups))

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from tests.support.shard_rig import Cluster, Rig
-from topics import wire
-from topics.engine.placement import shard_of
-from workers.forward_parts import digest_of
+from topics.engine.core.placement import shard_of
+from topics.link import wire
+from workers.forward.parts import digest_of
 
 Key = tuple[bytes, int]
 SHARDS = 2

@@ -18,14 +18,14 @@ import msgspec
 from tests.support.engine_harness import SMALL
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
-from topics import wire
-from topics.engine.config import EngineConfig
-from topics.engine.engine import Engine, Job
-from topics.engine.ports import SegmentStore
-from workers.caps import Caps
-from workers.metrics import ShardMetrics
-from workers.peer_links import Message
-from workers.shard_core import Actions, ShardCore
+from topics.api.config import EngineConfig
+from topics.engine.core.ports import SegmentStore
+from topics.engine.runtime.engine import Engine, Job
+from topics.link import wire
+from workers.peers.links import Message
+from workers.shard.caps import Caps
+from workers.shard.core import Actions, ShardCore
+from workers.shard.metrics import ShardMetrics
 
 FRONT = b"front"
 WORKER = b"worker-"  # peers that are other shards of a cluster: worker-1

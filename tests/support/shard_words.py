@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.model import Conf, Gap, Match, Model, NewRec, PageView, Refused, Topic
-from topics.engine import commands as c
-from topics.engine.config import TopicConfig
-from topics.engine.errors import TopicsError
-from topics.engine.subjects import TagMatch
+from topics.api.config import TopicConfig
+from topics.api.errors import TopicsError
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
 
 WRITES = ("append", "skip", "delete", "put", "drop")
 _FRAME = struct.Struct("<IBBQQQHHI")

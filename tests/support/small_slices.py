@@ -7,7 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from topics.engine import claims, consumer, consumers, handing_out, limits, settling
+from topics.api import limits
+from topics.engine.shard.consumers import admin as consumers
+from topics.engine.shard.consumers import claims
+from topics.engine.shard.consumers import leases as handing_out
+from topics.engine.shard.consumers import settle as settling
+from topics.engine.topic import consumer
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from tests.support.engine_harness import (
     numbered,
 )
 from tests.support.stores import ObjectStore
-from topics.engine import limits
-from topics.engine.manifest import is_of_manifests
+from topics.api import limits
+from topics.engine.storage.manifest import is_of_manifests
 
 TIERED = msgspec.structs.replace(SMALL, hot_retain_segments=1, cold_cache_bytes=1 << 20)
 SECRET = b'"the secret that nobody may find again: 4711-0815"'

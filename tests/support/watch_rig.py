@@ -17,23 +17,21 @@ from typing import Any
 
 import msgspec
 
-from router.call import Call, Services
-from router.event_stream import EventStream
-from router.exchange import Request, Response, Stream
-from router.front_core import FrontCore
-from router.streams_desk import StreamsDesk
+from router.pending import FrontCore
+from router.requests.call import Call, Services
+from router.watch.event_stream import EventStream
+from router.watch.service import StreamsDesk
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import FRONT, Rig
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
 from tests.support.sse_client import Frame, parse_frame
-from topics import wire
-from topics.api_keys import ApiKey
-from topics.engine.commands import Tombstone
-from topics.engine.config import EngineConfig
-from topics.engine.limits import MIB
-from topics.settings import Settings
-from topics.watching import (
+from topics.api.api_keys import ApiKey
+from topics.api.config import EngineConfig
+from topics.api.limits import MIB
+from topics.engine.commands.topics import Tombstone
+from topics.link import wire
+from topics.link.watch import (
     CreateSession,
     FeedOptions,
     Follow,
@@ -43,6 +41,8 @@ from topics.watching import (
     encode,
     read_page_head,
 )
+from topics.protocols.http.exchange import Request, Response, Stream
+from topics.system.settings import Settings
 
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=MIB, cache_bytes=4 * MIB, segment_max_events=1000)
 QUICK = msgspec.structs.replace(ROOMY, verify=False)  # to look at every topic after every turn takes its time
@@ -292,7 +292,7 @@ class Front:
 
     def open(self, wid: str, **fields: Any) -> Answers:
         """GET of a session, as the endpoint does it."""
-        from router.endpoints.watch import open_stream
+        from router.requests.endpoints.watch import open_stream
 
         answers = Answers(self)
         call = self.call(wid, **fields)
@@ -302,7 +302,7 @@ class Front:
 
     def work(self, topic: str = "q", query: str = "node=n", *, consumer: str = "", **fields: Any) -> Answers:
         """GET of a queue's jobs, or of a consumer's records, as the endpoint does it."""
-        from router.endpoints import work
+        from router.requests.endpoints import work
 
         answers = Answers(self)
         call = self.call(topic, **fields)

@@ -13,11 +13,11 @@ import pytest
 from tests.support.engine_harness import SMALL
 from tests.support.faults import fault
 from tests.support.shard_rig import Rig
-from topics import wire
-from topics.engine.commands import Diff
-from topics.engine.limits import DIFF_BYTES_MAX, MIB, POLLS_ENDED_MAX, WAKE_BYTES_MAX
-from topics.engine.topic_log import TopicLog
-from workers.answer_window import AHEAD_BYTES_MAX, READS_PER_TURN, TURN_READ_BYTES
+from topics.api.limits import DIFF_BYTES_MAX, MIB, POLLS_ENDED_MAX, WAKE_BYTES_MAX
+from topics.engine.commands.topics import Diff
+from topics.engine.topic.log import TopicLog
+from topics.link import wire
+from workers.shard.answer_window import AHEAD_BYTES_MAX, READS_PER_TURN, TURN_READ_BYTES
 
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=4 * MIB)
 

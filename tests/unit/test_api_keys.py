@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.api_keys import ALL_SCOPES, ApiKey, find_key, parse_keys, secrets_of
+from topics.api.api_keys import ALL_SCOPES, ApiKey, find_key, parse_keys, secrets_of
 
 ALL = set(ALL_SCOPES)
 SECRETS = (

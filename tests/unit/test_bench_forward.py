@@ -219,7 +219,7 @@ def test_a_record_that_is_seen_twice_is_no_result() -> None:
 
 @pytest.mark.parametrize(("placement", "is_same"), forward_aims.PLACEMENTS.items())
 def test_a_dest_is_where_it_is_said_to_be(placement: str, is_same: bool) -> None:
-    from topics.engine.placement import shard_of
+    from topics.engine.core.placement import shard_of
 
     dest = forwards.named_at("lag-source", is_same)
     assert (shard_of(dest, forwards.SHARDS) == shard_of("lag-source", forwards.SHARDS)) == is_same

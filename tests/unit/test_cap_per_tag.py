@@ -19,12 +19,12 @@ from tests.support import flow_rig
 from tests.support.engine_harness import FSYNC, SMALL, Harness, append, numbered
 from tests.support.lease_harness import LeaseHarness, queue
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import limits
-from topics.engine.config import ConsumerConfig, EngineConfig, TopicConfig
-from topics.engine.subjects import TagMatch
-from topics.engine.topic_log import TopicLog
+from topics.api import limits
+from topics.api.config import ConsumerConfig, EngineConfig, TopicConfig
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.topic.log import TopicLog
 
 LARGE = EngineConfig(
     snapshot_interval_ms=1 << 40, snapshot_wal_bytes=1 << 50, segment_max_events=1000, wal_file_bytes=1 << 21

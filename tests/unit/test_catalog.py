@@ -1,6 +1,6 @@
 """Caps over all shards: never exceeded, and never refused while there is room.
 
-Goal: the promises of catalog.py. Method: single stories with the messages written out; then whole clusters under
+Goal: the promises of quotas.py. Method: single stories with the messages written out; then whole clusters under
 seeded chance: creates, deletes, delays, deaths of workers and of the catalog. After every step what is used and what
 is granted stays below the caps; at rest every want has its answer, and the answer is the right one.
 """
@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from tests.support import length
-from topics.engine import limits
-from topics.engine.catalog import Catalog, Escrow, Grant, Message, Recall, Report
+from topics.api import limits
+from topics.engine.shard.quotas import Catalog, Escrow, Grant, Message, Recall, Report
 
 MANY_BYTES = 1 << 40
 

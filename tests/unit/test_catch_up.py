@@ -28,13 +28,14 @@ from tests.support.flow_rig import (
     write,
 )
 from tests.support.shard_rig import FRONT, Cluster, Rig
-from topics import wire
-from topics.engine import forward_commands as fwd
-from topics.watching import Find
-from topics.working import Work
-from workers import catch_up, forward_messages
-from workers.catch_up import WAIT_US
-from workers.forward_messages import CatchUp, WantTotals
+from topics.engine.commands import forwards as fwd
+from topics.link import wire
+from topics.link.jobs import Work
+from topics.link.watch import Find
+from workers.forward import catch_up
+from workers.forward import messages as forward_messages
+from workers.forward.catch_up import WAIT_US
+from workers.forward.messages import CatchUp, WantTotals
 
 SOURCE = name_on(1, "source")
 NEAR, FAR = name_on(1, "near"), name_on(0, "far")

@@ -23,12 +23,12 @@ from tests.support.engine_harness import (
     numbered,
 )
 from tests.support.faults import fault
-from topics.engine import commands as c
-from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.frames import DEAD
-from topics.engine.sealing import drain, read_sum, verify_steps
-from topics.engine.segments import SegmentMeta
-from topics.engine.subjects import TagMatch
+from topics.api.config import EngineConfig, TopicConfig
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.storage.frames import DEAD
+from topics.engine.storage.sealing import drain, read_sum, verify_steps
+from topics.engine.storage.segments import SegmentMeta
 
 # ---- order
 

@@ -19,9 +19,9 @@ from tests.support.engine_harness import (
     overwrite,
 )
 from tests.support.faults import fault
-from topics.engine import commands as c
-from topics.engine.config import TopicConfig
-from topics.engine.errors import LogGap
+from topics.api.config import TopicConfig
+from topics.api.errors import LogGap
+from topics.engine.commands import topics as c
 
 # ---- what goes
 

@@ -8,9 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from topics import consumer_responses, forward_responses, responses, schemas, transaction_responses
+from topics.api import requests as schemas
+from topics.api.http_errors import STATUS
+from topics.api.responses import consumers as consumer_responses
+from topics.api.responses import forwards as forward_responses
+from topics.api.responses import records as responses
+from topics.api.responses import transactions as transaction_responses
 from topics.client import answers, calls, errors, queue_calls, router_calls, transaction_calls, watching
-from topics.http_errors import STATUS
 
 PAIRS = [
     (responses.Config, answers.TopicConfig),

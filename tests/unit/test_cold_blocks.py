@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from topics.engine import cold
-from topics.engine.cold import BlockCache, BlockKey, ColdMiss, ColdReads, SegmentWant
+from topics.engine.reading import cold_blocks
+from topics.engine.reading.cold_blocks import BlockCache, BlockKey, ColdMiss, ColdReads, SegmentWant
 
 
 def key(number: int) -> BlockKey:
@@ -58,7 +58,7 @@ def test_others_that_want_it_do_not_let_it_go() -> None:
 
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold, "COLD_HELD_BYTES_MAX", 25)
+    monkeypatch.setattr(cold_blocks, "COLD_HELD_BYTES_MAX", 25)
     cache = filled(5, 0)
     for number in range(5):
         cache.hold([key(number)])

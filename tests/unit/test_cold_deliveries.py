@@ -18,13 +18,13 @@ from tests.support.shard_rig import Cluster, Rig, shard_config
 from tests.support.sim_disk import SimDisk
 from tests.support.stores import ObjectStore
 from tests.support.watch_rig import PLAIN, FeedRig
-from topics import wire
-from topics.engine import cold
-from topics.engine import consumer_commands as con
-from topics.engine.config import TopicConfig
-from topics.engine.limits import KIB
-from topics.watching import Follow, encode
-from workers.outbox import PAUSE_MS_MAX, PAUSE_MS_MIN
+from topics.api.config import TopicConfig
+from topics.api.limits import KIB
+from topics.engine.commands import consumers as con
+from topics.engine.reading import cold_blocks
+from topics.link import wire
+from topics.link.watch import Follow, encode
+from workers.forward.outbox import PAUSE_MS_MAX, PAUSE_MS_MIN
 
 SOURCE = name_on(1, "source")
 NEAR, FAR = name_on(1, "near"), name_on(0, "far")
@@ -122,7 +122,7 @@ def test_letters_come_from_the_cold_tier(cache: int) -> None:
 def test_letters_that_find_too_many_who_wait_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ObjectStore()
     disks = disks_with_letters(store, 0)
-    monkeypatch.setattr(cold, "COLD_READERS_MAX", 0)
+    monkeypatch.setattr(cold_blocks, "COLD_READERS_MAX", 0)
     made = Cluster(2, disks, cold=store, cold_cache_bytes=0, **TIERED)
     for _ in range(3):
         made.clock.advance(PAUSE_MS_MAX + 1)

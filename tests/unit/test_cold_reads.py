@@ -21,13 +21,13 @@ from tests.support.tiered_engine import (
     relocated,
     tiers,
 )
-from topics.engine import commands as c
-from topics.engine import consumer_commands as con
-from topics.engine import limits
-from topics.engine import merge_commands as mrg
-from topics.engine.config import TopicConfig
-from topics.engine.errors import ColdStoreFailed, Throttled
-from topics.engine.subjects import TagMatch
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import ColdStoreFailed, Throttled
+from topics.engine.commands import consumers as con
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
 
 
 def test_a_slow_read_holds_up_nobody_else() -> None:

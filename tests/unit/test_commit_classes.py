@@ -22,10 +22,10 @@ from tests.support.engine_harness import (
     rows_of,
 )
 from tests.support.faults import fault
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.config import TopicConfig
-from topics.engine.errors import ShardReadOnly, TopicNotFound
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import ShardReadOnly, TopicNotFound
+from topics.engine.commands import topics as c
 
 SOON = {"disk": DISK, "memory": MEMORY, "ephemeral": EPHEMERAL}
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from router.aiohttp_server import DISCARD_MAX
-from router.budget import ByteBudget
-from router.fastpath import (
+from router.connections.aiohttp_server import DISCARD_MAX
+from router.connections.budget import ByteBudget
+from router.connections.connection import (
     CLOSING,
     HOLD_FROM,
     IDLE,

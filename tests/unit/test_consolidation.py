@@ -29,10 +29,8 @@ from tests.support.merge_rig import (
     work,
 )
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine import merge_commands as mrg
-from topics.engine.errors import (
+from topics.api import limits
+from topics.api.errors import (
     ColdStoreFailed,
     LeaseLost,
     NoColdTier,
@@ -42,10 +40,12 @@ from topics.engine.errors import (
     Throttled,
     TopicNotFound,
 )
-from topics.engine.files import header
-from topics.engine.merges import NO_MERGES, Merged, MergedGroup
-from topics.engine.plans import Parameters
-from topics.engine.segments import DEL_MAGIC
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.commands.merges import MergeParameters
+from topics.engine.storage.files import header
+from topics.engine.storage.segments import DEL_MAGIC
+from topics.engine.topic.merges import NO_MERGES, Merged, MergedGroup
 
 # ---- plans and leases
 
@@ -100,7 +100,7 @@ def test_asking_again_gives_the_same_plan_also_after_a_restart() -> None:
 def test_other_parameters_make_another_plan_once_the_lease_has_ended() -> None:
     h = begun()
     body = plan(h)
-    small = Parameters(target_bytes=600)
+    small = MergeParameters(target_bytes=600)
     assert h.refused(mrg.PlanMerge("t", small), PlanLeased).detail["retry_after_ms"] == 60_000
     h.pass_time(60_001)
     other = plan(h, parameters=small)
@@ -336,7 +336,7 @@ def test_a_switch_never_changes_what_a_reader_sees(steps: list[tuple[str, int]],
     h = begun()
     body: dict[str, Any] | None = None
     expected = seen(h)
-    parameters = Parameters(target_bytes=target)
+    parameters = MergeParameters(target_bytes=target)
     for step, number in [*steps, ("plan", 0), ("work", 0), ("commit", 0), ("kill", 0)]:
         if step == "delete":
             h.do(c.Delete("t", seqs=[number, number + 7]))

@@ -29,20 +29,20 @@ from tests.support.merge_rig import (
     work,
 )
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine import merge_commands as mrg
-from topics.engine.errors import (
+from topics.api import limits
+from topics.api.errors import (
     ColdStoreFailed,
     InputsChanged,
     OutputInvalid,
     PlanNotFound,
 )
-from topics.engine.files import HEADER_BYTES, with_digest, xxh
-from topics.engine.merge_check import Acceptance
-from topics.engine.plans import Parameters
-from topics.engine.sealing import Sum
-from topics.engine.segments import ROW, SUM_MAGIC, IndexFiles, parse_dict
+from topics.engine.cold.merge.verify import Acceptance
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.commands.merges import MergeParameters
+from topics.engine.storage.files import HEADER_BYTES, with_digest, xxh
+from topics.engine.storage.sealing import Sum
+from topics.engine.storage.segments import ROW, SUM_MAGIC, IndexFiles, parse_dict
 
 
 def spoil(h: Harness, body: dict[str, Any], what: str) -> None:
@@ -201,7 +201,7 @@ def test_an_output_with_what_the_plan_calls_dead_is_refused() -> None:
 def test_a_damaged_input_stays_and_is_told_of(noticed: bool) -> None:
     store = ObjectStore()
     h = begun(store)
-    body = plan(h, parameters=Parameters(target_bytes=600))
+    body = plan(h, parameters=MergeParameters(target_bytes=600))
     key = f"{h.topic_dir('t')}/seg-{5:016x}-0.data"
     if noticed:
         store.rot(key, 100)
@@ -214,14 +214,16 @@ def test_a_damaged_input_stays_and_is_told_of(noticed: bool) -> None:
     assert [group["group"] for group in done["groups"]] == [1]
     assert [(one["group"], one["segment"]) for one in done["failed"]] == [(0, f"seg-{5:016x}-0")]
     assert segments(h)[:3] == [(1, 0, 4, "cold"), (5, 0, 4, "cold"), (9, 1, 8, "cold")]
-    assert plan(h, parameters=Parameters(target_bytes=600))["plan_id"] is None, "it is left alone from now on"
+    assert plan(h, parameters=MergeParameters(target_bytes=600))["plan_id"] is None, (
+        "it is left alone from now on"
+    )
     assert {seq for seq in range(1, 23)} - set(h.seqs("t")) <= {5, 6, 7, 8}
 
 
 def test_inputs_that_are_gone_leave_the_rest() -> None:
     """A segment has died as a whole while the job worked."""
     h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
-    body = plan(h, parameters=Parameters(target_bytes=600))
+    body = plan(h, parameters=MergeParameters(target_bytes=600))
     work(h, body)
     h.do(c.Delete("t", seqs=[5, 6, 7, 8]))
     for _ in range(4):
@@ -280,7 +282,7 @@ def test_what_an_erase_writes_again_is_not_taken_for_what_a_refused_try_has_left
 def test_inputs_that_are_gone_go_with_a_plan_of_which_nothing_is_published() -> None:
     """One group has lost a segment, the other has a damaged one: nothing is retired, and still nothing stays for ever."""
     h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
-    body = plan(h, parameters=Parameters(target_bytes=600))
+    body = plan(h, parameters=MergeParameters(target_bytes=600))
     assert h.cold is not None
     for group in body["groups"]:
         failed = {"group": group["group"], "failed": "damaged", "segment": group["inputs"][0]["name"]}
@@ -314,7 +316,7 @@ def test_an_erase_of_what_a_commit_has_put_into_place_keeps_its_segment() -> Non
     h = begun(store, secret=3)
     merged(h)
     h.do(c.Delete("t", seqs=[6]))
-    body = plan(h, parameters=Parameters(min_garbage=0.01))
+    body = plan(h, parameters=MergeParameters(min_garbage=0.01))
     work(h, body)
     rows = seen(h)[0]
     (token,) = h.ask(mrg.CommitPlan("t", body["plan_id"], body["lease"]))
@@ -342,7 +344,7 @@ def test_a_group_that_is_tried_again_is_not_taken_for_what_is_left_of_the_first_
     store = ObjectStore()
     h = begun(store)
     before = seen(h)
-    body = plan(h, parameters=Parameters(target_bytes=700))
+    body = plan(h, parameters=MergeParameters(target_bytes=700))
     assert len(body["groups"]) == 2
     work(h, body)
     output = f"{body['staging']}/group-1.1.data"
@@ -367,7 +369,7 @@ def test_a_group_that_is_tried_again_is_not_taken_for_what_is_left_of_the_first_
     assert isinstance(h.replies[second], OutputInvalid)
     h.pass_time(limits.COLD_PAUSE_MS_MAX + 1)
     store.objects[output] = good
-    again = plan(h, parameters=Parameters(target_bytes=700), lease=body["lease"])
+    again = plan(h, parameters=MergeParameters(target_bytes=700), lease=body["lease"])
     work(h, again)
     store.objects[output] = good
     assert len(commit(h, again).body["groups"]) == 2

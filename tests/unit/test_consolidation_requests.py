@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from topics import wire
-from topics.engine import limits
-from topics.engine import merge_commands as mrg
-from topics.engine.errors import InvalidRequest
-from topics.engine.plans import Parameters
-from workers.consolidation_requests import read, rendered
+from topics.api import limits
+from topics.api.errors import InvalidRequest
+from topics.engine.commands import merges as mrg
+from topics.engine.commands.merges import MergeParameters
+from topics.link import wire
+from workers.codec.merges import read, rendered
 
 
 def asked(call: str, body: Any = None, named: str = "") -> Any:
@@ -41,10 +41,10 @@ def test_clamps() -> None:
         "min_garbage": 1,
     }
     assert asked("plan", much) == mrg.PlanMerge(
-        "t", Parameters(limits.MERGE_BYTES_MAX, 1.0, 2, 64), limits.PLAN_LEASE_MS_MAX
+        "t", MergeParameters(limits.MERGE_BYTES_MAX, 1.0, 2, 64), limits.PLAN_LEASE_MS_MAX
     )
     little = asked("plan", {"target_bytes": 0, "max_groups": 0, "lease_ms": 0, "min_garbage": 0})
-    assert (little.parameters, little.lease_ms) == (Parameters(1, 0.0, 2, 1), limits.PLAN_LEASE_MS_MIN)
+    assert (little.parameters, little.lease_ms) == (MergeParameters(1, 0.0, 2, 1), limits.PLAN_LEASE_MS_MIN)
     assert asked("commit", {"lease": "x", "wait_ms": 1 << 31}).wait_ms == limits.MERGE_WAIT_MS_MAX
     assert asked("pin", {"ttl_ms": 0}).ttl_ms == 1000
     assert asked("pin", {"ttl_ms": 1 << 60}).ttl_ms == limits.SNAPSHOT_TTL_MS_MAX

@@ -20,13 +20,13 @@ from tests.support.merge_rig import (
     segments,
 )
 from tests.support.stores import ObjectStore
-from topics.engine import commands as c
-from topics.engine import merge_commands as mrg
-from topics.engine.cold_files import MOVE_KIND
-from topics.engine.errors import (
+from topics.api.errors import (
     SnapshotNotFound,
 )
-from topics.engine.manifest import Manifest, decode_manifest
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.storage.cold_files import MOVE_KIND
+from topics.engine.storage.manifest import Manifest, decode_manifest
 
 
 def listed(manifest: Manifest) -> list[str]:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.support.engine_harness import SMALL, Harness, numbered
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import frames
-from topics.engine.config import ConsumerConfig, EngineConfig, TopicConfig
-from topics.engine.subjects import TagFilter
-from topics.engine.tags import TagIndex
-from topics.engine.topic_log import TopicLog
+from topics.api.config import ConsumerConfig, EngineConfig, TopicConfig
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagFilter
+from topics.engine.storage import frames
+from topics.engine.topic.log import TopicLog
+from topics.engine.topic.tags import TagIndex
 
 LEASE_MS = 1000
 DAY_MS = 86_400_000

@@ -12,12 +12,12 @@ import pytest
 
 from tests.support.engine_harness import append, numbered
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, consumer, log, queue
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import limits
-from topics.engine.consumer import Consumer, TopicConsumers, filter_of
-from topics.engine.consumers import Consumers
-from topics.engine.errors import ConsumerNotFound, ConsumerOverlap
+from topics.api import limits
+from topics.api.errors import ConsumerNotFound, ConsumerOverlap
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
+from topics.engine.shard.consumers.admin import Consumers
+from topics.engine.topic.consumer import Consumer, TopicConsumers, filter_of
 
 End = Callable[[LeaseHarness], None]
 

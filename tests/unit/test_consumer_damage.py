@@ -11,11 +11,11 @@ import pytest
 
 from tests.support.engine_harness import SMALL, file_bytes
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, log, queue
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import limits
-from topics.engine.config import TopicConfig
-from topics.engine.errors import Throttled
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import Throttled
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 CEILING = limits.SEQ_CEILING_STEP_MIN  # what a disk topic may have used before its first sync of a ceiling
 

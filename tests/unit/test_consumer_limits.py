@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.engine_harness import append, numbered
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, log
-from topics.engine import commands as c
+from topics.engine.commands import topics as c
 
 A, B = b"a", b"b"
 

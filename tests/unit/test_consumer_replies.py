@@ -12,13 +12,14 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
-from topics import openapi, wire
-from topics.engine import consumer_commands as con
-from topics.engine.commands import Records
-from topics.engine.config import ConsumerConfig
-from topics.engine.frames import encode_appends
-from topics.engine.page import Page, Tombstone
-from workers import consumer_replies
+from topics.api.config import ConsumerConfig
+from topics.engine.commands import consumers as con
+from topics.engine.commands.page import Page, Tombstone
+from topics.engine.commands.topics import Records
+from topics.engine.storage.frames import encode_appends
+from topics.link import wire
+from topics.protocols.http.openapi import document as openapi
+from workers.codec import consumer_replies
 
 TS = 1_700_000_000_000
 COMPONENTS = openapi.document("1")["components"]

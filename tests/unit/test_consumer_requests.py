@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from topics import wire
-from topics.engine import consumer_commands as con
-from topics.engine.config import ConsumerConfig
-from topics.engine.errors import Forbidden, TopicsError
-from workers.consumer_requests import READERS
+from topics.api.config import ConsumerConfig
+from topics.api.errors import Forbidden, TopicsError
+from topics.engine.commands import consumers as con
+from topics.link import wire
+from workers.codec.consumer_requests import READERS
 
 U64 = 2**64 - 1
 DAY_MS = 86_400_000

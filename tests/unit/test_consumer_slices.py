@@ -15,13 +15,13 @@ import pytest
 from tests.support.engine_harness import append
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, consumer, log, queue
 from tests.support.small_slices import use_small_slices
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import limits
-from topics.engine.config import EngineConfig
-from topics.engine.consumer import PASSED_AT_ONCE, Consumer
-from topics.engine.errors import Throttled, TopicsError
-from topics.engine.subjects import TagFilter, TagMatch, overlap
+from topics.api import limits
+from topics.api.config import EngineConfig
+from topics.api.errors import Throttled, TopicsError
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagFilter, TagMatch, overlap
+from topics.engine.topic.consumer import PASSED_AT_ONCE, Consumer
 
 LARGE = EngineConfig(snapshot_interval_ms=1 << 40, rewrite_dead_share=2.0, inline_bytes=0)
 MANY = 20_000

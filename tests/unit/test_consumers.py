@@ -14,10 +14,10 @@ import pytest
 
 from tests.support.engine_harness import SMALL, append, numbered
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, consumer, log, queue
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine import limits
-from topics.engine.errors import ConsumerNotFound, InvalidRequest, Throttled, TopicNotFound
+from topics.api import limits
+from topics.api.errors import ConsumerNotFound, InvalidRequest, Throttled, TopicNotFound
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 A, B = b"a", b"b"
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.faults import fault
-from topics.control_channel import (
+from topics.link.control_channel import (
     LINE_BYTES_MAX,
     Channel,
     Drain,

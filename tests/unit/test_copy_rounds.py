@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.flow_rig import cluster, forward, name_on, numbered, stored, texts, write
 from tests.support.shard_rig import Cluster
-from topics import wire
-from workers import copy_rounds
-from workers.copy_rounds import GATHERED_MIN
+from topics.link import wire
+from workers.forward import copy_rounds
+from workers.forward.copy_rounds import GATHERED_MIN
 
 SOURCE = name_on(1, "source")
 DESTS = [name_on(i % 2, f"dest-{i}-") for i in range(6)]

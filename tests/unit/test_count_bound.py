@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.faults import fault
-from topics import wire
-from topics.count_bound import RECORD_LINES, RECORDS, CountBound, has_lines
-from topics.engine.errors import BatchTooLarge, InvalidRequest
-from workers.requests import read_lines, read_write
-from workers.transaction_requests import read_stage
+from topics.api.errors import BatchTooLarge, InvalidRequest
+from topics.link import wire
+from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, CountBound, has_lines
+from workers.codec.requests import read_lines, read_write
+from workers.codec.transactions import read_stage
 
 MOST = 10_000
 # One record each: the least there is, and with braces where no record begins.

@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.engine_harness import append
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, queue
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine.config import TopicConfig
+from topics.api.config import TopicConfig
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 
 def dying(jobs: int = 1, **fields: object) -> LeaseHarness:

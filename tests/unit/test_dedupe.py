@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.engine import dedupe
-from topics.engine.dedupe import DedupeWindow, Entry
-from topics.engine.limits import DEDUPE_FORGOTTEN_MAX, DEDUPE_KEYS_MAX
+from topics.api.limits import DEDUPE_FORGOTTEN_MAX, DEDUPE_KEYS_MAX
+from topics.engine.topic import dedupe
+from topics.engine.topic.dedupe import DedupeWindow, Entry
 
 
 def test_a_key_is_known_up_to_the_last_moment_of_its_window() -> None:

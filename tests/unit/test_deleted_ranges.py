@@ -12,11 +12,11 @@ import pytest
 from msgspec import structs
 
 from tests.support.engine_harness import SMALL, Harness, fsync, numbered, with_records, with_topic
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.config import TopicConfig
-from topics.engine.errors import InvalidRequest, TopicNotFound
-from topics.engine.staging import as_ranges
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import InvalidRequest, TopicNotFound
+from topics.engine.commands import topics as c
+from topics.engine.shard.staging import as_ranges
 
 
 def listed(h: Harness, topic: str = "t", limit: int = 0) -> list[tuple[int, int]]:

@@ -14,13 +14,13 @@ import pytest
 
 from tests.support.job_rig import JobRig
 from tests.support.watch_rig import FeedRig
-from topics import wire
-from topics.engine import delivery
-from topics.engine.delivery import PICK_COST
-from topics.engine.pressure import Measures
-from topics.engine.queries import WAKE_COST
-from topics.engine.scheduler import QUANTUM, WEIGHTS
-from topics.working import Work, encode
+from topics.engine.shard import delivery
+from topics.engine.shard.delivery import PICK_COST
+from topics.engine.shard.pressure import Measures
+from topics.engine.shard.reads import WAKE_COST
+from topics.engine.shard.scheduler import QUANTUM, WEIGHTS
+from topics.link import wire
+from topics.link.jobs import Work, encode
 
 HIGH, LOW, LOWEST = 1000, 0, -500
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topics.engine.departures import Departures
-from topics.engine.segments import SegmentMeta
+from topics.engine.storage.segments import SegmentMeta
+from topics.engine.upkeep.pending_deletions import Departures
 
 
 def test_what_an_older_snapshot_alone_names_goes_and_the_rest_stays() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.sim_disk import SimDisk
-from topics.engine.ports import Disk
-from workers.posix_disk import PosixDisk
+from topics.engine.core.ports import Disk
+from workers.shard.posix_disk import PosixDisk
 
 
 @pytest.fixture(params=["posix", "sim"])

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.images import images
-from topics import disk_usage as du_module
+from topics.cli import disk_usage as du_module
 from topics.cli.__main__ import main
-from topics.disk_usage import KINDS, NotOurs, disk_usage
-from topics.engine.layout import Layout, encode_layout
-from topics.read_only_disk import ReadOnlyDisk
+from topics.cli.disk_usage import KINDS, NotOurs, disk_usage
+from topics.engine.storage.layout import Layout, encode_layout
+from topics.system.read_only_disk import ReadOnlyDisk
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.faults import fault
 from tests.support.sim_clock import SimClock
-from topics.engine.engine_clock import EngineClock
-from topics.engine.limits import SLEW_MS_PER_S
+from topics.api.limits import SLEW_MS_PER_S
+from topics.engine.core.clock import EngineClock
 
 WALL = 1_700_000_000_000
 DAY_MS = 86_400_000

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.support.engine_harness import DISK, EPHEMERAL, FSYNC, MEMORY, Harness, numbered
 from tests.support.log_rig import new_log
 from tests.support.watch_rig import Town
-from topics.engine import commands as c
-from topics.engine import consumer_commands as con
-from topics.engine.config import ConsumerConfig, TopicConfig
-from topics.engine.errors import WrongEpoch
-from topics.engine.flows import EPOCHS_MAX, Epochs, add_epoch, epoch_text
-from topics.engine.page import Tombstone
+from topics.api.config import ConsumerConfig, TopicConfig
+from topics.api.errors import WrongEpoch
+from topics.engine.commands import consumers as con
+from topics.engine.commands import topics as c
+from topics.engine.commands.page import Tombstone
+from topics.engine.topic.flows import EPOCHS_MAX, Epochs, add_epoch, epoch_text
 
 
 def read(h: Harness, topic: str, from_seq: int, epoch: str | None, **options: Any) -> Any:

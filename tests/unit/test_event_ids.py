@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.framing import HEAD_BYTES_MAX
-from topics import event_ids
-from topics.engine.writes import NAME
-from topics.watching import ID_TOPICS_MAX
+from topics.engine.shard.appends import NAME
+from topics.link.watch import ID_TOPICS_MAX
+from topics.protocols.http import event_ids
+from topics.protocols.http1.framing import HEAD_BYTES_MAX
 
 topic_names = st.text("aZ09._:-", min_size=1, max_size=255).filter(NAME.match)
 odd_names = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(

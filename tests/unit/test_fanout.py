@@ -10,15 +10,15 @@ import itertools
 
 import pytest
 
-from router import fanout as fanout_module
-from router.event_stream import EventStream
-from router.fanout import READS_PER_WATCHER
-from router.watchers import RETRY_US, Sub
+from router.watch import fanout as fanout_module
+from router.watch.event_stream import EventStream
+from router.watch.fanout import READS_PER_WATCHER
+from router.watch.watchers import RETRY_US, Sub
 from tests.support import length
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Town
-from topics import wire
-from topics.watching import FeedOptions
+from topics.link import wire
+from topics.link.watch import FeedOptions
 
 SMALL_PAGES = FeedOptions(limit=2)
 
@@ -404,7 +404,7 @@ def test_a_shard_that_has_too_much_to_do_is_asked_again(monkeypatch: pytest.Monk
     first = town.front.stream(options=SMALL_PAGES)
     town.carry_up()
     town.carry_down()  # its read is on its way
-    monkeypatch.setattr("router.front_core.PENDING_MAX", 1)
+    monkeypatch.setattr("router.pending.PENDING_MAX", 1)
     others = [town.front.stream(wid=f"w{i}") for i in range(3)]
     monkeypatch.undo()
     town.advance(1_000_000)

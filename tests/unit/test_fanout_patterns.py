@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from router import fanout as fanout_module
-from router.event_stream import EventStream
+from router.watch import fanout as fanout_module
+from router.watch.event_stream import EventStream
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Town
-from topics import wire
-from topics.watching import FeedOptions
-from workers.feeds import REJOIN_MS
+from topics.link import wire
+from topics.link.watch import FeedOptions
+from workers.watch.feeds import REJOIN_MS
 
 ANY = ["a.>"]
 

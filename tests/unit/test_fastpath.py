@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fastpath import (
+from router.connections.connection import (
     CLOSING,
     FAST_BODY_MAX,
     IDLE,
 )
-from router.framing import CHUNK_EXTRA_BYTES_MAX, HEAD_BYTES_MAX, Chunks, Refused, read_frame
-from router.plain_head import read_plain_head
 from tests.support import length
 from tests.support.connection_bench import (
     World,
@@ -30,6 +28,8 @@ from tests.support.connection_bench import (
     run,
     slow,
 )
+from topics.protocols.http1.framing import CHUNK_EXTRA_BYTES_MAX, HEAD_BYTES_MAX, Chunks, Refused, read_frame
+from topics.protocols.http1.plain_head import read_plain_head
 
 CORPUS = {
     "fast write": fast(),

@@ -15,16 +15,16 @@ from typing import Any, cast
 
 import pytest
 
-from router.budget import ByteBudget
-from router.call import Services
-from router.exchange import Request, Response
-from router.front_core import FrontCore
-from router.gate import LARGE_ANSWER, SLOW_READERS_BYTES_MAX, Gate
+from router.connections.budget import ByteBudget
+from router.pending import FrontCore
+from router.requests.admission import LARGE_ANSWER, SLOW_READERS_BYTES_MAX, Gate
+from router.requests.call import Services
 from tests.support.faults import fault
-from topics import wire
-from topics.settings import Settings
-from workers import listeners
-from workers.exit_codes import CannotBind
+from topics.link import wire
+from topics.protocols.http.exchange import Request, Response
+from topics.system.settings import Settings
+from workers.process import listeners
+from workers.process.exit_codes import CannotBind
 
 JSON = b"application/json"
 BODY = b'{"records":[{"data":1}]}'

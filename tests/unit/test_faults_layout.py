@@ -12,11 +12,11 @@ import pytest
 
 from tests.support.faults import fault
 from tests.support.in_process import call
-from topics.engine.layout import Layout, encode_layout
+from topics.engine.storage.layout import Layout, encode_layout
 from workers import verify
-from workers.data_directory import DataDirectory
-from workers.exit_codes import BadConfiguration
-from workers.local_store import LocalSegmentStore, claim, read_id
+from workers.process.data_directory import DataDirectory
+from workers.process.exit_codes import BadConfiguration
+from workers.shard.local_store import LocalSegmentStore, claim, read_id
 
 GOOD = {"format": 1, "generation": 1, "shards": 2}
 REFUSED = "refused with exit code 2 and the file's name; the file is left as it is"

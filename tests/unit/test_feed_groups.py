@@ -15,11 +15,11 @@ from tests.support.faults import fault
 from tests.support.shard_rig import error_of
 from tests.support.sim_disk import SimDisk
 from tests.support.watch_rig import FeedRig
-from topics import wire
-from topics.watching import SESSION_TTL_MS, FeedOptions
-from workers import feeds
-from workers.feeds import REJOIN_MS
-from workers.watch_desk import SAVE_MS
+from topics.link import wire
+from topics.link.watch import SESSION_TTL_MS, FeedOptions
+from workers.watch import feeds
+from workers.watch.feeds import REJOIN_MS
+from workers.watch.service import SAVE_MS
 
 Key = tuple[bytes, int]
 ONE = FeedOptions(limit=1)

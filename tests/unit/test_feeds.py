@@ -13,10 +13,12 @@ import pytest
 from tests.support.faults import fault
 from tests.support.shard_rig import error_of
 from tests.support.watch_rig import FeedRig, Page
-from topics import wire
-from topics.watching import PAGES_AHEAD, FeedOptions, WatchRead, encode
-from workers import answer_window, feeds
-from workers.feeds import FEEDS_PER_FRONT_MAX
+from topics.link import wire
+from topics.link.watch import PAGES_AHEAD, FeedOptions, WatchRead, encode
+from workers.codec import feed_pages
+from workers.shard import answer_window
+from workers.watch import feeds
+from workers.watch.feeds import FEEDS_PER_FRONT_MAX
 
 STRONG = FeedOptions(strong=True)
 
@@ -223,13 +225,13 @@ def test_a_page_is_rendered_once_for_two_fronts(monkeypatch: pytest.MonkeyPatch)
     keys = [rig.follow(peer=b"front-%d" % i) for i in range(3)]
     other = rig.follow(options=FeedOptions(include_meta=False), peer=b"front-0")
     calls: list[bool] = []
-    real = feeds.render_records
+    real = feed_pages.render_records
 
     def counted(page: object, **options: bool) -> bytes:
         calls.append(options["include_meta"])
         return real(page, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(feeds, "render_records", counted)
+    monkeypatch.setattr(feed_pages, "render_records", counted)
     rig.write(3)
     assert sorted(calls) == [False, True]
     assert [seqs(rig.pages(key)) for key in [*keys, other]] == [[1, 2, 3]] * 4

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from topics.engine import forward_commands as fwd
-from topics.engine.errors import InvalidRequest
-from workers import forward_messages as messages
+from topics.api.errors import InvalidRequest
+from topics.engine.commands import forwards as fwd
+from workers.forward import messages
 
 RULE = fwd.Forward(7, "a->b", "a", "b", filter=(("Eq", "x"), ("Subject", "a.>")), filter_is_list=True)
 

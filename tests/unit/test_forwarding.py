@@ -25,10 +25,10 @@ from tests.support.flow_rig import (
     write,
 )
 from tests.support.shard_rig import Cluster
-from topics import wire
-from topics.engine import limits
-from workers import forwarding
-from workers.forwarding import ENDING_US
+from topics.api import limits
+from topics.link import wire
+from workers.forward import service as forwarding
+from workers.forward.service import ENDING_US
 
 SOURCE = name_on(1, "source")
 NEAR, FAR = name_on(1, "near"), name_on(0, "far")
@@ -180,11 +180,13 @@ def test_metrics_tell_of_copies() -> None:
 
 def test_bounds_fit_each_other() -> None:
     """A batch fits a link and a group of the log. What is asked for finds room beside all else that uses a link."""
-    from workers import catch_up, forwarder, outbox, peer_links, rule_reads
+    from workers.forward import catch_up, forwarder, outbox
+    from workers.forward.rules import reads as rule_reads
+    from workers.peers import links as peers
 
     requests = forwarder.BATCHES_MAX + catch_up.ASKS_MAX + outbox.BATCHES_MAX + rule_reads.READS_MAX
-    assert requests < peer_links.REQUESTS_MAX
-    assert forwarder.BYTES_MAX + outbox.BYTES_MAX < peer_links.BYTES_MAX
+    assert requests < peers.REQUESTS_MAX
+    assert forwarder.BYTES_MAX + outbox.BYTES_MAX < peers.BYTES_MAX
     assert forwarder.BATCH_BYTES <= limits.DIFF_BYTES_MAX
 
 

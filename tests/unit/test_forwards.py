@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.engine_harness import DISK, EPHEMERAL, FSYNC, MEMORY, append, numbered
 from tests.support.forward_harness import Pair, rule
-from topics.engine import commands as c
-from topics.engine import forward_commands as f
-from topics.engine.config import TopicConfig
-from topics.engine.errors import Forbidden, ForwardNotFound, Throttled, TopicNotEmpty, TopicNotFound
+from topics.api.config import TopicConfig
+from topics.api.errors import Forbidden, ForwardNotFound, Throttled, TopicNotEmpty, TopicNotFound
+from topics.engine.commands import forwards as f
+from topics.engine.commands import topics as c
 
 # -- rules -------------------------------------------------------------------------------------------------
 

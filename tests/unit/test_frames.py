@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
-from topics.engine import frames
-from topics.engine.commands import Records
-from topics.engine.config import TopicConfig
-from topics.engine.control import ConfigChanged, Deletion, TimeCeiling, TopicCreated
-from topics.engine.frames import (
+from topics.api.config import TopicConfig
+from topics.engine.commands.topics import Records
+from topics.engine.storage import frames
+from topics.engine.storage.control import ConfigChanged, Deletion, TimeCeiling, TopicCreated
+from topics.engine.storage.frames import (
     APPEND,
     EXT_BATCH,
     EXT_EXPIRES,

@@ -14,14 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router import front_core
-from router.call import Call, Services, ask_all, ask_owner
-from router.exchange import Request, Response
-from router.front_core import BUDGET_MS, CREDIT_BYTES, GIVE_UP_US, REQUEST_COST, TAKEN_EVERY_BYTES, FrontCore
+from router import pending
+from router.pending import BUDGET_MS, CREDIT_BYTES, GIVE_UP_US, REQUEST_COST, TAKEN_EVERY_BYTES, FrontCore
+from router.requests.call import Call, Services, ask_all, ask_owner
 from tests.support.faults import fault
-from topics import wire
-from topics.engine.placement import shard_of
-from topics.settings import Settings
+from topics.engine.core.placement import shard_of
+from topics.link import wire
+from topics.protocols.http.exchange import Request, Response
+from topics.system.settings import Settings
 
 CHANGES = sorted(wire.CHANGES)
 OTHERS = sorted(set(range(wire.WRITE, wire.CATALOG)) - wire.CHANGES)
@@ -223,7 +223,7 @@ def test_a_single_body_above_the_credit_passes_when_nothing_else_waits() -> None
 
 @fault("link", "more requests wait than a front may hold", "the rest is refused with 429")
 def test_only_so_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_core, "PENDING_MAX", 3)
+    monkeypatch.setattr(pending, "PENDING_MAX", 3)
     core = core_with(1)
     assert [send(core) for _ in range(3)] == [[], [], []]
     assert send(core).only.status == 429

@@ -22,12 +22,13 @@ import numpy as np
 import pytest
 
 from tests.support.sim_disk import SimDisk
-from topics.engine import frames
-from topics.engine.checkpoint import ShardRow, TopicRow
-from topics.engine.commands import Records
-from topics.engine.config import ConsumerConfig, TopicConfig
-from topics.engine.consumer import ConsumerRow, Event, LettersRow
-from topics.engine.control import (
+from topics.api.config import ConsumerConfig, TopicConfig
+from topics.api.errors import UnsupportedFormat
+from topics.engine.commands.forwards import Forward
+from topics.engine.commands.topics import Records
+from topics.engine.core.topic_ids import pack_ids
+from topics.engine.storage import frames
+from topics.engine.storage.control import (
     ConfigChanged,
     ConsumerStored,
     Copied,
@@ -38,25 +39,20 @@ from topics.engine.control import (
     TimeCeiling,
     TopicCreated,
 )
-from topics.engine.errors import UnsupportedFormat
-from topics.engine.files import read_file, xxh
-from topics.engine.flows import InflowRow, OutflowRow
-from topics.engine.forward_commands import Forward
-from topics.engine.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
-from topics.engine.intents import Patch, pending_intents, write_intent
-from topics.engine.marks import mark_deleted, read_deleted
-from topics.engine.merges import FailedGroup, Input, Merged, MergedGroup, Merges
-from topics.engine.sealing import meta_from_sum, read_sum, seal, verify
-from topics.engine.segments import (
+from topics.engine.storage.files import read_file, xxh
+from topics.engine.storage.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
+from topics.engine.storage.intents import Patch, pending_intents, write_intent
+from topics.engine.storage.marks import mark_deleted, read_deleted
+from topics.engine.storage.sealing import meta_from_sum, read_sum, seal, verify
+from topics.engine.storage.segments import (
     ROW,
     SegmentMeta,
     SegmentWriter,
     read_dict,
     read_rows,
 )
-from topics.engine.snapshot import SnapshotWriter, list_snapshots, read_snapshot
-from topics.engine.topic_ids import pack_ids
-from topics.engine.transaction_files import (
+from topics.engine.storage.snapshot import SnapshotWriter, list_snapshots, read_snapshot
+from topics.engine.storage.transaction_file import (
     ChunkHead,
     encode_chunk,
     encode_decision,
@@ -66,7 +62,11 @@ from topics.engine.transaction_files import (
     read_staged,
     write_entries,
 )
-from topics.engine.transaction_state import (
+from topics.engine.storage.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan
+from topics.engine.topic.consumer import ConsumerRow, Event, LettersRow
+from topics.engine.topic.flows import InflowRow, OutflowRow
+from topics.engine.topic.merges import FailedGroup, Input, Merged, MergedGroup, Merges
+from topics.engine.topic.transactions import (
     Advanced,
     Decided,
     Decision,
@@ -75,7 +75,7 @@ from topics.engine.transaction_state import (
     Producer,
     TransactionsRow,
 )
-from topics.engine.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan
+from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
 
 GOLDEN = Path(__file__).parent / "golden"
 TS = 1_700_000_000_000

@@ -17,13 +17,13 @@ from hyperframe.frame import (
     PriorityFrame,
 )
 
-from router.exchange import Request, Response
-from router.http2 import (
+from router.connections.http2 import (
     Http2Connection,
 )
-from router.http2_session import SETTINGS, STREAMS_MAX
 from tests.support.faults import fault
 from tests.support.http2_bench import PING, Bench, Got, window_update
+from topics.protocols.http.exchange import Request, Response
+from topics.protocols.http2.session import SETTINGS, STREAMS_MAX
 
 # Heads
 

@@ -11,13 +11,13 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
-from router.exchange import Request, Respond, Response
-from router.http2 import (
+from router.connections.http2 import (
     SLICE_BYTES_MAX,
     WRITE_BYTES_MAX,
 )
 from tests.support.faults import fault
 from tests.support.http2_bench import BODY_BYTES_MAX, Bench, Got
+from topics.protocols.http.exchange import Request, Respond, Response
 
 # Bodies on their way in
 

@@ -20,16 +20,16 @@ from hyperframe.frame import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.exchange import Response
-from router.http2 import (
+from router.connections.http2 import (
     NOISE_FORGIVEN_PER_S,
     NOISE_MAX,
     READ_BYTES_MAX,
 )
-from router.http2_session import ENCODER_TABLE_BYTES_MAX
 from tests.support import length
 from tests.support.faults import fault
 from tests.support.http2_bench import PING, PREFACE, Bench, Client, window_update
+from topics.protocols.http.exchange import Response
+from topics.protocols.http2.session import ENCODER_TABLE_BYTES_MAX
 
 # Abuse
 
@@ -133,7 +133,7 @@ def test_a_batch_is_not_read_to_its_end_when_it_is_noise(bench: Bench) -> None:
 def test_acknowledgements_that_nobody_reads(
     bench: Bench, frame: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.http2.PAUSED_BYTES_MAX", 50_000)
+    monkeypatch.setattr("router.connections.http2.PAUSED_BYTES_MAX", 50_000)
     bench.client.request("/echo", b"x" * 1000, end=False)
     bench.run()
     bench.server.pause_writing()

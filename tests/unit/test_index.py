@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.engine.frames import DEAD, DELETED, HAS_TAG, STAGED_DELETE
-from topics.engine.index import ROW_BYTES, Chunk
-from topics.engine.segments import HEADER_BYTES, ROW, SegmentMeta
+from topics.engine.storage.frames import DEAD, DELETED, HAS_TAG, STAGED_DELETE
+from topics.engine.storage.index import ROW_BYTES, Chunk
+from topics.engine.storage.segments import HEADER_BYTES, ROW, SegmentMeta
 
 Row = tuple[int, int, int, int, int, int, int]  # offset, length, ts, flags, tag, node, size
 

@@ -19,15 +19,15 @@ from tests.fuzz.targets.files import check_inspection
 from tests.unit.test_golden import GOLDEN
 from topics.cli import inspecting
 from topics.cli.__main__ import main
-from topics.engine.files import WATCH_MAGIC, header, with_digest, xxh
-from topics.engine.frames import SKIP, encode_control
-from topics.engine.inspected_files import inspect
-from topics.engine.inspection import Inspection
-from topics.engine.layout import Layout, encode_layout
-from topics.engine.snapshot import MAGIC as SNAPSHOT_MAGIC
-from topics.engine.wal import MAGIC as LOG_MAGIC
-from topics.engine.wal import encode_envelope, file_header
-from topics.read_only_disk import ReadOnlyDisk
+from topics.engine.storage.files import WATCH_MAGIC, header, with_digest, xxh
+from topics.engine.storage.frames import SKIP, encode_control
+from topics.engine.storage.layout import Layout, encode_layout
+from topics.engine.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
+from topics.engine.storage.wal import MAGIC as LOG_MAGIC
+from topics.engine.storage.wal import encode_envelope, file_header
+from topics.engine.tools.inspect.files import inspect
+from topics.engine.tools.inspect.report import Inspection
+from topics.system.read_only_disk import ReadOnlyDisk
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk, SimulatedCrash
-from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
-from topics.engine.files import TEMP_SUFFIX, read_file, write_whole, xxh
-from topics.engine.intents import (
+from topics.api.errors import Corrupt, TopicsError, UnsupportedFormat
+from topics.engine.storage.files import TEMP_SUFFIX, read_file, write_whole, xxh
+from topics.engine.storage.intents import (
     Patch,
     apply_patches,
     finish_intent,

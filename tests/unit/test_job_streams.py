@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from router.endpoints.watch import OPEN_WAIT_US
-from router.job_stream import HEARTBEAT_US
-from router.streams_desk import STALLED_US, SWEEP_EVERY_US
+from router.requests.endpoints.watch import OPEN_WAIT_US
+from router.watch.job_stream import HEARTBEAT_US
+from router.watch.service import STALLED_US, SWEEP_EVERY_US
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Town
-from topics import wire
-from topics.api_keys import parse_keys
-from topics.engine.errors import InvalidRequest
-from topics.working import PUSHES_AHEAD
+from topics.api.api_keys import parse_keys
+from topics.api.errors import InvalidRequest
+from topics.link import wire
+from topics.link.jobs import PUSHES_AHEAD
 
 S = 1_000_000
 

@@ -10,11 +10,11 @@ import pytest
 from tests.support.faults import fault
 from tests.support.job_rig import JobRig
 from tests.support.shard_rig import FRONT, Rig, error_of
-from topics import wire
-from topics.working import PUSH_BYTES, Work, encode
-from workers import jobs_desk
-from workers.answer_window import READS_PER_TURN
-from workers.shard_core import PROBE_EVERY_US
+from topics.link import wire
+from topics.link.jobs import PUSH_BYTES, Work, encode
+from workers.shard.answer_window import READS_PER_TURN
+from workers.shard.core import PROBE_EVERY_US
+from workers.watch import jobs as jobs_desk
 
 OTHER = b"other front"
 

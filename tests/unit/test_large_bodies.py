@@ -9,12 +9,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from topics import wire
-from topics.engine import commands as cmd
-from topics.engine.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, TopicsError
-from topics.json_text import SHORT, compact_size
-from workers import large_bodies, requests, transaction_requests
-from workers.large_bodies import LargeBodies, read_large
+from topics.api.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, TopicsError
+from topics.engine.commands import topics as cmd
+from topics.link import wire
+from topics.protocols.http.json_text import SHORT, compact_size
+from workers.codec import large_bodies, requests
+from workers.codec import transactions as transaction_requests
+from workers.codec.large_bodies import LargeBodies, read_large
 
 READ: dict[int, Callable[[wire.Request, wire.Args], Any]] = {
     wire.WRITE: lambda r, a: requests.read_write("t", r, a, lambda _: True),

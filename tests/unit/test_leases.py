@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.engine_harness import append, rows_of
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, log, queue
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine.errors import InvalidRequest, NotAQueue, TopicNotFound
+from topics.api.errors import InvalidRequest, NotAQueue, TopicNotFound
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 CLASSES = ["fsync", "disk", "memory", "ephemeral"]
 A, B = b"a", b"b"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.faults import fault
-from workers.liveness import START_S, Backoff, Heartbeat, ping_interval_s
+from workers.process.liveness import START_S, Backoff, Heartbeat, ping_interval_s
 
 
 @fault("supervisor", "a child dies again and again", "it is started ever later, up to a bound")

@@ -13,10 +13,10 @@ import pytest
 from tests.support.engine_harness import DISK, EPHEMERAL, FSYNC, SMALL, Harness, append, numbered
 from tests.support.faults import fault
 from tests.support.sim_clock import SimClock
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.config import EngineConfig
-from topics.engine.errors import Throttled
+from topics.api import limits
+from topics.api.config import EngineConfig
+from topics.api.errors import Throttled
+from topics.engine.commands import topics as c
 
 BOUND = 40_000
 BOUNDED = msgspec.structs.replace(SMALL, wal_file_bytes=16_384, log_bytes_max=BOUND)

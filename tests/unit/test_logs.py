@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from topics.logs import BLOT, HumanFormatter, JsonFormatter, _Handler, configure, log
+from topics.system.logs import BLOT, HumanFormatter, JsonFormatter, _Handler, configure, log
 
 
 class Lines(logging.Handler):

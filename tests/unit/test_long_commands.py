@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.errors import Throttled, TopicNotFound
-from topics.engine.long_commands import LongCommand, LongCommands, Work
-from topics.engine.subjects import TagMatch
+from topics.api import limits
+from topics.api.errors import Throttled, TopicNotFound
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.shard.long_commands import LongCommand, LongCommands, Work
 
 READ = c.CountByTag("t", TagMatch("Glob", b"*"))
 CHANGE = c.Delete("t", before_seq=10)

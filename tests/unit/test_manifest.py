@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.engine.errors import Corrupt, UnsupportedFormat
-from topics.engine.manifest import (
+from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.engine.storage.manifest import (
     Manifest,
     Pin,
     RetiredSegment,
@@ -27,7 +27,7 @@ from topics.engine.manifest import (
     pinned_id,
     segment_of_name,
 )
-from topics.engine.segments import segment_name
+from topics.engine.storage.segments import segment_name
 
 
 def segment(first_seq: int, rows: int, generation: int = 0) -> Segment:

@@ -11,16 +11,16 @@ from tests.support.merge_rig import begun, keys, merged, plan, work
 from tests.support.sim_clock import SimClock
 from tests.support.stores import ObjectStore
 from topics.cli import inspecting
-from topics.disk_usage import disk_usage
-from topics.engine import commands as c
-from topics.engine import merge_commands as mrg
-from topics.engine.inspected_files import inspect
-from topics.engine.layout import Layout, encode_layout
-from topics.engine.repair import repair_shard
-from topics.engine.sealing import drain
-from topics.engine.tiered import TieredDisk
-from topics.engine.verify import Found, verify_shard
-from topics.read_only_disk import ReadOnlyDisk
+from topics.cli.disk_usage import disk_usage
+from topics.engine.commands import merges as mrg
+from topics.engine.commands import topics as c
+from topics.engine.storage.layout import Layout, encode_layout
+from topics.engine.storage.sealing import drain
+from topics.engine.storage.tiered import TieredDisk
+from topics.engine.tools.inspect.files import inspect
+from topics.engine.tools.repair import repair_shard
+from topics.engine.tools.verify import Found, verify_shard
+from topics.system.read_only_disk import ReadOnlyDisk
 
 
 def with_merges() -> tuple[Harness, ObjectStore]:

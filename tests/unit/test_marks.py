@@ -17,10 +17,10 @@ from xxhash import xxh3_64_digest
 
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
-from topics.engine.errors import Corrupt, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, read_file, sync_file
-from topics.engine.marks import mark_deleted, read_deleted, salvage_deleted
-from topics.engine.segments import SegmentMeta, cut_to_meta, segment_path
+from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.engine.storage.files import HEADER_BYTES, read_file, sync_file
+from topics.engine.storage.marks import mark_deleted, read_deleted, salvage_deleted
+from topics.engine.storage.segments import SegmentMeta, cut_to_meta, segment_path
 
 DIR = "shards/0/t/7"
 VERSION_1 = b"TPCSDEL\0" + struct.pack("<II", 1, 0)

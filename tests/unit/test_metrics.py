@@ -12,11 +12,11 @@ import pytest
 
 from router.metrics_text import Totals, as_text
 from tests.support.shard_rig import Rig
-from topics import wire
-from topics.http_errors import STATUS
-from topics.reports import CONSUMER_ROWS_MAX, LATENCY_BUCKETS_US, ShardReport, Timed
-from topics.watching import FeedOptions, Follow, encode
-from workers.metrics import OPERATIONS, Timer
+from topics.api.http_errors import STATUS
+from topics.link import wire
+from topics.link.reports import CONSUMER_ROWS_MAX, LATENCY_BUCKETS_US, ShardReport, Timed
+from topics.link.watch import FeedOptions, Follow, encode
+from workers.shard.metrics import OPERATIONS, Timer
 
 CONSUMER = wire.encode_args(wire.Args(consumer="mine"))
 

@@ -18,25 +18,25 @@ import pytest
 import schemathesis
 
 from router import metrics_text
-from topics import (
-    consolidation_responses,
-    consolidation_schemas,
-    consumer_responses,
-    forward_responses,
-    openapi,
-    responses,
-    schemas,
-    transaction_responses,
-    wire,
-)
-from topics.engine.commands import Records, Tombstone
-from topics.engine.config import ConsumerConfig, TopicConfig
-from topics.engine.errors import InvalidRequest, TopicsError
-from topics.engine.frames import encode_appends
-from topics.engine.limits import BATCH_RECORDS_MAX
-from topics.engine.manifest import Manifest, RetiredSegment, Segment
-from topics.http_errors import STATUS, error_body
-from workers import consumer_requests, forward_requests, requests, transaction_requests
+from topics.api import merge_requests
+from topics.api import requests as schemas
+from topics.api.config import ConsumerConfig, TopicConfig
+from topics.api.errors import InvalidRequest, TopicsError
+from topics.api.http_errors import STATUS, error_body
+from topics.api.limits import BATCH_RECORDS_MAX
+from topics.api.responses import consumers as consumer_responses
+from topics.api.responses import forwards as forward_responses
+from topics.api.responses import merges as consolidation_responses
+from topics.api.responses import records as responses
+from topics.api.responses import transactions as transaction_responses
+from topics.engine.commands.topics import Records, Tombstone
+from topics.engine.storage.frames import encode_appends
+from topics.engine.storage.manifest import Manifest, RetiredSegment, Segment
+from topics.link import wire
+from topics.protocols.http.openapi import document as openapi
+from workers.codec import consumer_requests, requests
+from workers.codec import transactions as transaction_requests
+from workers.forward import requests as forward_requests
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs" / "http").glob("*.md")), ROOT / "docs" / "transactions.md"]
@@ -72,7 +72,7 @@ CONSUMER_REQUESTS = (
     schemas.ResetBody,
     schemas.ResetTo,
 )
-CONSOLIDATION_REQUESTS = consolidation_schemas.REQUESTS
+CONSOLIDATION_REQUESTS = merge_requests.REQUESTS
 ANSWERS = (
     *responses.BODIES,
     *consumer_responses.BODIES,

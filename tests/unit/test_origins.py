@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.origins import KNOWN_BYTES_MAX, KNOWN_MAX, Origins
+from topics.api.origins import KNOWN_BYTES_MAX, KNOWN_MAX, Origins
 
 
 def origins(hosts: str = "", pages: str = "", *, bound: str = "127.0.0.1", keys: bool = False) -> Origins:

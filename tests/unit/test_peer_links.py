@@ -11,10 +11,10 @@ import random
 import pytest
 
 from tests.support.faults import fault
-from topics import wire
-from workers import peer_links
-from workers.answer_window import AHEAD_BYTES_MAX
-from workers.peer_links import BUDGET_MS, GIVE_UP_US, PeerLinks
+from topics.link import wire
+from workers.peers import links as peers
+from workers.peers.links import BUDGET_MS, GIVE_UP_US, PeerLinks
+from workers.shard.answer_window import AHEAD_BYTES_MAX
 
 
 class Links:
@@ -149,8 +149,8 @@ def test_what_is_not_answered_in_time_is_given_up() -> None:
 
 
 def test_requests_and_bytes_on_their_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_links, "REQUESTS_MAX", 3)
-    monkeypatch.setattr(peer_links, "BYTES_MAX", 2000)
+    monkeypatch.setattr(peers, "REQUESTS_MAX", 3)
+    monkeypatch.setattr(peers, "BYTES_MAX", 2000)
     links = Links(s1=7, s2=8)
     assert links.ask(1, "large", b"x" * 1500)
     assert not links.ask(1, "more", b"x" * 500)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from topics.engine.placement import shard_of
+from topics.engine.core.placement import shard_of
 
 SHARD_COUNTS = (1, 2, 3, 4, 8, 16)
 

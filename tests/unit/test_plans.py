@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.engine import limits
-from topics.engine.errors import Corrupt
-from topics.engine.plans import (
+from topics.api import limits
+from topics.api.errors import Corrupt
+from topics.engine.commands.merges import MergeParameters
+from topics.engine.storage.merge_plan_file import (
     Candidate,
     FailedSidecar,
-    Parameters,
     choose,
     decode_plan,
     decode_sidecar,
@@ -31,7 +31,7 @@ def row(*sizes: int | tuple[int, int] | None, rows: int = 10) -> list[Candidate 
 
 
 def chosen(candidates: list[Candidate | None], **fields: float) -> list[tuple[int, int]]:
-    return choose(candidates, msgspec.structs.replace(Parameters(target_bytes=100), **fields))
+    return choose(candidates, msgspec.structs.replace(MergeParameters(target_bytes=100), **fields))
 
 
 def test_neighbours_are_joined_up_to_the_target() -> None:
@@ -87,13 +87,13 @@ def test_what_is_chosen_is_in_order_and_fits(sizes: list[tuple[int, int] | None]
 
 def test_the_id_goes_by_everything() -> None:
     ids = {
-        plan_id_of("1", 5, Parameters(), []),
-        plan_id_of("2", 5, Parameters(), []),
-        plan_id_of("1", 6, Parameters(), []),
-        plan_id_of("1", 5, Parameters(min_garbage=0.2), []),
+        plan_id_of("1", 5, MergeParameters(), []),
+        plan_id_of("2", 5, MergeParameters(), []),
+        plan_id_of("1", 6, MergeParameters(), []),
+        plan_id_of("1", 5, MergeParameters(min_garbage=0.2), []),
     }
     assert len(ids) == 4
-    assert plan_id_of("1", 5, Parameters(), []) in ids
+    assert plan_id_of("1", 5, MergeParameters(), []) in ids
 
 
 def test_files_that_are_none_are_refused() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.engine.pressure import SAMPLE_MS, SMOOTHING, Measures, Pressure, part
+from topics.engine.shard.pressure import SAMPLE_MS, SMOOTHING, Measures, Pressure, part
 
 
 class Sampled:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topics import wire
-from topics.engine.commands import Append
-from topics.engine.errors import InvalidRequest, RecordTooLarge
-from topics.engine.limits import RECORD_BYTES_MAX
-from workers.requests import read_raw
+from topics.api.errors import InvalidRequest, RecordTooLarge
+from topics.api.limits import RECORD_BYTES_MAX
+from topics.engine.commands.topics import Append
+from topics.link import wire
+from workers.codec.requests import read_raw
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

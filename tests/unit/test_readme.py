@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from router.fanout import READS_PER_WATCHER
+from router.watch.fanout import READS_PER_WATCHER
 from tests.support.pages import pages
 from tests.support.server import ROOT
-from topics.engine import frames
-from topics.engine.inspection import TYPES
+from topics.engine.storage import frames
+from topics.engine.tools.inspect.report import TYPES
 
-ENGINE = ROOT / "topics" / "engine"
+API = ROOT / "topics" / "api"
 
 
 def plain(markdown: str) -> str:
@@ -61,8 +61,8 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 def test_the_limits_page_names_every_bound() -> None:
     page = (ROOT / "docs" / "limits.md").read_text()
-    names = re.findall(r"^([A-Z_]+)(?:: \w+)? = ", (ENGINE / "limits.py").read_text(), flags=re.MULTILINE)
-    config = (ENGINE / "config.py").read_text().split("class EngineConfig", 1)[1]
+    names = re.findall(r"^([A-Z_]+)(?:: \w+)? = ", (API / "limits.py").read_text(), flags=re.MULTILINE)
+    config = (API / "config.py").read_text().split("class EngineConfig", 1)[1]
     names += re.findall(r"^    (\w+): ", config, flags=re.MULTILINE)
     assert [name for name in names if name not in {"KIB", "MIB"} and f"`{name}`" not in page] == []
 
@@ -120,7 +120,7 @@ def test_the_format_page_names_every_frame_type_and_extension() -> None:
 
 
 def test_every_frame_type_has_a_name_in_tools() -> None:
-    source = (ENGINE / "frames.py").read_text().split("APPEND, ", 1)[1].split("HAS_TAG", 1)[0]
+    source = Path(frames.__file__).read_text().split("APPEND, ", 1)[1].split("HAS_TAG", 1)[0]
     numbers = {int(n) for line in source.splitlines() for n in re.findall(r"\b\d+\b", line.partition("=")[2])}
     assert numbers == TYPES.keys()
 

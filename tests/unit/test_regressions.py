@@ -12,12 +12,13 @@ import pytest
 
 from tests.support.engine_harness import SMALL, Harness, file_bytes, holders, numbered, overwrite, rows_of
 from tests.support.faults import fault
-from topics.engine import commands as c
-from topics.engine import frames, limits
-from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.errors import InvalidRequest, ShardReadOnly, TopicsError, WrongLastSeq
-from topics.engine.subjects import TagMatch
-from topics.engine.wal import file_number
+from topics.api import limits
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import InvalidRequest, ShardReadOnly, TopicsError, WrongLastSeq
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.storage import frames
+from topics.engine.storage.wal import file_number
 
 FSYNC = TopicConfig(durability="fsync")
 

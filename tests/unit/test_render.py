@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from topics.engine.commands import Page, Records
-from topics.engine.frames import encode_appends
-from topics.engine.render import render_records
+from topics.engine.commands.topics import Page, Records
+from topics.engine.reading.render import render_records
+from topics.engine.storage.frames import encode_appends
 
 TS = 1748470000123
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from topics.engine.forward_commands import Forward, source_prefix
-from workers.rule_book import RuleBook, matches
+from topics.engine.commands.forwards import Forward, source_prefix
+from workers.forward.rules.book import RuleBook, matches
 
 _uids = itertools.count(1)
 

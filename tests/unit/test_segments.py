@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
-from topics.engine import segments
-from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, read_file, xxh
-from topics.engine.frames import DEAD
-from topics.engine.marks import mark_deleted, read_deleted
-from topics.engine.sealing import (
+from topics.api.errors import Corrupt, TopicsError, UnsupportedFormat
+from topics.engine.storage import segments
+from topics.engine.storage.files import HEADER_BYTES, read_file, xxh
+from topics.engine.storage.frames import DEAD
+from topics.engine.storage.marks import mark_deleted, read_deleted
+from topics.engine.storage.sealing import (
     drain,
     meta_from_sum,
     read_sum,
@@ -26,7 +26,7 @@ from topics.engine.sealing import (
     verify,
     verify_steps,
 )
-from topics.engine.segments import (
+from topics.engine.storage.segments import (
     BLOCK_BYTES,
     ROW,
     ROW_STRUCT,

@@ -24,13 +24,13 @@ from tests.support.engine_harness import (
 )
 from tests.support.faults import fault
 from tests.support.shard_words import frame_rows, page_rows
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.config import EngineConfig, TopicConfig
-from topics.engine.errors import InvalidRequest, OverGrant, Throttled
-from topics.engine.priority import effective_priority
-from topics.engine.queries import narrowed
-from topics.engine.subjects import TagMatch
+from topics.api import limits
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import InvalidRequest, OverGrant, Throttled
+from topics.engine.commands import topics as c
+from topics.engine.core.priority import effective_priority
+from topics.engine.core.subjects import TagMatch
+from topics.engine.shard.reads import narrowed
 
 ANY = TagMatch("Glob", b"*")
 LARGE = msgspec.structs.replace(SMALL, wal_file_bytes=8 << 20, segment_max_events=10_000, verify=False)

@@ -16,12 +16,12 @@ import pytest
 from tests.support.sim_disk import SimDisk
 from tests.unit.test_event_ids import made
 from tests.unit.test_sessions import FRONT, PATTERN, T0, make, opened, saved
-from topics import event_ids
-from topics.engine.watch_entries import Entry
-from topics.watching import SaveSession
-from workers import watch_file
-from workers.sessions import ERA_MS, Sessions
-from workers.watch_file import WatchFile
+from topics.engine.storage.watch_file import Entry
+from topics.link.watch import SaveSession
+from topics.protocols.http import event_ids
+from workers.watch import session_file
+from workers.watch.session_file import WatchFile
+from workers.watch.sessions import ERA_MS, Sessions
 
 
 class Story:
@@ -94,7 +94,7 @@ class Story:
 
     def lose_worker(self) -> None:
         self.sessions = Sessions(0)
-        found = watch_file.read(self.disk, "d")
+        found = session_file.read(self.disk, "d")
         assert found is not None
         self.sessions.load(found.sessions, T0)
         self.file = WatchFile(self.disk, "d")

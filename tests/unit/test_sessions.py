@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
 from tests.unit.test_event_ids import made
-from topics import event_ids
-from topics.engine.errors import InvalidRequest, SessionNotFound, Throttled, TopicsError, Unauthorized
-from topics.engine.files import WATCH_MAGIC, write_digest_file
-from topics.http_errors import error_parts
-from topics.watching import (
+from topics.api.errors import InvalidRequest, SessionNotFound, Throttled, TopicsError, Unauthorized
+from topics.api.http_errors import error_parts
+from topics.engine.storage.files import WATCH_MAGIC, write_digest_file
+from topics.link.watch import (
     SESSION_TTL_MS,
     STREAM_TOPICS_MAX,
     CreateSession,
@@ -31,8 +30,10 @@ from topics.watching import (
     SaveSession,
     SessionSpec,
 )
-from workers import watch_file
-from workers.sessions import (
+from topics.protocols.http import event_ids
+from workers.watch import session_file
+from workers.watch.session_file import WatchFile
+from workers.watch.sessions import (
     BYTES_MAX,
     ERA,
     ERA_MS,
@@ -42,7 +43,6 @@ from workers.sessions import (
     Sessions,
     TakeOver,
 )
-from workers.watch_file import WatchFile
 
 FRONT, OTHER = b"front-1", b"front-2"
 PLAIN = SessionSpec(FeedOptions(), 15_000)
@@ -97,7 +97,7 @@ def stored(sessions: Sessions) -> list[SessionRow]:
     disk = SimDisk(1)
     disk.make_dir("d")
     WatchFile(disk, "d").write(sessions.rows(), sessions.changes(), [])
-    found = watch_file.read(disk, "d")
+    found = session_file.read(disk, "d")
     assert found is not None
     return found.sessions
 
@@ -548,7 +548,7 @@ def test_a_file_without_epochs_says_that_they_are_not_known() -> None:
     disk = SimDisk(1)
     disk.make_dir("d")
     write_digest_file(disk, "d/watch", WATCH_MAGIC, msgspec.msgpack.encode(([row[:9]], [])))
-    old = watch_file.read(disk, "d")
+    old = session_file.read(disk, "d")
     assert old is not None
     again = Sessions(0)
     again.load(old.sessions, T0)

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import configuration_page
-from topics import settings
-from topics.engine import limits
-from topics.quantities import milliseconds, size_bytes
-from topics.settings import Settings, is_loopback, join_host
-from topics.watching import WATCH_TOPICS_MAX
-from workers.requests import META_BYTES_MAX, TAG_BYTES_MAX
+from topics.api import limits
+from topics.link.watch import WATCH_TOPICS_MAX
+from topics.system import settings
+from topics.system.quantities import milliseconds, size_bytes
+from topics.system.settings import Settings, is_loopback, join_host
+from workers.codec.requests import META_BYTES_MAX, TAG_BYTES_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -429,7 +429,9 @@ def test_the_list_of_variables_is_that_of_the_tree() -> None:
     kubernetes = {name for name in found if settings._SERVICE_LINK.fullmatch(name)}
     fields = {settings.variable(name) for name in Settings.__struct_fields__}
     known = fields | settings.OTHER_VARIABLES | set(settings._FIXED)
-    assert found - known - kubernetes - {"TOPICS_MAX_TOPCIS"} == set(), "declare these in topics/settings.py"
+    assert found - known - kubernetes - {"TOPICS_MAX_TOPCIS"} == set(), (
+        "declare these in topics/system/settings.py"
+    )
     # `queue work` puts these together.
     job = {name for name in settings.OTHER_VARIABLES if name.startswith("TOPICS_JOB_")}
     assert settings.OTHER_VARIABLES - job - found == set(), "no program reads these"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, queue
-from topics.engine import consumer_commands as k
+from topics.engine.commands import consumers as k
 
 CLASSES = ["fsync", "disk", "memory", "ephemeral"]
 A, B = b"a", b"b"

@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import FRONT, Rig, error_of
-from topics import wire
-from topics.engine.consumers import Consumers
-from topics.engine.limits import MIB
-from topics.reports import ShardReport
-from workers.answer_window import READS_PER_TURN
+from topics.api.limits import MIB
+from topics.engine.shard.consumers.admin import Consumers
+from topics.link import wire
+from topics.link.reports import ShardReport
+from workers.shard.answer_window import READS_PER_TURN
 
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=4 * MIB)
 QUEUE = {"type": "queue"}

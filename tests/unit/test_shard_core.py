@@ -14,14 +14,14 @@ import pytest
 from tests.support.engine_harness import SMALL
 from tests.support.faults import fault
 from tests.support.shard_rig import FRONT, Rig, error_of
-from topics import wire
-from topics.engine.catalog import Grant
-from topics.engine.limits import MIB
-from topics.reports import Readiness, ShardReport
-from workers import caps as caps_module
-from workers import replies
-from workers.answer_window import AHEAD_BYTES_MAX, READS_PER_TURN, TURN_READ_BYTES
-from workers.caps import PARK_US
+from topics.api.limits import MIB
+from topics.engine.shard.quotas import Grant
+from topics.link import wire
+from topics.link.reports import Readiness, ShardReport
+from workers.codec import replies
+from workers.peers.links import PARK_US
+from workers.shard import caps as caps_module
+from workers.shard.answer_window import AHEAD_BYTES_MAX, READS_PER_TURN, TURN_READ_BYTES
 
 CHANGING = {wire.WRITE: {"records": [{"data": 1}]}, wire.DELETE: {"before_seq": 1}, wire.PUT_TOPIC: {}}
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=4 * MIB)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from router.front_core import CREDIT_BYTES, FrontCore, Pending
-from router.front_pressure import TELL_AGAIN_US, FrontPressure
+from router.pending import CREDIT_BYTES, FrontCore, Pending
+from router.pressure import TELL_AGAIN_US, FrontPressure
 from tests.support.faults import fault
 from tests.support.shard_rig import error_of
 from tests.support.watch_rig import FeedRig
-from topics import wire
-from topics.engine.pressure import FULL_WAIT_MS, SAMPLE_MS
+from topics.engine.shard.pressure import FULL_WAIT_MS, SAMPLE_MS
+from topics.link import wire
 
 FRONT = b"front"
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tests.support.engine_harness import DISK, FSYNC, SMALL, Harness, holders
-from topics.engine import commands as c
-from topics.engine import limits, tags
-from topics.engine.errors import ShardReadOnly, Stopping, Throttled, TopicNotFound
-from topics.engine.subjects import TagMatch
+from topics.api import limits
+from topics.api.errors import ShardReadOnly, Stopping, Throttled, TopicNotFound
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.topic import tags
 
 MANY = 3000
 LARGE = structs.replace(

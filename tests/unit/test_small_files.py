@@ -19,18 +19,18 @@ from spark_pipeline.report.trend import read_previous
 from spark_pipeline.tasks.manifest import read_current
 from tests.support.faults import fault
 from tests.support.in_process import Done, call
+from topics.api.errors import Corrupt
 from topics.cli import commands, inspecting
-from topics.engine.errors import Corrupt
-from topics.engine.files import header
-from topics.engine.layout import Layout, encode_layout
-from topics.engine.manifest_check import check_manifests
-from topics.engine.snapshot import MAGIC, read_snapshot
+from topics.engine.storage.files import header
+from topics.engine.storage.layout import Layout, encode_layout
+from topics.engine.storage.snapshot import MAGIC, read_snapshot
+from topics.engine.tools.verify_manifests import check_manifests
 from workers import verify
-from workers.data_directory import DataDirectory
-from workers.exit_codes import BadConfiguration
-from workers.listeners import write_port_file
-from workers.local_store import LocalSegmentStore
-from workers.posix_disk import PosixDisk
+from workers.process.data_directory import DataDirectory
+from workers.process.exit_codes import BadConfiguration
+from workers.process.listeners import write_port_file
+from workers.shard.local_store import LocalSegmentStore
+from workers.shard.posix_disk import PosixDisk
 
 HUGE = 300 << 20
 MEMORY_MAX = 64 << 20

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk, SimulatedCrash
-from topics.engine.errors import Corrupt, TopicsError, UnsupportedFormat
-from topics.engine.files import read_file, with_digest, xxh
-from topics.engine.snapshot import (
+from topics.api.errors import Corrupt, TopicsError, UnsupportedFormat
+from topics.engine.storage.files import read_file, with_digest, xxh
+from topics.engine.storage.snapshot import (
     MAGIC,
     PIECE_BYTES,
     SnapshotWriter,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from router import fanout as fanout_module
-from router import websocket as websocket_module
-from router.websocket import COMMANDS_BYTES_MAX, COMMANDS_WAITING_MAX, SocketWatcher
+from router.requests import websocket as websocket_module
+from router.requests.websocket import COMMANDS_BYTES_MAX, COMMANDS_WAITING_MAX, SocketWatcher
+from router.watch import fanout as fanout_module
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Front, Town
-from topics.api_keys import ApiKey, parse_keys
+from topics.api.api_keys import ApiKey, parse_keys
 
 
 class Peer(Client):

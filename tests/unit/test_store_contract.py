@@ -15,9 +15,9 @@ import pytest
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
-from topics.engine.ports import SegmentStore
-from topics.engine.segment_store import DiskSegmentStore
-from workers.local_store import LocalSegmentStore, claim
+from topics.engine.core.ports import SegmentStore
+from topics.engine.storage.segment_store import DiskSegmentStore
+from workers.shard.local_store import LocalSegmentStore, claim
 
 KEY = "topics/0000000000000400/seg-0000000000000001-0.data"
 OTHER = "topics/0000000000000400/seg-0000000000000005-0.data"

@@ -9,14 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from router.endpoints.watch import OPEN_WAIT_US
-from router.event_stream import MOVED_MAX, EventStream
-from router.streams_desk import BEAT_TICK_US, SAVE_EVERY_US
+from router.requests.endpoints.watch import OPEN_WAIT_US
+from router.watch.event_stream import MOVED_MAX, EventStream
+from router.watch.service import BEAT_TICK_US, SAVE_EVERY_US
 from tests.support.faults import fault
 from tests.support.watch_rig import PLAIN, Client, Front, Town
-from topics import event_ids, wire
-from topics.api_keys import parse_keys
-from topics.watching import ID_TOPICS_MAX, CreateSession, SessionSpec, encode
+from topics.api.api_keys import parse_keys
+from topics.link import wire
+from topics.link.watch import ID_TOPICS_MAX, CreateSession, SessionSpec, encode
+from topics.protocols.http import event_ids
 
 S = 1_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.engine.strings import StringTable
+from topics.engine.storage.strings import StringTable
 
 
 def u4(*ids: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import length
-from topics.engine.limits import (
+from topics.api.limits import (
     MATCHES_CACHED_MAX,
     MATCHES_CACHED_SWEPT,
     SUBJECT_CHANGES_KEPT,
     SUBJECT_PATTERN_BYTES_MAX,
 )
-from topics.engine.subjects import SubjectTrie, _Node, _Subscribers
+from topics.engine.core.subjects import SubjectTrie, _Node, _Subscribers
 
 Subscription = tuple[bytes, int, bytes | None]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.engine.subjects import TagFilter, TagMatch, overlap, parse_pattern
+from topics.engine.core.subjects import TagFilter, TagMatch, overlap, parse_pattern
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.engine.subjects import TagMatch
-from topics.engine.tags import LoadPart, Mask, Seqs, TagIndex
+from topics.engine.core.subjects import TagMatch
+from topics.engine.topic.tags import LoadPart, Mask, Seqs, TagIndex
 
 
 class Model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topics.engine.tail_cache import TailCache
+from topics.engine.reading.tail_cache import TailCache
 
 
 def test_an_entry_is_found_from_any_offset_inside_it() -> None:

@@ -23,10 +23,9 @@ from tests.support.engine_harness import (
     with_tags,
     with_topic,
 )
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.config import TopicConfig
-from topics.engine.errors import (
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import (
     BatchTooLarge,
     InvalidRequest,
     RecordTooLarge,
@@ -36,7 +35,8 @@ from topics.engine.errors import (
     TopicNotFound,
     WrongLastSeq,
 )
-from topics.engine.subjects import TagMatch
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
 
 ANY = TagMatch("Glob", b"*")
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.log_rig import append, delete, evict, lose, new_log, readable, seqs_of, skip, stage, staged
-from topics.engine.config import TopicConfig
-from topics.engine.frames import DELETED, STAGED_DELETE
-from topics.engine.segments import SegmentMeta
-from topics.engine.topic_log import Op, TopicLog
+from topics.api.config import TopicConfig
+from topics.engine.storage.frames import DELETED, STAGED_DELETE
+from topics.engine.storage.segments import SegmentMeta
+from topics.engine.topic.log import Op, TopicLog
 
 # -- staged and published ----------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.log_rig import append, lose, new_log, readable, seqs_of
-from topics.engine import topic_log
-from topics.engine.limits import LOSS_RANGES_MAX
-from topics.engine.topic_log import Loss, add_loss
+from topics.api.limits import LOSS_RANGES_MAX
+from topics.engine.topic import log as topic_log
+from topics.engine.topic.log import Loss, add_loss
 
 
 def test_a_loss_takes_what_lived_in_it_and_is_announced_when_published() -> None:

@@ -19,12 +19,13 @@ from tests.support.engine_harness import (
     with_tags,
     with_topic,
 )
-from topics.engine import commands as c
-from topics.engine import delivery, limits
-from topics.engine.errors import (
+from topics.api import limits
+from topics.api.errors import (
     TopicNotFound,
 )
-from topics.engine.subjects import TagMatch
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.shard import delivery
 
 ANY = TagMatch("Glob", b"*")
 

@@ -17,14 +17,14 @@ from tests.support.engine_harness import (
     with_tags,
     with_topic,
 )
-from topics.engine import commands as c
-from topics.engine.errors import (
+from topics.api.errors import (
     InvalidRequest,
     RecordTooLarge,
     TopicFull,
     TopicNotFound,
 )
-from topics.engine.subjects import TagMatch
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
 
 # ---- caps
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.log_rig import append, delete, evict, new_log, readable, skip, staged
-from topics.engine.config import TopicConfig
-from topics.engine.frames import DEAD
-from topics.engine.index import Chunk
-from topics.engine.topic_log import TopicLog
+from topics.api.config import TopicConfig
+from topics.engine.storage.frames import DEAD
+from topics.engine.storage.index import Chunk
+from topics.engine.topic.log import TopicLog
 
 # -- holes -------------------------------------------------------------------------------------------------
 

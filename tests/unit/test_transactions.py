@@ -26,13 +26,9 @@ from tests.support.engine_harness import (
     holders,
 )
 from tests.support.sim_clock import SimClock
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine import transaction_commands as t
-from topics.engine.commands import Records
-from topics.engine.committing import STAGE_KIND
-from topics.engine.config import TopicConfig
-from topics.engine.errors import (
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import (
     InvalidRequest,
     RecordTooLarge,
     Throttled,
@@ -42,9 +38,13 @@ from topics.engine.errors import (
     TransactionIncomplete,
     TransactionNotFound,
 )
-from topics.engine.files import HEADER_BYTES
-from topics.engine.verify import Found, verify_shard
-from workers.metrics import ShardMetrics
+from topics.engine.commands import topics as c
+from topics.engine.commands import transactions as t
+from topics.engine.commands.topics import Records
+from topics.engine.shard.transaction_commit import STAGE_KIND
+from topics.engine.storage.files import HEADER_BYTES
+from topics.engine.tools.verify import Found, verify_shard
+from workers.shard.metrics import ShardMetrics
 
 CLASSES = [FSYNC, DISK, MEMORY, EPHEMERAL]
 Parts = list[tuple[str, int, int]]
@@ -343,7 +343,7 @@ def test_transactions_chunks_and_producers_are_bounded(monkeypatch: pytest.Monke
 
 
 def test_idle_producers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics.engine.transaction_state.TXN_PRODUCERS_MAX", 2)
+    monkeypatch.setattr("topics.engine.topic.transactions.TXN_PRODUCERS_MAX", 2)
     monkeypatch.setattr(limits, "TXN_PRODUCERS_MAX", 2)
     h = Harness()
     h.put("t", FSYNC)

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from topics import consolidation_schemas, schemas, wire
-from topics.bodies import BodyType, UnknownField, read_body
-from topics.engine.errors import InvalidRequest
-from topics.schemas import (
+from topics.api import merge_requests, requests
+from topics.api.errors import InvalidRequest
+from topics.api.requests import (
     ConfigBody,
     ConsumerBody,
     PublishBody,
@@ -21,7 +20,9 @@ from topics.schemas import (
     WatchBody,
     WriteBody,
 )
-from topics.unknown_fields import LOOKED_AT_MAX, PATHS_MAX, Fields, ignored_header, strict
+from topics.link import wire
+from topics.protocols.http.bodies import BodyType, UnknownField, read_body
+from topics.protocols.http.unknown_fields import LOOKED_AT_MAX, PATHS_MAX, Fields, ignored_header, strict
 
 WRITE, CONFIG = BodyType(WriteBody), BodyType(ConfigBody)
 
@@ -135,7 +136,7 @@ def test_a_good_body_is_never_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_strict_type_is_the_type_and_has_its_fields_in_their_order() -> None:
     bodies = [
         body
-        for module in (schemas, consolidation_schemas)
+        for module in (requests, merge_requests)
         for body in vars(module).values()
         if isinstance(body, type) and issubclass(body, msgspec.Struct) and body is not msgspec.Struct
     ]

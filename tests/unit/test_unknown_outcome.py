@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.engine_harness import DISK, FSYNC, Harness, append, numbered
 from tests.support.faults import fault
-from topics.engine import commands as c
-from topics.engine.errors import ErasePutOff, ShardReadOnly, Throttled, TopicsError
+from topics.api.errors import ErasePutOff, ShardReadOnly, Throttled, TopicsError
+from topics.engine.commands import topics as c
 
 UNKNOWN = "the outcome is called unknown; the shard is read-only"
 REFUSED = "refused, and never carried out; the shard is read-only"

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from tests.support.engine_harness import SMALL, Harness, append
-from topics.engine import commands as c
-from topics.engine import limits
-from topics.engine.config import TopicConfig
-from topics.engine.errors import Stopping, TopicsError
-from topics.engine.subjects import TagMatch
-from topics.engine.upkeep import Untended
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import Stopping, TopicsError
+from topics.engine.commands import topics as c
+from topics.engine.core.subjects import TagMatch
+from topics.engine.shard.topic_upkeep import Untended
 
 SEGMENTS = 40  # of four records each: a turn loads about four of them
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=1 << 22, cache_bytes=1 << 22, segment_max_events=1000)

@@ -14,12 +14,12 @@ from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
 from tests.support.stores import ObjectStore
 from tests.support.tiered_engine import records, relocated
-from topics.engine import commands as c
-from topics.engine.repair import CannotRepair, Repaired, repair_shard
-from topics.engine.sealing import drain
-from topics.engine.segment_store import DiskSegmentStore
-from topics.engine.tiered import TieredDisk
-from topics.engine.verify import Found, verify_shard
+from topics.engine.commands import topics as c
+from topics.engine.storage.sealing import drain
+from topics.engine.storage.segment_store import DiskSegmentStore
+from topics.engine.storage.tiered import TieredDisk
+from topics.engine.tools.repair import CannotRepair, Repaired, repair_shard
+from topics.engine.tools.verify import Found, verify_shard
 
 FIRST = "topics/0000000000000400/seg-0000000000000001-0"
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.lease_harness import LEASE_MS, LeaseHarness, consumer, log, queue
-from topics.engine import commands as c
-from topics.engine import consumer_commands as k
-from topics.engine.errors import ConsumerNotFound, Throttled, TopicNotFound
+from topics.api.errors import ConsumerNotFound, Throttled, TopicNotFound
+from topics.engine.commands import consumers as k
+from topics.engine.commands import topics as c
 
 JITTER_MS = 50
 LATE_MS = 1  # a claim that waits may hear of what time did so much later

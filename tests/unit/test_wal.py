@@ -17,12 +17,12 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
-from topics.engine import frames
-from topics.engine import wal as wal_module
-from topics.engine.errors import Corrupt, UnsupportedFormat
-from topics.engine.files import read_file
-from topics.engine.frames import decode_columns, encode_control, frame_is_valid
-from topics.engine.wal import (
+from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.engine.storage import frames
+from topics.engine.storage import wal as wal_module
+from topics.engine.storage.files import read_file
+from topics.engine.storage.frames import decode_columns, encode_control, frame_is_valid
+from topics.engine.storage.wal import (
     ENVELOPE_BYTES,
     FILE_HEADER_BYTES,
     Envelope,

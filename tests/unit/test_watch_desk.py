@@ -14,8 +14,8 @@ import pytest
 from tests.support.faults import fault
 from tests.support.shard_rig import FRONT, error_of
 from tests.support.watch_rig import PLAIN, FeedRig
-from topics import wire
-from topics.watching import (
+from topics.link import wire
+from topics.link.watch import (
     SESSION_TTL_MS,
     CreateSession,
     Find,
@@ -27,8 +27,8 @@ from topics.watching import (
     SessionSpec,
     encode,
 )
-from workers import watch_desk
-from workers.watch_desk import JOB_KIND, SAVE_MS, TAKE_OVER_MS
+from workers.watch import service as watch_desk
+from workers.watch.service import JOB_KIND, SAVE_MS, TAKE_OVER_MS
 
 Key = tuple[bytes, int]
 OTHER = b"other front"
@@ -158,7 +158,7 @@ def test_find_tells_of_names_and_of_what_patterns_match() -> None:
 
 def test_find_stops_where_no_stream_could_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_desk, "STREAM_TOPICS_MAX", 3)
-    monkeypatch.setattr("workers.name_search.NAMES_PER_STEP", 2)
+    monkeypatch.setattr("workers.watch.name_search.NAMES_PER_STEP", 2)
     rig = FeedRig()
     for i in range(9):
         rig.put(f"a.{i}")

@@ -22,11 +22,9 @@ from tests.support.damaged_shard import CONFIG, judge, rich
 from tests.support.engine_harness import file_bytes, overwrite
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk, SimulatedCrash
-from topics.engine.errors import Corrupt, UnsupportedFormat
-from topics.engine.files import TEMP_SUFFIX, WATCH_MAGIC, header, with_digest, xxh
-from topics.engine.inspected_files import inspect
-from topics.engine.repair import CannotRepair
-from topics.engine.watch_entries import (
+from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.engine.storage.files import TEMP_SUFFIX, WATCH_MAGIC, header, with_digest, xxh
+from topics.engine.storage.watch_file import (
     ENTRY_BYTES,
     MARK,
     START_BYTES,
@@ -35,11 +33,13 @@ from topics.engine.watch_entries import (
     read_entries,
     write_base,
 )
-from topics.watching import CreateSession, EpochChange, FeedOptions, OpenSession, SaveSession, SessionSpec
-from workers import watch_file
-from workers.feeds import GroupRow
-from workers.sessions import SessionRow, Sessions, Undo
-from workers.watch_file import WatchFile, WatchRows
+from topics.engine.tools.inspect.files import inspect
+from topics.engine.tools.repair import CannotRepair
+from topics.link.watch import CreateSession, EpochChange, FeedOptions, OpenSession, SaveSession, SessionSpec
+from workers.watch import session_file
+from workers.watch.feeds import GroupRow
+from workers.watch.session_file import WatchFile, WatchRows
+from workers.watch.sessions import SessionRow, Sessions, Undo
 
 DIR = CONFIG.shard_dir
 PATH = f"{DIR}/watch"
@@ -122,7 +122,7 @@ class Table:
             self.file.write(self.sessions.rows(), self.sessions.changes(), groups)
         else:
             rows, changes = [list(map(msgspec.Raw, some)) for some in (taken.rows, taken.changes)]
-            entry = Entry(rows, watch_file.group_rows(groups), changes, taken.ended, ended_groups or [])
+            entry = Entry(rows, session_file.group_rows(groups), changes, taken.ended, ended_groups or [])
             self.file.append(entry)
 
     def content(self) -> dict[str, SessionRow]:
@@ -130,7 +130,7 @@ class Table:
 
 
 def stored(disk: SimDisk) -> dict[str, SessionRow]:
-    found = watch_file.read(disk, DIR)
+    found = session_file.read(disk, DIR)
     return {row.wid: row for row in found.sessions} if found is not None else {}
 
 
@@ -140,9 +140,9 @@ def stored(disk: SimDisk) -> dict[str, SessionRow]:
 @given(st.lists(rows, max_size=5, unique_by=lambda row: row.wid), st.lists(groups, max_size=5))
 def test_what_is_written_is_read_back(sessions: list[SessionRow], group_rows: list[GroupRow]) -> None:
     disk = shard_disk()
-    watch_file.write(disk, DIR, WatchRows(sessions, group_rows))
+    session_file.write(disk, DIR, WatchRows(sessions, group_rows))
     last = {(group[0], group[2]): group for group in group_rows}
-    assert watch_file.read(disk, DIR) == WatchRows(sessions, list(last.values()))
+    assert session_file.read(disk, DIR) == WatchRows(sessions, list(last.values()))
 
 
 @given(st.binary(max_size=100), st.integers(0, 2))
@@ -156,11 +156,11 @@ def test_noise_is_refused(noise: bytes, framed: int) -> None:
 
 def test_what_is_written_is_read_after_a_power_cut() -> None:
     disk = shard_disk()
-    assert watch_file.read(disk, DIR) is None
+    assert session_file.read(disk, DIR) is None
     for n in (3, 1, 0):
-        watch_file.write(disk, DIR, content(n))
+        session_file.write(disk, DIR, content(n))
         disk.crash()
-        assert watch_file.read(disk, DIR) == content(n)
+        assert session_file.read(disk, DIR) == content(n)
     assert disk.list(DIR) == ["watch"]
 
 
@@ -173,9 +173,9 @@ def test_a_file_of_more_rows_than_fit_into_one_entry_is_read_back() -> None:
         ],
         [(f"t{i}", i, "g", i) for i in range(2500)],
     )
-    watch_file.write(disk, DIR, many)
+    session_file.write(disk, DIR, many)
     assert len(list(read_entries(disk, PATH))) > 5
-    assert watch_file.read(disk, DIR) == many
+    assert session_file.read(disk, DIR) == many
 
 
 def test_a_file_of_version_1_is_read() -> None:
@@ -187,7 +187,7 @@ def test_a_file_of_version_1_is_read() -> None:
     session = SessionRow(
         "wid_1", b"key", spec, {"orders": 7}, 3, 9, True, ["a.1"], [undo], {"orders": "1.0"}, {"orders": told}
     )
-    assert watch_file.read(disk, DIR) == WatchRows([session], [("orders", 1024, "crew", 5)])
+    assert session_file.read(disk, DIR) == WatchRows([session], [("orders", 1024, "crew", 5)])
     assert inspect(disk, PATH).facts == {"sessions": 1, "groups": 1}
     for bit in range(8):  # rot of its version is not a later one
         disk.flip_bit(PATH, 8, bit)
@@ -207,7 +207,7 @@ def test_what_version_2_has_written_is_read() -> None:
     """Written by the first program that knew this version: a base of two sessions and a group, an appended change."""
     disk = shard_disk()
     overwrite(disk, PATH, bytes.fromhex(VERSION_2))
-    found = watch_file.read(disk, DIR)
+    found = session_file.read(disk, DIR)
     assert found is not None
     assert [(row.wid, row.cursors, row.save) for row in found.sessions] == [
         ("v", {"t.0": 0}, 0),
@@ -263,7 +263,7 @@ def test_a_large_session_costs_what_moved_in_it() -> None:
 
 
 def test_the_file_is_written_anew_when_what_was_appended_outgrows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_file, "APPENDED_BYTES_MIN", 20_000)
+    monkeypatch.setattr(session_file, "APPENDED_BYTES_MIN", 20_000)
     disk = shard_disk()
     table = Table(disk)
     for n in range(50):
@@ -345,7 +345,7 @@ def test_random_saves_are_read_as_the_table_is(seed: int) -> None:
             while table.sessions.is_dirty:
                 table.save()
             table.save()
-            before = watch_file.read(disk, DIR)
+            before = session_file.read(disk, DIR)
             assert before is not None
             again = Table(disk)
             again.sessions.load(before.sessions, T0)
@@ -354,7 +354,7 @@ def test_random_saves_are_read_as_the_table_is(seed: int) -> None:
     while table.sessions.is_dirty:
         table.save(limit=3)
     table.save()
-    found = watch_file.read(disk, DIR)
+    found = session_file.read(disk, DIR)
     assert found is not None
     replaced = {row.wid: msgspec.structs.replace(row, maybe_old=False) for row in found.sessions}
     wanted = {wid: msgspec.structs.replace(row, maybe_old=False) for wid, row in table.content().items()}
@@ -525,17 +525,17 @@ def test_an_entry_behind_damage_is_found_however_far_it_is(torn: int) -> None:
 @fault("data directory", "the file of watch sessions cannot be read", LOST)
 def test_a_file_that_cannot_be_read_is_lost_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     disk = shard_disk()
-    watch_file.write(disk, DIR, content(2))
+    session_file.write(disk, DIR, content(2))
     disk.fail_at(1, errno.EIO, of="read")
-    assert watch_file.read(disk, DIR) == WatchRows([], [])
+    assert session_file.read(disk, DIR) == WatchRows([], [])
     disk.flip_bit(PATH, START_BYTES + 40)
-    assert watch_file.read(disk, DIR) == WatchRows([], [])
+    assert session_file.read(disk, DIR) == WatchRows([], [])
     first, second = (record.getMessage() for record in caplog.records)
     assert "watch sessions are lost" in first
     assert f"{PATH} at byte {START_BYTES}" in second
     disk.fail_at(1, errno.EIO, of="read")
     with pytest.raises(OSError):
-        watch_file.read(disk, DIR, may_fail=False)
+        session_file.read(disk, DIR, may_fail=False)
 
 
 @pytest.mark.parametrize("payload", [b"", msgspec.msgpack.encode([1, 2]), msgspec.msgpack.encode({})])
@@ -559,13 +559,13 @@ def test_rows_of_an_entry_that_make_no_sense_are_damage(
 ) -> None:
     disk = shard_disk()
     write_base(disk, PATH, 1, [Entry(), entry])
-    assert watch_file.read(disk, DIR) == WatchRows([], [])
+    assert session_file.read(disk, DIR) == WatchRows([], [])
     assert "the rows cannot be read" in caplog.text
 
 
 def later_version() -> bytes:
     disk = shard_disk()
-    watch_file.write(disk, DIR, content(1))
+    session_file.write(disk, DIR, content(1))
     data = bytearray(file_bytes(disk, PATH))
     data[8] = 9
     data[START_BYTES - 8 : START_BYTES] = xxh(bytes(data[: START_BYTES - 8]))
@@ -576,7 +576,7 @@ def test_a_later_version_is_refused_by_name_and_not_written_over() -> None:
     disk = shard_disk()
     overwrite(disk, PATH, later_version())
     with pytest.raises(UnsupportedFormat, match=f"{PATH} has format version 9"):
-        watch_file.read(disk, DIR)
+        session_file.read(disk, DIR)
 
 
 # ---- verify and repair
@@ -584,12 +584,12 @@ def test_a_later_version_is_refused_by_name_and_not_written_over() -> None:
 
 def test_verify_and_a_start_know_the_file() -> None:
     d = rich(clean=False)
-    watch_file.write(d.disk, DIR, content(3))
+    session_file.write(d.disk, DIR, content(3))
     assert d.verify().findings == []
     h = d.open()
     judge(h, d.rows)
     h.close()
-    assert watch_file.read(d.disk, DIR) == content(3)
+    assert session_file.read(d.disk, DIR) == content(3)
     assert d.verify().findings == []
 
 
@@ -602,7 +602,7 @@ def test_what_a_crash_left_of_a_writing_is_harmless() -> None:
     h = d.open()
     judge(h, d.rows)
     h.close()
-    watch_file.write(d.disk, DIR, content(3))
+    session_file.write(d.disk, DIR, content(3))
     assert d.verify().findings == []
 
 
@@ -613,7 +613,7 @@ def test_what_a_crash_left_of_a_writing_is_harmless() -> None:
 )
 def test_damage_is_named_and_goes_to_the_quarantine() -> None:
     d = rich(clean=False)
-    watch_file.write(d.disk, DIR, content(3))
+    session_file.write(d.disk, DIR, content(3))
     d.flip(PATH, 50)
     before = d.everything()
     found = d.verify()
@@ -634,13 +634,13 @@ def test_damage_is_named_and_goes_to_the_quarantine() -> None:
 def test_a_repair_of_other_damage_takes_it_along_and_a_sound_one_stays() -> None:
     for damaged in (True, False):
         d = rich(clean=False)
-        watch_file.write(d.disk, DIR, content(3))
+        session_file.write(d.disk, DIR, content(3))
         if damaged:
             d.flip(PATH, 50)
         d.flip(next(path for path in d.disk.paths() if path.endswith("400/seg-0000000000000001-0.idx")), 20)
         d.repair()
         assert d.verify().findings == []
-        assert (watch_file.read(d.disk, DIR) is None) == damaged
+        assert (session_file.read(d.disk, DIR) is None) == damaged
 
 
 def test_verify_refuses_a_later_version_and_a_repair_changes_nothing() -> None:

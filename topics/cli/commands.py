@@ -13,7 +13,7 @@ import click
 
 import topics
 from topics.cli import failures
-from topics.printing import forget_output
+from topics.system.printing import forget_output
 
 # name: module:attribute, and what `topics --help` says.
 COMMANDS = {

@@ -8,12 +8,12 @@ import time
 import click
 import msgspec
 
+from topics.cli.disk_usage import DiskUsage, NotOurs, Space, TopicUsage, disk_usage
 from topics.cli.failures import Failed
 from topics.cli.quantities import cold_dir_option, complete_directory, filled
 from topics.cli.tables import as_bytes, safe, table
-from topics.disk_usage import DiskUsage, NotOurs, Space, TopicUsage, disk_usage
-from topics.printing import while_it_is_read
-from topics.settings import Settings
+from topics.system.printing import while_it_is_read
+from topics.system.settings import Settings
 
 OK, INCOMPLETE, CANNOT = 0, 1, 3
 TOP = 20

@@ -13,8 +13,8 @@ from urllib.request import Request, urlopen
 import click
 
 from topics.cli import contexts
-from topics.printing import while_it_is_read
-from topics.settings import Settings, join_host
+from topics.system.printing import while_it_is_read
+from topics.system.settings import Settings, join_host
 
 READY, NOT_READY, UNREACHABLE = 0, 1, 3
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listening there is reached here

@@ -11,10 +11,10 @@ import msgspec
 from topics.cli.failures import Failed
 from topics.cli.quantities import SEQ, cold_dir_option, complete_file, filled
 from topics.cli.tables import as_bytes, as_time, safe, table
-from topics.engine.inspected_files import inspect
-from topics.engine.inspection import Inspection, Record
-from topics.printing import while_it_is_read
-from topics.read_only_disk import ReadOnlyDisk
+from topics.engine.tools.inspect.files import inspect
+from topics.engine.tools.inspect.report import Inspection, Record
+from topics.system.printing import while_it_is_read
+from topics.system.read_only_disk import ReadOnlyDisk
 
 SOUND, DAMAGED, CANNOT = 0, 1, 3
 RECORDS, RECORDS_MAX = 10, 100_000

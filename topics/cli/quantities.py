@@ -11,7 +11,7 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
-from topics.quantities import milliseconds, size_bytes
+from topics.system.quantities import milliseconds, size_bytes
 
 U64_MAX = (1 << 64) - 1
 

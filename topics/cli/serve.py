@@ -9,7 +9,7 @@ import sys
 import click
 
 from topics.cli.quantities import complete_directory, filled
-from topics.settings import describe, split_host
+from topics.system.settings import describe, split_host
 
 
 class _Serve(click.Command):
@@ -23,7 +23,7 @@ class _Serve(click.Command):
                     for name, default, meaning in describe()
                 ]
             )
-        meanings: dict[int, str] = importlib.import_module("workers.exit_codes").MEANINGS
+        meanings: dict[int, str] = importlib.import_module("workers.process.exit_codes").MEANINGS
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in meanings.items()])
 

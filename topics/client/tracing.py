@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from topics.api.traces import META_KEY, read_traceparent
 from topics.client.answers import Job, Record, Written
 from topics.client.flows import Core, Flow, Repeat, Request
-from topics.traces import META_KEY, read_traceparent
 
 LINKS_MAX = 128  # of one span
 _tracers: list[tuple[Any, Any]] = []  # the provider seen last, and its tracer

@@ -1,0 +1,1 @@
+"""The deterministic core of one shard: decisions and file formats. Disk and clock are passed in."""

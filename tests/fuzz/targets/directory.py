@@ -11,7 +11,7 @@ from tests.fuzz.images import Image, Row, images, read_all
 from tests.fuzz.mutate import Choices
 from tests.fuzz.runner import Target
 from tests.support.engine_harness import Harness
-from topics.engine.errors import Corrupt, LogGap, ShardReadOnly, TopicsError, UnsupportedFormat
+from topics.api.errors import Corrupt, LogGap, ShardReadOnly, TopicsError, UnsupportedFormat
 
 EDITS_MAX = 4
 _REFUSALS = (Corrupt, UnsupportedFormat, LogGap)

@@ -14,19 +14,19 @@ from tests.fuzz.mutate import Choices
 from tests.fuzz.runner import Target
 from tests.support.engine_harness import META_DIR
 from tests.support.sim_disk import SimDisk
+from topics.api.errors import Corrupt, UnsupportedFormat
 from topics.cli.inspecting import json_text, lines
-from topics.engine.errors import Corrupt, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, xxh
-from topics.engine.frames import frame_is_valid
-from topics.engine.inspected_files import inspect
-from topics.engine.intents import intent_path, pending_intents, write_intent
-from topics.engine.loading import index_of_records
-from topics.engine.marks import read_deleted
-from topics.engine.ports import Disk
-from topics.engine.sealing import meta_from_sum, read_sum
-from topics.engine.segments import SegmentMeta, parse_segment_name, read_dict, read_rows
-from topics.engine.snapshot import list_snapshots, read_snapshot
-from topics.engine.wal import file_number, scan
+from topics.engine.core.ports import Disk
+from topics.engine.storage.files import HEADER_BYTES, xxh
+from topics.engine.storage.frames import frame_is_valid
+from topics.engine.storage.intents import intent_path, pending_intents, write_intent
+from topics.engine.storage.marks import read_deleted
+from topics.engine.storage.sealing import meta_from_sum, read_sum
+from topics.engine.storage.segments import SegmentMeta, parse_segment_name, read_dict, read_rows
+from topics.engine.storage.snapshot import list_snapshots, read_snapshot
+from topics.engine.storage.wal import file_number, scan
+from topics.engine.tools.inspect.files import inspect
+from topics.engine.upkeep.loading import index_of_records
 
 _INTENT = intent_path(META_DIR, 1)
 _KINDS = ("idx", "dict", "del", "sum", "snapshot", "intent", "log", "data")

@@ -10,8 +10,8 @@ import struct
 
 from tests.fuzz.mutate import Choices
 from tests.fuzz.runner import Target
-from topics.engine import frames
-from topics.engine.commands import Records
+from topics.engine.commands.topics import Records
+from topics.engine.storage import frames
 
 _NAMES = (b"", b"a", b"a.b.c", b"\xc3\xa9", b"x" * 300)
 _MS = 1_700_000_000_000

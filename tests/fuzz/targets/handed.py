@@ -16,10 +16,11 @@ from tests.fuzz.mutate import Choices
 from tests.fuzz.runner import Target
 from tests.fuzz.targets.files import _edited, _put, check_inspection
 from tests.support.sim_disk import SimDisk
-from topics.engine.commands import Records
-from topics.engine.errors import Corrupt, UnsupportedFormat
-from topics.engine.files import HEADER_BYTES, read_file, xxh
-from topics.engine.manifest import (
+from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.engine.commands.merges import MergeParameters
+from topics.engine.commands.topics import Records
+from topics.engine.storage.files import HEADER_BYTES, read_file, xxh
+from topics.engine.storage.manifest import (
     Manifest,
     Pin,
     RetiredSegment,
@@ -33,9 +34,8 @@ from topics.engine.manifest import (
     encode_manifest,
     encode_pin,
 )
-from topics.engine.plans import (
+from topics.engine.storage.merge_plan_file import (
     FailedSidecar,
-    Parameters,
     PlanFile,
     PlanGroup,
     PlanInput,
@@ -43,8 +43,8 @@ from topics.engine.plans import (
     decode_sidecar,
     encode_plan,
 )
-from topics.engine.segments import segment_name
-from topics.engine.transaction_files import (
+from topics.engine.storage.segments import segment_name
+from topics.engine.storage.transaction_file import (
     ChunkHead,
     encode_chunk,
     encode_decision,
@@ -73,7 +73,7 @@ _MANIFEST = Manifest(
 _INPUT = PlanInput(**{name: getattr(_SEGMENTS[0], name) for name in Segment.__struct_fields__}, dead=None)
 _PLAN = PlanFile(
     topic="orders", topic_id="0000000000000400", plan_id="00b17d0922b690cb", delete_epoch=7, created_at_ms=9,
-    staging=_STAGING, parameters=Parameters(), groups=[PlanGroup(0, 1, 11, 2, "00" * 8, "0f" * 8, [_INPUT])],
+    staging=_STAGING, parameters=MergeParameters(), groups=[PlanGroup(0, 1, 11, 2, "00" * 8, "0f" * 8, [_INPUT])],
 )  # fmt: skip
 _SIDECAR = (
     b'{"group":0,"attempt":"a-1","rows":10,"live":9,"data_bytes":400,"idx_bytes":336,"dict_bytes":0,"tag_names":0,'

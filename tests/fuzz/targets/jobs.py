@@ -12,7 +12,7 @@ from tests.fuzz.front import check_answer
 from tests.fuzz.mutate import Choices
 from tests.fuzz.runner import Target, logged_errors
 from tests.support.shard_rig import Rig
-from topics import wire
+from topics.link import wire
 
 STEPS_MAX = 24
 U64 = 2**64 - 1

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from router.front_core import FrontCore
+from router.pending import FrontCore
 from tests.fuzz.runner import Target, logged_errors
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import FRONT, WORKER, Rig
-from topics import wire
-from topics.control_channel import LineBuffer, Peer, Peers, Ping, encode
-from topics.engine.catalog import Grant, Recall, Report
-from topics.http_errors import STATUS
+from topics.api.http_errors import STATUS
+from topics.engine.shard.quotas import Grant, Recall, Report
+from topics.link import wire
+from topics.link.control_channel import LineBuffer, Peer, Peers, Ping, encode
 
 _GOOD = {"records": [{"data": 1}]}
 _STATUSES = {200, 201, 204} | set(STATUS.values())

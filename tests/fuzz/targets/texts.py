@@ -12,14 +12,14 @@ from typing import Any
 from unittest import mock
 from urllib.parse import quote_from_bytes
 
-from router.call import Services
-from router.gate import Gate
-from router.query import decode_cursor, encode_cursor, flag, number, optional_flag, parse_query
+from router.requests.admission import Gate
+from router.requests.call import Services
 from tests.fuzz.runner import Target
-from topics import settings
-from topics.api_keys import ALL_SCOPES, find_key, parse_keys, secrets_of
-from topics.engine.errors import InvalidRequest
-from topics.settings import Settings, join_host, split_host
+from topics.api.api_keys import ALL_SCOPES, find_key, parse_keys, secrets_of
+from topics.api.errors import InvalidRequest
+from topics.protocols.http.query import decode_cursor, encode_cursor, flag, number, optional_flag, parse_query
+from topics.system import settings
+from topics.system.settings import Settings, join_host, split_host
 
 _NAMES = Settings.__struct_fields__
 _BOUNDS = {name: meta for name, _, meta in settings._fields()}

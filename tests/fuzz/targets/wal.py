@@ -11,10 +11,10 @@ import struct
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from tests.fuzz.runner import Target
-from topics.engine import frames, wal
-from topics.engine.commands import Records
-from topics.engine.errors import Corrupt, UnsupportedFormat
-from topics.engine.replay import decode
+from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.engine.commands.topics import Records
+from topics.engine.storage import frames, wal
+from topics.engine.upkeep.replay import decode
 
 _SALT = 0x5A17_5A17_5A17_5A17
 _NUMBER = 7

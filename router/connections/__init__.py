@@ -1,0 +1,1 @@
+"""One client connection, whichever protocol it speaks."""

@@ -1,0 +1,491 @@
+"""HTTP/2 in cleartext, for clients that open with its preface: h2 does frames and windows, the gate decides.
+
+- h2 reads a whole batch before we see its first event, so it may know already that a stream is gone. Events therefore
+  only change our own tables; what a stream sends is sent by `_flush`, after the batch, when both agree.
+- A stream that is forgotten is marked `gone`. A late `respond` holds the stream itself, not its number, and sees that.
+- A request's bytes are held in `receiving` from their arrival until the gate has the request; a response's bytes in
+  `sending` while a window or the socket keeps them back: all of them until the last is sent, as they are one piece.
+- A response without an end is fed by `router.connections.http2_streams`; it keeps its stream open, and quiet ones are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+
+from router.connections.budget import ByteBudget
+from router.connections.http2_streams import OpenStream, Sinks
+from router.watch.sinks import STREAM_STALL_US, forsake, without_conversation
+from topics.api.http_errors import STATUS, error_body, error_head
+from topics.protocols.http.exchange import Request, Respond, Response
+from topics.protocols.http2.session import STREAMS_MAX, Session, read_head, response_headers
+
+# Large enough to keep a socket busy, small enough that a stream's turn is short and the transport's buffer, which no
+# budget counts, stays small.
+SLICE_BYTES_MAX = 64 * 1024
+WRITE_BYTES_MAX = 256 * 1024
+
+# Frames that cost us work and bring nothing: resets, empty DATA, PING, SETTINGS, streams over the limit. Time makes up
+# for them, and so does a completed stream; an honest client stays far below.
+NOISE_MAX = 1000
+NOISE_FORGIVEN_PER_S = 500
+# h2 reads all it is given before it reports anything. A full socket buffer of tiny frames would be seconds of work.
+READ_BYTES_MAX = 16 * 1024
+# A stream that was answered before its request had ended is not reset at once: curl 7.88 then forgets the answer that it
+# has just read. Most clients stop by themselves.
+LINGER_BYTES_MAX = 1 << 20
+# What acknowledging PING and SETTINGS may pile up for a client that does not read.
+PAUSED_BYTES_MAX = 1 << 20
+
+
+def _refusal(code: str, message: str) -> Response:
+    status = STATUS[code]
+    return Response(status, error_body(code, message), head=error_head(status))
+
+
+TOO_LARGE = _refusal("payload_too_large", "the body is larger than this server takes")
+THROTTLED = _refusal("throttled", "too many request bytes are on their way; try again")
+TIMED_OUT = _refusal("request_timeout", "the request did not arrive in time")
+
+
+class Gate(Protocol):
+    def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
+        """Decides from the head alone; a response is sent instead of waiting for the body."""
+
+    def let_read(self, origin: bytes, response: Response) -> Response:
+        """Adds what lets a page of a listed origin read the response."""
+
+    def handle(self, request: Request, respond: Respond) -> None:
+        """Takes the whole request and calls `respond` once, at once or later."""
+
+
+class Http2Connection:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        gate: Gate,
+        *,
+        body_bytes_max: int,
+        receiving: ByteBudget,
+        sending: ByteBudget,
+        now_us: Callable[[], int],
+    ) -> None:
+        self._transport = transport
+        self._gate = gate
+        self._body_bytes_max = body_bytes_max
+        self._receiving = receiving
+        self._sending = sending
+        self._now_us = now_us
+        self._streams: dict[int, OpenStream] = {}
+        self._outbox: deque[OpenStream] = (
+            deque()
+        )  # streams with something to send; may hold some that are gone
+        self._expecting: list[OpenStream] = []
+        self._sinks = Sinks(flush=self._flush, abort=self._abort_stream)
+        self._noise = 0.0
+        self._noise_us = now_us()
+        self._paused = False
+        self._paused_bytes = 0
+        self._busy_inside = False  # in a batch or a flush: whoever is at work flushes at its end
+        self._draining = False
+        self._closed = False
+        self.last_activity_us = now_us()
+        self._h2 = Session()
+        self._write()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._streams)
+
+    @property
+    def is_streaming(self) -> bool:
+        """There are answers without an end, or their last bytes are not sent."""
+        return bool(self._sinks)
+
+    # What the front calls
+
+    def data_received(self, data: bytes) -> None:
+        self.last_activity_us = self._now_us()
+        self._busy_inside = True
+        try:
+            for start in range(0, len(data), READ_BYTES_MAX):
+                self._read(data[start : start + READ_BYTES_MAX])
+        finally:
+            self._busy_inside = False
+        self._flush()
+
+    def _read(self, data: bytes) -> None:
+        if self._closed:
+            return
+        try:
+            batch = self._h2.feed(data)
+        except ProtocolError:
+            self._fail()  # h2 has prepared the GOAWAY
+            return
+        for event in batch:
+            handler = HANDLERS.get(type(event))
+            if handler is not None and not self._closed:
+                handler(self, event)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._paused_bytes = 0
+        self._sinks.fill_all()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    def connection_lost(self) -> None:
+        self._closed = True
+        for stream in list(self._streams.values()):
+            self._forget(stream)
+        self._outbox.clear()
+        self._expecting.clear()
+
+    def client_ended(self) -> None:
+        """Who sends nothing more may wait for answers, but not for those that have no end."""
+        for stream in self._sinks.streams():
+            self._reset(stream, ErrorCodes.CANCEL)
+        self.drain()
+
+    def drain(self) -> None:
+        if self._closed or self._draining:
+            return
+        self._draining = True
+        self._write()
+        self._transport.write(self._h2.farewell())
+        self._flush()
+
+    def sweep(self, before_us: int) -> None:
+        stalled_before_us = min(before_us, self._now_us() - STREAM_STALL_US)
+        for stream in list(self._streams.values()):
+            if stream.queued:
+                if stream.moved_us < (before_us if stream.sink is None else stalled_before_us):
+                    self._reset(stream, ErrorCodes.CANCEL)
+            elif not stream.ended and stream.request.received_us < before_us:
+                if stream.lingers:
+                    self._reset(stream, ErrorCodes.NO_ERROR)
+                elif not stream.answered:
+                    self._refuse(stream, TIMED_OUT)
+        self._flush()
+
+    # What h2 reports
+
+    def _on_request(self, event: events.RequestReceived) -> None:
+        if self._draining or len(self._streams) >= STREAMS_MAX:
+            self._reset_id(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            self._count_noise()
+            return
+        request, declared_bytes, expects = read_head(event.headers, self._now_us())
+        if declared_bytes is None and event.stream_ended is not None:
+            declared_bytes = 0
+        stream = self._streams[event.stream_id] = OpenStream(event.stream_id, request, declared_bytes)
+        refusal = self._gate.screen(request, declared_bytes)
+        if refusal is None and (declared_bytes or 0) > self._body_bytes_max:
+            refusal = self._gate.let_read(request.origin, TOO_LARGE)
+        if refusal is not None:
+            self._answer(stream, refusal)
+        elif expects:
+            self._expecting.append(stream)
+
+    def _on_data(self, event: events.DataReceived) -> None:
+        # What is kept is bounded by the budget and the cap, so the window need not wait for the gate.
+        self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        stream = self._streams.get(event.stream_id)
+        if not event.data:
+            if event.stream_ended is None:
+                self._count_noise()
+        elif stream is not None:
+            self._receive(stream, event.data)
+
+    def _receive(self, stream: OpenStream, data: bytes) -> None:
+        if stream.answered:
+            stream.discarded += len(data)
+            if stream.lingers and stream.discarded > LINGER_BYTES_MAX:
+                self._reset(stream, ErrorCodes.NO_ERROR)
+        elif len(stream.body) + len(data) > self._body_bytes_max:
+            self._refuse(stream, TOO_LARGE)
+        elif not self._receiving.take(len(data)):
+            self._refuse(stream, THROTTLED)
+        elif not stream.body:
+            stream.body = data
+        else:
+            # Not a list of pieces: many tiny ones would weigh far more than the bytes that are counted.
+            if isinstance(stream.body, bytes):
+                stream.body = bytearray(stream.body)
+            stream.body += data
+
+    def _refuse(self, stream: OpenStream, response: Response) -> None:
+        self._answer(stream, self._gate.let_read(stream.request.origin, response))
+
+    def _on_ended(self, event: events.StreamEnded) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            return
+        stream.ended = True
+        if stream.lingers:
+            self._forget(stream)
+        if stream.answered:
+            return
+        if stream.declared_bytes not in (None, len(stream.body)):
+            self._reset(stream, ErrorCodes.PROTOCOL_ERROR)
+            self._count_noise()
+            return
+        stream.request.body = bytes(stream.body)
+        stream.request.received_us = self._now_us()  # what a slow sender took is not the server's time
+        try:
+            self._gate.handle(stream.request, partial(self._respond, stream))
+        finally:
+            self._give_back_body(stream)
+
+    def _on_reset(self, event: events.StreamReset) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            return
+        self._forget(stream)
+        # A client can also make h2 reset the stream, by breaking its rules; that is no cheaper for us.
+        if not stream.lingers:
+            self._count_noise()
+
+    def _on_settings(self, _event: events.RemoteSettingsChanged) -> None:
+        self._count_noise()
+        if not self._h2.bound_settings():
+            self._calm_down()
+
+    def _on_goaway(self, _event: events.ConnectionTerminated) -> None:
+        self._draining = True
+
+    # Ending things
+
+    def _count_noise(self, _event: events.Event | None = None) -> None:
+        now_us = self._now_us()
+        forgiven = (now_us - self._noise_us) * NOISE_FORGIVEN_PER_S / 1_000_000
+        self._noise = max(0.0, self._noise - forgiven) + 1
+        self._noise_us = now_us
+        if self._noise > NOISE_MAX:
+            self._calm_down()
+
+    def _calm_down(self) -> None:
+        if not self._closed:
+            self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+            self._fail()
+
+    def _fail(self) -> None:
+        self._write()
+        # close() would wait until the peer has read everything, which a hostile one never does.
+        if self._paused:
+            self._transport.abort()
+        else:
+            self._transport.close()
+        self.connection_lost()
+
+    def _reset(self, stream: OpenStream, code: ErrorCodes) -> None:
+        self._reset_id(stream.id, code)
+        self._forget(stream)
+
+    def _reset_id(self, stream_id: int, code: ErrorCodes) -> None:
+        try:
+            self._h2.reset_stream(stream_id, code)
+        except ProtocolError:
+            pass  # the client was faster, later in this batch
+
+    def _forget(self, stream: OpenStream) -> None:
+        del self._streams[stream.id]
+        stream.gone = True
+        stream.request.leave()
+        stream.queued = False
+        self._give_back_body(stream)
+        self._sending.give(stream.held)
+        stream.held = 0
+        stream.chunks.clear()
+        if stream.sink is not None:
+            self._sinks.remove(stream)
+
+    def _give_back_body(self, stream: OpenStream) -> None:
+        self._receiving.give(len(stream.body))
+        stream.body = b""
+
+    # Sending
+
+    def _respond(self, stream: OpenStream, response: Response) -> None:
+        if stream.gone:
+            forsake(response)
+            return
+        self._answer(stream, response)
+        if stream.sink is None:  # else it is flushed when its owner has had his say
+            self._flush()
+
+    def _answer(self, stream: OpenStream, response: Response) -> None:
+        assert not stream.answered, "a stream is answered once"
+        stream.answered = True
+        self._give_back_body(stream)
+        response = without_conversation(response)
+        stream.headers = response_headers(response)
+        body = b"" if response.status == 204 or stream.request.method == b"HEAD" else response.body
+        # A stream that begins while the server stops would have nobody to end it.
+        if response.stream is None or stream.request.method == b"HEAD" or self._draining:
+            self._queue(stream, body, final=True)
+            forsake(response)
+        else:
+            self._queue(stream, b"", final=False)
+            self._sinks.add(stream, response.stream, is_full=self._paused)
+
+    def _abort_stream(self, stream: OpenStream) -> None:
+        if not stream.gone:
+            self._reset(stream, ErrorCodes.CANCEL)
+            self._flush()
+
+    def _queue(self, stream: OpenStream, chunk: bytes | memoryview, *, final: bool) -> None:
+        if chunk:
+            stream.chunks.append(memoryview(chunk).cast("B"))
+            stream.unsent += len(stream.chunks[-1])
+            stream.kept += len(stream.chunks[-1])
+        stream.final = final
+        if not stream.queued:
+            stream.queued = True
+            stream.moved_us = self._now_us()
+            self._outbox.append(stream)
+
+    def _flush(self) -> None:
+        if self._busy_inside or self._closed:
+            return
+        self._busy_inside = True
+        try:
+            for stream, chunk, final in self._sinks.take_gathered():
+                self._queue(stream, chunk, final=final)
+            self._send_continues()
+            more = True
+            while more and not self._closed:
+                more = self._pump()
+                self._write()
+            self._count_unsent()
+            if self._draining:
+                self._end_lingering()
+            self._write()
+        except ProtocolError:
+            # Nobody who calls respond can do anything about it, and the other connections must not suffer.
+            self._transport.abort()
+            self.connection_lost()
+        finally:
+            self._busy_inside = False
+        if self._draining and not self._streams and not self._closed:
+            self._transport.close()
+            self._closed = True
+        if not self._paused:
+            self._sinks.tell_drained()
+
+    def _send_continues(self) -> None:
+        for stream in self._expecting:
+            if not (stream.gone or stream.ended or stream.answered or stream.body):
+                self._h2.send_headers(stream.id, [(b":status", b"100")])
+        self._expecting.clear()
+
+    def _pump(self) -> bool:
+        """Sends one frame of each stream in turn; true if it stopped only because one write should not be larger."""
+        room = WRITE_BYTES_MAX
+        stuck = 0  # so many streams at the end of the queue wait for the client
+        while room > 0 and stuck < len(self._outbox) and not self._paused:
+            stream = self._outbox.popleft()
+            if stream.gone:
+                continue
+            size = self._send_frame(stream)
+            room -= size
+            if stream.queued:
+                self._outbox.append(stream)
+                stuck = 0 if size else stuck + 1
+        return room <= 0
+
+    def _send_frame(self, stream: OpenStream) -> int:
+        """Sends the head, if it is still here, and as much of the first chunk as the client and fairness allow."""
+        last = stream.final and not stream.unsent
+        if stream.headers:
+            self._h2.send_headers(stream.id, stream.headers, end_stream=last)
+            stream.headers = []
+        elif last:
+            self._h2.end_stream(stream.id)
+        if last:
+            self._finish(stream)
+            return 0
+        if stream.chunks:
+            return self._send_slice(stream)
+        stream.queued = False  # until the next chunk comes
+        return 0
+
+    def _send_slice(self, stream: OpenStream) -> int:
+        chunk = stream.chunks.popleft()
+        window = self._h2.local_flow_control_window(stream.id)
+        size = min(window, self._h2.max_outbound_frame_size, SLICE_BYTES_MAX, len(chunk))
+        if size < len(chunk):
+            stream.chunks.appendleft(chunk[max(size, 0) :])
+        if size <= 0:
+            return 0
+        stream.unsent -= size
+        stream.moved_us = self._now_us()
+        if size == len(chunk):
+            stream.kept = stream.unsent
+            if stream.held > stream.kept:
+                self._sending.give(stream.held - stream.kept)
+                stream.held = stream.kept
+        last = stream.final and not stream.unsent
+        self._h2.send_data(stream.id, chunk[:size], end_stream=last)
+        if last:
+            self._finish(stream)
+        elif not stream.chunks:
+            stream.queued = False
+        return size
+
+    def _finish(self, stream: OpenStream) -> None:
+        self._noise = max(0.0, self._noise - 1)
+        if stream.ended:
+            self._forget(stream)
+        else:
+            stream.queued = False
+            stream.lingers = True
+
+    def _end_lingering(self) -> None:
+        for stream in list(self._streams.values()):
+            if stream.lingers:
+                self._reset(stream, ErrorCodes.NO_ERROR)
+
+    def _count_unsent(self) -> None:
+        for stream in list(self._outbox):
+            if stream.gone or stream.held == stream.kept:
+                continue
+            if self._sending.take(stream.kept - stream.held):
+                stream.held = stream.kept
+            else:
+                self._reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)
+
+    def _write(self) -> None:
+        data = self._h2.data_to_send()
+        if not data or self._closed:
+            return
+        self.last_activity_us = self._now_us()
+        if self._paused:
+            self._paused_bytes += len(data)
+            if self._paused_bytes > PAUSED_BYTES_MAX:
+                self._transport.abort()
+                self.connection_lost()
+                return
+        self._transport.write(data)
+
+
+HANDLERS: dict[type[events.Event], Callable[[Http2Connection, Any], None]] = {
+    events.RequestReceived: Http2Connection._on_request,
+    events.DataReceived: Http2Connection._on_data,
+    events.StreamEnded: Http2Connection._on_ended,
+    events.StreamReset: Http2Connection._on_reset,
+    events.RemoteSettingsChanged: Http2Connection._on_settings,
+    events.ConnectionTerminated: Http2Connection._on_goaway,
+    events.PingReceived: Http2Connection._count_noise,
+    events.PriorityUpdated: Http2Connection._count_noise,
+    events.UnknownFrameReceived: Http2Connection._count_noise,
+}

@@ -1,0 +1,1 @@
+"""Request admission and the endpoints."""

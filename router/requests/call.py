@@ -1,0 +1,149 @@
+"""What an endpoint gets beside the request, and what it may use."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import xxhash
+
+from router.pending import POLLS, FrontCore
+from router.watch.fanout import Fanout, Later
+from router.watch.service import StreamsDesk
+from topics.api.api_keys import ApiKey
+from topics.api.http_errors import STATUS, error_body, error_head
+from topics.link import wire
+from topics.protocols.http.exchange import Request, Respond, Response
+from topics.system.settings import Settings
+
+FRAMES_TYPE = b"application/vnd.topics.frames"
+JSON_TYPE = b"application/json"
+LINES_TYPE = b"application/x-ndjson"
+ANY_TYPE = b""  # every content type begins with it
+CATALOG_SHARD = 0
+
+
+@dataclass(slots=True)
+class Services:
+    """What endpoints may use of the front."""
+
+    core: FrontCore
+    settings: Settings
+    now_us: Callable[[], int]
+    version: str
+    started_us: int
+    draining: bool = False
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    # What streams need; see `open_desk`.
+    later: Later = field(init=False)
+    desk: StreamsDesk = field(init=False)
+    pressure: Callable[[], float] = lambda: 0.0  # of this front
+
+    def open_desk(self, later: Later, wall_ms: Callable[[], int]) -> None:
+        """From here on streams can be opened. `later` calls something after so many microseconds."""
+        self.later = later
+        fanout = Fanout(self.core, self.now_us, later)
+        self.desk = StreamsDesk(
+            self.core, fanout, self.settings, now_us=self.now_us, wall_ms=wall_ms, later=later
+        )
+
+
+@dataclass(slots=True)
+class Call:
+    request: Request
+    topic: bytes  # percent-decoded; empty where the route names none
+    key: ApiKey | None  # None: authentication is off
+    services: Services
+    consumer: bytes = b""  # or plan, snapshot, transaction; percent-decoded; empty where the route names none
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether unknown fields of the body are an error."""
+        return self.request.strict == b"1" or self.services.settings.strict_requests
+
+    @property
+    def total_ms(self) -> float:
+        return (self.services.now_us() - self.request.received_us) / 1000
+
+
+Endpoint: TypeAlias = Callable[[Call, Respond], None]
+
+
+def error_response(code: str, message: str, detail: dict[str, object] | None = None) -> Response:
+    status = STATUS[code]
+    return Response(status, error_body(code, message, detail), JSON_TYPE, error_head(status))
+
+
+def from_reply(reply: wire.Reply) -> Response:
+    content_type = FRAMES_TYPE if reply.kind == wire.FRAMES else JSON_TYPE
+    return Response(reply.status, reply.body, content_type, reply.head)
+
+
+def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.Args | None = None) -> None:
+    """Pass the request to the shard that owns the topic, and its answer back."""
+    core, request = call.services.core, call.request
+    if call.is_strict:
+        flags |= wire.STRICT
+    shard = xxhash.xxh3_64_intdigest(call.topic) % len(core.links)
+    encoded = wire.encode_args(args) if args is not None else b""
+    number = core.send(
+        shard,
+        op,
+        flags,
+        call.topic,
+        encoded,
+        request.body,
+        request.received_us,
+        lambda reply: respond(from_reply(reply)),
+    )
+    if number and op in POLLS:
+        leave = request.leave
+
+        def forget() -> None:
+            leave()
+            if op == wire.CLAIM:  # while it waits it has a place there, and takes what comes for nobody
+                core.tell(shard, wire.UNCLAIM, number, call.topic, encoded)
+            else:
+                core.forget(shard, number)
+
+        request.leave = forget
+
+
+def ask_catalog(call: Call, op: int, respond: Respond, args: wire.Args) -> None:
+    """Pass the request to the shard that keeps what spans shards, and its answer back."""
+    request = call.request
+    call.services.core.send(
+        CATALOG_SHARD,
+        op,
+        wire.STRICT if call.is_strict else 0,
+        b"",
+        wire.encode_args(args),
+        request.body,
+        request.received_us,
+        lambda reply: respond(from_reply(reply)),
+    )
+
+
+def ask_all(
+    call: Call, op: int, done: Callable[[list[wire.Reply]], None], args: wire.Args | None = None
+) -> None:
+    """Ask every shard; `done` gets their answers in the order of the shards."""
+    core = call.services.core
+    encoded = wire.encode_args(args) if args is not None else b""
+    replies: dict[int, wire.Reply] = {}
+
+    def gather(shard: int, reply: wire.Reply) -> None:
+        replies[shard] = reply
+        if len(replies) == len(core.links):
+            done([replies[i] for i in range(len(core.links))])
+
+    for i in range(len(core.links)):
+        core.send(i, op, 0, b"", encoded, b"", call.request.received_us, partial(gather, i))
+
+
+def key_prefixes(call: Call) -> list[str] | None:
+    """The names that the key is bound to; None when it is not."""
+    return list(call.key.prefixes) if call.key is not None and call.key.prefixes else None

@@ -1,0 +1,1 @@
+"""The endpoints: what each request means, and which shard answers it."""

@@ -1,0 +1,23 @@
+"""Jobs of a queue: handed out under leases, and settled. All passed to the topic's shard, which reads the body."""
+
+from __future__ import annotations
+
+from router.requests.call import Call, ask_owner
+from topics.link import wire
+from topics.protocols.http.exchange import Respond
+
+
+def claim(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.CLAIM, respond)
+
+
+def ack(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.ACK, respond)
+
+
+def nack(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.NACK, respond)
+
+
+def extend(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.EXTEND, respond)

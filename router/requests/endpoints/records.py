@@ -1,0 +1,138 @@
+"""Writing, reading and deleting records: all passed to the topic's shard, which reads the body."""
+
+from __future__ import annotations
+
+from msgspec.json import encode
+
+from router.requests.call import FRAMES_TYPE, JSON_TYPE, LINES_TYPE, Call, ask_owner
+from topics.api.errors import InvalidRequest
+from topics.api.requests import U32_MAX, U64_MAX
+from topics.api.traces import read_traceparent
+from topics.link import wire
+from topics.protocols.http.exchange import Respond
+from topics.protocols.http.query import (
+    decode_cursor,
+    flag,
+    number,
+    optional_flag,
+    optional_number,
+    parse_query,
+)
+
+
+def write(call: Call, respond: Respond, op: int = wire.WRITE) -> None:
+    request, key = call.request, call.key
+    pairs = parse_query(request.query) if request.query else {}
+    flags = 0 if flag(pairs, "return_seqs", True) else wire.NO_SEQS
+    if pairs and flag(pairs, "include_epoch", False):
+        flags |= wire.WITH_EPOCH
+    args = None
+    if key is not None:
+        if "admin" not in key.scopes:
+            flags |= wire.NO_ADMIN
+        if key.prefixes:
+            args = wire.Args(prefixes=list(key.prefixes))
+    if request.idempotency_key:
+        args = args or wire.Args()
+        args.idempotency_key = _text(request.idempotency_key, "the header Idempotency-Key")
+    if request.traceparent:
+        args = args or wire.Args()
+        args.traceparent = read_traceparent(request.traceparent)
+    if op == wire.WRITE:
+        if request.content_type[: len(LINES_TYPE)].lower() != LINES_TYPE:
+            ask_owner(call, op, respond, flags, args)
+            return
+        op = wire.WRITE_LINES
+    args = args or wire.Args()
+    args.node = _name(pairs, "node")
+    args.create = optional_flag(pairs, "create")
+    if op == wire.WRITE_RAW:
+        args.tag = _name(pairs, "tag")
+        if request.content_type[: len(JSON_TYPE)].lower() == JSON_TYPE:
+            flags |= wire.MUST_PARSE
+    ask_owner(call, op, respond, flags, args)
+
+
+def write_raw(call: Call, respond: Respond) -> None:
+    """The body is one record, whatever it is."""
+    write(call, respond, wire.WRITE_RAW)
+
+
+def _name(pairs: dict[str, str], field: str) -> str | None:
+    """A name that is stored; what is not UTF-8 is refused, because it would be stored as something else."""
+    name = pairs.get(field)
+    if name is not None and "\ufffd" in name:
+        raise InvalidRequest(f"{field} in the query is not UTF-8")
+    return name
+
+
+def _text(value: bytes, name: str) -> str:
+    """As UTF-8 or not at all: two keys that only look alike would make one write of two."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{name} is not UTF-8") from None
+
+
+def diff(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.DIFF_FRAMES if FRAMES_TYPE in call.request.accept else wire.DIFF, respond)
+
+
+# Fields of DiffBody; of numbers, what they can hold.
+_NUMBERS = {
+    "from_seq": U64_MAX,
+    "from_ts": U64_MAX,
+    "max_batch_bytes": U64_MAX,
+    "limit": U32_MAX,
+    "wait_ms": U32_MAX,
+}
+_FLAGS = ("include_data", "include_meta", "include_tags", "include_epoch")
+_NAMES = ("node", "tag", "epoch")
+
+
+def read(call: Call, respond: Respond) -> None:
+    """As `diff`, with its fields in the query."""
+    pairs = parse_query(call.request.query)
+    fields: dict[str, object] = {name: pairs.get(name) for name in _NAMES}
+    if "subject" in pairs:
+        fields["tag"] = ("tag", "Subject", pairs["subject"])
+    fields |= {name: optional_number(pairs, name, most) for name, most in _NUMBERS.items()}
+    fields |= {name: optional_flag(pairs, name) for name in _FLAGS}
+    call.request.body = encode({name: value for name, value in fields.items() if value is not None})
+    diff(call, respond)
+
+
+def delete(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.DELETE, respond)
+
+
+def last(call: Call, respond: Respond) -> None:
+    pairs = parse_query(call.request.query)
+    args = wire.Args(
+        tag=pairs.get("tag"),
+        subject=pairs.get("subject"),
+        each=flag(pairs, "each", False),
+        after=decode_cursor(pairs.get("cursor", "")),
+        page_size=page_size(pairs),
+    )
+    ask_owner(call, wire.LAST_BY_TAG, respond, 0, args)
+
+
+def tags(call: Call, respond: Respond) -> None:
+    pairs = parse_query(call.request.query)
+    args = wire.Args(
+        prefix=pairs.get("prefix", ""),
+        after=decode_cursor(pairs.get("cursor", "")),
+        page_size=page_size(pairs),
+    )
+    ask_owner(call, wire.COUNT_BY_TAG, respond, 0, args)
+
+
+def deleted(call: Call, respond: Respond) -> None:
+    pairs = parse_query(call.request.query)
+    args = wire.Args(from_seq=number(pairs, "from_seq", 0), page_size=number(pairs, "limit", 0))
+    ask_owner(call, wire.LIST_DELETED, respond, 0, args)
+
+
+def page_size(pairs: dict[str, str]) -> int:
+    return min(max(number(pairs, "page_size", 100), 1), 1000)

@@ -1,0 +1,61 @@
+"""Topics: made, looked at, listed, removed."""
+
+from __future__ import annotations
+
+import heapq
+
+import msgspec
+
+from router.requests.call import Call, ask_all, ask_owner, from_reply, key_prefixes
+from router.requests.endpoints.records import page_size
+from topics.link import wire
+from topics.protocols.http.exchange import Respond, Response
+from topics.protocols.http.query import decode_cursor, encode_cursor, flag, parse_query
+
+_rows = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
+
+
+def put(call: Call, respond: Respond) -> None:
+    ask_owner(call, wire.PUT_TOPIC, respond, 0, _key_args(call))
+
+
+def get(call: Call, respond: Respond) -> None:
+    touch = flag(parse_query(call.request.query), "touch", True)
+    ask_owner(call, wire.GET_TOPIC, respond, 0 if touch else wire.NO_TOUCH)
+
+
+def drop(call: Call, respond: Respond) -> None:
+    if_empty = flag(parse_query(call.request.query), "if_empty", False)
+    ask_owner(call, wire.DROP_TOPIC, respond, wire.IF_EMPTY if if_empty else 0, _key_args(call))
+
+
+def _key_args(call: Call) -> wire.Args | None:
+    prefixes = key_prefixes(call)
+    return wire.Args(prefixes=prefixes) if prefixes is not None else None
+
+
+def list_all(call: Call, respond: Respond) -> None:
+    """Every shard's first rows, merged. Without all shards there is no list: a short one would be a lie."""
+    pairs = parse_query(call.request.query)
+    size = page_size(pairs)
+    args = wire.Args(
+        prefixes=key_prefixes(call),
+        prefix=pairs.get("prefix", ""),
+        after=decode_cursor(pairs.get("cursor", "")),
+        page_size=size,
+        touch=flag(pairs, "touch", False),
+    )
+
+    def done(replies: list[wire.Reply]) -> None:
+        failed = next((reply for reply in replies if reply.status != 200), None)
+        if failed is not None:
+            respond(from_reply(failed))
+            return
+        rows = list(heapq.merge(*(_rows.decode(reply.body) for reply in replies)))
+        body: dict[str, object] = {"topics": [msgspec.Raw(row) for _, row in rows[:size]]}
+        if len(rows) > size:
+            body["next_cursor"] = encode_cursor(rows[size - 1][0])
+        body["performance"] = {"server_total_ms": round(call.total_ms, 3)}
+        respond(Response(200, msgspec.json.encode(body)))
+
+    ask_all(call, wire.LIST_TOPICS, done, args)

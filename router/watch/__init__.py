@@ -1,0 +1,1 @@
+"""Open streams of this front, and fan-out of new records to them."""

@@ -1,0 +1,1 @@
+"""The JSON bodies that the server sends, as types."""

@@ -1,0 +1,78 @@
+"""The JSON bodies that the server sends about forwards, which the interface calls routers, as types; see `responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct
+
+from topics.api.responses.records import Count, NextCursor, Performance
+
+PREDICATE: dict[str, Any] = {
+    "type": "array",
+    "prefixItems": [{"const": "tag"}, {"enum": ["Eq", "Glob", "Subject"]}, {"type": "string"}],
+    "items": False,
+    "minItems": 3,
+}
+# A list in a list: the types have no word for that.
+EchoedFilter = Annotated[
+    Any,
+    Meta(
+        description="A predicate, or several of which any is enough; null: every record.",
+        extra_json_schema={"anyOf": [PREDICATE, {"type": "array", "items": PREDICATE}, {"type": "null"}]},
+    ),
+]
+Guarantee = Literal["at_least_once", "exactly_once"]
+ForwardedTotal = Annotated[Count, Meta(description="Copies that were made so far.")]
+
+
+class _Rule(Struct):
+    router: str
+    source: Annotated[str, Meta(description="A topic, or a pattern of topics.")]
+    dest: str
+    preserve_node: bool
+    preserve_tag: bool
+    filter: EchoedFilter
+    allow_cycle: bool
+    guarantee: Guarantee
+    performance: Performance
+
+
+class ForwardPut(_Rule):
+    """A router was created, or is now as the body says."""
+
+    created: bool
+
+
+class Forward(_Rule):
+    """A router."""
+
+    forwarded_total: ForwardedTotal
+
+
+class ForwardRow(Struct):
+    router: str
+    source: str
+    dest: str
+    guarantee: Guarantee
+    forwarded_total: ForwardedTotal
+
+
+class ForwardList(Struct):
+    """Routers in ascending order of their names."""
+
+    routers: list[ForwardRow]
+    performance: Performance
+    next_cursor: NextCursor = UNSET
+
+
+class ForwardDeleted(Struct):
+    """`deleted` is false when there was no such router."""
+
+    router: str
+    deleted: bool
+    performance: Performance
+
+
+BODIES: tuple[type[msgspec.Struct], ...] = (ForwardPut, Forward, ForwardList, ForwardDeleted)

@@ -1,0 +1,1 @@
+"""The cold tier: moving segments there, manifests for jobs, erasing, merging."""

@@ -1,0 +1,1 @@
+"""Merging cold segments together with an external job: plan, verify, commit."""

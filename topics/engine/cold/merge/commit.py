@@ -1,0 +1,273 @@
+"""Committing a plan of merges: each output is taken over by itself, and one log entry publishes all of them.
+
+take over    an output is compared with its inputs and copied into place, in both tiers; a crash leaves files that nothing names
+publish      the entry is written, and memory follows at once; then the log is synced, and only now somebody may be told
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from errno import ENOSPC
+from functools import partial
+from typing import Any
+
+from topics.api.errors import InputsChanged, OutputInvalid, TopicNotFound
+from topics.engine.cold.manifests import Manifests
+from topics.engine.cold.merge.planner import Plan, Planner
+from topics.engine.cold.merge.verify import Acceptance, InputDamaged, Refused, Stopped
+from topics.engine.cold.retirement import Retirement
+from topics.engine.core.ports import Disk, SegmentStore
+from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced, WaitUntil
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.state_machine import Shard
+from topics.engine.storage import frames
+from topics.engine.storage.cold_files import MOVE_KIND, delete_keys, delete_segment
+from topics.engine.storage.index import Chunk
+from topics.engine.storage.merge_plan_file import PlanGroup, sidecar_key
+from topics.engine.storage.sealing import sealed_rows
+from topics.engine.storage.segments import SegmentMeta, remove_files, segment_name
+from topics.engine.topic.log import TopicLog
+from topics.engine.topic.merge_rows import Joined, chunks_of, join_rows, swap_in
+from topics.engine.topic.merges import Committed, FailedGroup, Input, Merged, MergedGroup, retired_meta
+from topics.engine.upkeep.checkpoint import Checkpointer
+
+CHANGED = "inputs_changed"  # begins the reason of a group whose segments are not the topic's any more
+GONE = f"{CHANGED}: these segments are not the topic's any more"
+
+Prepared = dict[int, tuple[SegmentMeta, Joined]]  # by group: the new segment, and its rows in memory
+
+
+class Committer:
+    def __init__(
+        self,
+        disk: Disk,
+        store: SegmentStore | None,
+        shard: Shard,
+        reader: Reader,
+        checkpointer: Checkpointer,
+        planner: Planner,
+        manifests: Manifests,
+        retirement: Retirement,
+    ) -> None:
+        self._disk = disk
+        self._store = store
+        self._shard = shard
+        self._reader = reader
+        self._checkpointer = checkpointer
+        self._planner = planner
+        self._manifests = manifests
+        self._retirement = retirement
+        # Files that are in place and will not be published, by topic, first seq and generation. The same name may be given again, to
+        # another try or to what an erase makes: whoever writes under it takes it out of here first.
+        self.doubtful: dict[tuple[int, int, int], SegmentMeta] = {}
+
+    def is_current(self, log: TopicLog, group: PlanGroup) -> bool:
+        """Whether the group's inputs are what the topic has there now."""
+        chunks = chunks_of(log, group.first_seq, group.next_seq)
+        if chunks is None or len(chunks) != len(group.inputs):
+            return False
+        return all(
+            chunk.meta is not None
+            and self._planner.may_merge(log, chunk)
+            and (chunk.meta.first_seq, chunk.meta.generation) == (wanted.first_seq, wanted.generation)
+            for chunk, wanted in zip(chunks, group.inputs, strict=True)
+        )
+
+    def go_on(self, plan: Plan) -> Generator[Step, Any, bool]:
+        """One group more, or the end: True when all of it is published."""
+        log = plan.log
+        if log.dropped:
+            raise TopicNotFound(log.name)
+        self._checkpointer.moving_of = log
+        self._shard.refresh(log)
+        yield WaitSynced(0)
+        while log.is_away:
+            self._shard.loader(log)
+            yield WaitSynced(0)
+        if log.erasing:
+            raise InputsChanged(
+                "records of this topic are being erased; ask for another plan when that is done"
+            )
+        if not plan.todo:
+            yield from self._publish(plan)
+            return True
+        yield from self._take_over(plan, plan.groups[plan.todo[0]])
+        plan.todo.pop(0)
+        return False
+
+    def _take_over(self, plan: Plan, group: PlanGroup) -> Steps:
+        """Compare what the job has made of a group with its inputs, and put it into place beside them."""
+        if group.group in plan.made:
+            return
+        log = plan.log
+        # An earlier try of this group has left files under the name that this one gets.
+        yield from self.remove_doubtful()
+        if not self.is_current(log, group):
+            plan.fail(group, "", GONE)
+            return
+        chunks = chunks_of(log, group.first_seq, group.next_seq) or []
+        sources = [self._planner.source(log, chunk) for chunk in chunks]
+        directory = self._reader.topic_dir(log.id)
+        assert self._store is not None
+        work = Acceptance(self._disk, self._store, directory, plan.id, group, sources, plan.watch)
+        meta = SegmentMeta(group.first_seq, group.generation)
+        self.doubtful.pop((log.id, meta.first_seq, meta.generation), None)
+        try:
+            made = yield Blocking(MOVE_KIND, work.run)
+            if plan.watch.stopped:
+                raise Stopped("the plan was given up")
+            plan.made[group.group] = made
+        except InputDamaged as error:
+            plan.fail(group, error.segment, error.reason)
+            self._planner.refuse(log.id, group, error.segment)
+            self._doubt(log.id, meta)
+        except Refused as error:
+            self._doubt(log.id, meta)
+            if error.outdated:
+                plan.fail(group, "", f"{CHANGED}: {error.reason}")
+                return
+            # So that whoever does the plan again does this group again.
+            yield from delete_keys(self._store, [sidecar_key(plan.id, group.group)])
+            raise OutputInvalid(group.group, error.reason) from None
+        except (OSError, Stopped):
+            self._doubt(log.id, meta)
+            raise
+
+    def _publish(self, plan: Plan) -> Steps:
+        log, shard = plan.log, self._shard
+        prepared: Prepared = {}
+        changes = log.flag_changes
+        for number, meta in sorted(plan.made.items()):
+            group = plan.groups[number]
+            chunks = chunks_of(log, group.first_seq, group.next_seq)
+            if not self.is_current(log, group) or chunks is None:
+                continue
+            joined = yield Blocking(MOVE_KIND, partial(self._join, log, meta, chunks))
+            prepared[number] = meta, joined
+        # A checkpoint that has looked at the segments puts what it has seen into memory when it is done.
+        yield WaitUntil(lambda: not self._checkpointer.capturing)
+        if log.dropped or log.erasing or log.is_away:
+            raise InputsChanged("the topic has changed meanwhile; ask for another plan")
+        for number in list(plan.made):
+            if number not in prepared or not self.is_current(log, plan.groups[number]):
+                prepared.pop(number, None)
+                self._doubt(log.id, plan.made.pop(number))
+                plan.fail(plan.groups[number], "", GONE)
+        if not prepared and all(one.reason.startswith(CHANGED) for one in plan.failed.values()):
+            raise InputsChanged("none of the plan's segments are the topic's any more; ask for another plan")
+        merged = self._merged(plan, prepared)
+        frame = frames.encode_control(frames.SEGMENT_MERGE, log.id, shard.now_ms, merged)
+        if not shard.has_room(len(frame)):
+            raise OSError(ENOSPC, "no room in the log")
+        shard.add_frame(frame)
+        # At once: a checkpoint that is begun from here on must not take the old segments for the newest.
+        self._swap(plan, merged, prepared, is_fresh=log.flag_changes == changes)
+        yield WaitSynced(0)
+
+    def _join(self, log: TopicLog, meta: SegmentMeta, chunks: list[Chunk]) -> Joined:
+        """On another thread: the rows as they will be in memory."""
+        return join_rows(chunks, sealed_rows(self._disk, self._reader.topic_dir(log.id), meta))
+
+    def _merged(self, plan: Plan, prepared: Prepared) -> Merged:
+        log = plan.log
+        groups: list[MergedGroup] = []
+        inputs: list[list[Input]] = []
+        for number, (meta, _) in prepared.items():
+            group = plan.groups[number]
+            groups.append(
+                MergedGroup(
+                    number,
+                    group.first_seq,
+                    group.next_seq,
+                    group.generation,
+                    group.data_bytes,
+                    meta.data_bytes,
+                    meta.live,
+                )
+            )
+            inputs.append(
+                [
+                    Input(one.first_seq, one.generation, one.data_bytes + one.idx_bytes + one.dict_bytes)
+                    for one in group.inputs
+                ]
+            )
+        failed = [plan.failed[number] for number in sorted(plan.failed)]
+        manifest = self._manifests.next_number(log.id)
+        return Merged(plan.id, manifest, log.cap_lost, log.ttl_lost, groups, inputs, failed)
+
+    def _swap(self, plan: Plan, merged: Merged, prepared: Prepared, *, is_fresh: bool) -> None:
+        log, shard, checkpointer = plan.log, self._shard, self._checkpointer
+        for group, inputs in zip(merged.groups, merged.inputs, strict=True):
+            chunks = chunks_of(log, group.first_seq, group.next_seq)
+            assert chunks is not None
+            swap_in(log, chunks, *prepared[group.group], is_fresh=is_fresh)
+            for one in inputs:
+                self._reader.close_segment(log.id, one.first_seq, one.generation)
+                checkpointer.doom(log.id, retired_meta(one))
+        log.merges = log.merges.with_plan(merged, shard.now_ms)
+        self._retirement.retired(log, merged)
+        plan.made.clear()
+        checkpointer.usage.set(log.id, [chunk.meta for chunk in log.chunks if chunk.meta is not None])
+        shard.touched[log.id] = log
+        shard.counters["merges"] = shard.counters.get("merges", 0) + len(merged.groups)
+
+    def remove_doubtful(self) -> Steps:
+        """Before anything else is made under these names: a merge, or an erase that writes a segment again."""
+        store = self._store
+        assert store is not None
+        while self.doubtful:
+            key = next(iter(self.doubtful))
+            if not self._is_in_use(*key):
+                directory = self._reader.topic_dir(key[0])
+                yield Blocking(MOVE_KIND, partial(self._remove_both, directory, self.doubtful[key]))
+            del self.doubtful[key]
+
+    def _doubt(self, topic_id: int, meta: SegmentMeta) -> None:
+        self.doubtful[topic_id, meta.first_seq, meta.generation] = meta
+
+    def _is_in_use(self, topic_id: int, first_seq: int, generation: int) -> bool:
+        log = self._shard.by_id.get(topic_id)
+        if log is None:
+            return False
+        metas = log.stored if log.stored is not None else [chunk.meta for chunk in log.chunks]
+        return any(
+            meta is not None and (meta.first_seq, meta.generation) == (first_seq, generation)
+            for meta in metas
+        )
+
+    def _remove_both(self, directory: str, meta: SegmentMeta) -> None:
+        assert self._store is not None
+        delete_segment(self._store, directory, meta)
+        remove_files(self._disk, directory, meta, "sum", "dict", "idx")
+
+    def discard(self, plan: Plan) -> None:
+        """Nobody will publish what is in place of a plan."""
+        for meta in plan.made.values():
+            self._doubt(plan.log.id, meta)
+        plan.made.clear()
+
+
+def committed_body(done: Committed) -> dict[str, object]:
+    return {
+        "plan_id": done.plan_id,
+        "state": "committed",
+        "manifest": done.manifest,
+        "groups": [
+            {
+                "group": one.group,
+                "name": segment_name(one.first_seq, one.generation),
+                "first_seq": one.first_seq,
+                "next_seq": one.next_seq,
+                "bytes_in": one.bytes_in,
+                "bytes_out": one.bytes_out,
+                "rows": one.rows,
+                "live": one.live,
+            }
+            for one in done.groups
+        ],
+        "failed": [_failed_body(one) for one in done.failed],
+    }
+
+
+def _failed_body(one: FailedGroup) -> dict[str, object]:
+    return {"group": one.group, "segment": one.segment, "reason": one.reason}

@@ -1,0 +1,280 @@
+"""Plans of merges as a server makes and keeps them; their files and the choice are in merge_plan_file.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from topics.api import limits
+from topics.api.errors import Corrupt, InputsChanged, LeaseLost, Throttled
+from topics.engine.cold.manifests import Name, describe
+from topics.engine.cold.merge.verify import Source, Watch
+from topics.engine.commands.merges import MergeParameters
+from topics.engine.core.ports import Disk, SegmentStore
+from topics.engine.core.tasks import Blocking, Step, WaitSynced
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.state_machine import Shard
+from topics.engine.storage.cold_files import MOVE_KIND, read_whole
+from topics.engine.storage.files import HEADER_BYTES
+from topics.engine.storage.index import Chunk
+from topics.engine.storage.marks import encode_marks
+from topics.engine.storage.merge_plan_file import (
+    PLAN_NAME,
+    Candidate,
+    PlanFile,
+    PlanGroup,
+    PlanInput,
+    choose,
+    decode_plan,
+    encode_plan,
+    plan_id_of,
+    staging_of,
+)
+from topics.engine.storage.sealing import read_sum
+from topics.engine.storage.segments import COLD, Mask, Rows, SegmentMeta
+from topics.engine.topic.log import TopicLog
+from topics.engine.topic.merges import FailedGroup
+
+PLAN_BYTES_MAX = 64 * limits.MIB
+NO_CHAIN = bytes(8)
+
+
+class Plan:
+    """A plan in memory: who has it, and how far its commit is. The lease is forgotten by a restart, the plan is not."""
+
+    def __init__(self, log: TopicLog, made: PlanFile, now_ms: int) -> None:
+        self.log = log
+        self.id = made.plan_id
+        self.parameters = made.parameters
+        self.groups = made.groups
+        self.inputs = frozenset(
+            (one.first_seq, one.generation) for group in made.groups for one in group.inputs
+        )
+        self.data_bytes = sum(group.data_bytes for group in made.groups)
+        self.used_ms = now_ms  # when somebody had it last
+        self.lease = ""
+        self.lease_ms = 0
+        self._lease_until_ms = 0  # by the monotonic clock
+        self.committing = False
+        self.todo: list[int] = []  # groups that are not looked at yet
+        self.made: dict[int, SegmentMeta] = {}  # outputs that are in place and not published
+        self.failed: dict[int, FailedGroup] = {}
+        self.waiting: list[tuple[int, object]] = []  # until when, and who
+        self.watch = Watch()
+
+    # -- the lease -----------------------------------------------------------------------------------------
+
+    def take(self, lease: str, lease_ms: int, mono_ms: int) -> None:
+        self.lease, self.lease_ms = lease, lease_ms
+        self._lease_until_ms = mono_ms + lease_ms
+
+    def lease_left_ms(self, mono_ms: int) -> int:
+        """0: nobody has it. A commit that goes on needs no renewing."""
+        left_ms = max(0, self._lease_until_ms - mono_ms) if self.lease else 0
+        return max(left_ms, 1000) if self.committing else left_ms
+
+    def check_lease(self, lease: str, mono_ms: int) -> None:
+        if not lease or lease != self.lease or not self.lease_left_ms(mono_ms):
+            raise LeaseLost(self.id)
+
+    # -- the commit ----------------------------------------------------------------------------------------
+
+    def begin_commit(self) -> None:
+        if not self.committing:
+            self.committing = True
+            self.failed = {}
+            self.todo = [group.group for group in self.groups]
+            self.watch = Watch()
+
+    def fail(self, group: PlanGroup, segment: str, reason: str) -> None:
+        self.failed[group.group] = FailedGroup(group.group, segment, reason)
+
+    def end_commit(self, reply: Callable[[object], None]) -> None:
+        self.committing = False
+        waiting, self.waiting = self.waiting, []
+        for _, token in waiting:
+            reply(token)
+
+    @property
+    def progress(self) -> float:
+        return min(0.99, self.watch.done_bytes / max(1, self.data_bytes))
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """A group as it was found in memory."""
+
+    metas: list[SegmentMeta]
+    rows: list[Rows]
+    dead: list[Mask]
+
+    @classmethod
+    def of(cls, sources: list[Source]) -> _Chosen:
+        return cls(
+            [one.meta for one in sources], [one.rows for one in sources], [one.dead() for one in sources]
+        )
+
+
+def _candidate(source: Source | None) -> Candidate | None:
+    if source is None:
+        return None
+    size = source.meta.data_bytes - HEADER_BYTES
+    kept = int(source.rows["length"][~source.dead()].sum(dtype="int64"))
+    return Candidate(source.meta.first_seq, source.meta.rows, size, size - kept)
+
+
+class Planner:
+    def __init__(self, disk: Disk, store: SegmentStore | None, shard: Shard, reader: Reader) -> None:
+        self._disk = disk
+        self._store = store
+        self._shard = shard
+        self._reader = reader
+        self._refused: dict[int, set[Name]] = {}  # by topic, segments that were found damaged since the start
+
+    def refuse(self, topic_id: int, group: PlanGroup, segment: str) -> None:
+        """Make no more plans with a segment that is damaged; a repair gives it another generation."""
+        named = [one for one in group.inputs if one.name == segment] or group.inputs
+        self._refused.setdefault(topic_id, set()).update((one.first_seq, one.generation) for one in named)
+
+    def forget(self, topic_id: int) -> None:
+        self._refused.pop(topic_id, None)
+
+    @staticmethod
+    def may_merge(log: TopicLog, chunk: Chunk) -> bool:
+        meta = chunk.meta
+        return (
+            meta is not None
+            and meta.tier == COLD
+            and meta.sealed
+            and chunk.stored == chunk.count == meta.rows
+            and not log.dropped
+        )
+
+    @staticmethod
+    def source(log: TopicLog, chunk: Chunk) -> Source:
+        assert chunk.meta is not None
+        return Source(chunk.meta, chunk.rows, log.view.first_seq)
+
+    def make(self, log: TopicLog, parameters: MergeParameters) -> Generator[Step, Any, PlanFile | None]:
+        """Choose, and write it down. None: there is nothing to do."""
+        if log.erasing:
+            raise InputsChanged("records of this topic are being erased; ask again when that is done")
+        if log.merges.retired_segments > limits.RETIRED_MAX - limits.PLAN_SEGMENTS_MAX:
+            raise Throttled(
+                "too many replaced segments of this topic still have files; wait until some are removed",
+                limit="retired_segments",
+                max=limits.RETIRED_MAX,
+            )
+        self._shard.refresh(log)
+        yield WaitSynced(0)  # what time did to the topic is published by then
+        while log.is_away:
+            self._shard.loader(log)
+            yield WaitSynced(0)
+        sources = [self.source(log, chunk) if self._is_wanted(log, chunk) else None for chunk in log.chunks]
+        epoch, now_ms = self._shard.written_lsn, self._shard.now_ms
+        made: PlanFile | None = yield Blocking(
+            MOVE_KIND, partial(self._write, log.id, log.name, epoch, now_ms, parameters, sources)
+        )
+        return made
+
+    def _is_wanted(self, log: TopicLog, chunk: Chunk) -> bool:
+        meta = chunk.meta
+        if meta is None or not self.may_merge(log, chunk):
+            return False
+        return (meta.first_seq, meta.generation) not in self._refused.get(log.id, ())
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        topic_id: int,
+        topic: str,
+        epoch: int,
+        now_ms: int,
+        parameters: MergeParameters,
+        sources: list[Source | None],
+    ) -> PlanFile | None:
+        """On another thread: rows may be deleted meanwhile, and are dead or not in what comes of it."""
+        store = self._store
+        assert store is not None
+        chosen = [
+            _Chosen.of([source for source in sources[first:stop] if source is not None])
+            for first, stop in choose([_candidate(source) for source in sources], parameters)
+        ]
+        described: list[tuple[PlanGroup, _Chosen]] = []
+        for one in chosen:
+            try:
+                described.append((self._describe(topic_id, len(described), one), one))
+            except (Corrupt, FileNotFoundError):
+                # Its index cannot be proved. Readers make do; a merge would have nothing to go by.
+                names = {(meta.first_seq, meta.generation) for meta in one.metas}
+                self._refused.setdefault(topic_id, set()).update(names)
+        if not described:
+            return None
+        id_text = f"{topic_id:016x}"
+        inputs = [one for group, _ in described for one in group.inputs]
+        plan_id = plan_id_of(id_text, epoch, parameters, inputs)
+        staging = staging_of(plan_id)
+        groups: list[PlanGroup] = []
+        marks: dict[str, Mask] = {}
+        for group, one in described:
+            placed: list[PlanInput] = []
+            for wanted, rows, dead in zip(group.inputs, one.rows, one.dead, strict=True):
+                marked = dead & (rows["length"] > 0)
+                key = f"{staging}/{wanted.name}.del" if marked.any() else None
+                if key is not None:
+                    marks[key] = marked
+                placed.append(msgspec.structs.replace(wanted, dead=key))
+            groups.append(msgspec.structs.replace(group, inputs=placed))
+        made = PlanFile(
+            topic=topic,
+            topic_id=id_text,
+            plan_id=plan_id,
+            delete_epoch=epoch,
+            created_at_ms=now_ms,
+            staging=staging,
+            parameters=parameters,
+            groups=groups,
+        )
+        store.put(f"{staging}/{PLAN_NAME}", [encode_plan(made)])
+        for key, mask in marks.items():
+            store.put(key, [encode_marks(mask)])
+        return made
+
+    def _describe(self, topic_id: int, number: int, chosen: _Chosen) -> PlanGroup:
+        directory = self._reader.topic_dir(topic_id)
+        inputs: list[PlanInput] = []
+        chain = origin = NO_CHAIN
+        for i, (meta, rows, dead) in enumerate(zip(chosen.metas, chosen.rows, chosen.dead, strict=True)):
+            summary, digest = read_sum(self._disk, directory, meta.first_seq, meta.generation)
+            if not i:
+                chain = summary.chain
+            origin = summary.origin if any(summary.origin) else digest  # what the segment behind it names
+            found = describe(meta, rows, dead & (rows["length"] > 0), digest.hex())
+            inputs.append(PlanInput(**msgspec.structs.asdict(found), dead=None))
+        first, last = chosen.metas[0], chosen.metas[-1]
+        return PlanGroup(
+            group=number,
+            first_seq=first.first_seq,
+            next_seq=last.first_seq + last.rows,
+            generation=max(meta.generation for meta in chosen.metas) + 1,
+            chain=chain.hex(),
+            origin=origin.hex(),
+            inputs=inputs,
+        )
+
+    def read(self, plan_id: str) -> PlanFile | None:
+        """On another thread: the plan as it was written down, if all of it is there."""
+        store = self._store
+        assert store is not None
+        key = f"{staging_of(plan_id)}/{PLAN_NAME}"
+        try:
+            made = decode_plan(key, read_whole(store, key, PLAN_BYTES_MAX))
+        except (Corrupt, FileNotFoundError):
+            return None
+        marks = [one.dead for group in made.groups for one in group.inputs if one.dead is not None]
+        return made if all(map(store.exists, marks)) else None

@@ -1,0 +1,1 @@
+"""Commands that a shard takes, and their results."""

@@ -1,0 +1,75 @@
+"""What a shard can be asked about sink transactions, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from topics.engine.commands.records import Records
+
+State: TypeAlias = Literal["open", "committing", "committed", "aborted"]
+
+
+@dataclass(slots=True)
+class BeginTransaction:
+    """Open the transaction of this batch, or say what became of it."""
+
+    topic: str
+    producer: str
+    batch: int
+    ttl_ms: int = 3_600_000
+    create: bool | None = None
+
+
+@dataclass(slots=True)
+class StageChunk:
+    topic: str
+    txn: int
+    part: str
+    chunk: int
+    records: Records
+
+
+@dataclass(slots=True)
+class CommitTransaction:
+    """`parts`: name, chunks and records of each, in the order in which they are to appear."""
+
+    topic: str
+    txn: int
+    parts: list[tuple[str, int, int]]
+    wait_ms: int = 0
+
+
+@dataclass(slots=True)
+class AbortTransaction:
+    topic: str
+    txn: int
+
+
+@dataclass(slots=True)
+class TransactionState:
+    """Of a batch that is committed `first_seq` and `last_seq` are 0 when it has no records, or when only a later one is
+    remembered; `count` is then None.
+    """
+
+    topic: str
+    txn: int
+    state: State
+    first_seq: int = 0
+    last_seq: int = 0
+    count: int | None = None
+    progress: float = 0.0
+    created: bool = False
+
+
+@dataclass(slots=True)
+class ChunkStaged:
+    topic: str
+    part: str
+    chunk: int
+    records: int
+    repeated: bool = False
+
+
+TransactionChange: TypeAlias = BeginTransaction | StageChunk | CommitTransaction | AbortTransaction
+TransactionResult: TypeAlias = TransactionState | ChunkStaged

@@ -1,0 +1,57 @@
+"""Engine time: anchored once, carried on by the monotonic clock, slewed towards the wall clock, never stepped.
+
+`now_ms` never runs back, not even over a restart: a *time ceiling* is logged ahead of use. A restart on the same
+boot knows how far the old line can have come (the monotonic clock kept running); after a reboot time begins at the
+ceiling or at the wall clock, whichever is later.
+"""
+
+from __future__ import annotations
+
+from topics.api.limits import SLEW_MS_PER_S
+from topics.engine.core.ports import Clock
+
+
+class EngineClock:
+    __slots__ = ("_clock", "_last_mono_ms", "_residue", "now_ms")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_mono_ms = clock.monotonic_ms()
+        self._residue = 0
+        self.now_ms = clock.wall_ms()
+
+    def resume(self, ceiling_ms: int, at_ms: int, at_mono_ms: int | None) -> None:
+        """Go on after a restart: at the wall clock, but not before anything that was used.
+
+        On the same boot the old line is known: it was at `at_ms` when the monotonic clock was at `at_mono_ms`, and
+        since then it ran at most as fast as slewing allows. It never passed the ceiling.
+        """
+        if at_mono_ms is not None:
+            elapsed_ms = max(0, self._last_mono_ms - at_mono_ms)
+            ceiling_ms = min(ceiling_ms, at_ms + elapsed_ms + elapsed_ms * SLEW_MS_PER_S // 1000 + 1)
+        self.now_ms = max(self.now_ms, ceiling_ms)
+
+    def read(self) -> int:
+        """Advance to the present and return it."""
+        mono_ms = self._clock.monotonic_ms()
+        elapsed_ms = mono_ms - self._last_mono_ms
+        if elapsed_ms <= 0:
+            return self.now_ms
+        self._last_mono_ms = mono_ms
+        now_ms = self.now_ms + elapsed_ms
+        off_ms = self._clock.wall_ms() - now_ms
+        if off_ms:
+            # Whole milliseconds of correction only; what is below one is carried to the next reading.
+            budget, self._residue = divmod(elapsed_ms * SLEW_MS_PER_S + self._residue, 1000)
+            budget = min(budget, elapsed_ms)
+            now_ms += max(-budget, min(budget, off_ms))
+        self.now_ms = now_ms
+        return now_ms
+
+    def present_ms(self) -> int:
+        """About what `read` would return, for whoever must not advance it."""
+        return self.now_ms + max(0, self._clock.monotonic_ms() - self._last_mono_ms)
+
+    @property
+    def mono_ms(self) -> int:
+        return self._last_mono_ms

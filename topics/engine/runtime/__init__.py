@@ -1,0 +1,1 @@
+"""One shard as a whole: group commit and background work around the state machine."""

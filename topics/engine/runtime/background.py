@@ -1,0 +1,272 @@
+"""Work between turns, in slices. Each lane has one task at a time: checkpoints, erases and removals; the cold tier; segments
+that are written again without their dead; one lane for each transaction. So none ever waits for the other's disk.
+"""
+
+from __future__ import annotations
+
+from topics.api import limits
+from topics.api.config import EngineConfig
+from topics.api.errors import TopicsError
+from topics.engine.cold.relocation import Relocator
+from topics.engine.core.ports import Clock, Disk, SegmentStore
+from topics.engine.core.tasks import Blocking, Lane, Steps, WaitSynced, WaitUntil
+from topics.engine.reading.cold_blocks import ColdReads
+from topics.engine.runtime.group_commit import GroupCommit
+from topics.engine.shard.staging import EraseRequest
+from topics.engine.storage.files import is_out_of_resources
+from topics.engine.topic.log import TopicLog
+from topics.engine.upkeep.compaction import Reclaimer
+from topics.engine.upkeep.erase import erase_steps
+
+SLICES_PER_TURN = 64
+SLICE_MS = 1  # by a clock of whole milliseconds: a slice takes between one and two
+
+
+class Background(GroupCommit):
+    def __init__(self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None) -> None:
+        super().__init__(disk, clock, config, cold)
+        self.relocator = Relocator(
+            disk, cold, self.shard, self.reader, self.checkpointer, config, self.consolidator
+        )
+        self.reclaimer = Reclaimer(disk, self.shard, self.reader, self.checkpointer, config)
+        self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
+        self._task_kind = ""  # of the task at hand, or of the last one while others wait
+        self._checkpoint_wanted = False
+        self._sinks_stopped = False
+        self._cold_stopped = False
+
+    def checkpoint(self) -> None:
+        """Begin a checkpoint with the next turn."""
+        self._checkpoint_wanted = True
+
+    def _next_task(self) -> Steps | None:
+        shard = self.shard
+        if shard.read_only is not None:
+            return None
+        gone = self._removable()
+        if gone:
+            self._task_kind = "removal"
+            shard.gone = [log for log in shard.gone if log not in gone]
+            return self.checkpointer.remove_topics(gone)
+        ready = self._ready_erases()
+        # A checkpoint waits for one erase at most, or clients that erase all the time would let the log grow for ever.
+        # The last one of all comes after every erase.
+        if ready and not (
+            self._checkpoint_wanted and self._task_kind == "erase" and not self.checkpointer.closing
+        ):
+            self._task_kind = "erase"
+            shard.erase_requests.remove(ready[0])
+            return erase_steps(
+                self._disk,
+                shard,
+                self.wal,
+                self.reader,
+                self.checkpointer,
+                ready[0],
+                self.relocator.takes_over,
+            )
+        if self._checkpoint_wanted:
+            self._task_kind = "checkpoint"
+            self._checkpoint_wanted = False
+            return self.checkpointer.steps()
+        self._task_kind = ""
+        return None
+
+    def _removable(self) -> list[TopicLog]:
+        """Dropped topics, but for those that somebody is writing a file for."""
+        at_work = {txn.log.id for txn, lane in self._sinks.items() if lane.blocked}
+        return [log for log in self.shard.gone if log.id not in at_work]
+
+    def _ready_erases(self) -> list[EraseRequest]:
+        """One that somebody waits for is tried at once, to be answered; one that was put off waits for space."""
+        full = self._full_retry_ms is not None
+        return [
+            request
+            for request in self.shard.erase_requests
+            if (request.token is not None or not full)
+            and request.log not in (self.relocator.erasing, self.reclaimer.working_on)
+        ]
+
+    def _has_background_work(self) -> bool:
+        shard = self.shard
+        return bool(
+            self._main.task is not None
+            or self._checkpoint_wanted
+            or (shard.gone and self._removable())
+            or self._ready_erases()
+        )
+
+    def _run_background(self) -> None:
+        """Run slices of the task at hand until a slice of time is used up, it blocks, or it ends."""
+        began_ms = self.clock.mono_ms
+        for _ in range(SLICES_PER_TURN):
+            if self._main.task is None:
+                self._main.task = self._next_task()
+                if self._main.task is None:
+                    return
+            if not self._main.is_runnable:
+                return
+            self._step(self._main, None, None)
+            if self.shard.frames and self.shard.frame_bytes > limits.GROUP_BYTES_MAX:
+                self._commit()
+            self.clock.read()
+            if self.clock.mono_ms - began_ms >= SLICE_MS:
+                return
+
+    def _tend_cold(self) -> None:
+        """The same for the cold tier, whose work is in the store: a few steps a turn."""
+        self.cold.pass_time(self.clock.mono_ms)
+        self.consolidator.pass_time()
+        lane = self._aside
+        for _ in range(SLICES_PER_TURN):
+            if lane.task is None:
+                waits = self._cold_stopped or self.clock.mono_ms < self.relocator.retry_ms
+                if waits or not self.relocator.has_work:
+                    return
+                lane.task = self.relocator.next_task()
+            if not lane.is_runnable:
+                return
+            self._step(lane, None, None)
+
+    def _tend_transactions(self) -> None:
+        """One step a turn for each transaction with work to do: requests come in between."""
+        shard = self.shard
+        if self._sinks_stopped or shard.read_only is not None:
+            return
+        for txn in list(shard.busy):
+            if txn not in self._sinks:
+                del shard.busy[txn]
+                self._sinks[txn] = Lane(shard.transaction_steps(txn))
+        for txn, lane in list(self._sinks.items()):
+            if lane.is_runnable:
+                self._step(lane, None, None)
+                if shard.frame_bytes > limits.GROUP_BYTES_MAX:
+                    self._commit()
+            if lane.task is None and not lane.blocked:
+                del self._sinks[txn]
+        shard.pass_time_to_transactions()  # last: what is known at once is answered, also to those who do not wait
+
+    def _tend_reclaim(self) -> None:
+        """The same for segments that are written again."""
+        lane, reclaimer, began_ms = self._rewrites, self.reclaimer, self.clock.mono_ms
+        for _ in range(SLICES_PER_TURN):
+            if lane.task is None:
+                if not reclaimer.has_work or self.clock.mono_ms < reclaimer.retry_ms:
+                    return
+                lane.task = reclaimer.next_task()
+            if not lane.is_runnable:
+                return
+            self._step(lane, None, None)
+            if self.shard.frames:
+                self._commit()
+            self.clock.read()
+            if self.clock.mono_ms - began_ms >= SLICE_MS:
+                return
+
+    def _step(self, lane: Lane, value: object, error: BaseException | None) -> None:
+        task, lane.task, lane.until = lane.task, None, None  # while it runs nobody can close it
+        assert task is not None
+        try:
+            wanted = task.throw(error) if error is not None else task.send(value)
+        except StopIteration:
+            return
+        except (OSError, TopicsError) as failure:
+            self._failed(lane, failure)
+            return
+        lane.task = task
+        if self.shard.read_only is not None:  # since it ran
+            lane.close()
+            return
+        if isinstance(wanted, Blocking):
+            lane.blocked = True
+            self._submit(wanted.kind, wanted.work, lambda value, error: self._unblocked(lane, value, error))
+        elif isinstance(wanted, WaitSynced):
+            self._commit()
+            lsn = wanted.lsn or self.wal.last_lsn
+            lane.wait_lsn = lsn if lsn > self.wal.synced_lsn else 0
+        elif isinstance(wanted, WaitUntil):
+            lane.until = wanted.holds
+
+    def _failed(self, lane: Lane, failure: OSError | TopicsError) -> None:
+        what = "a segment" if lane is self._rewrites else "a checkpoint"
+        if lane is self._aside:
+            self.relocator.failed(failure, self.clock.mono_ms)
+        elif lane is not self._main and lane is not self._rewrites:
+            self._latch(f"a transaction met an error that it does not know: {failure}")
+        elif isinstance(failure, TopicsError):
+            self._latch(f"{what} met damage: {failure}")
+        elif is_out_of_resources(failure):
+            self._note_full(failure)
+        else:
+            self._latch(f"{what} could not be written: {failure}")
+
+    def _unblocked(self, lane: Lane, value: object, error: BaseException | None) -> None:
+        lane.blocked = False
+        if self.shard.read_only is not None:
+            lane.close()
+            return
+        if error is not None and not isinstance(error, OSError | TopicsError):
+            raise error
+        self._step(lane, value, error)
+
+    # -- when it is due ------------------------------------------------------------------------------------
+
+    def _cold_times(self) -> list[int]:
+        times = [self.cold.due_ms] if self.cold.due_ms is not None else []
+        if self._aside.task is None:
+            if self.relocator.has_work:
+                times.append(max(self.relocator.retry_ms, self.clock.mono_ms))
+        elif self._aside.is_runnable:
+            times.append(self.clock.mono_ms)
+        elif self.relocator.pace.wake_ms is not None:
+            times.append(self.relocator.pace.wake_ms)
+        times += self._merge_times()
+        return times
+
+    def _merge_times(self) -> list[int]:
+        """When a commit's client must hear that it goes on, and when time ends what is kept for jobs and readers."""
+        consolidator, clock = self.consolidator, self.clock
+        times = [consolidator.wait_until_ms] if consolidator.wait_until_ms is not None else []
+        due_ms = consolidator.next_due_ms()
+        if due_ms is not None and self._aside.task is None and due_ms > clock.now_ms:
+            times.append(clock.mono_ms + due_ms - clock.now_ms)
+        return times
+
+    def _transaction_times(self) -> list[int]:
+        due_ms = self.shard.transactions_due_ms
+        times = [due_ms] if due_ms is not None else []
+        if (
+            any(lane.is_runnable for lane in self._sinks.values())
+            or self.shard.busy.keys() - self._sinks.keys()
+        ):
+            times.append(self.clock.mono_ms)
+        return times
+
+    def _reclaim_times(self) -> list[int]:
+        lane, now_ms = self._rewrites, self.clock.mono_ms
+        if lane.task is None:
+            return [max(self.reclaimer.retry_ms, now_ms)] if self.reclaimer.has_work else []
+        if lane.is_runnable:
+            return [now_ms]
+        wake_ms = self.reclaimer.pace.wake_ms
+        return [wake_ms] if wake_ms is not None else []
+
+    # -- end -----------------------------------------------------------------------------------------------
+
+    def stop_cold(self) -> None:
+        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at.
+        What is being written again is given up as well, and what transactions append put off, with the next piece of it."""
+        if self._cold_stopped:
+            return
+        self._cold_stopped = self.reclaimer.stopped = True
+        self.cold.stop()
+        self.consolidator.stop()
+        self.shard.put_off_decided()
+        self._aside.close()
+
+    def stop_transactions(self) -> None:
+        """What is decided goes on after the next start."""
+        self._sinks_stopped = True
+        for lane in self._sinks.values():
+            lane.close()
+        self._sinks = {}

@@ -1,0 +1,299 @@
+"""One shard as a whole: state machine, log, checkpoints, behind one call a turn.
+
+    outcome = engine.turn(requests)      stage → write one envelope → publish and answer what may be
+    job.run()                            the shell, on another thread: what blocks (syncs, zero-filling, sealing, cold reads)
+    outcome = engine.finish(job, error)  its result, good or bad, is just another event
+
+A reply that promises durability stays inside until the job that backs it is reported done: the shell cannot ack
+early (`group_commit.py`). The clock is read once a turn, so a batch agrees on "now". Background work runs in slices between
+turns (`background.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from topics.api import limits
+from topics.api.config import EngineConfig
+from topics.api.errors import Stopping
+from topics.engine.commands.topics import Command
+from topics.engine.core.ports import Clock, Disk, SegmentStore
+from topics.engine.reading.cold_blocks import READ_KIND
+from topics.engine.runtime.background import Background
+from topics.engine.runtime.group_commit import FULL_RETRY_MS
+from topics.engine.storage.cold_files import MOVE_KIND
+from topics.engine.upkeep.recovery import Recovery
+from topics.engine.upkeep.recovery_report import RecoveryReport
+
+CHECKPOINT_LOOK_MS = 5000
+COLD_KINDS = frozenset(
+    (READ_KIND, MOVE_KIND)
+)  # jobs that may take as long as they like, and are not waited for at the end
+TRUST_MS = 60_000  # what was read and proved right is believed for so long: disks rot while they run
+
+Request: TypeAlias = tuple[object, Command]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Blocking disk work. Run it off the loop, then report it to `finish`."""
+
+    kind: str
+    work: Callable[[], object]
+    done: Callable[[object, BaseException | None], None]
+    value: object = None
+    held_ms: int = 0  # how long a sync was put off for more to come
+
+    def run(self) -> None:
+        self.value = self.work()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the shell does after a turn."""
+
+    replies: list[tuple[object, object]] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    wake_at_ms: int | None = None  # on the monotonic clock: the next turn comes no later than this
+
+
+class Engine(Background):
+    def __init__(
+        self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None = None
+    ) -> None:
+        """`cold`: where old segments go; without it they stay."""
+        super().__init__(disk, clock, config, cold)
+        self.report = RecoveryReport()
+        self._jobs: list[Job] = []
+        self._outstanding = 0  # jobs that the shell has and has not reported
+        self._look_at_ms = 0
+        self._trust_until_ms = 0
+        self.closed = False
+
+    @classmethod
+    def open(cls, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None = None) -> Engine:
+        """Recover a shard, or begin a new one."""
+        engine = cls(disk, clock, config, cold)
+        for _ in engine.recover_steps():
+            pass
+        return engine
+
+    def recover_steps(self) -> Generator[float, None, None]:
+        """Recover in slices, yielding the progress from 0 to 1."""
+        recovery = Recovery(
+            self._disk,
+            self.shard,
+            self.wal,
+            self.reader,
+            self.checkpointer,
+            self.config,
+            self._cold_store,
+            self.reserve,
+        )
+        self.report = recovery.report
+        yield from recovery.steps()
+        self.counters["recoveries"] += 1
+        self.counters["torn"] += len(self.report.torn)
+        self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+        self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
+        self.report.overlaps = self.shard.stored_overlaps()
+        self.relocator.start(recovery.loader)
+        self.shard.start_transactions()
+        self.shard.load_steps = recovery.loader.steps
+        self.reclaimer.start()
+        if self.shard.read_only is None:
+            self._ask_for_spare()
+
+    # -- the turn ------------------------------------------------------------------------------------------
+
+    def turn(self, requests: Sequence[Request]) -> Outcome:
+        if self.closed:
+            raise RuntimeError("the engine is closed")
+        shard = self.shard
+        self.reader.cold.trim()  # whoever waited for blocks has looked at them by now, also after the last turn
+        self._begin_group()
+        shard.begin_turn(self.clock.read(), busy=bool(requests or shard.long or shard.upkeep))
+        if self.clock.mono_ms >= self._trust_until_ms:
+            self._trust_until_ms = self.clock.mono_ms + TRUST_MS
+            self.reader.distrust()
+        if self.config.min_free_bytes and self.clock.mono_ms >= self._space_look_ms:
+            self._look_at_space()
+        if shard.upkeep:
+            for _ in shard.upkeep.go_on():
+                if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
+                    self._commit()
+        handle = shard.handle
+        for token, command in requests:
+            if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
+                self._commit()
+            handle(token, command)
+        if shard.long:
+            shard.long.go_on()
+        if shard.retiring:
+            shard.retire_some()
+        self._commit()
+        return self._finish_turn()
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether something was begun since the last turn, from outside: only a turn hands it out."""
+        return bool(self._jobs)
+
+    def finish(self, job: Job, error: BaseException | None = None) -> Outcome:
+        """A job has ended."""
+        if job.kind not in COLD_KINDS:
+            self._outstanding -= 1
+        elif self._cold_stopped:
+            return Outcome([], [], self._wake_at_ms())
+        self.reader.cold.trim()
+        self._begin_group()
+        self.shard.begin_turn(self.clock.read(), busy=False)
+        job.done(job.value, error)
+        self._commit()
+        return self._finish_turn()
+
+    def _finish_turn(self) -> Outcome:
+        shard = self.shard
+        self._look_at_log()
+        if self._has_background_work():
+            self._run_background()
+        if self._cold_store is not None:
+            self._tend_cold()
+        if shard.transactions:
+            self._tend_transactions()
+        if self.reclaimer.has_work or self._rewrites.task is not None:
+            self._tend_reclaim()
+        if shard.is_due(self.clock.mono_ms):
+            shard.deliver()
+        if shard.ops or shard.frames:
+            self._commit()
+        self._schedule_sync()
+        if self._full_retry_ms is not None and self.clock.mono_ms >= self._full_retry_ms:
+            self._try_again_when_full()
+        if self.config.verify:
+            self.check_invariants()
+        replies, shard.ready = shard.ready, []
+        jobs, self._jobs = self._jobs, []
+        self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
+        return Outcome(replies, jobs, self._wake_at_ms())
+
+    def _try_again_when_full(self) -> None:
+        self._full_retry_ms = None
+        # It may free log files.
+        self._checkpoint_wanted = bool(self.shard.touched) or self.checkpointer.would_release()
+        released = self.reserve.for_checkpoint
+        is_free = self._checkpoint_wanted and not self._spare_running
+        if released and is_free and self.checkpointer.fits(released):
+            # For the checkpoint alone: a spare that is being made would take it.
+            self.reserve.release(released)
+            self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
+        else:
+            self._ask_for_spare()
+
+    def _submit(
+        self,
+        kind: str,
+        work: Callable[[], object],
+        done: Callable[[object, BaseException | None], None],
+        held_ms: int = 0,
+    ) -> None:
+        self._jobs.append(Job(kind, work, done, held_ms=held_ms))
+
+    def _look_at_log(self) -> None:
+        """Whether a checkpoint is due: now and then, but at once when much was written. One that failed for want of space waits
+        for its retry."""
+        is_running = self._main.task is not None and self._task_kind == "checkpoint"
+        is_long = self.checkpointer.log_share * limits.LOG_CHECKPOINT_PARTS >= 1
+        is_due = is_long and self._full_retry_ms is None
+        if self.clock.mono_ms >= self._look_at_ms:
+            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+            is_due = is_due or self.checkpointer.is_due(self.clock.mono_ms)
+        if is_due and not is_running:
+            self._checkpoint_wanted = True
+
+    def _wake_at_ms(self) -> int | None:
+        """The earliest moment at which something is due without a request."""
+        times: list[int] = []
+        if self.shard.waiter_heap:
+            times.append(self.shard.waiter_heap[0][0])
+        if self.shard.long or self.shard.upkeep:
+            times.append(self.clock.mono_ms)
+        deliver_at_ms = self.shard.deliver_at_ms
+        if deliver_at_ms is not None:
+            times.append(deliver_at_ms)
+        if self.shard.read_only is not None:
+            return min(times, default=None)  # nothing is handed out, synced, written or tried again any more
+        claims_due_ms = self.shard.claims_due_ms
+        if claims_due_ms is not None:
+            times.append(claims_due_ms)
+        if self.shard.retiring:
+            times.append(self.clock.mono_ms)
+        if self._unsynced_since_ms is not None and not self._sync_running:
+            times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
+            if self._parked:
+                times.append(self._parked_since_ms + self.shard.measures.window_ms)
+        if self._full_retry_ms is not None:
+            times.append(self._full_retry_ms)
+        if self._main.is_runnable or (self._main.task is None and self._has_background_work()):
+            times.append(self.clock.mono_ms)
+        if self.shard.touched or self.checkpointer.holds_back:
+            times.append(self._look_at_ms)
+        if self.shard.transactions and not self._sinks_stopped:
+            times += self._transaction_times()
+        if self._cold_store is not None and not self._cold_stopped:
+            times += self._cold_times()
+        times += self._reclaim_times()
+        return min(times, default=None)
+
+    # -- end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> Outcome:
+        """Clean shutdown: commit, sync, checkpoint, snapshot. Runs its own jobs; those handed out come first."""
+        if self.closed:
+            return Outcome()
+        self.stop_cold()
+        if self._outstanding:
+            raise RuntimeError(
+                f"{self._outstanding} jobs are still out; finish them before closing the engine"
+            )
+        self.stop_transactions()
+        total = Outcome()
+        while True:
+            for long in self.shard.long.end():
+                error = Stopping("the server is stopping; ask again after it is back", **long.outcome)
+                self.shard.ready.append((long.token, error))
+            self.shard.end_retiring()
+            self._drain(self.turn([]), total)
+            # Those who wait for a topic go on when it is tended, perhaps as long commands.
+            if not (self.shard.upkeep or self.shard.long or self.shard.retiring):
+                break
+        self._rewrites.close()
+        self.checkpointer.closing = True
+        self.checkpoint()
+        self._drain(self.turn([]), total)
+        self.closed = True
+        self.reader.close()
+        for file in [*self.wal.files, *([self.wal.spare] if self.wal.spare else [])]:
+            self._disk.close(file.handle)
+        return total
+
+    def _drain(self, outcome: Outcome, total: Outcome) -> None:
+        """Run jobs and turns until nothing is left to do."""
+        queue = [outcome]
+        while queue:
+            outcome = queue.pop()
+            total.replies += outcome.replies
+            for job in outcome.jobs:
+                error: BaseException | None = None
+                try:
+                    job.run()
+                except OSError as failure:
+                    error = failure
+                queue.append(self.finish(job, error))
+            if not queue and self.shard.read_only is None and self._has_background_work():
+                queue.append(self.turn([]))
+
+    def check_invariants(self) -> None:
+        self.shard.check_invariants()

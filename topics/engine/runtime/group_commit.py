@@ -1,0 +1,364 @@
+"""What is staged goes to the log: one envelope a group, a sync for what promised one, then it is published and answered.
+
+An op that needs no sync is visible as soon as its group is written. Any other is parked until the log is synced up to its group,
+and so is what comes after it in its topic. A failed write or sync is final: `_latch`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+
+from topics.api import limits
+from topics.api.config import EngineConfig
+from topics.api.errors import Conflict, ShardReadOnly
+from topics.engine.cold.merge.service import Consolidator
+from topics.engine.commands.topics import Append, Change
+from topics.engine.core.clock import EngineClock
+from topics.engine.core.ports import Clock, Disk, SegmentStore
+from topics.engine.core.tasks import Lane
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.appends import frame_bytes_at_most
+from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.transactions import Transaction
+from topics.engine.storage.files import is_full, is_out_of_resources
+from topics.engine.storage.reserve import RESERVE_NAME, Reserve
+from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
+from topics.engine.topic.log import Op
+from topics.engine.upkeep.checkpoint import Checkpointer
+
+START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
+FULL_RETRY_MS = 1000
+SPACE_LOOK_MS = 1000
+
+COUNTERS = (
+    "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "recoveries", "syncs",
+    "batches", "frames", "bytes_written", "txn_committed", "txn_expired", "txn_left",
+)  # fmt: skip
+
+
+class GroupCommit(ABC):
+    def __init__(self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None) -> None:
+        self._disk = disk
+        self._cold_store = cold
+        self.config = config
+        self.clock = EngineClock(clock)
+        self.wal = Wal(disk, f"{config.shard_dir}/wal", shard=config.shard, file_bytes=config.wal_file_bytes)
+        self.reserve = Reserve(disk, f"{config.shard_dir}/{RESERVE_NAME}", config.reserve_bytes)
+        self.reader = Reader(disk, config.topics_dir, config.cache_bytes, config.cold_cache_bytes)
+        self.shard = Shard(config, self.clock, self.reader, disk.boot_id())
+        self.shard.make_room = self._make_room
+        self.shard.disk = disk
+        self.counters = self.shard.counters
+        for name in COUNTERS:
+            self.counters.setdefault(name, 0)
+        self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
+        self.consolidator = Consolidator(disk, cold, self.shard, self.reader, self.checkpointer, config)
+        self.shard.merge = self.consolidator.handle
+        self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
+        self._parked_since_ms = 0  # the oldest of them that no sync has begun for
+        self._sync_running = False
+        self._spare_running = False
+        self._unsynced_since_ms: int | None = None
+        self._full_retry_ms: int | None = None
+        self._space_look_ms = 0
+        self.free_bytes = -1  # on the disk, at the last look; -1: there was none
+        # Tasks wait for syncs, and end when the log has failed.
+        self._main = Lane()
+        self._aside = Lane()  # for the cold tier
+        self._rewrites = Lane()  # for the reclaimer
+        self._sinks: dict[Transaction, Lane] = {}  # transactions that are worked on
+
+    @abstractmethod
+    def _submit(
+        self,
+        kind: str,
+        work: Callable[[], object],
+        done: Callable[[object, BaseException | None], None],
+        held_ms: int = 0,
+    ) -> None:
+        """Have it run off the loop; `done` hears of its end in a turn."""
+
+    @property
+    def _lanes(self) -> list[Lane]:
+        return [self._main, self._aside, self._rewrites, *self._sinks.values()]
+
+    # -- commit --------------------------------------------------------------------------------------------
+
+    def _begin_group(self) -> None:
+        wal = self.wal
+        if not wal.files or self.shard.read_only is not None:
+            return
+        self.shard.log_full = self.checkpointer.log_share >= 1
+        active = wal.files[-1]
+        room = active.capacity - active.position
+        if wal.spare is not None:
+            room = max(room, wal.spare.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES)
+        self.shard.begin_group(active.number, active.position + ENVELOPE_BYTES, room - ENVELOPE_BYTES - 8)
+
+    def prepare_room(self, command: Append) -> bool:
+        """Whether a large write may come now: it fits a log file that is there, or waiting would not help. If not, a file
+        for it is being made off the loop; ask again when a job has ended.
+        """
+        shard, records = self.shard, command.records
+        size = frame_bytes_at_most(
+            records, command.idempotency_key, sum(map(len, records.payloads)), per_tag=True
+        )
+        is_stuck = shard.disk_full or shard.low_space or shard.read_only is not None
+        if shard.frame_bytes + size <= shard.room_bytes or is_stuck:
+            return True
+        self._ask_for_spare(_file_bytes(size) + limits.MIB)  # other writes may come first
+        return False
+
+    def _make_room(self, size: int) -> bool:
+        """A group of `size` bytes must fit one file. Make a spare for it; the commit then moves the group there."""
+        if self.shard.read_only is not None:
+            return False
+        try:
+            file = self.wal.make_file(self.wal.take_number(), max(_file_bytes(size), self.wal.file_bytes))
+        except OSError as error:
+            if is_out_of_resources(error):
+                self._note_full(error)
+                return False
+            self._latch(f"a log file could not be made: {error}")
+            raise ShardReadOnly(str(error)) from error
+        unused, self.wal.spare = self.wal.spare, file
+        self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
+        if unused is not None:
+            with suppress(OSError):  # nothing is in it; the next start removes it
+                self.checkpointer.discard_file(unused)
+        return True
+
+    def _commit(self) -> None:
+        """Write what is staged as one envelope; publish what needs no sync, park the rest."""
+        shard = self.shard
+        if not shard.frames and not shard.ops:
+            return
+        ops = shard.ops
+        lsn = 0
+        if shard.frames:
+            in_reach = False
+            try:
+                if shard.frame_bytes + ENVELOPE_BYTES > self.wal.active.remaining:
+                    self._rotate()
+                in_reach = True
+                lsn = self._write_group()
+            except OSError as error:
+                reason = f"the log could not be written: {error}"
+                self._latch(reason, log_failed=True, group_in_reach=in_reach)
+                return
+        shard.committed(lsn)
+        shard.written_lsn, shard.publishing_lsn = self.wal.last_lsn, lsn
+        for op in ops:
+            log = op.log
+            if op.free:
+                self.shard.publish(op)
+                continue
+            if op.sync and self.wal.last_lsn > self.wal.synced_lsn:
+                gate = lsn or self.wal.last_lsn
+                log.gate_lsn = max(log.gate_lsn, gate)
+            elif log.gate_lsn > self.wal.synced_lsn and log.pending > 1:
+                pass  # not safe before the topic's earlier changes are
+            else:
+                self.shard.publish(op)
+                continue
+            if not self._parked and not self._sync_running:
+                self._parked_since_ms = self.clock.mono_ms
+            self._parked.setdefault(log.gate_lsn, []).append(op)
+        self._begin_group()
+
+    def _write_group(self) -> int:
+        shard = self.shard
+        body = b"".join(shard.frames)
+        lsn = self.wal.append(body)
+        self.reader.cache.add(shard.file_number, shard.frame_offset, body)
+        counters = self.counters
+        counters["batches"] += 1
+        counters["frames"] += shard.frame_count
+        counters["bytes_written"] += len(body) + ENVELOPE_BYTES
+        if self._unsynced_since_ms is None:
+            self._unsynced_since_ms = self.clock.mono_ms
+        return lsn
+
+    def _rotate(self) -> None:
+        wal = self.wal
+        file = wal.spare
+        assert file is not None, "room was promised"
+        wal.spare = None
+        wal.begin_file(file, self.clock.now_ms)
+        self.reader.wal_handles[file.number] = file.handle
+        self.shard.move_group(file.number, wal.next_frame_offset)
+        self.counters["rotations"] += 1
+        self._ask_for_spare()
+
+    # -- spare files and a full disk -----------------------------------------------------------------------
+
+    def _ask_for_spare(self, capacity: int = 0) -> None:
+        """Zero-fill the next log file ahead of need, off the loop; the reserve first, if it is not whole.
+
+        `capacity`: bytes that it has to have at least; a smaller spare is replaced.
+        """
+        has_spare = self.wal.spare is not None and self.wal.spare.capacity >= capacity
+        has_all = has_spare and self.reserve.is_whole
+        if self._spare_running or has_all or self.shard.read_only is not None:
+            return
+        self._spare_running = True
+        number = None if has_spare else self.wal.take_number()
+        capacity = max(capacity, self.wal.file_bytes)
+
+        def make() -> WalFile | None:
+            self.reserve.fill()
+            return None if number is None else self.wal.make_file(number, capacity)
+
+        self._submit("spare", make, self._spare_made)
+
+    def _spare_made(self, file: object, error: BaseException | None) -> None:
+        self._spare_running = False
+        if error is None:
+            if not isinstance(file, WalFile):
+                self._ask_for_spare()  # only the reserve was filled, and the spare may have been used meanwhile
+            elif file.number > self.wal.active.number and (
+                self.wal.spare is None or self.wal.spare.capacity < file.capacity
+            ):
+                unused, self.wal.spare = self.wal.spare, file
+                if unused is not None:
+                    self.checkpointer.discard_file(unused)
+            else:  # one was made on the spot meanwhile, and the log goes by ascending numbers
+                self.checkpointer.discard_file(file)
+                self._ask_for_spare()
+            self.shard.disk_full = False
+            self._begin_group()
+        elif is_out_of_resources(error):
+            self._note_full(error)
+        else:
+            self._latch(f"a log file could not be made: {error}")
+
+    def _note_full(self, error: BaseException) -> None:
+        """Without a spare appends wait; deletes go on in the file that is open. A look each second ends it."""
+        self.shard.disk_full = self.wal.spare is None
+        counter = "disk_full" if is_full(error) else "out_of_resources"
+        self.counters[counter] = self.counters.get(counter, 0) + 1
+        self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
+
+    def _look_at_space(self) -> None:
+        """Appends are refused before there is no space at all: then nothing would be left for deletes and checkpoints."""
+        self._space_look_ms = self.clock.mono_ms + SPACE_LOOK_MS
+        try:
+            free = self._disk.free_bytes()
+        except OSError:
+            return  # whoever writes will hear of it
+        self.free_bytes = free
+        low = free < self.config.min_free_bytes
+        if low and not self.shard.low_space:
+            self.counters["low_space"] = self.counters.get("low_space", 0) + 1
+        self.shard.low_space = low
+
+    # -- sync ----------------------------------------------------------------------------------------------
+
+    def _schedule_sync(self) -> None:
+        """A durable reply syncs at once; the batch that gathers meanwhile is the next group."""
+        if self._sync_running or self.shard.read_only is not None or self.wal.last_lsn == self.wal.synced_lsn:
+            return
+        since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
+        due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
+        due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
+        held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
+        if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
+            return
+        files, lsn = self.wal.begin_sync()
+        self._sync_running = True
+        self._unsynced_since_ms = None
+        disk = self._disk
+
+        def sync() -> int:
+            for file in files:
+                disk.sync(file.handle)
+            return lsn
+
+        self._parked_since_ms = now_ms  # for what is parked from here on
+        self._submit("sync", sync, self._synced, held_ms)
+
+    def _synced(self, lsn: object, error: BaseException | None) -> None:
+        self._sync_running = False
+        if error is not None:
+            self._latch(f"the log could not be synced: {error}", log_failed=True)
+            return
+        if self.shard.read_only is not None:
+            return
+        assert isinstance(lsn, int)
+        self.counters["syncs"] += 1
+        self.wal.synced_lsn = max(self.wal.synced_lsn, lsn)
+        self.shard.synced(lsn)
+        while self._parked:
+            gate = next(iter(self._parked))
+            if gate > lsn:
+                break
+            self.shard.publishing_lsn = gate
+            for op in self._parked.pop(gate):
+                self.shard.publish(op)
+        if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:
+            self._unsynced_since_ms = self.clock.mono_ms
+        for lane in self._lanes:
+            if lane.wait_lsn <= lsn:
+                lane.wait_lsn = 0
+
+    # -- failure -------------------------------------------------------------------------------------------
+
+    def _latch(self, reason: str, *, log_failed: bool = False, group_in_reach: bool = False) -> None:
+        """A failed write or sync is final: discard what was staged, answer those who waited, serve reads.
+
+        What is in the log, or was on its way there (`group_in_reach`), may be back after a restart: its outcome is
+        unknown. What was only staged is refused, and certainly not there.
+        """
+        shard = self.shard
+        if shard.read_only is not None:
+            return
+        shard.read_only = reason
+        logged = [op for ops in self._parked.values() for op in ops]
+        staged = shard.ops
+        if group_in_reach:
+            logged, staged = logged + staged, []
+        self._parked = {}
+        self._give_up(logged, ShardReadOnly(reason, unknown=True))
+        self._give_up(staged, ShardReadOnly(reason))
+        for request in shard.erase_requests:
+            if request.token is not None:
+                shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
+        shard.erase_requests = []
+        shard.fail_transactions(reason)
+        for lane in self._lanes:
+            if not lane.blocked:  # else when its job has come back: another thread is in the middle of it
+                lane.close()
+        self.consolidator.refuse(ShardReadOnly(reason, unknown=True))
+        topics, size = len(shard.staged), shard.bytes_live
+        shard.discard_staged()
+        shard.topics_unknown = max(0, topics - len(shard.staged))
+        shard.bytes_unknown = max(0, size - shard.bytes_live)
+        if log_failed:
+            self.checkpointer.note_latch()
+        for op in logged + staged:
+            if op.command is not None and not isinstance(op.command, Change):
+                shard.handle(op.token, op.command)  # a read: answered from what is published
+        for long in shard.long.end():
+            if isinstance(long.command, Change):
+                shard.ready.append((long.token, ShardReadOnly(reason, unknown=True)))
+            else:
+                shard.handle(long.token, long.command)
+
+    def _give_up(self, ops: list[Op], error: ShardReadOnly) -> None:
+        for op in ops:
+            if op.erase is not None:
+                self.shard.ready.append((op.erase.token, error))
+            elif isinstance(op.result, Conflict):
+                self.shard.ready.append((op.token, ShardReadOnly(error.reason)))  # refused in any case
+            elif isinstance(op.command, Change):
+                # It has changed nothing, but its answer rested on a change that may or may not be there later.
+                self.shard.ready.append((op.token, ShardReadOnly(error.reason, unknown=True)))
+            elif op.token is not None and op.command is None:
+                self.shard.ready.append((op.token, error))
+
+
+def _file_bytes(size: int) -> int:
+    """The capacity of a log file that begins with a group of this size."""
+    return size + FILE_HEADER_BYTES + START_ENVELOPE_BYTES + ENVELOPE_BYTES + 8

@@ -1,0 +1,796 @@
+"""Commands that change a topic: decided on staged state, turned into frames and an op each.
+
+| command | frames | visible |
+|---|---|---|
+| append, delete, skip | append · delete · evict · seq ceiling | by the topic's class |
+| put, drop, create | topic create · config · topic delete | after a sync, whatever the class |
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import (
+    BatchTooLarge,
+    Forbidden,
+    InvalidRequest,
+    OverGrant,
+    RecordTooLarge,
+    Throttled,
+    TopicExistsIncompatible,
+    TopicFull,
+    TopicNotEmpty,
+    TopicNotFound,
+    TopicsError,
+    WrongLastSeq,
+)
+from topics.engine.commands import topics as cmd
+from topics.engine.core.subjects import TagMatch
+from topics.engine.core.topic_ids import ID_STEP
+from topics.engine.shard.long_commands import Work
+from topics.engine.shard.staging import CONTROL_BYTES, EraseRequest, Staging, as_ranges
+from topics.engine.storage import frames
+from topics.engine.storage.control import ConfigChanged, Deletion, TopicCreated
+from topics.engine.storage.index import SMALL
+from topics.engine.topic.log import Op, Range, TopicLog
+from topics.engine.topic.tags import Seqs, scan
+
+RANGE_BYTES = 20  # at most, of one range in a delete frame
+RANGE_UNITS = 12  # of work that a range takes, beside its rows
+DELETE_SORTED = 16_384  # seqs of a delete by tag that are put in order together
+# Pieces of a delete: what one costs to find and to delete, in about microseconds, and its ranges.
+Doomed: TypeAlias = Iterator[tuple[int, list[Range]]]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
+
+
+class Writes(Staging):
+    # -- append --------------------------------------------------------------------------------------------
+
+    def _append(self, token: object, command: cmd.Append) -> None:
+        self._writable()
+        records = command.records
+        plain = command.idempotency_key is None and frames.is_plain(records)
+        if plain and len(records.payloads) == 1:
+            sizes = [len(records.payloads[0])]
+        else:
+            sizes = self._check_records(records, command.idempotency_key)
+        log = self._for_write(command.topic)
+        created = log is None
+        config = log.config if log is not None else self._creation_config(command, sizes)
+        key = command.idempotency_key
+        if (
+            log is not None
+            and key is not None
+            and self._deduped(token, log, key, include_epoch=command.include_epoch)
+        ):
+            return
+        if command.if_last_seq is not None or command.if_tag_last_seq is not None:
+            self._check_conditions(log, command)
+        one = len(sizes) == 1
+        size, largest = (sizes[0], sizes[0]) if one else (sum(sizes), max(sizes))
+        self._check_room(log, config, command.topic, len(sizes), size, largest)
+        if plain:
+            need = size + frames.OVERHEAD_BYTES * len(sizes) + 3 * CONTROL_BYTES
+        else:
+            need = frame_bytes_at_most(records, key, size, per_tag=bool(config.cap_per_tag))
+        if self.frame_bytes + need > self.room_bytes:
+            self.reserve(need)
+        if log is None:
+            log = self._create(command.topic, config)
+        op = Op(log, token, sync=created or config.durability == "fsync")
+        first = log.next_seq
+        self.stage_append(log, config, records, sizes, op, created=created, key=key, plain=plain)
+        op.result = cmd.Appended(command.topic, first, len(sizes), op.head, created, False, op.sync)
+        if command.include_epoch:
+            op.result.epoch = log.epoch
+
+    def stage_append(
+        self,
+        log: TopicLog,
+        config: TopicConfig,
+        records: cmd.Records,
+        sizes: list[int],
+        op: Op,
+        *,
+        created: bool,
+        key: bytes | None = None,
+        plain: bool = False,
+    ) -> None:
+        """Add records to a topic that has room for them."""
+        self._stage_records(log, records, sizes, key, plain=plain)
+        count = len(sizes)
+        size = sizes[0] if count == 1 else sum(sizes)
+        log.count += count
+        log.bytes += size
+        op.count = count
+        op.bytes = size
+        op.head = log.next_seq - 1
+        op.write_ts = self.now_ms
+        if created or config.cap_records or config.cap_bytes or config.cap_per_tag:
+            self._apply_caps(log, config, records, op, created=created)
+        else:
+            op.plain = True
+        if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_base:
+            self._raise_ceiling(log)
+        if (log.ceiling and op.head > log.ceiling_synced) or self.now_ms > self.time_ceiling_synced_ms:
+            op.sync = True  # a number or a time may be given away only below a synced ceiling
+        self.bytes_live += op.bytes
+        self.records_live += op.count
+        self.touched[log.id] = log
+        log.pending += 1
+        self.ops.append(op)
+
+    def _apply_caps(
+        self, log: TopicLog, config: TopicConfig, records: cmd.Records, op: Op, *, created: bool
+    ) -> None:
+        """What an append does besides: it may create the topic, and push out older records."""
+        op.first_seq = log.first_seq
+        if created:
+            op.config = config
+        if config.cap_per_tag and records.tags is not None:
+            # One for each record, which is what the log has room for: more there is only after a change of the cap, which the
+            # reclaimer takes care of.
+            surplus = self._surplus(log, config.cap_per_tag, records.tags, len(records.tags))
+            if surplus:
+                self._log_delete(log, surplus, op)
+        if (config.cap_records and log.count > config.cap_records) or (
+            config.cap_bytes and log.bytes > config.cap_bytes
+        ):
+            self._evict(log, config, op, len(records.payloads))
+
+    def _check_records(self, records: cmd.Records, key: bytes | None) -> list[int]:
+        """Limits that depend on nothing but the request; returns the accounted sizes."""
+        count = len(records.payloads)
+        if not count:
+            raise InvalidRequest("a write needs at least one record")
+        if count > limits.BATCH_RECORDS_MAX:
+            raise BatchTooLarge(
+                f"{count} records in one write; send at most {limits.BATCH_RECORDS_MAX}",
+                records=count,
+                max=limits.BATCH_RECORDS_MAX,
+            )
+        if key is not None and not 0 < len(key) <= limits.KEY_BYTES_MAX:
+            raise InvalidRequest(f"an idempotency key has 1 to {limits.KEY_BYTES_MAX} bytes")
+        for column in (
+            records.tags,
+            records.nodes,
+            records.meta_lens,
+            records.header_lens,
+            records.ttls_ms,
+            records.sizes,
+        ):
+            if column is not None and len(column) != count:
+                raise InvalidRequest(f"a column of {len(column)} values for {count} records")
+        sizes = records.sizes if records.sizes is not None else [len(payload) for payload in records.payloads]
+        if records.tags is not None and any(
+            tag is not None and len(tag) > limits.TAG_BYTES_MAX for tag in set(records.tags)
+        ):
+            raise InvalidRequest(f"a tag is longer than {limits.TAG_BYTES_MAX} bytes")
+        if records.nodes is not None and any(
+            node is not None and len(node) > limits.NODE_BYTES_MAX for node in set(records.nodes)
+        ):
+            raise InvalidRequest(f"a node name is longer than {limits.NODE_BYTES_MAX} bytes")
+        return sizes
+
+    def _creation_config(self, command: cmd.Append, sizes: list[int]) -> TopicConfig:
+        config = command.config or TopicConfig()
+        create = command.create if command.create is not None else config.auto_create
+        if not create:
+            raise TopicNotFound(command.topic)
+        if command.config is not None and not command.may_configure:
+            raise Forbidden("creating a topic with a config needs the scope admin")
+        self._check_creation(command.topic, config, sum(sizes))
+        return config
+
+    def _check_creation(self, name: str, config: TopicConfig, size: int = 0) -> None:
+        if not NAME.match(name):
+            raise InvalidRequest(
+                f"{name!r} is not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : - with a letter or digit first"
+            )
+        self._check_config(name, config)
+        bound = self.topics_granted if self.topics_granted is not None else self.config.max_topics or None
+        if bound is not None and len(self.staged) >= bound:
+            cap = self.config.max_topics
+            message = f"there are {cap} topics already; delete some or raise TOPICS_MAX_TOPICS"
+            if self.topics_granted is None:
+                raise Throttled(message, limit="max_topics", max=cap)
+            raise self._over_grant(message, 1, size, limit="max_topics", max=cap)
+
+    @staticmethod
+    def _check_config(name: str, config: TopicConfig) -> None:
+        """A config is stored: what could not be read back must not get in."""
+        try:
+            msgspec.convert(msgspec.to_builtins(config), TopicConfig)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"the config of {name!r} is not valid: {error}") from None
+        numbers = (getattr(config, field) for field in TopicConfig.__struct_fields__ if field != "priority")
+        if any(isinstance(number, int) and number < 0 for number in numbers):
+            raise InvalidRequest(f"the config of {name!r} has a negative number")
+        if config.dead_letter is not None:
+            if not NAME.match(config.dead_letter):
+                raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a topic name")
+            if config.type == "queue" and config.dead_letter == name:
+                raise InvalidRequest("a queue cannot be its own dead letter")
+
+    def _deduped(self, token: object, log: TopicLog, key: bytes, *, include_epoch: bool) -> bool:
+        found = log.dedupe.find(key, now_ms=self.now_ms, window_ms=log.config.idempotency_window_ms)
+        if found is None:
+            return False
+        first, count, _ = found
+        result = cmd.Appended(log.name, first, count, first + count - 1, False, True)
+        if include_epoch:
+            result.epoch = log.epoch
+        self._answer(token, result, log, held=first + count - 1 > log.view.head)
+        return True
+
+    def _check_conditions(self, log: TopicLog | None, command: cmd.Append) -> None:
+        if command.if_last_seq is not None:
+            actual = log.next_seq - 1 if log is not None else 0
+            if actual != command.if_last_seq:
+                raise WrongLastSeq(command.topic, command.if_last_seq, actual)
+        if command.if_tag_last_seq is not None:
+            tag, expected = command.if_tag_last_seq
+            actual = log.tags.last(tag, log.are_live) if log is not None else 0
+            if actual != expected:
+                raise WrongLastSeq(command.topic, expected, actual, tag.decode("utf-8", "replace"))
+
+    def _check_room(
+        self, log: TopicLog | None, config: TopicConfig, name: str, count: int, size: int, largest: int
+    ) -> None:
+        record_max = min(config.max_record_bytes or limits.RECORD_BYTES_MAX, limits.RECORD_BYTES_MAX)
+        if largest > record_max:
+            raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
+        if config.discard == "reject":
+            self._check_reject_caps(log, config, name, count, size)
+        self._check_space(log, config, size)
+
+    def _check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
+        """What is left of the bounds over all topics, of memory and of the disk."""
+        bound = self.bytes_granted if self.bytes_granted is not None else self.config.max_total_bytes or None
+        if bound is not None and self.bytes_live + self.bytes_promised + size > bound:
+            cap = self.config.max_total_bytes
+            message = f"the server holds its {cap} bytes; delete something or raise TOPICS_MAX_TOTAL_BYTES"
+            if self.bytes_granted is None:
+                raise Throttled(message, limit="max_total_bytes", max=cap)
+            raise self._over_grant(message, int(log is None), size, limit="max_total_bytes", max=cap)
+        if config.durability == "ephemeral":
+            if self.ram_bytes + size > self.config.memory_bytes_max:
+                raise Throttled(
+                    "ephemeral records fill their memory; raise TOPICS_MAX_MEMORY_BYTES or set a cap",
+                    limit="max_memory_bytes",
+                    max=self.config.memory_bytes_max,
+                )
+        elif self.low_space:
+            raise Throttled(
+                "the disk is nearly full; free some space and the server goes on",
+                limit="disk_full",
+                min_free_bytes=self.config.min_free_bytes,
+            )
+        elif self.disk_full:
+            raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+        elif self.log_full:
+            raise Throttled(
+                "more is written than the disk can store for good; come back later",
+                limit="log",
+                max=self.config.log_bytes_max,
+                retry_after_ms=limits.LOG_RETRY_MS,
+            )
+
+    def _over_grant(self, message: str, topics: int, size: int, **detail: object) -> OverGrant:
+        """Names all that the request takes: asked for one after the other, two shards could take turns for ever."""
+        need_topics = need_bytes = 0
+        if self.topics_granted is not None:
+            need_topics = max(0, len(self.staged) + topics - self.topics_granted)
+        if self.bytes_granted is not None:
+            need_bytes = max(0, self.bytes_live + self.bytes_promised + size - self.bytes_granted)
+        return OverGrant(
+            message, topics=topics, size=size, need_topics=need_topics, need_bytes=need_bytes, **detail
+        )
+
+    @staticmethod
+    def _check_reject_caps(
+        log: TopicLog | None, config: TopicConfig, name: str, count: int, size: int
+    ) -> None:
+        cap_records, cap_bytes = config.cap_records, config.cap_bytes
+        if (cap_records and count > cap_records) or (cap_bytes and size > cap_bytes):
+            raise RecordTooLarge(f"the write is larger than the whole cap of {name!r} and can never fit")
+        live, live_bytes = (log.count, log.bytes) if log is not None else (0, 0)
+        if log is not None and log.transactions is not None:
+            promised = log.transactions.promised
+            live, live_bytes = live + promised[0], live_bytes + promised[1]
+        if (cap_records and live + count > cap_records) or (cap_bytes and live_bytes + size > cap_bytes):
+            assert log is not None
+            raise TopicFull(
+                f"topic {name!r} is full and rejects writes; delete records or raise its caps",
+                topic=name,
+                cap_records=cap_records,
+                cap_bytes=cap_bytes,
+                head_seq=log.next_seq - 1,
+                earliest_seq=log.first_seq,
+            )
+
+    def _create(self, name: str, config: TopicConfig) -> TopicLog:
+        log = self.new_log(self.next_id, name, config)
+        self.next_id += ID_STEP
+        self.staged[name] = log
+        self.by_id[log.id] = log
+        if config.durability == "disk":
+            log.ceiling = limits.SEQ_CEILING_STEP_MIN
+            log.ceiling_ts = self.now_ms
+            self._new_seq_ceilings.append((log, log.ceiling))
+        created = TopicCreated(name, config, log.ceiling)
+        self.add_frame(frames.encode_control(frames.TOPIC_CREATE, log.id, self.now_ms, created))
+        return log
+
+    def _stage_records(
+        self, log: TopicLog, records: cmd.Records, sizes: list[int], key: bytes | None, *, plain: bool
+    ) -> None:
+        """Encode the frames and add the rows of one write."""
+        ram = log.config.durability == "ephemeral"
+        first, now_ms = log.next_seq, self.now_ms
+        pieces: list[bytes] = [] if ram else self.frames
+        lengths, flags = frames.encode_appends(
+            pieces, records, topic_id=log.id, first_seq=first, ts=now_ms, key=key, plain=plain
+        )
+        if ram:
+            offset = self._keep_in_ram(log, b"".join(pieces))
+        else:
+            offset = self.frame_offset + self.frame_bytes
+            self.frame_bytes += sum(lengths)
+            self.frame_count += len(lengths)
+            self.appended.append((log, first))
+            if not log.runs or log.runs[-1][1] != self.file_number:
+                log.runs.append((first, self.file_number))
+        if plain:
+            add_rows(log, offset, lengths, now_ms, None, None, None, sizes)
+            return
+        tags = log.tags.add_batch(first, records.tags) if records.tags is not None else None
+        nodes = log.nodes.add_all(records.nodes) if records.nodes is not None else None
+        add_rows(log, offset, lengths, now_ms, flags, tags, nodes, sizes)
+        if records.ttls_ms is not None:
+            for i, ttl_ms in enumerate(records.ttls_ms):
+                if ttl_ms:
+                    heapq.heappush(log.expiries, (now_ms + ttl_ms, first + i))
+        if key is not None and log.config.idempotency_window_ms:
+            entry, window_ms = (first, len(lengths), now_ms), log.config.idempotency_window_ms
+            log.dedupe.add(key, entry, window_ms=window_ms, in_ram=ram)
+
+    def _keep_in_ram(self, log: TopicLog, data: bytes) -> int:
+        """Put frames that are never logged into the topic's RAM blocks; returns their offset."""
+        last = log.runs[-1][1] if log.runs else None
+        if not isinstance(last, bytearray) or len(last) + len(data) > limits.RAM_BLOCK_BYTES:
+            last = bytearray()
+            log.runs.append((log.next_seq, last))
+        offset = len(last)
+        last += data
+        log.ram_bytes += len(data)
+        self.ram_bytes += len(data)
+        return offset
+
+    @staticmethod
+    def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None], most: int) -> list[Range]:
+        """What `cap_per_tag` takes: all but the newest records of each tag, `most` of them."""
+        doomed: list[int] = []
+        for tag in dict.fromkeys(tags):
+            if tag is not None and log.tags.count(tag) > keep:
+                doomed += log.tags.trim(tag, keep, log.are_live, most - len(doomed)).tolist()
+                if len(doomed) >= most:
+                    break
+        return as_ranges(sorted(doomed))
+
+    def trim_slice(self, log: TopicLog) -> bool:
+        """A slice of what a new `cap_per_tag` takes of what was there before it, silently; False: there is no room for it."""
+        if not self.has_room(limits.TRIM_RECORDS * RANGE_BYTES + CONTROL_BYTES):
+            return False
+        ranges = self._next_surplus(log, log.config.cap_per_tag)
+        self.touched[log.id] = log
+        if ranges:
+            op = Op(log, sync=log.config.durability == "fsync")
+            self._log_delete(log, ranges, op)
+            self.count_live(op)
+            self.add_op(op)
+        return True
+
+    def _next_surplus(self, log: TopicLog, keep: int) -> list[Range]:
+        """From `log.trim_from` on, which is moved: a bounded number of tags is looked at, and of records taken."""
+        first = log.trim_from
+        if first is None or not keep:
+            log.trim_from = None
+            self.trimming.pop(log.id, None)
+            return []
+        tags, next_id = log.tags.over(keep, first, limits.TRIM_TAGS)
+        ranges = self._surplus(log, keep, tags, limits.TRIM_RECORDS)
+        if sum(last - first + 1 for first, last in ranges) < limits.TRIM_RECORDS:
+            log.trim_from = next_id
+            if next_id is None:
+                self.trimming.pop(log.id, None)
+        return ranges
+
+    def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool = False) -> None:
+        for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
+            part = Deletion(ranges[i : i + limits.RANGES_PER_FRAME_MAX], erase)
+            self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, part))
+        log.stage_delete(ranges, op)
+
+    def _evict(self, log: TopicLog, config: TopicConfig, op: Op, written: int = 0) -> None:
+        """Evict what exceeds a cap, in the envelope of the write that exceeded it.
+
+        At once go at least twice as many records as were written, so that a steady writer never gets ahead of eviction. The floor
+        is past the others already; requests to the topic wait until they are gone.
+        """
+        over = log.count - config.cap_records if config.cap_records else 0
+        over_bytes = log.bytes - config.cap_bytes if config.cap_bytes else 0
+        last = log.front_beyond(max(over, 0), max(over_bytes, 0))
+        in_ram = log.front_is_in_ram(last)
+        at_once = max(limits.EXPIRE_RECORDS, 2 * written)
+        log.stage_evict(min(last, log.first_seq + at_once - 1), op, ttl=False)
+        if last >= log.first_seq:
+            log.cap_lost = op.cap_lost = last
+            self.upkeep.put_in_line(log)
+        if in_ram:
+            return  # a restart loses these records anyway; nothing can come back
+        floors = [log.cap_lost, log.ttl_lost]
+        self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
+
+    def _raise_ceiling(self, log: TopicLog) -> None:
+        """Extend at half, by about two seconds of traffic, so that a write seldom has to wait for it."""
+        head = log.next_seq - 1
+        elapsed_ms = max(1, self.now_ms - log.ceiling_ts)
+        recent = head - log.ceiling_base
+        step = min(
+            max(limits.SEQ_CEILING_STEP_MIN, recent * 2000 // elapsed_ms, recent), limits.SEQ_CEILING_STEP_MAX
+        )
+        if head + step <= log.ceiling:
+            return
+        log.ceiling = head + step
+        log.ceiling_base, log.ceiling_ts = head, self.now_ms
+        self.add_frame(frames.encode_control(frames.SEQ_CEILING, log.id, self.now_ms, log.ceiling))
+        self._new_seq_ceilings.append((log, log.ceiling))
+
+    def _skip(self, token: object, command: cmd.Skip) -> None:
+        self._writable()
+        if not 0 < command.count <= limits.SKIP_MAX:
+            raise InvalidRequest(f"skip takes 1 to {limits.SKIP_MAX} seqs")
+        log = self._for_write(command.topic)
+        if log is None:
+            raise TopicNotFound(command.topic)
+        self.reserve(CONTROL_BYTES)
+        first = log.next_seq
+        op = Op(log, token, sync=log.config.durability == "fsync")
+        self.add_frame(frames.encode_control(frames.SKIP, log.id, self.now_ms, [first, command.count]))
+        log.stage_skip(command.count, op)
+        if log.config.durability == "disk":
+            self._raise_ceiling(log)
+            op.sync = op.sync or op.head > log.ceiling_synced
+        op.result = cmd.Appended(log.name, first, command.count, op.head, synced=op.sync)
+        self.touched[log.id] = log
+        self.add_op(op)
+
+    # -- delete --------------------------------------------------------------------------------------------
+
+    def _delete(self, token: object, command: cmd.Delete) -> None:
+        selectors = (command.before_seq, command.match, command.subject, command.seqs, command.keep)
+        if all(selector is None for selector in selectors):
+            raise InvalidRequest("say what to delete: before_seq, match, subject, seqs or keep")
+        if min(command.before_seq or 0, command.keep or 0) < 0:
+            raise InvalidRequest("before_seq and keep cannot be negative")
+        self._writable()
+        log = self._for_write(command.topic)
+        if log is None:
+            raise TopicNotFound(command.topic)
+        # It is about what is there now, whenever its work is done.
+        stop = log.next_seq
+        before = stop if command.before_seq is None else min(command.before_seq, stop)
+        if command.keep is not None and command.match is None and command.subject is None:
+            surplus = log.count - command.keep
+            before = min(before, log.front_beyond(surplus, 0) + 1 if surplus > 0 else 0)
+        doomed = self._doomed(log, command, stop, before)
+        self.long.start(token, command, log, self._deletion(token, log, command, doomed))
+
+    def _deletion(self, token: object, log: TopicLog, command: cmd.Delete, doomed: Doomed) -> Work:
+        """Delete in pieces, each logged and published like a delete of its own; the answer tells of them all. A piece that is to
+        be erased is logged as that: after a crash no later delete would find its records.
+        """
+        sync = log.config.durability == "fsync"
+        removed, is_begun, is_done = 0, False, False
+        pieces: list[list[Range]] = []
+        try:
+            for units, ranges in doomed:
+                if ranges:
+                    self.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
+                    is_begun = True
+                    op = Op(log, sync=sync)
+                    self._log_delete(log, ranges, op, erase=command.erase)
+                    removed -= op.count
+                    self.count_live(op)
+                    self.touched[log.id] = log
+                    self.add_op(op)
+                    if command.erase:
+                        log.erasing.append(ranges)
+                        pieces.append(ranges)
+                yield units
+            is_done = True
+        except TopicsError as error:
+            if is_begun:
+                error.detail["outcome"] = "unknown"
+            raise
+        finally:
+            if pieces and not is_done and not log.dropped and self.read_only is None:
+                self._stage_erase(log, pieces, None, None)
+        result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
+        if pieces:
+            self._stage_erase(log, pieces, token, result)
+        else:
+            self.add_op(Op(log, token, result, sync=sync))
+
+    def _stage_erase(
+        self, log: TopicLog, pieces: list[list[Range]], token: object, result: cmd.Deleted | None
+    ) -> None:
+        """Have the bytes of deleted records overwritten, all at once. The answer waits until they are gone."""
+        ranges = log.join_erasing(pieces)
+        self.add_op(Op(log, sync=True, erase=EraseRequest(log, ranges, token, result)))
+
+    @staticmethod
+    def _doomed(log: TopicLog, command: cmd.Delete, stop: int, before: int) -> Doomed:
+        """What the selectors name of the live records below `before`; `keep` counts those below `stop`."""
+        matches = [match for match in (command.match, command.subject) if match is not None]
+        if command.seqs is not None:
+            named = np.unique(np.array(command.seqs, np.uint64))
+            named = named[named < before]
+            named = named[log.are_live(named)]
+            if matches:
+                named = _tagged(log, named, matches, command.keep)
+            yield from _pieces(log, named)
+        elif matches:
+            found: list[Seqs] = []
+            singles: list[int] = []
+            count = 0
+            for units, tags in scan(lambda: log.tags, matches[-1]):
+                for tag in tags:
+                    if not matches[0].matches(tag):
+                        continue
+                    only = log.tags.only(tag)  # of most tags where there are many
+                    if not only:
+                        seqs = _surplus_of(log, tag, stop, command.keep)
+                        found.append(seqs[seqs < before])
+                        units += 6 + seqs.size // 64
+                        count += seqs.size
+                    elif only < before and not command.keep:
+                        singles.append(only)
+                        count += 1
+                yield units + len(tags), []
+                if count >= DELETE_SORTED:
+                    yield from _pieces(log, np.sort(np.concatenate([*found, np.array(singles, np.uint64)])))
+                    found, singles, count = [], [], 0
+            yield from _pieces(log, np.sort(np.concatenate([*found, np.array(singles, np.uint64)])))
+        elif before > log.first_seq:
+            yield from _cut(log, [(log.first_seq, before - 1)])
+
+    # -- topics --------------------------------------------------------------------------------------------
+
+    def _put_topic(self, token: object, command: cmd.PutTopic) -> None:
+        self._writable()
+        config = command.config
+        self.reserve(4 * CONTROL_BYTES)
+        log = self._for_write(command.topic)
+        if log is None:
+            self._check_creation(command.topic, config)
+            log = self._create(command.topic, config)
+            op = Op(log, token, cmd.TopicPut(command.topic, True, config), config=config, sync=True)
+            self.touched[log.id] = log
+            self.add_op(op)
+            return
+        if log.config.type != config.type:
+            raise TopicExistsIncompatible(command.topic, log.config.type, config.type)
+        self._check_config(command.topic, config)
+        result = cmd.TopicPut(command.topic, False, config)
+        if log.config == config:
+            self._answer(token, result, log, held=log.pending > 0)
+            return
+        self._change_config(log, config, Op(log, token, result, config=config, sync=True))
+
+    def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
+        trims = config.cap_per_tag != log.config.cap_per_tag
+        self.reserve(4 * CONTROL_BYTES + (limits.TRIM_RECORDS * RANGE_BYTES if trims else 0))
+        surplus: list[Range] = []
+        if trims:
+            log.trim_from = 0
+            self.trimming[log.id] = log
+            surplus = self._next_surplus(log, config.cap_per_tag)
+        if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
+            # Records in RAM and records in the log never share a segment.
+            log.chunks[-1].closed = log.chunks[-1].count > 0
+        log.config = config
+        if config.durability == "disk":
+            if log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN > log.ceiling:
+                log.ceiling_base = log.next_seq - 1
+                log.ceiling = log.ceiling_base + limits.SEQ_CEILING_STEP_MIN
+                self._new_seq_ceilings.append((log, log.ceiling))
+        else:
+            # Ceilings of before must not count when the class comes back: the log forgets them here.
+            log.ceiling = log.ceiling_synced = 0
+            self._new_seq_ceilings = [entry for entry in self._new_seq_ceilings if entry[0] is not log]
+            self.seq_ceilings = [entry for entry in self.seq_ceilings if entry[1] is not log]
+        changed = ConfigChanged(config, log.ceiling, log.next_seq - 1)
+        self.add_frame(frames.encode_control(frames.CONFIG, log.id, self.now_ms, changed))
+        if surplus:
+            self._log_delete(log, surplus, op)
+        # A tighter TTL acts at once, and its floor is logged: a looser one later must not bring anything back. With many records to
+        # end, the looser one waits for that.
+        last = log.expired_last(self.now_ms)
+        if last >= log.first_seq:
+            log.stage_evict(min(last, log.first_seq + limits.EXPIRE_RECORDS - 1), op, ttl=True)
+            if last >= log.first_seq:
+                self.upkeep.put_in_line(log)
+        if log.ttl_lost or log.cap_lost:
+            floors = [log.cap_lost, log.ttl_lost]
+            self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
+        if config.discard == "old" and (
+            (config.cap_records and log.count > config.cap_records)
+            or (config.cap_bytes and log.bytes > config.cap_bytes)
+        ):
+            self._evict(log, config, op)
+        self.count_live(op)
+        self.touched[log.id] = log
+        self.add_op(op)
+
+    def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
+        self._writable()
+        self.reserve(CONTROL_BYTES)
+        log = self._for_write(command.topic)
+        if log is None:
+            absent = cmd.TopicDropped(command.topic, False)
+            going = self.published.get(command.topic)  # by another drop, which a crash could still undo
+            if going is None:
+                self.ready.append((token, absent))
+            else:
+                self._answer(token, absent, going, held=True)
+            return
+        if command.if_empty and log.count:
+            raise TopicNotEmpty(command.topic, log.count)
+        self.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.now_ms, None))
+        log.dropped = True
+        del self.staged[command.topic]
+        self.bytes_live -= log.bytes
+        self.records_live -= log.count
+        self.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
+
+
+def _surplus_of(log: TopicLog, tag: bytes, stop: int, keep: int | None) -> Seqs:
+    """The live seqs of a tag below `stop`, but for the newest `keep` of them."""
+    seqs = log.tags.seqs(tag, log.are_live)
+    seqs = seqs[: int(seqs.searchsorted(np.uint64(stop)))]
+    return seqs[: max(0, seqs.size - keep)] if keep else seqs
+
+
+def _tagged(log: TopicLog, seqs: Seqs, matches: list[TagMatch], keep: int | None) -> Seqs:
+    """Those of some live seqs whose tag matches, and is not spared by `keep`."""
+    tags: dict[bytes, Seqs] = {}
+    picked: list[bool] = []
+    for seq in seqs.tolist():
+        found = log.find(seq)
+        tag = log.tags.strings.name(found[0].get(found[1])[4]) if found is not None else None
+        is_meant = tag is not None and all(match.matches(tag) for match in matches)
+        if tag is not None and is_meant and keep:
+            if tag not in tags:
+                tags[tag] = _surplus_of(log, tag, log.next_seq, keep)
+            is_meant = bool(tags[tag].size) and seq <= int(tags[tag][-1])
+        picked.append(is_meant)
+    return seqs[np.array(picked, np.bool_)]
+
+
+def _pieces(log: TopicLog, seqs: Seqs) -> Doomed:
+    """Ascending seqs as ranges, so many at a time as are deleted in one slice."""
+    for i in range(0, seqs.size, DELETE_SORTED):
+        part = seqs[i : i + DELETE_SORTED]
+        ends = np.flatnonzero(np.diff(part) > 1)
+        firsts = part[np.concatenate([[0], ends + 1])].tolist()
+        lasts = part[np.concatenate([ends, [part.size - 1]])].tolist()
+        yield from _cut(log, list(zip(firsts, lasts, strict=True)))
+
+
+def _cut(log: TopicLog, ranges: list[Range]) -> Doomed:
+    piece: list[Range] = []
+    units = 0
+    for first, last in ranges:
+        while first <= last:
+            stop, cost = log.deletable(first, last + 1)
+            piece.append((first, stop - 1))
+            units += RANGE_UNITS + cost
+            first = stop
+            if units >= limits.LONG_SLICE_UNITS:
+                yield units, piece
+                piece, units = [], 0
+    if piece:
+        yield units, piece
+
+
+def frame_bytes_at_most(records: cmd.Records, key: bytes | None, size: int, *, per_tag: bool) -> int:
+    """An upper bound of what a write adds to the log, the control frames beside it included."""
+    total = (
+        sum(map(len, records.payloads)) + CONTROL_BYTES * 3
+        if records.sizes is not None
+        else size + CONTROL_BYTES * 3
+    )
+    # With a cap per tag each record may push out another, which a delete frame names.
+    per_record = frames.OVERHEAD_BYTES + (RANGE_BYTES if per_tag else 0)
+    if records.tags is not None:
+        total += sum(len(tag) for tag in records.tags if tag)
+    if records.nodes is not None:
+        total += sum(len(node) for node in records.nodes if node)
+    if (
+        records.meta_lens is not None
+        or records.ttls_ms is not None
+        or records.sizes is not None
+        or records.hops is not None
+        or records.raw
+    ):
+        per_record += 40
+    return total + per_record * len(records.payloads) + (len(key) + 16 if key is not None else 0)
+
+
+def add_rows(
+    log: TopicLog,
+    offset: int,
+    lengths: list[int],
+    ts: int,
+    flags: list[int] | None,
+    tags: list[int] | None,
+    nodes: list[int] | None,
+    sizes: list[int],
+) -> None:
+    """Add the rows of one write, over as many chunks as it takes; the frames lie back to back from `offset`."""
+    count = len(lengths)
+    if count == 1:
+        chunk = log.chunk_for_append(ts)
+        chunk.add(
+            offset,
+            lengths[0],
+            ts,
+            flags[0] if flags is not None else 0,
+            tags[0] if tags is not None else 0,
+            nodes[0] if nodes is not None else 0,
+            sizes[0],
+        )
+        log.next_seq += 1
+        return
+    at = 0
+    while at < count:
+        chunk = log.chunk_for_append(ts)
+        take = min(chunk.room, count - at)
+        if take < SMALL:
+            for i in range(at, at + take):
+                chunk.add(
+                    offset,
+                    lengths[i],
+                    ts,
+                    flags[i] if flags is not None else 0,
+                    tags[i] if tags is not None else 0,
+                    nodes[i] if nodes is not None else 0,
+                    sizes[i],
+                )
+                offset += lengths[i]
+        else:
+            part = np.array(lengths[at : at + take], dtype=np.int64)
+            ends = np.cumsum(part)
+            chunk.add_batch(
+                ends - part + offset,
+                part,
+                ts,
+                flags[at : at + take] if flags is not None else 0,
+                tags[at : at + take] if tags is not None else None,
+                nodes[at : at + take] if nodes is not None else None,
+                sizes[at : at + take],
+            )
+            offset += int(ends[-1])
+        log.next_seq += take
+        at += take

@@ -1,0 +1,1 @@
+"""Consumers and queues: selection and leases, claims, settling, administration, dead letters."""

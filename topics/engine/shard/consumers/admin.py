@@ -1,0 +1,455 @@
+"""Named consumers: made, changed, looked at, paused, moved to another place, and gone.
+
+What they are and where they stand is logged and synced, whatever the topic's class, as a topic's config is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+from contextlib import suppress
+from itertools import islice
+
+import numpy as np
+
+from topics.api import limits
+from topics.api.config import ConsumerConfig
+from topics.api.errors import (
+    ConsumerNotFound,
+    ConsumerOverlap,
+    InvalidRequest,
+    Throttled,
+    TopicNotFound,
+    WrongEpoch,
+)
+from topics.engine.commands import consumers as con
+from topics.engine.core.subjects import TagFilter
+from topics.engine.shard.appends import NAME, RANGE_BYTES
+from topics.engine.shard.consumers.leases import share_of, tag_of
+from topics.engine.shard.consumers.settle import Settling
+from topics.engine.shard.long_commands import Work
+from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.storage import frames
+from topics.engine.storage.control import ConsumerStored
+from topics.engine.topic.consumer import (
+    MOVING,
+    PAUSED,
+    RESET,
+    Consumer,
+    Event,
+    Pace,
+    TopicConsumers,
+    WantedCount,
+    counting_cost,
+    filter_of,
+)
+from topics.engine.topic.log import Op, TopicLog
+
+CONFIG_BYTES = 32 * limits.KIB  # more than any config of a consumer
+LOOKED_AT_ONCE = 256  # records or tags, by a command that looks at many
+STATE_COST = 20  # of telling how a consumer stands, in microseconds or so
+
+
+class Consumers(Settling):
+    def _put_consumer(self, token: object, command: con.PutConsumer) -> None:
+        self._writable()
+        log = self._for_write(command.topic)
+        if log is None:
+            raise TopicNotFound(command.topic)
+        self._check_consumer(log, command.consumer, command.config)
+        self.long.start(token, command, log, self._put_steps(token, command, log))
+
+    def _put_steps(self, token: object, command: con.PutConsumer, log: TopicLog) -> Work:
+        """Look at what it begins with, make or change it at once, and answer when it is known how much is before it."""
+        name, config = command.consumer, command.config
+        known = _named(log, name)
+        if known is not None and known.config == config:
+            yield from self._caught_up(log, known)
+            self._answer(token, self._consumer_state(log, known), log, held=log.pending > 0)
+            return
+        while True:
+            changes = log.consumers.changes if log.consumers is not None else 0
+            known = _named(log, name)
+            is_new_filter = known is None or known.config.filter != config.filter
+            if log.config.retention == "work_queue" and is_new_filter:
+                yield from self._check_overlap(log, name, config)
+            if known is None:
+                if log.consumers is not None and len(log.consumers.named) >= limits.CONSUMERS_PER_TOPIC_MAX:
+                    raise Throttled(
+                        f"topic {log.name!r} has {limits.CONSUMERS_PER_TOPIC_MAX} consumers already",
+                        limit="consumers",
+                        max=limits.CONSUMERS_PER_TOPIC_MAX,
+                    )
+                cursor, firsts = yield from self._begin(log, config)
+            else:
+                firsts = yield from self._firsts_left(log, known, config)
+                cursor = known.cursor
+            if changes == (log.consumers.changes if log.consumers is not None else 0):
+                break  # while it looked, no other was made, changed or dropped
+        self._writable()
+        self.reserve(CONFIG_BYTES + len(firsts) * RANGE_BYTES)
+        created_ms = self.now_ms if known is None else known.created_ms
+        stored = ConsumerStored(name, config, cursor, firsts, created_ms)
+        self.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, self.now_ms, stored))
+        consumer = self.store_consumer(log, stored)
+        consumer.active_ms = self.now_ms
+        self._set_idle_timer(log, consumer)
+        self._is_hungry(log, consumer)
+        self.touched[log.id] = log
+        yield from self._answer_change(token, log, consumer, created=known is None)
+
+    def _answer_change(
+        self, token: object, log: TopicLog, consumer: Consumer, *, created: bool = False
+    ) -> Work:
+        """A change of a consumer was logged. It is synced at once, and answered when it is known how it stands."""
+        if self.is_behind(log, consumer):
+            self.add_op(Op(log, sync=True))
+            yield 0
+            yield from self._caught_up(log, consumer)
+        state = self._consumer_state(log, consumer)
+        state.created = created
+        self.add_op(Op(log, token, state, sync=True))
+
+    def _caught_up(self, log: TopicLog, consumer: Consumer) -> Work:
+        """Until the consumer is not behind; see `is_behind`. It is not after the last slice: there is no turn in between."""
+        while not consumer.dropped and self.is_behind(log, consumer):
+            took = self.catch_up(log, consumer)
+            if self.is_behind(log, consumer):
+                yield took
+        if consumer.dropped:
+            raise ConsumerNotFound(log.name, consumer.name)
+
+    def store_consumer(self, log: TopicLog, stored: ConsumerStored) -> Consumer:
+        """Make or change a consumer, live or in replay."""
+        if log.consumers is None:
+            log.consumers = TopicConsumers()
+        log.consumers.changes += 1
+        consumer = log.consumers.named.get(stored.name)
+        if consumer is None:
+            consumer = log.consumers.named[stored.name] = Consumer(
+                stored.name, stored.config, self.settled_over
+            )
+        else:
+            consumer.configure(stored.config)
+        consumer.cursor, consumer.firsts = stored.cursor, list(stored.firsts)
+        consumer.created_ms = stored.created_ms
+        return consumer
+
+    def _check_consumer(self, log: TopicLog, name: str, config: ConsumerConfig) -> None:
+        if not NAME.match(name):
+            raise InvalidRequest(
+                f"{name!r} is not a consumer name: 1 to 255 of A-Z a-z 0-9 . _ : - with a letter or digit first"
+            )
+        if config.dead_letter is not None:
+            if not NAME.match(config.dead_letter):
+                raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a topic name")
+            if config.dead_letter == log.name:
+                raise InvalidRequest("a topic cannot take the dead letters of its own consumer")
+
+    def _check_overlap(self, log: TopicLog, name: str, config: ConsumerConfig) -> Work:
+        """A record of a work queue is for one consumer. What overlaps since before that was checked may stay so."""
+        if log.config.type == "queue":
+            raise ConsumerOverlap(log.name, con.QUEUE, name)
+        if log.consumers is not None:
+            other = yield from log.consumers.overlapping(name, filter_of(config))
+            if other is not None:
+                raise ConsumerOverlap(log.name, other, name)
+
+    def _begin(self, log: TopicLog, config: ConsumerConfig) -> Generator[int, None, tuple[int, list[int]]]:
+        """Where a new consumer stands: its cursor, and records below it that it gets first."""
+        end = log.view.head + 1
+        if config.deliver == "new":
+            return end, []
+        if config.deliver == "from_seq":
+            return max(config.deliver_value, 1), []
+        if config.deliver == "from_ts":
+            return log.first_since(config.deliver_value), []
+        if config.deliver == "all":
+            return min(log.view.first_seq, end), []
+        wanted = filter_of(config)
+        if config.deliver == "last_per_tag":
+            return end, (yield from self._last_per_tag(log, wanted, end))
+        if wanted is None:
+            return log.last_live(end) or end, []
+        return (yield from self._last_wanted(log, wanted, end)), []
+
+    def _last_wanted(self, log: TopicLog, wanted: TagFilter, end: int) -> Generator[int, None, int]:
+        """The last record below `end` that a filter leaves; `end`, if there is none."""
+        at = end
+        while (span := log.span_before(at, LOOKED_AT_ONCE)) is not None:
+            chunk, first, stop = span
+            rows = np.flatnonzero(chunk.live(first, stop, frames.DEAD)) + first
+            for row in reversed(rows.tolist()):
+                if wanted.matches(tag_of(log, chunk.first_seq + row)):
+                    return chunk.first_seq + int(row)
+            at = chunk.first_seq + first
+            yield LOOKED_AT_ONCE * wanted.cost
+        return end
+
+    def _last_per_tag(
+        self, log: TopicLog, wanted: TagFilter | None, end: int
+    ) -> Generator[int, None, list[int]]:
+        """The last record of each tag that a filter leaves, ascending. Of a tag that has got one since, that one is enough."""
+        tags, first = log.tags, 1
+        lasts: dict[bytes, int] = {}
+        unsure: list[bytes] = []
+        while first < len(tags.strings.names) or unsure:
+            if tags is not log.tags:  # loaded anew: ids are others
+                tags, first, lasts = log.tags, 1, {}
+            names = unsure[-LOOKED_AT_ONCE:]
+            if names:
+                del unsure[-LOOKED_AT_ONCE:]
+            else:
+                found = tags.strings.names[first : first + LOOKED_AT_ONCE]
+                names = [name for name in found if name and (wanted is None or wanted.matches(name))]
+                first += LOOKED_AT_ONCE
+            for name in names:
+                lasts[name] = tags.last(name, log.are_live) if name in tags.strings.ids else 0
+            if len(lasts) > limits.FIRSTS_MAX:
+                raise Throttled(
+                    f"a consumer begins with the last record of at most {limits.FIRSTS_MAX} tags",
+                    limit="tags",
+                    max=limits.FIRSTS_MAX,
+                )
+            yield LOOKED_AT_ONCE * (wanted.cost if wanted is not None else 1) + 2 * len(names)
+            if first >= len(tags.strings.names) and not unsure:
+                # Some may have been deleted meanwhile, and then another is the last of its tag.
+                unsure = [name for name, seq in lasts.items() if seq and not log.is_live(seq)]
+        return sorted(seq for seq in lasts.values() if 0 < seq < end)
+
+    def _firsts_left(
+        self, log: TopicLog, known: Consumer, config: ConsumerConfig
+    ) -> Generator[int, None, list[int]]:
+        """What is left for a consumer of the records that it gets first, if it has this config."""
+        wanted, firsts = filter_of(config), known.firsts
+        if wanted is None or not firsts:
+            return firsts
+        kept: set[int] = set()
+        for start in range(0, len(firsts), LOOKED_AT_ONCE):
+            part = firsts[start : start + LOOKED_AT_ONCE]
+            kept |= {seq for seq in part if wanted.matches(tag_of(log, seq))}
+            yield 2 * len(part)
+        return [seq for seq in known.firsts if seq in kept]
+
+    def _drop_consumer(self, token: object, command: con.DropConsumer) -> None:
+        self._writable()
+        log = self._for_write(command.topic)
+        if log is None:
+            raise TopicNotFound(command.topic)
+        consumer = log.consumers.named.get(command.consumer) if log.consumers is not None else None
+        result = con.ConsumerDropped(command.topic, command.consumer, consumer is not None)
+        if consumer is None:
+            self._answer(token, result, log, held=log.pending > 0)
+            return
+        self._end_consumer(log, consumer, token, result)
+
+    def _end_consumer(self, log: TopicLog, consumer: Consumer, token: object, result: object) -> None:
+        self.reserve(CONTROL_BYTES + len(consumer.name))
+        frame = frames.encode_control(frames.CONSUMER_DELETE, log.id, self.now_ms, consumer.name)
+        self.add_frame(frame)
+        self.remove_consumer(log, consumer)
+        self.fail_claims(log, ConsumerNotFound(log.name, consumer.name), consumer)
+        op = Op(log, token, result, sync=True)
+        self._retire_done(log, op)
+        self.count_live(op)
+        self.touched[log.id] = log
+        self.add_op(op)
+
+    def remove_consumer(self, log: TopicLog, consumer: Consumer) -> None:
+        """Live or in replay."""
+        assert log.consumers is not None
+        consumer.dropped = True
+        self.idle.pop(consumer.idle_number, None)
+        for connection in list(consumer.connections):
+            self.on_settled(connection)
+        if consumer.counts[MOVING]:
+            log.consumers.drop_letters(consumer.name, set(consumer.entries))
+        log.consumers.changes += 1
+        del log.consumers.named[consumer.name]
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def _get_consumer(self, token: object, command: con.GetConsumer) -> None:
+        log, consumer = self._find_consumer(command.topic, command.consumer or "?")
+        self.long.start(token, command, log, self._get_steps(token, log, consumer))
+
+    def _get_steps(self, token: object, log: TopicLog, consumer: Consumer) -> Work:
+        yield from self._caught_up(log, consumer)
+        self._answer(token, self._consumer_state(log, consumer), log, held=log.pending > 0)
+
+    def _list_consumers(self, token: object, command: con.ListConsumers) -> None:
+        log = self._for_read(command.topic)
+        self.long.start(token, command, log, self._list_steps(token, command, log))
+
+    def _list_steps(self, token: object, command: con.ListConsumers, log: TopicLog) -> Work:
+        named = log.consumers.named if log.consumers is not None else {}
+        size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
+        names = list(islice((name for name in sorted(named) if name > command.after), size + 1))
+        rows: list[con.ConsumerState] = []
+        for name in names:
+            consumer = named.get(name)
+            if consumer is None:
+                continue
+            with suppress(ConsumerNotFound):
+                yield from self._caught_up(log, consumer)
+                cost = STATE_COST + len(consumer.entries) // 64 + consumer.uncounted(log, log.next_seq)
+                rows.append(self._consumer_state(log, consumer))
+                yield max(cost, 1)
+        self._answer(token, con.ConsumerList(command.topic, rows), log, held=log.pending > 0)
+
+    def _consumer_state(self, log: TopicLog, consumer: Consumer) -> con.ConsumerState:
+        counters, now_ms = consumer.counters, self.now_ms
+        lag = self.lag(log, consumer)
+        entries, config = len(consumer.entries), consumer.config
+        tombstone, _, _ = self._lost(log, consumer.cursor)
+        return con.ConsumerState(
+            topic=log.name,
+            consumer=consumer.name,
+            config=config,
+            created=False,
+            created_ts=consumer.created_ms,
+            cursor=consumer.cursor,
+            delivered=counters.delivered,
+            redelivered=counters.redelivered,
+            ack_floor=consumer.ack_floor,
+            ack_pending=entries,
+            in_flight=consumer.in_flight,
+            acked=counters.acked,
+            dead_lettered=counters.dead_lettered,
+            given_up=counters.given_up,
+            waiting=len(consumer.waiters),
+            lag_records=lag,
+            lag_ms=self.lag_ms(log, consumer, now_ms) if lag else 0,
+            last_activity_ts=consumer.active_ms,
+            paused=consumer.is_paused(now_ms),
+            paused_until_ts=max(consumer.paused_until_ms, 0) if consumer.is_paused(now_ms) else 0,
+            stalled=lag > 0 and entries >= config.max_ack_pending,
+            tombstone=tombstone,
+        )
+
+    def lag_ms(self, log: TopicLog, consumer: Consumer, now_ms: int) -> int:
+        """The age of the oldest record that the consumer wants and that was never handed out."""
+        oldest = self._next_live(log, consumer, consumer.firsts[0] if consumer.firsts else consumer.cursor)
+        return max(0, now_ms - oldest[0].ts_at(oldest[1])) if oldest is not None else 0
+
+    # -- moving and pausing --------------------------------------------------------------------------------
+
+    def _pause_consumer(self, token: object, command: con.PauseConsumer) -> None:
+        self._writable()
+        log, consumer = self._find_consumer(command.topic, command.consumer or "?")
+        self.long.start(token, command, log, self._pause_steps(token, command, log, consumer))
+
+    def _pause_steps(
+        self, token: object, command: con.PauseConsumer, log: TopicLog, consumer: Consumer
+    ) -> Work:
+        if consumer.dropped:
+            raise ConsumerNotFound(log.name, consumer.name)
+        self.reserve(CONTROL_BYTES + len(consumer.name))
+        until_ms = (command.until_ms or -1) if command.paused else 0
+        event = Event(consumer.name, PAUSED, until_ms=until_ms)
+        self.log_event(log, event)
+        consumer.apply(event)
+        consumer.active_ms = self.now_ms
+        self._is_hungry(log, consumer)
+        yield from self._answer_change(token, log, consumer)
+
+    def _reset_consumer(self, token: object, command: con.ResetConsumer) -> None:
+        self._writable()
+        log, consumer = self._find_consumer(command.topic, command.consumer or "?")
+        last = max(command.value, 1) - 1
+        if command.epoch is not None and log.cursor_of(command.epoch, last) != last:
+            raise WrongEpoch(command.topic, command.epoch, log.epoch)
+        self.long.start(token, command, log, self._reset_steps(token, command, log, consumer))
+
+    def _reset_steps(
+        self, token: object, command: con.ResetConsumer, log: TopicLog, consumer: Consumer
+    ) -> Work:
+        """Count what it passes by or gets again while its cursor stays where it is, then move it at once."""
+        assert log.consumers is not None
+        yield from self._caught_up(log, consumer)
+        count: WantedCount | None = None
+        pace = Pace(counting_cost(consumer.filter, log.next_seq - log.first_seq))
+        consumer.is_held = True
+        try:
+            while True:
+                from_seq, to_seq = consumer.cursor, self._reset_to(log, command)
+                low, high = min(from_seq, to_seq), max(from_seq, to_seq)
+                if count is None or count.filter is not consumer.filter or count.first > low:
+                    self._end_count(log, count)
+                    count = WantedCount(consumer.filter, low, high)
+                    log.consumers.recounts.append(count)
+                count.stop = max(count.stop, high)  # the end goes on
+                took, share = 1, share_of(pace)
+                while not count.is_done and took < share:
+                    took += count.go_on(log)
+                pace.spent += took
+                if count.is_done:
+                    took += self.catch_up(log, consumer)
+                    if consumer.pass_time(self.now_ms) and consumer.is_counted(log, log.next_seq):
+                        break
+                yield took
+                if consumer.dropped:
+                    raise ConsumerNotFound(log.name, consumer.name)
+        finally:
+            consumer.is_held = False
+            self._end_count(log, count)
+            self._is_hungry(log, consumer)
+        again, skips = (count.total, 0) if to_seq < from_seq else (0, count.total)
+        skips += sum(seq < to_seq for seq in consumer.entries)
+        state = self._consumer_state(log, consumer)
+        result = con.ConsumerReset(state, command.dry_run, from_seq, to_seq, again, skips)
+        if command.dry_run:
+            self._answer(token, result, log, held=log.pending > 0)
+            return
+        self._writable()
+        self.reserve(CONTROL_BYTES + len(consumer.name))
+        ahead = (consumer.ahead or 0) + (again or -count.total)
+        event = Event(consumer.name, RESET, cursor=to_seq)
+        self.log_event(log, event)
+        log.consumers.apply(event)
+        consumer.ahead = ahead
+        consumer.active_ms = self.now_ms
+        op = Op(log, token, result, sync=True)
+        self._retire_done(log, op)
+        self.count_live(op)
+        result.state = self._consumer_state(log, consumer)
+        self.add_op(op)
+
+    @staticmethod
+    def _reset_to(log: TopicLog, command: con.ResetConsumer) -> int:
+        end = log.view.head + 1
+        if command.to == "ts":
+            return log.first_since(command.value)
+        places = {"start": min(log.view.first_seq, end), "end": end, "seq": min(max(command.value, 1), end)}
+        return places[command.to]
+
+    @staticmethod
+    def _end_count(log: TopicLog, count: WantedCount | None) -> None:
+        if count is not None and log.consumers is not None:
+            log.consumers.recounts.remove(count)
+
+    # -- consumers that go by themselves -------------------------------------------------------------------
+
+    def end_idle_consumers(self) -> None:
+        timers = self.idle_timers
+        while timers and timers[0][0] <= self.clock.mono_ms and self.read_only is None:
+            log_and_consumer = self.idle.get(heapq.heappop(timers)[1])
+            if log_and_consumer is None:
+                continue
+            log, consumer = log_and_consumer
+            consumer.pass_time(self.now_ms)
+            in_use = consumer.waiters or consumer.in_flight or consumer.counts[MOVING]
+            if in_use or self.is_followed(log.name, consumer.name):
+                consumer.active_ms = self.now_ms
+            if self.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
+                self._set_idle_timer(log, consumer)
+            elif self.has_room(CONTROL_BYTES + len(consumer.name)):
+                self.refresh(log)
+                self._end_consumer(log, consumer, None, None)
+            else:
+                consumer.active_ms = self.now_ms  # the disk is full: later
+                self._set_idle_timer(log, consumer)
+
+
+def _named(log: TopicLog, name: str) -> Consumer | None:
+    return log.consumers.named.get(name) if log.consumers is not None else None

@@ -1,0 +1,609 @@
+"""Claims, and those that wait.
+
+A claim is decided on staged state and hands out what is published. Its answer waits for no sync: what a crash could undo of
+it is the lease, and then the record is handed out again.
+
+Claims that find nothing may be parked. They are looked at again when records are published, settled or given back, when
+time makes something ready, and, where claims are gathered (`claim_jitter_ms`), when their window closes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from itertools import count
+from typing import cast
+
+from topics.api import limits
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import (
+    ConsumerOverlap,
+    InvalidRequest,
+    ShardReadOnly,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+)
+from topics.engine.commands import consumers as con
+from topics.engine.commands import topics as cmd
+from topics.engine.commands.page import Page
+from topics.engine.core.clock import EngineClock
+from topics.engine.reading.cold_blocks import ColdMiss
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.consumers.leases import (
+    CAUGHT_UP_AT_ONCE,
+    HandingOut,
+    Hungry,
+    is_durable,
+    part_of,
+    size_of,
+)
+from topics.engine.shard.long_commands import Work
+from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.topic.consumer import FORGOTTEN, PASSED_AT_ONCE, READY, Consumer, Event, Retiring
+from topics.engine.topic.log import Op, TopicLog
+
+TIMERS_DONE_MAX = 64  # so few outdated timers are kept, however few are current
+AGAIN_MS = 50  # until a claim whose answer cannot be sent yet is looked at again
+WAKE_COST = 4096  # of an answer, beside its records
+CATCH_UP_COST = (
+    128 * limits.KIB
+)  # of a slice of what a consumer is behind with: as much as of a topic at a time
+
+
+@dataclass(slots=True, eq=False)
+class Claimer:
+    """A claim that waits."""
+
+    number: int
+    token: object
+    command: con.Claim
+    log: TopicLog
+    consumer: Consumer
+    once: bool  # it waits for its window, or until its consumer has caught up, and then takes what there is
+    done: bool = False
+
+
+class Claims(HandingOut):
+    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
+        super().__init__(config, clock, reader, boot_id)
+        self.unserved: dict[int, Hungry] = {}  # those of them with claims that may not be answered yet
+        self.timers: list[tuple[int, int, TopicLog, Consumer, Claimer | None]] = []
+        self._stale_timers = 0  # of claims that were answered before their time
+        # Consumers that go when nobody uses them, by the number of their timer.
+        self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
+        self.idle_timers: list[tuple[int, int]] = []
+        self.numbers = count(1)
+
+    # -- claim ---------------------------------------------------------------------------------------------
+
+    def _claim(self, token: object, command: con.Claim) -> None:
+        log, consumer = self._find_consumer(command.topic, command.consumer)
+        if not 0 < len(command.node) <= limits.NODE_BYTES_MAX:
+            raise InvalidRequest(f"node names who claims: 1 to {limits.NODE_BYTES_MAX} bytes")
+        self._writable()
+        consumer.active_ms = self.now_ms
+        if log.config.claim_jitter_ms and consumer is not None and not consumer.name:
+            self._park_claim(token, command, log, consumer, once=not command.standing and not command.wait_ms)
+            self._open_window(log, consumer)
+            return
+        if command.standing:  # a stream is refilled when it is its topic's turn
+            self._park_claim(token, command, log, consumer, once=False)
+            self._is_hungry(log, consumer)
+            return
+        if self.is_behind(log, consumer):
+            self._park_claim(token, command, log, consumer, once=not command.wait_ms)
+            self._is_hungry(log, consumer)
+            return
+        if not self._serve_one(token, command, log, consumer, may_wait=bool(command.wait_ms)):
+            self._park_claim(token, command, log, consumer, once=False)
+            self._set_timer(log, consumer)
+
+    def _park_claim(
+        self, token: object, command: con.Claim, log: TopicLog, consumer: Consumer, *, once: bool
+    ) -> None:
+        assert log.consumers is not None
+        # A stream has its place for as long as it is open.
+        if not command.standing and len(consumer.waiters) >= consumer.config.max_waiting:
+            raise Throttled(
+                "too many claims wait already; come back later",
+                limit="max_waiting",
+                max=consumer.config.max_waiting,
+            )
+        claimer = Claimer(next(self.numbers), token, command, log, consumer, once)
+        consumer.waiters[claimer.number] = claimer
+        if command.connection:
+            consumer.parked[command.connection] = claimer
+        consumer.streams += command.standing
+        log.consumers.waiting += 1
+        if not once and not command.standing:
+            jitter_ms = log.config.claim_jitter_ms if not consumer.name else 0  # its window closes first
+            due_ms = self.clock.mono_ms + max(min(command.wait_ms, limits.DIFF_WAIT_MS_MAX), jitter_ms + 1)
+            heapq.heappush(self.timers, (due_ms, claimer.number, log, consumer, claimer))
+            if 2 * self._stale_timers > len(self.timers) + TIMERS_DONE_MAX:
+                # They would stay until their time is up: half a minute's worth of busy workers.
+                self.timers = [timer for timer in self.timers if timer[4] is None or not timer[4].done]
+                heapq.heapify(self.timers)
+                self._stale_timers = 0
+
+    def _unpark_claim(self, claimer: Claimer) -> None:
+        claimer.done = True
+        self._stale_timers += not claimer.once and not claimer.command.standing
+        del claimer.consumer.waiters[claimer.number]
+        claimer.consumer.parked.pop(claimer.command.connection, None)
+        claimer.consumer.streams -= claimer.command.standing
+        assert claimer.log.consumers is not None
+        claimer.log.consumers.waiting -= 1
+
+    def withdraw_claims(self, is_it: Callable[[object], bool]) -> None:
+        """Forget all claims that wait with such a token, without an answer."""
+        self.cold.withdraw(is_it)
+        self.upkeep.withdraw(is_it)
+        for log in self.published.values():
+            for consumer in (
+                log.consumers.every() if log.consumers is not None and log.consumers.waiting else ()
+            ):
+                for claimer in list(consumer.waiters.values()):
+                    assert isinstance(claimer, Claimer)
+                    if is_it(claimer.token):
+                        self._unpark_claim(claimer)
+
+    def withdraw_claim(self, topic: str, name: str, is_it: Callable[[object], bool]) -> bool:
+        """Forget a claim that waits, without an answer; False when there is none with such a token."""
+        if self.cold.withdraw(is_it) or self.upkeep.withdraw(is_it):
+            return True
+        log = self.published.get(topic)
+        consumer = log.consumers.find(name) if log is not None and log.consumers is not None else None
+        for claimer in consumer.waiters.values() if consumer is not None else ():
+            assert isinstance(claimer, Claimer)
+            if is_it(claimer.token):
+                self._unpark_claim(claimer)
+                return True
+        return False
+
+    def _open_window(self, log: TopicLog, consumer: Consumer) -> None:
+        if not consumer.window_ms:
+            consumer.window_ms = self.clock.mono_ms + log.config.claim_jitter_ms
+            heapq.heappush(self.timers, (consumer.window_ms, next(self.numbers), log, consumer, None))
+
+    def _set_timer(self, log: TopicLog, consumer: Consumer) -> None:
+        """Look again when time makes something ready, as long as somebody waits for it, or holds all that it may."""
+        if not consumer.waiters and not consumer.connections:
+            return
+        at_ms = consumer.next_change_ms()
+        if consumer.is_paused(self.now_ms) and not consumer.connections:
+            at_ms = max(consumer.paused_until_ms, 0)
+        elif consumer.config.replay == "original":
+            due_ms = self._replay_due(log, consumer)
+            at_ms = min(at_ms, due_ms) if at_ms and due_ms else at_ms or due_ms
+        if not at_ms:
+            return
+        # A lease may last a day: the engine's clock and the monotonic one may be apart by then, so look in between.
+        wake_ms = self.clock.mono_ms + min(max(at_ms - self.now_ms, 0) + 1, limits.CLAIM_LOOK_MS)
+        if not self.clock.mono_ms < consumer.wake_ms <= wake_ms:
+            consumer.wake_ms = wake_ms
+            heapq.heappush(self.timers, (wake_ms, next(self.numbers), log, consumer, None))
+
+    def feed(self, log: TopicLog) -> None:
+        """Something was published: claims that wait look again."""
+        assert log.consumers is not None
+        for consumer in log.consumers.every():
+            if consumer.waiters:
+                self.hungry[id(consumer)] = log, consumer
+
+    def _is_hungry(self, log: TopicLog, consumer: Consumer) -> None:
+        if consumer.waiters:
+            self.hungry[id(consumer)] = log, consumer
+
+    # -- serving those that wait ---------------------------------------------------------------------------
+
+    @property
+    def claims_due_ms(self) -> int | None:
+        """When a claim or a consumer must be looked at because time has passed."""
+        times = [timers[0][0] for timers in (self.timers, self.idle_timers) if timers]
+        return min(times, default=None)
+
+    def pass_claim_time(self) -> None:
+        """Consumers for which time has made something ready are hungry, and claims whose time is up are answered."""
+        now_ms = self.clock.mono_ms
+        while self.timers and self.timers[0][0] <= now_ms:
+            _, _, log, consumer, claimer = heapq.heappop(self.timers)
+            if claimer is None:
+                self.hungry[id(consumer)] = log, consumer
+            elif claimer.done:
+                self._stale_timers -= 1
+            else:
+                self._give_up_waiting(claimer)
+
+    def _give_up_waiting(self, claimer: Claimer) -> None:
+        """Its time is up."""
+        is_behind = self.is_behind(claimer.log, claimer.consumer)
+        if is_behind and claimer.consumer.name:
+            # Answered as soon as the consumer has caught up: at a later time it may be behind again.
+            claimer.once = True
+            self._is_hungry(claimer.log, claimer.consumer)
+            return
+        if is_behind or not self.may_wake(claimer.token):
+            self._is_hungry(claimer.log, claimer.consumer)
+            again_ms = self.clock.mono_ms + AGAIN_MS
+            heapq.heappush(
+                self.timers, (again_ms, next(self.numbers), claimer.log, claimer.consumer, claimer)
+            )
+            return
+        self._unpark_claim(claimer)
+        self._stale_timers -= 1  # this was it
+        self.ready.append((claimer.token, self._claimed(claimer.log, claimer.consumer)))
+
+    def serve_consumer(self, log: TopicLog, consumer: Consumer, room: int, *, may_push: bool = True) -> int:
+        """Answer the claims of one consumer as far as there is something; returns about how many bytes that takes. Without
+        `may_push` those of streams wait on.
+        """
+        if consumer.window_ms and consumer.window_ms > self.clock.mono_ms:
+            return 0
+        window_ms, consumer.window_ms = consumer.window_ms, 0
+        claimers = cast("list[Claimer]", list(consumer.waiters.values()))
+        if not may_push:
+            claimers = [claimer for claimer in claimers if not claimer.command.standing]
+        if log.dropped or self.read_only is not None or consumer.dropped:
+            return 0  # they are told elsewhere
+        size = 0
+        try:
+            self._touch(log)
+            if self.is_behind(log, consumer):
+                took = self.catch_up(log, consumer)
+                if self.is_behind(log, consumer):
+                    consumer.window_ms = window_ms
+                    self.hungry[id(consumer)] = log, consumer
+                    return max(1, took // CAUGHT_UP_AT_ONCE) * CATCH_UP_COST
+            self._answer_settled(log, consumer)
+            if not claimers:
+                self._set_timer(log, consumer)  # streams that were full hear of leases that have run out
+                return 0
+            jitter = not consumer.name and log.config.claim_jitter_ms
+            if jitter and not window_ms:
+                if self._has_something(log, consumer):
+                    self._open_window(log, consumer)
+                else:
+                    self._set_timer(log, consumer)
+                return 0
+            if jitter:
+                sendable = [claimer for claimer in claimers if self.may_wake(claimer.token)]
+                if len(sendable) < len(claimers):
+                    self.unserved[id(consumer)] = log, consumer
+                size = self._deal(log, consumer, sendable)
+            else:
+                size = self._serve_in_turn(log, consumer, claimers, room)
+        except ColdMiss as miss:
+            self._wait_with_claims(log, consumer, miss)
+        except Untended:
+            self.upkeep.wait(log, lambda error: self._is_hungry(log, consumer), name=("claims", id(consumer)))
+        except TopicsError as error:
+            self.fail_claims(log, error, consumer)
+        except OSError as error:
+            self.fail_claims(log, TopicsError(f"a file could not be read: {error}"), consumer)
+        self._set_timer(log, consumer)
+        return size
+
+    def _answer_settled(self, log: TopicLog, consumer: Consumer) -> None:
+        """What was settled while it was not known how the consumer stands is answered."""
+        unanswered, consumer.unanswered = consumer.unanswered, []
+        for op in unanswered:
+            assert isinstance(op, Op)
+            assert isinstance(op.result, con.Settled)
+            op.result.ready, op.result.in_flight = self.ready_count(log, consumer), consumer.in_flight
+            self.add_op(op)
+
+    def _wait_with_claims(self, log: TopicLog, consumer: Consumer, miss: ColdMiss) -> None:
+        """What is next lies in the cold tier: all that wait at the consumer look again when it is there."""
+
+        def resume(error: TopicsError | None) -> None:
+            if error is None or self._is_outdated(miss):
+                self._is_hungry(log, consumer)
+            else:
+                self.fail_claims(log, error, consumer)
+
+        try:
+            self.cold.wait(miss, resume, name=("claims", id(consumer)))
+        except TopicsError as error:
+            self.fail_claims(log, error, consumer)
+
+    def _serve_in_turn(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer], room: int) -> int:
+        """One after the other, until there is nothing left: thousands may wait for one record."""
+        left = room
+        is_empty = False
+        for claimer in claimers:
+            if is_empty and not claimer.once:
+                continue
+            if left <= 0:
+                self._is_hungry(log, consumer)  # the next turn goes on
+                break
+            if not self.may_wake(claimer.token):
+                self.unserved[id(consumer)] = log, consumer
+                continue
+            size = self._serve_one(claimer.token, claimer.command, log, consumer, may_wait=not claimer.once)
+            if not size:
+                is_empty = True
+                continue
+            self._unpark_claim(claimer)
+            left -= size
+        return room - left
+
+    def _has_something(self, log: TopicLog, consumer: Consumer) -> bool:
+        consumer.pass_time(self.now_ms)
+        return self.ready_count(log, consumer) > 0
+
+    def fail_claims(self, log: TopicLog, error: TopicsError, consumer: Consumer | None = None) -> None:
+        """The topic, the consumer or the shard is not there any more for those that wait."""
+        if log.consumers is None:
+            return
+        for one in [consumer] if consumer is not None else log.consumers.every():
+            for claimer in list(one.waiters.values()):
+                assert isinstance(claimer, Claimer)
+                self._unpark_claim(claimer)
+                self.ready.append((claimer.token, error))
+            unanswered, one.unanswered = one.unanswered, []
+            for op in unanswered:
+                assert isinstance(op, Op)
+                if self.read_only is None:
+                    self.add_op(op)
+                else:
+                    self.ready.append((op.token, error))
+
+    # -- handing out ---------------------------------------------------------------------------------------
+
+    def _serve_one(
+        self, token: object, command: con.Claim, log: TopicLog, consumer: Consumer, *, may_wait: bool
+    ) -> int:
+        """Answer a claim, and tell about how many bytes that takes; 0 when there is nothing and it may wait."""
+        assert log.consumers is not None
+        number = log.consumers.next_number
+        try:
+            page, tombstone, cursor = self._pick(log, consumer, command.max, command.max_bytes)
+        finally:  # also if what is next has to be waited for, or cannot be read
+            if number != log.consumers.next_number:
+                self.note_letters(log, command)
+        if not page.seqs and tombstone is None:
+            self._pass_by(log, consumer, cursor)
+            if may_wait:
+                return 0
+        self._lease(token, command, log, consumer, page, cursor, tombstone)
+        if command.connection:
+            self._set_timer(log, consumer)  # a stream that is full hears of leases that run out
+        return int(sum(page.lengths)) + WAKE_COST
+
+    def _pass_by(self, log: TopicLog, consumer: Consumer, cursor: int) -> None:
+        """Nothing up to the cursor is for this consumer. Not logged: after a restart it looks there once more."""
+        before, consumer.cursor = consumer.cursor, cursor
+        consumer.passed(before, [])
+        self._retire_passed(log, consumer, before, cursor)
+        if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
+            self._is_hungry(log, consumer)  # it has looked at enough for one turn, and goes on in the next
+
+    def _deal(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer]) -> int:
+        """Claims that came in one window share what there is: one record each, turn by turn."""
+        assert log.consumers is not None
+        wanted = sum(claimer.command.max for claimer in claimers)
+        number = log.consumers.next_number
+        try:
+            page, _, cursor = self._pick(
+                log, consumer, min(wanted, limits.DEAL_MAX), limits.WAKE_BYTES_MAX // 2
+            )
+        finally:
+            if number != log.consumers.next_number:
+                self.note_letters(log, *(claimer.command for claimer in claimers))
+        shares: list[list[int]] = [[] for _ in claimers]
+        sizes = [0] * len(claimers)
+        open_, at = list(range(len(claimers))), 0
+        left = len(page.seqs)
+        for i in range(left):
+            size = size_of(log, page.seqs[i])
+            while open_:
+                at %= len(open_)
+                k = open_[at]
+                command = claimers[k].command
+                budget = command.max_bytes or limits.CLAIM_BYTES_DEFAULT
+                if len(shares[k]) < command.max and (not shares[k] or sizes[k] + size <= budget):
+                    shares[k].append(i)
+                    sizes[k] += size
+                    at += 1
+                    break
+                open_.pop(at)
+            else:
+                self._untake(consumer, page, i)
+                cursor = min(cursor, page.seqs[i]) if page.seqs[i] >= consumer.cursor else consumer.cursor
+                break
+        for claimer, share in zip(claimers, shares, strict=True):
+            if not share and not claimer.once:
+                continue  # it waits on
+            part = page if len(share) == left else part_of(page, share)
+            try:
+                self._lease(claimer.token, claimer.command, log, consumer, part, cursor, None)
+            except TopicsError:
+                self._take_back(consumer, page.seqs)
+                raise
+            self._unpark_claim(claimer)
+        return sum(sizes) + WAKE_COST * len(claimers)
+
+    @staticmethod
+    def _take_back(consumer: Consumer, seqs: list[int]) -> None:
+        """What was dealt and not leased is there for the next claim."""
+        entries = consumer.entries
+        consumer.put_back(seq for seq in seqs if seq in entries and entries[seq].state == READY)
+        fresh = [seq for seq in seqs if seq not in entries]
+        if fresh:
+            consumer.cursor = min(consumer.cursor, fresh[0])
+            consumer.note_rescan()
+
+    @staticmethod
+    def _untake(consumer: Consumer, page: Page, first: int) -> None:
+        """Records from here on were picked and nobody has room for them."""
+        consumer.put_back(seq for seq in page.seqs[first:] if seq in consumer.entries)
+
+    # -- the shard -----------------------------------------------------------------------------------------
+
+    def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
+        if log.config.type != "queue":
+            return None
+        consumer = self.queue_of(log)
+        consumer.pass_time(self.now_ms)
+        assert log.consumers is not None
+        in_flight, dead = consumer.in_flight, log.consumers.dead_lettered
+        return cmd.QueueCounts(self.ready_count(log, consumer), in_flight, dead)
+
+    def _state(self, token: object, command: cmd.State) -> None:
+        log = self.published.get(command.topic)
+        queue = log.consumers.queue if log is not None and log.consumers is not None else None
+        if log is None or queue is None or queue.pass_time(self.now_ms):
+            super()._state(token, command)
+        else:
+            self._touch(log)
+            self.long.start(token, command, log, self._state_steps(token, command, queue))
+
+    def _state_steps(self, token: object, command: cmd.State, queue: Consumer) -> Work:
+        while not queue.pass_time(self.now_ms):
+            yield PASSED_AT_ONCE
+        super()._state(token, command)
+
+    def queue_totals(self) -> tuple[int, int]:
+        """How many queues there are, and leases over all of them: perhaps some more, that have just ended."""
+        queues = [log for log in self.published.values() if log.view.config.type == "queue"]
+        in_flight = 0
+        for log in queues:
+            if log.consumers is not None and log.consumers.queue is not None:
+                log.consumers.queue.pass_time(self.now_ms)
+                in_flight += log.consumers.queue.in_flight
+        return len(queues), in_flight
+
+    def _publish_name(self, op: Op) -> None:
+        super()._publish_name(op)
+        if op.dropped:
+            self.moving.pop(op.log.id, None)
+            self.fail_claims(op.log, TopicNotFound(op.log.name))
+            for consumer in op.log.consumers.named.values() if op.log.consumers is not None else ():
+                self.idle.pop(consumer.idle_number, None)
+
+    def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
+        was_durable = log.config.type == "queue" and is_durable(log, self.queue_of(log))
+        retention = log.config.retention
+        super()._change_config(log, config, op)
+        if was_durable and not is_durable(log, self.queue_of(log)):
+            # From here on leases are not logged. Should they be again, those of before must not come back over later ones.
+            self.log_event(log, Event(con.QUEUE, FORGOTTEN))
+        if config.retention != retention:
+            before = op.count, op.bytes
+            self._retire_done(log, op)
+            self.records_live += op.count - before[0]
+            self.bytes_live += op.bytes - before[1]
+
+    def _put_topic(self, token: object, command: cmd.PutTopic) -> None:
+        log = self.staged.get(command.topic)
+        becomes = command.config.retention == "work_queue"
+        if log is None or not becomes or log.config.retention == "work_queue" or log.consumers is None:
+            super()._put_topic(token, command)
+            return
+        self._touch(log)
+        self.long.start(token, command, log, self._put_work_queue(token, command, log))
+
+    def _put_work_queue(self, token: object, command: cmd.PutTopic, log: TopicLog) -> Work:
+        """A topic with consumers becomes a work queue, if each of its records is for one of them."""
+        while True:
+            assert log.consumers is not None
+            changes = log.consumers.changes
+            found = yield from self.find_overlap(log)
+            if found is not None:
+                raise ConsumerOverlap(log.name, found[1], found[0])
+            if changes == log.consumers.changes:
+                super()._put_topic(token, command)
+                return
+
+    def find_overlap(self, log: TopicLog) -> Generator[int, None, tuple[str, str] | None]:
+        """Two consumers of the topic that get the same records. A queue's own gets every one, used or not."""
+        if log.config.type == "queue":
+            self.queue_of(log)
+        return (yield from log.consumers.find_overlap()) if log.consumers is not None else None
+
+    def stored_overlaps(self) -> list[tuple[str, str, str]]:
+        """Of each work queue whose consumers get the same records: its name, and two of them."""
+        found: list[tuple[str, str, str]] = []
+        for log in self.published.values():
+            if log.config.retention == "work_queue" and log.consumers is not None and log.consumers.named:
+                steps = self.find_overlap(log)
+                try:
+                    for _ in range(limits.FILTER_PAIRS_MAX):  # more take too long
+                        next(steps)
+                except StopIteration as end:
+                    if end.value is not None:
+                        found.append((log.name, *end.value))
+        return found
+
+    def discard_staged(self) -> None:
+        super().discard_staged()
+        self.end_retiring(ShardReadOnly(self.read_only or "", unknown=True))
+        for log in self.by_id.values():
+            self.fail_claims(log, ShardReadOnly(self.read_only or ""))
+            for consumer in log.consumers.every() if log.consumers is not None else ():
+                consumer.ahead = consumer.counting = None
+
+    def start_claims(self, salt: int) -> None:
+        """Recovery is done. The salt is the log's, and new with every start."""
+        self.lease_id = salt
+        for log in self.by_id.values():
+            self.consumers_recovered(log)
+
+    def consumers_recovered(self, log: TopicLog) -> None:
+        """The log is replayed: what it says of leases is true of what lives, and time runs again."""
+        consumers = log.consumers
+        if consumers is None:
+            return
+        for consumer in consumers.every():
+            if not consumer.name:
+                if not is_durable(log, consumer):
+                    consumer.forget_leases()
+                consumer.cursor = 1  # it passes by what is in hand; what is not, and lives, is ready
+            if log.config.durability in ("memory", "ephemeral"):
+                # The head may have fallen back; a consumer that waits for a seq that is still to come waits on.
+                starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
+                consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
+            consumer.ahead = consumer.counting = None
+            if not log.is_away:
+                for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
+                    consumers.forget(log, seq, seq)
+            consumer.end_streamed()
+            consumer.note_rescan()
+            consumer.active_ms = self.now_ms
+            self._set_idle_timer(log, consumer)
+        consumers.safe_number = consumers.next_number - 1
+        if consumers.letters:
+            self.moving[log.id] = log
+        if log.config.retention == "interest" and consumers.named:
+            # What all of them are done with: the process may have ended before it was gone.
+            stop = min(consumer.cursor for consumer in consumers.named.values())
+            if log.count and log.first_seq < stop and log.config.type != "queue":
+                self._retire_later(log, Retiring(log.first_seq, stop), None)
+
+    def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
+        """From now on its time runs, if it goes when nobody uses it."""
+        ttl_ms = consumer.config.inactive_ttl_ms
+        self.idle.pop(consumer.idle_number, None)
+        if not ttl_ms:
+            return
+        due_ms = self.clock.mono_ms + max(consumer.active_ms + ttl_ms - self.now_ms, 0) + 1
+        consumer.idle_number = next(self.numbers)
+        self.idle[consumer.idle_number] = log, consumer
+        heapq.heappush(self.idle_timers, (due_ms, consumer.idle_number))
+        if len(self.idle_timers) > 2 * len(self.idle) + TIMERS_DONE_MAX:
+            self.idle_timers = [timer for timer in self.idle_timers if timer[1] in self.idle]
+            heapq.heapify(self.idle_timers)
+
+    def check_consumers(self) -> None:
+        for log in self.by_id.values():
+            if log.consumers is None or self.read_only is not None:
+                continue
+            for consumer in log.consumers.every():
+                consumer.check()
+                if not log.is_away:
+                    assert all(map(log.is_live, consumer.entries)), (log.name, consumer.name)
+                if consumer.ahead is not None and not log.is_away:
+                    ahead = consumer.wanted(log, consumer.cursor, consumer.counted_to)
+                    assert consumer.ahead == ahead, (log.name, consumer.name, consumer.ahead, ahead)

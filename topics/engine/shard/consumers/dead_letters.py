@@ -1,0 +1,265 @@
+"""Dead letters: records that leave a consumer for another topic, which may be on another shard.
+
+    source                              target
+    MOVE, with a number, synced
+      letters_of ───────────────────▶   TakeLetters: what is above the highest number that came from this source is
+                                        appended, together with the new highest number, in one envelope; synced
+      EndMove ◀─────────────────────    answer
+    the job is deleted, or the entry dropped
+
+A crash anywhere leaves the letter at the source, moving, and it is sent again with its number: the target knows
+whether it has it. A target that refuses has not taken it, and the record becomes ready again.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import msgspec
+
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import CallerError, TopicsError
+from topics.engine.commands import consumers as con
+from topics.engine.commands import topics as cmd
+from topics.engine.commands.page import Page
+from topics.engine.reading.cold_blocks import ColdMiss
+from topics.engine.reading.hot_segments import DamagedSegment
+from topics.engine.shard.appends import frame_bytes_at_most
+from topics.engine.shard.consumers.admin import Consumers
+from topics.engine.shard.consumers.leases import SEQ_BYTES, no_page, rows_of
+from topics.engine.shard.staging import CONTROL_BYTES, as_ranges
+from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.storage import frames
+from topics.engine.storage.control import LettersTaken
+from topics.engine.topic.consumer import MOVED, UNMOVED, Event, TopicConsumers
+from topics.engine.topic.log import Op, TopicLog
+
+_meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Letters(Consumers):
+    # -- source --------------------------------------------------------------------------------------------
+
+    def letters_of(self, log: TopicLog, count: int, max_bytes: int) -> list[con.Letter]:
+        """The next letters that may be sent, in the order of their numbers, all for one target."""
+        consumers = log.consumers
+        if consumers is None or log.dropped or not consumers.letters:
+            self.moving.pop(log.id, None)
+            return []
+        try:
+            self._touch(log)
+            return self._find_letters(log, consumers, count, max_bytes)
+        except Untended:
+            self.moving.pop(log.id, None)
+            self.upkeep.wait(log, lambda error: self._look_again_for_letters(log, error), name="letters")
+            return []
+        except ColdMiss as miss:
+            self.moving.pop(log.id, None)
+            try:
+                self.cold.wait(
+                    miss, lambda error: self._look_again_for_letters(log, error), name=("letters", log.id)
+                )
+            except TopicsError:
+                self.moving[log.id] = log  # nobody waits for it: whoever sends letters asks again
+                raise
+            return []
+
+    def _look_again_for_letters(self, log: TopicLog, error: TopicsError | None) -> None:
+        def again() -> None:
+            self.moving[log.id] = log
+
+        if error is None:
+            again()
+        else:
+            self.cold.later(self.clock.mono_ms, again)
+
+    def _find_letters(
+        self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
+    ) -> list[con.Letter]:
+        found: list[con.Letter] = []
+        left = 0
+        # Until some are found, or nothing more was lost on the way: what is damaged is gone, with its letter.
+        while not found and left != len(consumers.letters):
+            left = len(consumers.letters)
+            found = self._next_letters(log, consumers, count, max_bytes)
+        if not found:
+            self.moving.pop(log.id, None)
+        return found
+
+    def _next_letters(
+        self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
+    ) -> list[con.Letter]:
+        found: list[con.Letter] = []
+        target = ""
+        for number, (consumer, seq, to, deliveries, reason) in list(islice(consumers.letters.items(), count)):
+            if number > consumers.safe_number or (target and to != target):
+                break
+            try:
+                letter = self._letter(log, consumer, seq, number, to, deliveries, reason)
+            except ColdMiss:
+                if not found:
+                    raise
+                break
+            if letter is None:
+                continue
+            if found and (len(letter.data) > max_bytes or letter.raw != found[0].raw):
+                break
+            max_bytes -= len(letter.data)
+            target = to
+            found.append(letter)
+        return found
+
+    def _letter(
+        self, log: TopicLog, consumer: str, seq: int, number: int, target: str, deliveries: int, reason: str
+    ) -> con.Letter | None:
+        page = no_page(log)
+        try:
+            if not log.is_live(seq):
+                return None
+            self.reader.fill(log, page, rows_of(log, [seq]))
+        except DamagedSegment as damage:
+            self._lose_rows(log, damage)
+            return None
+        data, meta, raw, header_len = content_of(page)
+        added = {
+            "$dead_letter_from": log.name,
+            "$dead_letter_deliveries": str(deliveries),
+            "$dead_letter_src_seq": str(seq),
+        }
+        if consumer:
+            added["$dead_letter_consumer"] = consumer
+        if reason:
+            added["$dead_letter_reason"] = reason
+        return con.Letter(
+            log.name, log.id, consumer, seq, number, target, deliveries, reason, data, _with(meta, added),
+            page.tags[0] if page.tags is not None else None,
+            page.nodes[0] if page.nodes is not None else None, raw, header_len,
+        )  # fmt: skip
+
+    def _end_move(self, token: object, command: con.EndMove) -> None:
+        """The target has the letters up to the number, or has refused them."""
+        self._writable()
+        log = self.by_id.get(command.source_id)
+        if log is None or log.dropped or log.consumers is None:
+            self.ready.append((token, con.MoveEnded(command.topic)))
+            return
+        self._touch(log)
+        consumers = log.consumers
+        by_consumer: dict[str, list[int]] = {}
+        for number, letter in consumers.letters.items():
+            if number > command.number:
+                break
+            by_consumer.setdefault(letter[0], []).append(letter[1])
+        # What was refused is synced before the next letter is sent: once the target has that one it takes
+        # every earlier number for one that it has, too.
+        sync = not command.done or log.config.durability == "fsync"
+        op = Op(log, token, con.MoveEnded(command.topic), sync=sync)
+        for name, seqs in by_consumer.items():
+            self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
+            consumer = consumers.find(name)
+            if consumer is None:
+                consumers.drop_letters(name, set(seqs))
+                continue
+            if not command.done:
+                event = Event(name, UNMOVED, seqs, self.now_ms + limits.UNMOVED_MS)
+            else:
+                event = Event(name, MOVED, seqs)
+            self.log_event(log, event)
+            consumers.apply(event)
+            self._is_hungry(log, consumer)
+        for name, seqs in by_consumer.items() if command.done else ():
+            # Only now: what one of them deletes may have been on its way for another, and counts there.
+            if not name:
+                self._log_delete(log, as_ranges(sorted(seqs)), op)
+            else:
+                self._retire_into(log, seqs, op)
+        if not consumers.letters:
+            self.moving.pop(log.id, None)
+        self.count_live(op)
+        self.add_op(op)
+
+    # -- target --------------------------------------------------------------------------------------------
+
+    def _take_letters(self, token: object, command: con.TakeLetters) -> None:
+        self._writable()
+        log = self._for_write(command.topic)
+        has = 0
+        if log is not None and log.consumers is not None:
+            has = log.consumers.taken.get(command.source_id, 0)
+        letters = [letter for letter in command.letters if letter.number > has]
+        last = max([has, *(letter.number for letter in command.letters)])
+        result = con.LettersTaken(command.topic, command.source_id, last)
+        if not letters:
+            assert log is not None
+            # What it already has may not be synced yet, and the source is about to delete it.
+            self.add_op(Op(log, token, result, sync=True))
+            return
+        try:
+            op = self._append_letters(log, command.topic, letters)
+        except CallerError:
+            if log is None or has < command.letters[0].number:
+                raise
+            # Some of them are here, though the source has not heard of it: those it must not send again as others.
+            result.last_number = has
+            self.add_op(Op(log, token, result, sync=True))
+            return
+        op.token, op.result = token, result
+        log = op.log
+        if log.consumers is None:
+            log.consumers = TopicConsumers()
+        log.consumers.took(command.source_id, last)
+        taken = LettersTaken(command.source_id, last)
+        self.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, self.now_ms, taken))
+
+    def _append_letters(self, log: TopicLog | None, name: str, letters: list[con.Letter]) -> Op:
+        """Append them as one write that waits for its sync, whatever the class."""
+        config = log.config if log is not None else TopicConfig()
+        records = cmd.Records(
+            [letter.data + letter.meta for letter in letters],
+            tags=[letter.tag for letter in letters],
+            nodes=[letter.node for letter in letters],
+            meta_lens=[len(letter.meta) for letter in letters],
+        )
+        # Raw and JSON payloads are never in one write.
+        records.raw = letters[0].raw
+        if records.raw:
+            records = cmd.Records(
+                [letter.data for letter in letters], tags=records.tags, nodes=records.nodes, raw=True,
+                header_lens=[letter.header_len for letter in letters],
+            )  # fmt: skip
+        sizes = [len(payload) for payload in records.payloads]
+        if log is None:
+            self._check_creation(name, config, sum(sizes))
+        # A record that its own topic took is not too large for its dead letter, though its meta has grown.
+        self._check_room(log, config, name, len(sizes), sum(sizes), 0)
+        per_tag = bool(config.cap_per_tag)
+        self.reserve(frame_bytes_at_most(records, None, sum(sizes), per_tag=per_tag) + 2 * CONTROL_BYTES)
+        created = log is None
+        if log is None:
+            log = self._create(name, config)
+        op = Op(log, sync=True)
+        self.stage_append(log, config, records, sizes, op, created=created)
+        return op
+
+
+def content_of(page: Page) -> tuple[bytes, bytes, bool, int]:
+    """Data, meta, whether the data is raw, and then how long its header block is, of a page's only record."""
+    frame, start = page.frames[0], int(page.starts[0])
+    _, _, flags, _, _, _, node_len, tag_len, data_len = frames.HEADER.unpack_from(frame, start)
+    at = start + frames.HEADER_BYTES + node_len + tag_len
+    payload = bytes(frame[at : at + data_len])
+    found = frames.read_extensions(frame, start) if flags & frames.HAS_EXT else {}
+    if flags & frames.RAW:
+        return payload, b"", True, int.from_bytes(found.get(frames.EXT_HEADERS, b""), "little")
+    meta_len = int.from_bytes(found.get(frames.EXT_META, b""), "little")
+    return payload[: data_len - meta_len], payload[data_len - meta_len :], False, 0
+
+
+def _with(meta: bytes, added: dict[str, str]) -> bytes:
+    """The meta with what tells of the move; one that is no object is replaced."""
+    try:
+        fields: dict[str, object] = dict(_meta.decode(meta)) if meta else {}
+    except msgspec.DecodeError:
+        fields = {}
+    return msgspec.json.encode(fields | added)

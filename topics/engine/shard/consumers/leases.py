@@ -1,0 +1,805 @@
+"""What a consumer hands out next, and under which leases; what leaves it for good.
+
+First what is ready again, the lowest seq first, then what was never handed out, in order. What has had its last delivery
+leaves here, for the dead letter topic or for nowhere, and so does what retention by interest keeps no longer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from topics.api import limits
+from topics.api.config import ConsumerConfig, EngineConfig, TopicConfig
+from topics.api.errors import (
+    ConsumerNotFound,
+    NotAQueue,
+    TopicNotFound,
+    TopicsError,
+)
+from topics.engine.commands import consumers as con
+from topics.engine.commands.page import Page, Tombstone
+from topics.engine.core.clock import EngineClock
+from topics.engine.reading.cold_blocks import ColdMiss
+from topics.engine.reading.hot_segments import DamagedSegment
+from topics.engine.reading.reader import Reader
+from topics.engine.reading.selection import Picked
+from topics.engine.reading.small_pages import FewRecords
+from topics.engine.shard.appends import Writes
+from topics.engine.shard.long_commands import Work
+from topics.engine.shard.reads import Queries
+from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.storage import frames
+from topics.engine.storage.index import Chunk
+from topics.engine.topic.consumer import (
+    CLAIMED,
+    GIVEN_UP,
+    ID_MASK,
+    MOVE,
+    PASSED_AT_ONCE,
+    Consumer,
+    Event,
+    Pace,
+    Retiring,
+    TopicConsumers,
+)
+from topics.engine.topic.log import Op, Range, TopicLog
+
+FEW = 16  # records of a claim that is served without numpy
+CAUGHT_UP_AT_ONCE = 500  # microseconds or so of what a consumer is behind with
+CAUGHT_UP_GROWTH = 16  # times as much, when there is much
+# Retention by interest, in units of about a microsecond but for the window.
+RETIRED_AT_ONCE = 2048  # records times consumers that are looked at without a turn of their own
+RETIRED_A_TURN, RETIRED_A_SLICE = 2000, 500
+RETIRED_WINDOW = 512  # records that are looked at together
+SEQ_BYTES = 24  # at most, of one record in an event
+Seqs: TypeAlias = npt.NDArray[np.uint64]
+Hungry: TypeAlias = "tuple[TopicLog, Consumer]"
+QUEUE_CONFIG = ConsumerConfig(max_ack_pending=limits.PENDING_MAX, max_waiting=limits.WAITERS_PER_TOPIC_MAX)
+
+
+@dataclass(slots=True)
+class Policy:
+    """How a consumer hands out: by its own config, or, of a queue, by the topic's."""
+
+    lease_ms: int
+    backoff_ms: tuple[int, ...]
+    max_deliver: int
+    dead_letter: str | None
+    max_pending: int
+
+    def lease_for(self, wanted_ms: int, deliveries: int) -> int:
+        if wanted_ms:
+            return wanted_ms
+        if self.backoff_ms:
+            return self.backoff_ms[min(deliveries, len(self.backoff_ms)) - 1]
+        return self.lease_ms
+
+
+def policy_of(config: TopicConfig, consumer: Consumer) -> Policy:
+    """Made again only when a config has changed: every claim asks."""
+    known_for, policy = consumer.policy
+    if known_for is not config:
+        policy = _make_policy(config, consumer)
+        consumer.policy = config, policy
+    assert isinstance(policy, Policy)
+    return policy
+
+
+def _make_policy(config: TopicConfig, consumer: Consumer) -> Policy:
+    own = consumer.config
+    if consumer.name == con.QUEUE:
+        max_deliver = config.max_deliveries if config.dead_letter else 0
+        return Policy(config.lease_ms, (), max_deliver, config.dead_letter, own.max_ack_pending)
+    return Policy(own.ack_wait_ms, own.backoff_ms, own.max_deliver, own.dead_letter, own.max_ack_pending)
+
+
+def is_durable(log: TopicLog, consumer: Consumer) -> bool:
+    """Whether what is handed out is remembered over a restart."""
+    if consumer.name:
+        return True
+    return log.config.leases_durable and log.config.durability != "ephemeral"
+
+
+class HandingOut(Writes, Queries):
+    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
+        super().__init__(config, clock, reader, boot_id)
+        # Of the next lease. Begins at random, so that no lease of before a restart is taken for one of now.
+        self.lease_id = 0
+        self.hungry: dict[int, Hungry] = {}  # consumers whose claims must look again, by identity
+        self.on_settled: Callable[[int], None] = lambda connection: None  # it has one lease less
+        # Whether a stream of a consumer is open.
+        self.is_followed: Callable[[str, str], bool] = lambda topic, consumer: False
+
+    # -- finding consumers ---------------------------------------------------------------------------------
+
+    def settled_over(self, connection: int) -> None:
+        self.on_settled(connection)
+
+    def queue_of(self, log: TopicLog) -> Consumer:
+        """The built-in consumer of a queue."""
+        consumers = log.consumers
+        if consumers is None:
+            consumers = log.consumers = TopicConsumers()
+        if consumers.queue is None:
+            consumers.queue = Consumer(con.QUEUE, QUEUE_CONFIG, self.settled_over)
+        return consumers.queue
+
+    def _find_consumer(self, topic: str, name: str) -> tuple[TopicLog, Consumer]:
+        log = self.published.get(topic)
+        if log is None or log.dropped:
+            raise TopicNotFound(topic)
+        if not name and log.config.type != "queue":
+            raise NotAQueue(topic)
+        self._touch(log)
+        if not name:
+            return log, self.queue_of(log)
+        consumer = log.consumers.named.get(name) if log.consumers is not None else None
+        if consumer is None:
+            raise ConsumerNotFound(topic, name)
+        return log, consumer
+
+    def is_behind(self, log: TopicLog, consumer: Consumer) -> bool:
+        """Whether time has ended more of its leases, or more is to be counted, than can be looked at in a turn; or a reset
+        holds it. It hands nothing out then, and what it has is not known.
+        """
+        if not consumer.pass_time(self.now_ms) or consumer.is_held:
+            return True
+        return bool(consumer.name) and not consumer.is_counted(log, log.next_seq)
+
+    def catch_up(self, log: TopicLog, consumer: Consumer) -> int:
+        """A slice of what a consumer is behind with; returns what that took, in microseconds or so."""
+        if consumer.pace is None:
+            consumer.pace = Pace(consumer.uncounted(log, log.next_seq))
+        took, share = 1, share_of(consumer.pace)
+        while took < share:
+            if not consumer.pass_time(self.now_ms):
+                took += PASSED_AT_ONCE
+            elif consumer.name and not consumer.is_counted(log, log.next_seq):
+                counted = consumer.count(log, log.next_seq)
+                consumer.pace.spent += counted
+                took += counted
+            else:
+                break
+        if consumer.is_counted(log, log.next_seq):
+            consumer.pace = None
+        return took
+
+    def known_lag(self, log: TopicLog, consumer: Consumer) -> int | None:
+        """What could be told of `lag` without much work: as of when it was last counted, None: never. It is counted anew."""
+        if not self.is_behind(log, consumer):
+            return self.lag(log, consumer)
+        self.hungry[id(consumer)] = log, consumer
+        return consumer.ahead
+
+    def ready_count(self, log: TopicLog, consumer: Consumer) -> int:
+        """How many records could be claimed now."""
+        if consumer.name:
+            return self.lag(log, consumer) + consumer.returned
+        published = log.count - (log.next_seq - 1 - log.view.head)
+        return max(0, published - len(consumer.entries) + consumer.returned)
+
+    def lag(self, log: TopicLog, consumer: Consumer) -> int:
+        """Live records that a named consumer wants and that were never handed out."""
+        cursor, end = consumer.cursor, log.next_seq
+        if consumer.ahead is None:
+            consumer.ahead, consumer.counted_to = 0, cursor
+        if consumer.counted_to < end:
+            consumer.ahead += consumer.wanted(log, max(consumer.counted_to, cursor), end)
+            consumer.counted_to = end
+        lag = consumer.ahead + len(consumer.firsts)
+        if end > log.view.head + 1:
+            lag -= consumer.wanted(log, max(cursor, log.view.head + 1), end)  # not published yet
+        if cursor < consumer.rescan:
+            lag -= sum(seq >= cursor and consumer.wants(tag_of(log, seq)) for seq in consumer.entries)
+        return max(0, lag)
+
+    def leases_of(self, log: TopicLog, name: str, connection: int) -> int:
+        """How many unexpired leases a connection has."""
+        consumer = log.consumers.find(name) if log.consumers is not None else None
+        if consumer is None:
+            return 0
+        consumer.pass_time(self.now_ms)  # if that does not end all of them now, `on_settled` tells later
+        return consumer.leases_of(connection)
+
+    # -- what is next --------------------------------------------------------------------------------------
+
+    def _pick(
+        self, log: TopicLog, consumer: Consumer, limit: int, max_bytes: int
+    ) -> tuple[Page, Tombstone | None, int]:
+        """What to hand out next: records that are ready again, then chosen ones, then those that follow the cursor.
+
+        Returns the page, what was lost in front of the cursor, and where the cursor stands after it.
+        """
+        consumer.pass_time(self.now_ms)
+        if consumer.is_paused(self.now_ms):
+            return no_page(log), None, consumer.cursor
+        policy = policy_of(log.config, consumer)
+        limit = min(limit, limits.DEAL_MAX)
+        budget = max_bytes or (limits.DIFF_BYTES_DEFAULT if consumer.name else limits.CLAIM_BYTES_DEFAULT)
+        while True:
+            page = no_page(log)
+            returned, budget_left = self._pick_returned(log, consumer, policy, limit, budget)
+            picked = rows_of(log, returned)
+            tombstone, cursor, stop = None, consumer.cursor, log.view.head + 1
+            if consumer.name:
+                tombstone, cursor, stop = self._lost(log, cursor)
+            few = self._pick_few(log, consumer, policy, returned, cursor, stop, limit, budget_left)
+            if few is not None:
+                return few[0], tombstone, few[1]
+            try:
+                room = min(limit - len(returned), policy.max_pending - len(consumer.entries))
+                if room > 0 and (budget_left > 0 or not returned):
+                    fresh, cursor = self._pick_fresh(log, consumer, cursor, stop, room, budget_left)
+                    picked += fresh
+                if picked:
+                    self.reader.fill(log, page, picked)
+                again = len(returned)
+                if again and len(page.seqs) > again and page.seqs[again] < returned[-1]:
+                    # Of a queue that looks at everything again after a restart.
+                    page = part_of(page, sorted(range(len(page.seqs)), key=page.seqs.__getitem__))
+                return page, tombstone, cursor
+            except DamagedSegment as damage:
+                consumer.put_back(returned)
+                self._lose_rows(log, damage)
+            except ColdMiss as miss:
+                consumer.put_back(returned)
+                if miss.count <= limits.COLD_BLOCKS_PER_READ or limit <= 1:
+                    raise
+                limit = max(1, limit // 4)  # they lie too far apart to be fetched for one claim
+            except (TopicsError, OSError):
+                consumer.put_back(returned)
+                raise
+
+    def _pick_few(
+        self,
+        log: TopicLog,
+        consumer: Consumer,
+        policy: Policy,
+        returned: list[int],
+        cursor: int,
+        stop: int,
+        limit: int,
+        budget: int,
+    ) -> tuple[Page, int] | None:
+        """What most claims are: a few records, all of them in memory. None: look for them the long way."""
+        is_plain = consumer.filter is None and not consumer.firsts and consumer.config.replay == "instant"
+        if limit > FEW or not is_plain or cursor < consumer.rescan:
+            return None
+        few = FewRecords(log, self.reader.cache)
+        if not few.add(returned):
+            return None
+        room = min(limit - len(returned), policy.max_pending - len(consumer.entries))
+        if room > 0 and (budget > 0 or not returned):
+            found = few.take(cursor, stop, room, budget)
+            if found is None:
+                return None
+            cursor = found
+        return few.page(), cursor
+
+    def _pick_returned(
+        self, log: TopicLog, consumer: Consumer, policy: Policy, limit: int, budget: int
+    ) -> tuple[list[int], int]:
+        """Records that are ready again, except those that have had their last delivery: they leave."""
+        picked: list[int] = []
+        dead: list[int] = []
+        for seq in consumer.take_returned():
+            entry = consumer.entries[seq]
+            is_doomed = entry.doom is not None and policy.dead_letter is not None
+            if is_doomed or (policy.max_deliver and entry.deliveries >= policy.max_deliver):
+                dead.append(seq)
+                if len(dead) >= limits.CLAIM_MAX:
+                    self.hungry[id(consumer)] = log, consumer  # the others leave in the next turns
+                    break
+                continue
+            size = size_of(log, seq)
+            if len(picked) >= limit or (picked and size > budget):
+                consumer.put_back([seq])
+                break
+            picked.append(seq)
+            budget -= size
+        if dead:
+            try:
+                self._end_deliveries(log, consumer, policy, dead)
+            except TopicsError:
+                consumer.put_back(picked + dead)
+                raise
+        return picked, budget
+
+    def _pick_fresh(
+        self, log: TopicLog, consumer: Consumer, cursor: int, stop: int, limit: int, budget: int
+    ) -> tuple[list[tuple[Chunk, Picked]], int]:
+        """Records that were never handed out, and where the cursor stands behind them."""
+        if consumer.firsts:
+            return rows_of(log, self._firsts(log, consumer, limit, budget)), cursor
+        if consumer.config.replay == "original":
+            stop = min(stop, self._replay_stop(log, consumer, cursor))
+        between: list[int] = []
+        if cursor < consumer.rescan and consumer.entries:
+            between, cursor = self._pick_between(
+                log, consumer, cursor, min(stop, consumer.rescan), limit, budget
+            )
+            limit -= len(between)
+            if cursor < consumer.rescan or limit <= 0:
+                return rows_of(log, between), cursor
+        page = no_page(log)
+        picked = self.reader.undelivered(log, page, cursor, stop, limit, budget, consumer.filter)
+        return rows_of(log, between) + picked, page.next_from_seq + 1
+
+    @staticmethod
+    def _firsts(log: TopicLog, consumer: Consumer, limit: int, budget: int) -> list[int]:
+        found: list[int] = []
+        for seq in consumer.firsts[:limit]:
+            budget -= size_of(log, seq)
+            if found and budget < 0:
+                break
+            found.append(seq)
+        return found
+
+    @staticmethod
+    def _pick_between(
+        log: TopicLog, consumer: Consumer, cursor: int, stop: int, limit: int, budget: int
+    ) -> tuple[list[int], int]:
+        """After a restart or a reset the cursor meets what is in hand: the records between, and the cursor behind them."""
+        found: list[int] = []
+        for chunk, low, high in log.spans(max(cursor, log.first_seq), stop):
+            rows = np.flatnonzero(chunk.live(low, high, frames.DEAD)) + low + chunk.first_seq
+            for seq in rows.tolist():
+                if seq in consumer.entries or not consumer.wants(tag_of(log, seq)):
+                    continue
+                budget -= size_of(log, seq)
+                if found and budget < 0:
+                    return found, seq
+                found.append(seq)
+                if len(found) == limit:
+                    return found, seq + 1
+        return found, stop
+
+    @staticmethod
+    def _lost(log: TopicLog, cursor: int) -> tuple[Tombstone | None, int, int]:
+        """What was lost where the cursor stands, the cursor behind it, and up to where nothing else is lost."""
+        view = log.view
+        head, floor = view.head, view.evict_floor
+        tombstone: Tombstone | None = None
+        if cursor < floor:
+            by_cap, by_ttl = view.cap_lost >= cursor, view.ttl_lost >= cursor
+            reason = "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
+            tombstone = Tombstone(cursor, floor - 1, reason, floor - cursor, floor, head)
+            cursor = floor
+        stop = head + 1
+        for first, last, reason in view.losses:
+            if last < cursor:
+                continue
+            if first <= cursor and tombstone is None:
+                tombstone = Tombstone(cursor, last, reason, last - cursor + 1, last + 1, head)
+                cursor = last + 1
+                continue
+            stop = min(stop, first)
+            break
+        return tombstone, cursor, stop
+
+    def _replay_stop(self, log: TopicLog, consumer: Consumer, cursor: int) -> int:
+        """Up to where records are due in their original time."""
+        first = self._next_live(log, consumer, cursor)
+        if first is None:
+            return log.view.head + 1
+        chunk, row = first
+        if consumer.replay_shift_ms is None:
+            consumer.replay_shift_ms = self.now_ms - chunk.ts_at(row)
+        return log.first_since(self.now_ms - consumer.replay_shift_ms + 1)
+
+    def _replay_due(self, log: TopicLog, consumer: Consumer) -> int:
+        """When the next record is due in its original time; 0: there is none."""
+        first = self._next_live(log, consumer, consumer.cursor)
+        if first is None or consumer.replay_shift_ms is None:
+            return 0
+        return first[0].ts_at(first[1]) + consumer.replay_shift_ms
+
+    def _next_live(self, log: TopicLog, consumer: Consumer, cursor: int) -> tuple[Chunk, int] | None:
+        page = no_page(log)
+        picked = self.reader.undelivered(log, page, cursor, log.view.head + 1, 1, 1 << 30, consumer.filter)
+        return (picked[0][0], int(picked[0][1][0])) if picked else None
+
+    # -- leases --------------------------------------------------------------------------------------------
+
+    def _lease(
+        self,
+        token: object,
+        command: con.Claim,
+        log: TopicLog,
+        consumer: Consumer,
+        page: Page,
+        cursor: int,
+        tombstone: Tombstone | None,
+    ) -> None:
+        """Hand out what was picked, and answer."""
+        seqs = page.seqs
+        has_moved = cursor != consumer.cursor
+        if not seqs and not has_moved:
+            self.ready.append((token, self._claimed(log, consumer, tombstone)))
+            return
+        durable = is_durable(log, consumer)
+        if durable:
+            try:
+                self.reserve(CONTROL_BYTES + len(command.node) + len(seqs) * SEQ_BYTES)
+            except TopicsError:
+                consumer.put_back(seq for seq in seqs if seq in consumer.entries)
+                raise
+        entries = consumer.entries
+        deliveries = [entries[seq].deliveries + 1 if seq in entries else 1 for seq in seqs]
+        acks = consumer.config.ack != "none"
+        policy = policy_of(log.config, consumer)
+        deadlines = [
+            self.now_ms + policy.lease_for(command.lease_ms, number) if acks else 0 for number in deliveries
+        ]
+        first_id, before = self.lease_id, consumer.cursor
+        self.lease_id = (self.lease_id + len(seqs)) & ID_MASK
+        for event in claimed_events(
+            consumer.name, seqs, deadlines, deliveries, command.node, first_id, cursor if has_moved else 0,
+            streamed=command.connection != 0,
+        ):  # fmt: skip
+            if durable:
+                self.log_event(log, event)
+            consumer.apply(event)
+        consumer.passed(before, seqs)
+        self._retire_passed(log, consumer, before, consumer.cursor)
+        if command.connection and acks:
+            consumer.attach(command.connection, seqs)
+        ids = [(first_id + i) & ID_MASK for i in range(len(seqs))] if acks else [0] * len(seqs)
+        result = self._claimed(log, consumer, tombstone)
+        result.page, result.lease_ids = page, ids
+        result.deadlines, result.deliveries = deadlines, deliveries
+        log.last_read_ts = self.now_ms
+        if durable:
+            self.add_op(Op(log, token, result, free=True))
+            if not acks:
+                self._retire(log, seqs)
+        else:
+            self.ready.append((token, result))
+
+    def _claimed(self, log: TopicLog, consumer: Consumer, tombstone: Tombstone | None = None) -> con.Claimed:
+        """The answer of a claim that got nothing."""
+        ready = self.ready_count(log, consumer)
+        return con.Claimed(log.name, consumer.name, no_page(log), [], [], [], ready, tombstone)
+
+    def log_event(self, log: TopicLog, event: Event) -> None:
+        self.add_frame(frames.encode_control(frames.LEASE, log.id, self.now_ms, event))
+        self.touched[log.id] = log
+
+    # -- the last delivery ---------------------------------------------------------------------------------
+
+    def _end_deliveries(self, log: TopicLog, consumer: Consumer, policy: Policy, seqs: list[int]) -> None:
+        """They would be handed out once too often: they go to the dead letter topic, or nowhere."""
+        if policy.dead_letter is not None:
+            by_doom: dict[tuple[int, str], list[int]] = {}
+            for seq in seqs:
+                doom = consumer.entries[seq].doom or (policy.max_deliver, "")
+                by_doom.setdefault(doom, []).append(seq)
+            for (deliveries, reason), doomed in by_doom.items():
+                self._move(log, consumer, doomed, policy.dead_letter, deliveries, reason)
+            return
+        self.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
+        event = Event(consumer.name, GIVEN_UP, seqs)
+        self.log_event(log, event)
+        consumer.apply(event)
+        op = Op(log)
+        self._retire_into(log, seqs, op)
+        self.count_live(op)
+        self.add_op(op)
+
+    def _move(
+        self, log: TopicLog, consumer: Consumer, seqs: list[int], target: str, deliveries: int, reason: str
+    ) -> None:
+        """They are on their way to another topic, from the sync of this on."""
+        assert log.consumers is not None
+        self.reserve(CONTROL_BYTES + len(target) + len(reason) * 4 + len(seqs) * SEQ_BYTES)
+        counts = [deliveries or consumer.entries[seq].deliveries for seq in seqs]
+        number = log.consumers.next_number
+        event = Event(
+            consumer.name, MOVE, seqs, deliveries=counts, number=number, target=target, reason=reason
+        )
+        self.log_event(log, event)
+        log.consumers.apply(event)
+        self.add_op(Op(log, sync=True, letters=log.consumers.next_number - 1))
+
+    def note_letters(self, log: TopicLog, *commands: con.Moves) -> None:
+        """These commands have just sent letters."""
+        assert log.consumers is not None
+        for command in commands:
+            command.letters, command.letters_ms = log.consumers.next_number - 1, self.clock.mono_ms
+
+    # -- retention by interest -----------------------------------------------------------------------------
+
+    def _retire(self, log: TopicLog, seqs: list[int]) -> None:
+        op = Op(log)
+        self._retire_into(log, seqs, op)
+        if op.count:
+            self.count_live(op)
+            self.add_op(op)
+
+    def _retire_passed(self, log: TopicLog, consumer: Consumer, first: int, stop: int) -> None:
+        """What a filter left out may have been what a record was kept for."""
+        if consumer.filter is not None and log.config.retention == "interest" and first < stop:
+            self._retire_range(log, first, stop, None)
+
+    def _retire_done(self, log: TopicLog, op: Op | None) -> None:
+        """What every consumer is done with goes, where records are kept for them alone."""
+        named = log.consumers.named.values() if log.consumers is not None else ()
+        if log.config.retention == "interest" and named:
+            self._retire_range(log, log.first_seq, min(consumer.cursor for consumer in named), op)
+
+    def _retire_range(self, log: TopicLog, first: int, stop: int, op: Op | None) -> None:
+        assert log.consumers is not None
+        first, stop = max(first, log.first_seq), min(stop, log.next_seq)
+        if first >= stop or log.config.type == "queue":
+            return
+        if (stop - first) * len(log.consumers.named) <= RETIRED_AT_ONCE:
+            into = op if op is not None else Op(log)
+            self._delete_unneeded(log, live_seqs(log, first, stop), into)
+            if op is None and into.count:
+                self.count_live(into)
+                self.add_op(into)
+            return
+        self._retire_later(log, Retiring(first, stop), op)
+
+    def _retire_into(self, log: TopicLog, seqs: list[int], op: Op) -> None:
+        """Delete of these what is needed no more, if the topic's retention says so. If that takes longer than a turn, the answer
+        of the op waits for it.
+        """
+        retention = log.config.retention
+        if retention == "limits" or not seqs or log.config.type == "queue":
+            return  # what is done with a job is for the queue's own acks to say
+        assert log.consumers is not None
+        seqs = sorted(seqs)
+        if retention == "work_queue":
+            self._delete_live(log, np.array(seqs, dtype=np.uint64), op)
+        elif len(seqs) * len(log.consumers.named) <= RETIRED_AT_ONCE:
+            self._delete_unneeded(log, np.array(seqs, dtype=np.uint64), op)
+        else:
+            self._retire_later(log, Retiring(seqs[0], seqs[-1] + 1, seqs), op)
+
+    def _retire_later(self, log: TopicLog, retiring: Retiring, op: Op | None) -> None:
+        assert log.consumers is not None
+        line = log.consumers.retiring
+        if op is not None and op.token is not None:
+            retiring.answer = Op(log, op.token, op.result, sync=op.sync, free=op.free)
+            op.token = None
+        last = line[-1] if line else None
+        # What nothing waits for is looked at together, so that the line stays short.
+        if last is not None and last.work is None and not (last.answer or last.seqs or retiring.answer):
+            last.first, last.stop = min(last.first, retiring.first), max(last.stop, retiring.stop)
+        else:
+            line.append(retiring)
+        self.retiring[log.id] = log
+
+    def retire_some(self) -> None:
+        """A turn's share of looking for records that are needed no more."""
+        left = RETIRED_A_TURN
+        untended: dict[int, TopicLog] = {}
+        while left > 0 and self.retiring and self.read_only is None:
+            log = self.retiring.pop(next(iter(self.retiring)))
+            assert log.consumers is not None
+            line = log.consumers.retiring
+            left -= 1
+            try:
+                if not log.dropped:
+                    self._touch(log)
+                    left -= self._retire_slice(log, line[0])
+            except Untended:
+                untended[log.id] = log
+                continue
+            except (TopicsError, OSError):
+                line[
+                    0
+                ].work = None  # what is left of it stays until a consumer is dropped or reset, or a restart
+            while line and (log.dropped or line[0].work is None):
+                done = line.popleft()
+                if done.answer is not None:
+                    self.add_op(done.answer)
+                if not log.dropped:
+                    break
+            if line:
+                self.retiring[log.id] = log
+        self.retiring |= untended
+
+    def end_retiring(self, error: TopicsError | None = None) -> None:
+        """The shard stops, or takes no more changes. What is left is looked at after a restart."""
+        for log in self.retiring.values():
+            assert log.consumers is not None
+            for retiring in log.consumers.retiring:
+                if retiring.answer is not None and error is None:
+                    self.add_op(retiring.answer)
+                elif retiring.answer is not None:
+                    self.ready.append((retiring.answer.token, error))
+            log.consumers.retiring.clear()
+        self.retiring = {}
+
+    def _retire_slice(self, log: TopicLog, retiring: Retiring) -> int:
+        """Look at some; its `work` is None when that was the last of it."""
+        if retiring.work is None:
+            retiring.work = self._retire_steps(log, retiring)
+        used = 0
+        for units in retiring.work:
+            used += units
+            if used >= RETIRED_A_SLICE:
+                return used
+        retiring.work = None
+        return used
+
+    def _retire_steps(self, log: TopicLog, retiring: Retiring) -> Work:
+        at = retiring.first
+        while at < retiring.stop:
+            if retiring.seqs is not None:
+                start = bisect_left(retiring.seqs, at)
+                seqs = np.array(retiring.seqs[start : start + RETIRED_WINDOW], dtype=np.uint64)
+                at = int(seqs[-1]) + 1
+            else:
+                span = next(log.spans(max(at, log.first_seq), retiring.stop), None)
+                if span is None:
+                    return
+                chunk, low, high = span
+                at = chunk.first_seq + min(low + RETIRED_WINDOW, high)
+                seqs = live_seqs(log, chunk.first_seq + low, at)
+            yield 10
+            gone = yield from self._unneeded_steps(log, seqs)
+            op = Op(log)
+            self._delete_live(log, gone, op)
+            if op.count:
+                self.count_live(op)
+                self.add_op(op)
+                yield 4 * len(gone)
+
+    def _unneeded_steps(self, log: TopicLog, seqs: Seqs) -> Generator[int, None, Seqs]:
+        """Which of these records no consumer needs. Who does not need one now will not later, unless it is changed or reset."""
+        consumers = log.consumers
+        assert consumers is not None
+        while True:
+            changes, left = consumers.changes, seqs[log.are_live(seqs)]
+            tags = [tag_of(log, seq) for seq in left.tolist()]
+            yield len(tags)
+            for consumer in list(consumers.named.values()):
+                if not len(left):
+                    return left
+                is_needed = needed(consumer, left.tolist(), tags)
+                tags = [tag for tag, keeps in zip(tags, is_needed, strict=True) if not keeps]
+                left = left[~np.array(is_needed, dtype=np.bool_)]
+                yield 1 + len(is_needed) // (1 if consumer.filter is not None else 8)
+            if consumers.changes == changes:
+                return left
+
+    def _delete_unneeded(self, log: TopicLog, seqs: Seqs, op: Op) -> None:
+        steps = self._unneeded_steps(log, seqs)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            self._delete_live(log, end.value, op)
+
+    def _delete_live(self, log: TopicLog, seqs: Seqs, op: Op) -> None:
+        ranges = ranges_of(seqs[log.are_live(seqs)])
+        if ranges and self.has_room(CONTROL_BYTES + len(ranges) * SEQ_BYTES):
+            self._log_delete(log, ranges, op)
+            self.touched[log.id] = log
+
+
+def share_of(pace: Pace) -> int:
+    """What is done at a time: somewhat more the longer it takes, and without a limit once it has taken longer than it should,
+    because of what changes meanwhile.
+    """
+    return max(
+        CAUGHT_UP_AT_ONCE, min(pace.spent // 8, CAUGHT_UP_GROWTH * CAUGHT_UP_AT_ONCE), pace.spent - pace.due
+    )
+
+
+def live_seqs(log: TopicLog, first: int, stop: int) -> Seqs:
+    """The live seqs of [first, stop)."""
+    parts = [
+        (np.flatnonzero(chunk.live(low, high, frames.DEAD)) + (low + chunk.first_seq)).astype(np.uint64)
+        for chunk, low, high in log.spans(max(first, log.first_seq), stop)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+
+
+def ranges_of(seqs: Seqs) -> list[Range]:
+    """Ascending seqs as inclusive ranges."""
+    if not len(seqs):
+        return []
+    breaks = np.flatnonzero(np.diff(seqs) != 1)
+    firsts = seqs[np.concatenate(([0], breaks + 1))].tolist()
+    lasts = seqs[np.concatenate((breaks, [len(seqs) - 1]))].tolist()
+    return list(zip(firsts, lasts, strict=True))
+
+
+def needed(consumer: Consumer, seqs: list[int], tags: list[bytes | None]) -> list[bool]:
+    """Which of these live records a consumer wants and has not settled."""
+    cursor, entries, firsts = consumer.cursor, consumer.entries, consumer.firsts
+    wants = consumer.wants if len(seqs) <= FEW or consumer.filter is None else consumer.filter.matches
+    is_needed = [
+        seq in entries or (seq >= cursor and wants(tag)) for seq, tag in zip(seqs, tags, strict=True)
+    ]
+    if firsts and firsts[0] <= seqs[-1] and firsts[-1] >= seqs[0]:
+        chosen = set(firsts[bisect_left(firsts, seqs[0]) : bisect_right(firsts, seqs[-1])])
+        return [is_it or seq in chosen for seq, is_it in zip(seqs, is_needed, strict=True)]
+    return is_needed
+
+
+def tag_of(log: TopicLog, seq: int) -> bytes | None:
+    found = log.find(seq)
+    tag = found[0].get(found[1])[4] if found is not None else 0
+    return log.tags.strings.names[tag] if tag else None
+
+
+def no_page(log: TopicLog) -> Page:
+    return Page(log.name, [], [], [], None, None, [], None, [], [], 0, log.view.head, log.first_seq, None, 0)
+
+
+def rows_of(log: TopicLog, seqs: list[int]) -> list[tuple[Chunk, Picked]]:
+    """Where these records lie, chunk by chunk."""
+    picked: list[tuple[Chunk, list[int]]] = []
+    for seq in seqs:
+        found = log.find(seq)
+        if found is None:
+            continue
+        if picked and picked[-1][0] is found[0]:
+            picked[-1][1].append(found[1])
+        else:
+            picked.append((found[0], [found[1]]))
+    return [(chunk, np.array(rows)) for chunk, rows in picked]
+
+
+def claimed_events(
+    name: str,
+    seqs: list[int],
+    deadlines: list[int],
+    deliveries: list[int],
+    node: bytes,
+    first_id: int,
+    cursor: int,
+    *,
+    streamed: bool,
+) -> Iterator[Event]:
+    """Records with one deadline are one event. With a backoff there may be several; the first moves the cursor."""
+    start = 0
+    while start < len(seqs) or cursor:
+        until_ms = deadlines[start] if seqs else 0
+        stop = next((i for i in range(start, len(seqs)) if deadlines[i] != until_ms), len(seqs))
+        again = deliveries[start:stop] if max(deliveries[start:stop], default=1) > 1 else []
+        yield Event(
+            name, CLAIMED, seqs[start:stop], until_ms, node, (first_id + start) & ID_MASK, again, cursor,
+            streamed=streamed,
+        )  # fmt: skip
+        start, cursor = stop, 0
+
+
+def size_of(log: TopicLog, seq: int) -> int:
+    """The accounted bytes of a record."""
+    found = log.find(seq)
+    return found[0].get(found[1])[6] if found is not None else 0
+
+
+def part_of(page: Page, rows: list[int]) -> Page:
+    """A page of some of the records."""
+    at = np.array(rows, dtype=np.intp)
+    return Page(
+        page.topic,
+        [page.seqs[i] for i in rows],
+        np.asarray(page.timestamps)[at],
+        np.asarray(page.flags)[at],
+        [page.tags[i] for i in rows] if page.tags is not None else None,
+        [page.nodes[i] for i in rows] if page.nodes is not None else None,
+        page.frames,
+        np.asarray(page.which)[at] if page.which is not None else None,
+        np.asarray(page.starts)[at],
+        np.asarray(page.lengths)[at],
+        page.next_from_seq,
+        page.head_seq,
+        page.earliest_seq,
+        None,
+        page.scanned,
+    )

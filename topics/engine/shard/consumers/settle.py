@@ -1,0 +1,244 @@
+"""What becomes of leases: acked, given back, extended, ended, or gone with their connection.
+
+An ack waits as a delete of its topic's class does. What is given back or extended waits for nothing: a crash that undoes it
+lets the lease run out, or the record be handed out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from topics.api import limits
+from topics.api.errors import ConsumerNotFound, InvalidRequest
+from topics.engine.commands import consumers as con
+from topics.engine.shard.consumers.claims import Claimer, Claims
+from topics.engine.shard.consumers.leases import SEQ_BYTES, Policy, is_durable, policy_of
+from topics.engine.shard.long_commands import Work
+from topics.engine.shard.staging import CONTROL_BYTES, as_ranges
+from topics.engine.topic.consumer import (
+    ACKED,
+    EXTENDED,
+    GIVEN_UP,
+    LEASED,
+    MOVING,
+    RETURNED,
+    Consumer,
+    Event,
+)
+from topics.engine.topic.log import Op, TopicLog
+
+SETTLED_AT_ONCE = 500  # leases of those that one command ends without naming them
+
+
+class Settling(Claims):
+    def _settle(self, token: object, command: con.Settle) -> None:
+        log, consumer = self._find_consumer(command.topic, command.consumer)
+        self._writable()
+        consumer.pass_time(self.now_ms)
+        consumer.active_ms = self.now_ms
+        held, skipped = self._held(consumer, command)
+        is_all = command.kind == "ack" and consumer.config.ack == "all" and bool(consumer.name)
+        if held and is_all:
+            if len(consumer.entries) > limits.CLAIM_MAX:
+                work = self._ack_up_to(token, command, log, consumer, max(held), skipped)
+                self.long.start(token, command, log, work)
+                return
+            held = up_to(consumer, consumer.entries, max(held))
+        policy = policy_of(log.config, consumer)
+        result = con.Settled(command.topic, consumer.name, command.kind, len(held), skipped, 0, 0)
+        op = Op(log, token, result)
+        assert log.consumers is not None
+        number = log.consumers.next_number
+        if command.kind == "ack":
+            self._ack(log, consumer, held, op)
+        elif command.kind == "nack":
+            self._nack(log, consumer, held, command, policy, op)
+        elif command.kind == "term":
+            self._term(log, consumer, held, command, policy, op)
+        else:
+            self._extend(log, consumer, held, command, op)
+        if number != log.consumers.next_number:
+            self.note_letters(log, command)
+        self.count_live(op)
+        self._end_settling(log, consumer, op, result)
+
+    def _end_settling(self, log: TopicLog, consumer: Consumer, op: Op, result: con.Settled) -> None:
+        """Tell how the consumer stands now. If that is not known yet, the answer waits, and the change does not."""
+        if self.is_behind(log, consumer):
+            if op.token is not None:
+                consumer.unanswered.append(Op(log, op.token, result, sync=op.sync, free=op.free))
+                op.token = None
+            self.hungry[id(consumer)] = log, consumer
+        else:
+            result.ready, result.in_flight = self.ready_count(log, consumer), consumer.in_flight
+            self._is_hungry(log, consumer)
+        self.add_op(op)
+
+    def _ack_up_to(
+        self,
+        token: object,
+        command: con.Settle,
+        log: TopicLog,
+        consumer: Consumer,
+        last: int,
+        skipped: list[int],
+    ) -> Work:
+        """All that is in hand up to this record is done."""
+        result = con.Settled(command.topic, consumer.name, command.kind, 0, skipped, 0, 0)
+        in_hand = list(consumer.entries)
+        for start in range(0, len(in_hand), SETTLED_AT_ONCE):
+            self._writable()
+            if consumer.dropped:
+                raise ConsumerNotFound(log.name, consumer.name)
+            seqs = up_to(consumer, in_hand[start : start + SETTLED_AT_ONCE], last)
+            op = Op(log, None, result)
+            self._ack(log, consumer, seqs, op)
+            self.count_live(op)
+            self.add_op(op)
+            result.count += len(seqs)
+            yield 2 * SETTLED_AT_ONCE
+        op = Op(log, token, result, sync=result.synced)
+        self._end_settling(log, consumer, op, result)
+
+    def _held(self, consumer: Consumer, command: con.Settle) -> tuple[list[int], list[int]]:
+        """Which of the named records the node has leases on, and which not. A repeated one counts once."""
+        entries, node = consumer.entries, command.node
+        ids = command.lease_ids or [0] * len(command.seqs)
+        held: dict[int, None] = {}
+        skipped: list[int] = []
+        for seq, lease_id in zip(command.seqs, ids, strict=True):
+            entry = entries.get(seq)
+            if (
+                entry is not None
+                and entry.state == LEASED
+                and entry.until_ms >= self.now_ms
+                and entry.node == node
+                and (not lease_id or entry.id == lease_id)
+                and seq not in held
+            ):
+                held[seq] = None
+            else:
+                skipped.append(seq)
+        return list(held), skipped
+
+    def _ack(self, log: TopicLog, consumer: Consumer, seqs: list[int], op: Op) -> None:
+        if not seqs:
+            op.free = True
+            return
+        op.sync = log.config.durability == "fsync"
+        assert isinstance(op.result, con.Settled)
+        op.result.synced = op.sync
+        if not consumer.name:
+            ranges = as_ranges(sorted(seqs))
+            self.reserve(CONTROL_BYTES + len(ranges) * SEQ_BYTES)
+            self._log_delete(log, ranges, op)
+            consumer.counters.acked += len(seqs)
+            self.touched[log.id] = log
+            return
+        self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
+        event = Event(consumer.name, ACKED, seqs)
+        self.log_event(log, event)
+        consumer.apply(event)
+        self._retire_into(log, seqs, op)
+
+    def _nack(
+        self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, policy: Policy, op: Op
+    ) -> None:
+        if command.nack == "dead":
+            if policy.dead_letter is None:
+                raise InvalidRequest("there is no dead_letter to send it to; set one, or use kind retry")
+            if seqs:
+                self._move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
+            op.free = not seqs
+            return
+        due_ms = self.now_ms + command.delay_ms if command.delay_ms else 0
+        deliveries: list[int] = []
+        if command.nack == "release":
+            deliveries = [consumer.entries[seq].deliveries - 1 for seq in seqs]
+        self._give_back(log, consumer, Event(consumer.name, RETURNED, seqs, due_ms, deliveries=deliveries))
+        op.free = True
+
+    def _give_back(self, log: TopicLog, consumer: Consumer, event: Event) -> None:
+        if event.seqs and is_durable(log, consumer):
+            self.reserve(CONTROL_BYTES + len(event.seqs) * SEQ_BYTES)
+            self.log_event(log, event)
+        consumer.apply(event)
+        self._is_hungry(log, consumer)
+
+    def _term(
+        self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, policy: Policy, op: Op
+    ) -> None:
+        """Never again, whatever its deliveries: to the dead letter topic, or nowhere."""
+        if not consumer.name:
+            raise InvalidRequest(
+                "a job of a queue is acked, or sent to the dead letter with a nack of kind dead"
+            )
+        if not seqs:
+            op.free = True
+            return
+        if policy.dead_letter is not None:
+            self._move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
+            return
+        op.sync = log.config.durability == "fsync"
+        self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
+        event = Event(consumer.name, GIVEN_UP, seqs, reason=command.reason)
+        self.log_event(log, event)
+        consumer.apply(event)
+        self._retire_into(log, seqs, op)
+
+    def _extend(
+        self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, op: Op
+    ) -> None:
+        event = Event(consumer.name, EXTENDED, seqs, self.now_ms + command.lease_ms)
+        if seqs and is_durable(log, consumer):
+            self.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
+            self.log_event(log, event)
+        consumer.apply(event)
+        assert isinstance(op.result, con.Settled)
+        op.result.deadlines = dict.fromkeys(seqs, event.until_ms)
+        op.free = True
+
+    def _release(self, token: object, command: con.Release) -> None:
+        """A connection is gone. What it had is ready again; the log hears of it only where leases are kept."""
+        log = self.published.get(command.topic)
+        consumer = (
+            log.consumers.find(command.consumer) if log is not None and log.consumers is not None else None
+        )
+        if log is None or consumer is None:
+            self.ready.append((token, con.Released(command.topic, 0)))
+            return
+        claimer = consumer.parked.get(command.connection)
+        if claimer is not None:
+            assert isinstance(claimer, Claimer)
+            self._unpark_claim(claimer)
+        self.cold.withdraw_connection(command.connection)
+        consumer.active_ms = self.now_ms
+        consumer.pass_time(self.now_ms)
+        work = self._release_steps(token, command, log, consumer)
+        if consumer.leases_of(command.connection) <= SETTLED_AT_ONCE:
+            next(work, None)
+        else:
+            self.long.start(token, command, log, work, refusable=False)  # one for each lost connection
+
+    def _release_steps(self, token: object, command: con.Release, log: TopicLog, consumer: Consumer) -> Work:
+        released = 0
+        while held := consumer.connections.get(command.connection):
+            seqs = sorted(islice(held, SETTLED_AT_ONCE))
+            released += len(seqs)
+            if self.read_only is not None or consumer.dropped:
+                break
+            self._give_back(log, consumer, Event(consumer.name, RETURNED, seqs))
+            if consumer.leases_of(command.connection):
+                yield 2 * SETTLED_AT_ONCE
+        self.add_op(Op(log, token, con.Released(command.topic, released), free=True))
+
+
+def up_to(consumer: Consumer, seqs: Iterable[int], last: int) -> list[int]:
+    """Those that are in hand, and not on their way to another topic, up to this one."""
+    entries = consumer.entries
+    return sorted(
+        seq
+        for seq in seqs
+        if seq <= last and (entry := entries.get(seq)) is not None and entry.state != MOVING
+    )

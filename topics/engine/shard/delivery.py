@@ -1,0 +1,346 @@
+"""What leaves a shard without having been asked for at that moment, topic by topic in the order of the scheduler.
+
+    frames    reads that stand or wait: pages for watchers, answers to long polls
+    jobs      claims that stand or wait: refills of job streams, answers to claims
+    copies    batches of forwards
+
+A publication puts its topic among the news (`dirty`, `fed`, `hungry`, `flowing`); `deliver` lists it with what it has to
+deliver, at most once, and serves listed topics until the room of a turn is used up. A topic is served up to the state that
+it had when it was picked, in slices: what comes meanwhile is delivered when its turn comes again.
+
+Copies wait for a turn without answers: whoever has written hears of it first, however many dests there are.
+
+Nothing of this keeps a record from being read: whoever polls is answered by the same turn that its request is handled in.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from topics.api.config import EngineConfig
+from topics.api.errors import TopicsError
+from topics.api.limits import KIB
+from topics.engine.core.clock import EngineClock
+from topics.engine.core.priority import effective_priority
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.pressure import Measures
+from topics.engine.shard.scheduler import TOP, WAIT_MAX_MS, Entry, Scheduler, band_of
+from topics.engine.shard.staging import Waiter
+from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.shard.transaction_commit import Committing
+from topics.engine.topic.consumer import Consumer
+from topics.engine.topic.log import TopicLog
+
+FRAMES, UNSENT, COPIES = 1, 2, 4
+
+TURN_ROOM = 512 * KIB  # what one turn delivers: the next requests wait for it
+ANSWER_ROOM = 64 * KIB  # of a turn that has answers: they wait for it
+SLICE_ROOM = 128 * KIB  # of one topic at a time
+PICK_COST = 4 * KIB  # of serving a topic, beside what it delivers
+
+
+class Copier(Protocol):
+    """Who sends the copies of this shard's topics."""
+
+    def look(self, log: TopicLog) -> bool:
+        """Whether a topic with something new has copies to send."""
+
+    def serve(self, log: TopicLog, room: int) -> int:
+        """Send copies of it; returns about how many bytes that took. If there is more, it is in `flowing` again."""
+
+    def go_on(self, log: TopicLog, uid: int) -> None:
+        """What could not be read yet for a rule can be now: the topic is in `flowing` again."""
+
+
+@dataclass(slots=True, eq=False)
+class Due:
+    """What one topic has to deliver."""
+
+    log: TopicLog
+    kinds: int = 0  # FRAMES: its waiters look again; UNSENT: those of them that could not be answered; COPIES
+    hungry: dict[int, Consumer] = field(default_factory=dict)  # whose claims look again, by identity
+    entry: Entry[Due] | None = None
+    gathers: bool = False  # it waits for more before it is listed
+    is_picked: bool = False  # it is being served
+    left: int = 0  # waiters that the slices so far have not come to
+    again: int = 0  # kinds that have come since it was picked
+
+
+class Delivery(Committing):
+    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
+        super().__init__(config, clock, reader, boot_id)
+        self.copier: Copier | None = None  # None: nobody sends copies, they wait
+        self.measures = Measures()
+        self.scheduler: Scheduler[Due] = Scheduler(self._priority_of)
+        self._dues: dict[int, Due] = {}
+        self._gathering: list[tuple[int, int, Due]] = []  # until when, a number, what
+        self._gatherings = 0
+        self.paused: dict[int, TopicLog] = {}  # topics whose pushes wait until there is less pressure
+        self._put_off: dict[
+            Due, int
+        ] = {}  # whose turn came among answers, with nothing but copies; since when they wait
+
+    def _priority_of(self, due: Due) -> float:
+        log = due.log
+        return effective_priority(log.view.config, log.last_read_ts or None, self.now_ms)
+
+    # -- when ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something other than copies was published, or asked for, that is not listed yet."""
+        return bool(self.dirty or self.fed or self.hungry)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether a turn without answers is wanted for copies."""
+        return bool(self._put_off or self.flowing) and self.copier is not None
+
+    @property
+    def deliver_at_ms(self) -> int | None:
+        """When something is to be delivered without a request, other than what claims and long polls wait for. When copies
+        are begun is up to whoever sends the answers before them.
+        """
+        if self.has_news or self.scheduler:
+            return self.clock.mono_ms
+        return self._gathering[0][0] if self._gathering else None
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `deliver` has anything to do."""
+        if self.has_news or self.has_copies or self.scheduler or (self.paused and not self.measures.defers):
+            return True
+        if self._gathering and self._gathering[0][0] <= now_ms:
+            return True
+        if self.waiter_heap and self.waiter_heap[0][0] <= now_ms:
+            return True
+        claims_due_ms = self.claims_due_ms
+        return claims_due_ms is not None and claims_due_ms <= now_ms
+
+    @property
+    def backlog(self) -> int:
+        """Topics that wait for their turn, without those that wait for the next one without answers."""
+        return len(self.scheduler)
+
+    def may_send_again(self) -> None:
+        """A front has taken of what it was sent: those who could not be answered look again."""
+        unwoken, self.unwoken = self.unwoken, {}
+        for log in unwoken.values():
+            self._line_up(log, UNSENT)
+        self.hungry |= self.unserved
+        self.unserved = {}
+
+    def _copies_came(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
+        if error is None and self.copier is not None:
+            self.copier.go_on(log, uid)
+
+    def hurry(self, log: TopicLog) -> None:
+        """Somebody waits for copies of this topic: it is served as if it had waited for long."""
+        due = self._line_up(log, COPIES)
+        if due.entry is not None and due.entry.band < TOP and not due.is_picked:
+            self.scheduler.discard(due.entry)
+            self._enlist(due, since_ms=self.clock.mono_ms - WAIT_MAX_MS)
+
+    # -- listing -------------------------------------------------------------------------------------------
+
+    def _line_up(self, log: TopicLog, kind: int = 0) -> Due:
+        due = self._dues.get(log.id)
+        if due is None:
+            due = self._dues[log.id] = Due(log)
+        elif due.is_picked:
+            due.again |= kind
+            return due
+        due.kinds |= kind
+        if due.entry is not None:
+            if due.entry.is_lowered and kind != COPIES:
+                # Copies alone wait one band lower. What is pushed does not, nor does it count as of the lowest band.
+                self.scheduler.discard(due.entry)
+                self._enlist(due, since_ms=due.entry.since_ms, may_lower=False)
+            return due
+        if kind != FRAMES or not self.measures.coalesce_ms or band_of(self._priority_of(due)) == TOP:
+            self._enlist(due)
+        elif not due.gathers:
+            due.gathers = True
+            until_ms = self.clock.mono_ms + self.measures.coalesce_ms
+            self._gatherings += 1
+            heapq.heappush(self._gathering, (until_ms, self._gatherings, due))
+        return due
+
+    def _enlist(self, due: Due, *, since_ms: int | None = None, may_lower: bool = True) -> None:
+        due.gathers = False
+        lowered = may_lower and self.measures.defers and due.kinds == COPIES
+        due.entry = self.scheduler.add(due, self.clock.mono_ms, lowered=lowered, since_ms=since_ms)
+
+    def _list_news(self, *, with_copies: bool) -> None:
+        if self.dirty:
+            dirty, self.dirty = self.dirty, {}
+            for log in dirty.values():
+                self._line_up(log, FRAMES)
+        if self.fed:
+            fed, self.fed = self.fed, {}
+            for log in fed.values():
+                self.feed(log)
+        if self.hungry:
+            hungry, self.hungry = self.hungry, {}
+            for key, (log, consumer) in hungry.items():
+                self._line_up(log).hungry[key] = consumer
+        if with_copies and self.copier is not None:
+            self._list_copies(self.copier)
+        while self._gathering and self._gathering[0][0] <= self.clock.mono_ms:
+            due = heapq.heappop(self._gathering)[2]
+            if due.gathers:
+                self._enlist(due)
+
+    def _list_copies(self, copier: Copier) -> None:
+        put_off, self._put_off = self._put_off, {}
+        for due, since_ms in put_off.items():
+            if due.entry is None and due.kinds:
+                self._enlist(due, since_ms=since_ms)
+        flowing, self.flowing = self.flowing, {}
+        self.flowing_records = 0.0
+        for log in flowing.values():
+            if copier.look(log):
+                self._line_up(log, COPIES)
+
+    # -- serving -------------------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """One turn's share of what is to be delivered. After answers a turn without any is wanted for the rest."""
+        if not self.measures.defers and self.paused:
+            self._push_again()
+        self.pass_claim_time()
+        is_answering = bool(self.ready)
+        self._list_news(with_copies=not is_answering)
+        now_ms = self.clock.mono_ms
+        room = ANSWER_ROOM if is_answering else TURN_ROOM
+        while room > 0:
+            entry = self.scheduler.pick(now_ms)
+            if entry is None:
+                break
+            room -= self._serve_due(entry, min(room, SLICE_ROOM), now_ms, with_copies=not is_answering)
+        self.end_polls()
+        self.end_idle_consumers()
+
+    def _push_again(self) -> None:
+        paused, self.paused = self.paused, {}
+        for log in paused.values():
+            self._line_up(log, FRAMES)
+            if log.consumers is not None:
+                self.feed(log)
+
+    def _serve_due(self, entry: Entry[Due], room: int, now_ms: int, *, with_copies: bool) -> int:
+        due = entry.item
+        due.is_picked = True
+        may_push = entry.band > 0 or not self.measures.defers
+        is_mixed = due.kinds != COPIES or bool(due.hungry)
+        used = 0
+        if due.kinds & (FRAMES | UNSENT):
+            used += self._serve_frames(due, room, may_push=may_push)
+        if due.hungry and used < room:
+            used += self._serve_jobs(due, room - used, may_push=may_push)
+        if due.kinds == COPIES and not due.hungry:
+            if not with_copies:
+                self._put_copies_off(entry, used)
+                return used
+            if is_mixed and self.measures.defers:
+                self._lower(entry, used + PICK_COST)
+                return used + PICK_COST
+            if used < room:
+                used += self._serve_copies(due, room - used)
+        used += PICK_COST
+        if due.kinds or due.hungry:
+            self.scheduler.sliced(entry, used, now_ms)
+        else:
+            self.scheduler.done(entry, used)
+            self._end(due)
+        return used
+
+    def _end(self, due: Due) -> None:
+        """Up to where it was when it was picked, all is delivered."""
+        due.entry, due.is_picked = None, False
+        if not due.again:
+            del self._dues[due.log.id]
+            return
+        again, due.again = due.again, 0
+        due.kinds = again
+        self._enlist(due)
+
+    def _put_copies_off(self, entry: Entry[Due], used: int) -> None:
+        """They wait for a turn without answers, and lose nothing of their age by it."""
+        due = entry.item
+        self.scheduler.done(entry, used)
+        due.kinds |= due.again
+        due.entry, due.is_picked, due.again = None, False, 0
+        if due.kinds == COPIES:
+            self._put_off[due] = entry.since_ms
+        else:
+            self._enlist(due, since_ms=entry.since_ms)
+
+    def _lower(self, entry: Entry[Due], used: int) -> None:
+        """Its copies wait one band lower."""
+        due = entry.item
+        self.scheduler.done(entry, used)
+        due.kinds |= due.again
+        due.entry, due.is_picked, due.again = None, False, 0
+        self._enlist(due, since_ms=entry.since_ms)
+
+    def _serve_frames(self, due: Due, room: int, *, may_push: bool) -> int:
+        """Let reads that stand or wait look again. Those that were not looked at come first in the next slice."""
+        log = due.log
+        is_changed = bool(due.kinds & FRAMES)
+        try:
+            if log.stored is not None or log.deferred:
+                self._touch(log)
+        except Untended:
+            self.upkeep.wait(log, lambda error: self._look_again(log), name="frames")
+            due.kinds, due.left = due.kinds & ~(FRAMES | UNSENT), 0
+            return 0
+        except (TopicsError, OSError):
+            is_changed = True  # each of them asks again by itself, where the error becomes its answer
+        waiters, log.waiters = log.waiters, []
+        count = min(due.left or len(waiters), len(waiters))
+        used = looked = 0
+        for waiter in waiters[:count]:
+            assert isinstance(waiter, Waiter)
+            if used >= room:
+                break
+            looked += 1
+            if not is_changed and not waiter.unwoken:
+                log.waiters.append(waiter)  # it has seen the topic as it is
+            elif not may_push and waiter.command.standing and not log.view.dropped:
+                log.waiters.append(waiter)
+                self.paused[log.id] = log
+            elif self.may_wake(waiter.token):
+                waiter.unwoken = False
+                used += self.look_again(waiter)
+            else:
+                waiter.unwoken = True
+                log.waiters.append(waiter)
+                self.unwoken[log.id] = log
+        log.waiters = waiters[looked:] + log.waiters
+        due.left = count - looked
+        if not due.left:
+            due.kinds &= ~(FRAMES | UNSENT)
+        return used
+
+    def _look_again(self, log: TopicLog) -> None:
+        self.dirty[log.id] = log
+
+    def _serve_jobs(self, due: Due, room: int, *, may_push: bool) -> int:
+        used = 0
+        while due.hungry and used < room:
+            consumer = due.hungry.pop(next(iter(due.hungry)))
+            used += self.serve_consumer(due.log, consumer, room - used, may_push=may_push)
+            if not may_push and consumer.streams:
+                self.paused[due.log.id] = due.log
+        return used
+
+    def _serve_copies(self, due: Due, room: int) -> int:
+        due.kinds &= ~COPIES
+        if self.copier is None:
+            return 0
+        used = self.copier.serve(due.log, room)
+        if self.flowing.pop(due.log.id, None) is not None:
+            due.kinds |= COPIES
+        return used

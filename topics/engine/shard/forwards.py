@@ -1,0 +1,510 @@
+"""Forwards: rules that copy one topic into another, which may be on another shard.
+
+    source                                dest
+    copies_after ─────────────────────▶   TakeCopies: what lies above the mark of this rule and source is appended,
+                                          together with the new mark, in one envelope
+    the next ones  ◀───────────────────   mark
+
+Nothing is kept of what is on its way: whoever starts again asks the dest for its mark. A dest takes only what goes on from
+its mark, under a rule that it knows, so a copy is there once, and in order, however often it is sent.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Container
+
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import Forbidden, ForwardNotFound, TopicNotFound, TopicsError
+from topics.engine.commands import forwards as fwd
+from topics.engine.commands import topics as cmd
+from topics.engine.core.clock import EngineClock
+from topics.engine.core.subjects import SubjectTrie, parse_pattern
+from topics.engine.reading.cold_blocks import ColdMiss
+from topics.engine.reading.copies import Run, Unpacking, runs_of
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.appends import frame_bytes_at_most
+from topics.engine.shard.consumers.dead_letters import Letters
+from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.storage import frames
+from topics.engine.storage.control import Copied, InflowOpen, OutflowOpen
+from topics.engine.topic.flows import (
+    Inflow,
+    Outflow,
+    OutflowRow,
+    add_epoch,
+    current_epoch,
+    filter_of,
+    mark_in,
+)
+from topics.engine.topic.log import Op, TopicLog
+
+START_BYTES = 24  # at most, of one start in an outflow's frame
+GONE = -1  # the mark of a source that was dropped
+
+
+class Forwards(Letters):
+    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
+        super().__init__(config, clock, reader, boot_id)
+        self.forwards: dict[int, fwd.Forward] = {}  # the catalog's, by uid
+        self.forward_uid = 0  # the highest that was ever given
+        self.outflows: dict[int, Outflow] = {}
+        self._patterns: SubjectTrie[int] = SubjectTrie()
+        self._literals: dict[str, list[int]] = {}
+        self._unpacking = Unpacking()
+        self._nowhere = self.new_log(0, "", TopicConfig())  # what belongs to no topic waits for its sync here
+
+    def forward_rows(self) -> tuple[list[fwd.Forward], int, list[OutflowRow]]:
+        """For the shard's row of a snapshot."""
+        outflows = [outflow.row() for outflow in self.outflows.values()]
+        return list(self.forwards.values()), self.forward_uid, outflows
+
+    # -- catalog -------------------------------------------------------------------------------------------
+
+    def _put_forward(self, token: object, command: fwd.PutForward) -> None:
+        self._writable()
+        self.reserve(4 * CONTROL_BYTES + 512 * (1 + len(command.forward.filter)))
+        forward = command.forward
+        self.add_frame(frames.encode_control(frames.FORWARD_PUT, 0, self.now_ms, forward))
+        self.store_forward(forward)
+        self.add_op(Op(self._nowhere, token, fwd.ForwardPut(forward), sync=True))
+
+    def _drop_forward(self, token: object, command: fwd.DropForward) -> None:
+        self._writable()
+        self.reserve(CONTROL_BYTES)
+        self.add_frame(frames.encode_control(frames.FORWARD_DELETE, 0, self.now_ms, command.uid))
+        self.forwards.pop(command.uid, None)
+        self.add_op(Op(self._nowhere, token, fwd.ForwardDropped(command.uid), sync=True))
+
+    def store_forward(self, forward: fwd.Forward) -> None:
+        self.forwards[forward.uid] = forward
+        self.forward_uid = max(self.forward_uid, forward.uid)
+
+    # -- source --------------------------------------------------------------------------------------------
+
+    def _open_outflow(self, token: object, command: fwd.OpenOutflow) -> None:
+        self._writable()
+        forward = command.forward
+        known = self.outflows.get(forward.uid)
+        logs = self._sources_of(forward) if known is None else []
+        self.reserve(8 * CONTROL_BYTES + 512 * len(forward.filter) + START_BYTES * len(logs))
+        op = Op(self._nowhere, token, sync=True)
+        made = False
+        if not forward.is_pattern and known is None and not logs:
+            config = TopicConfig()
+            self._check_creation(forward.source, config)
+            log = self._create(forward.source, config)
+            logs, made = [log], True
+            self.touched[log.id] = log
+            op = Op(log, token, config=config, sync=True)
+        if known is None:
+            starts = {log.id: (current_epoch(log.epochs), log.next_seq - 1) for log in logs}
+        else:
+            starts = known.starts
+        opened = OutflowOpen(forward, [(topic_id, *start) for topic_id, start in starts.items()])
+        self.add_frame(frames.encode_control(frames.OUTFLOW_OPEN, 0, self.now_ms, opened))
+        self.store_outflow(OutflowRow(forward, opened.starts))
+        for log in logs:
+            log.outflows = tuple(sorted((*log.outflows, forward.uid)))
+            if not forward.is_pattern:
+                self.flowing[log.id] = log
+        op.result = fwd.OutflowOpened(forward.uid, made)
+        self.add_op(op)
+
+    def _sources_of(self, forward: fwd.Forward) -> list[TopicLog]:
+        """The topics of this shard that a rule copies, all of what is there of them known."""
+        if not forward.is_pattern:
+            log = self._for_write(forward.source)
+            return [log] if log is not None else []
+        pattern = parse_pattern(forward.source.encode())
+        prefix = pattern.literal_prefix.decode()
+        logs = [
+            log
+            for name, log in self.staged.items()
+            if name.startswith(prefix) and pattern.matches(name.encode())
+        ]
+        for log in logs:
+            if log.deferred:
+                self.loader(log)
+        return logs
+
+    def store_outflow(self, row: OutflowRow) -> None:
+        forward = row.forward
+        if forward.uid not in self.outflows:
+            if forward.is_pattern:
+                self._patterns.insert(forward.source.encode(), forward.uid)
+            else:
+                self._literals.setdefault(forward.source, []).append(forward.uid)
+        self.outflows[forward.uid] = Outflow.restored(row)
+
+    def _close_outflow(self, token: object, command: fwd.CloseOutflow) -> None:
+        self._writable()
+        self.reserve(2 * CONTROL_BYTES)
+        log = self.staged.get(command.source)
+        op = Op(log if log is not None else self._nowhere, token, fwd.OutflowClosed(command.uid), sync=True)
+        self._log_outflow_close(command.uid)
+        if command.undo:
+            self._undo_topic(command.source, op)
+        self.add_op(op)
+
+    def _log_outflow_close(self, uid: int) -> None:
+        self.add_frame(frames.encode_control(frames.OUTFLOW_CLOSE, 0, self.now_ms, uid))
+        self.remove_outflow(uid)
+
+    def remove_outflow(self, uid: int) -> None:
+        outflow = self.outflows.pop(uid, None)
+        if outflow is None:
+            return
+        source = outflow.forward.source
+        if outflow.forward.is_pattern:
+            self._patterns.remove(source.encode(), uid)
+            logs = [log for log in self.by_id.values() if uid in log.outflows]
+        else:
+            self._literals[source].remove(uid)
+            if not self._literals[source]:
+                del self._literals[source]
+            logs = [log for log in (self.staged.get(source),) if log is not None]
+        for log in logs:
+            log.outflows = tuple(other for other in log.outflows if other != uid)
+
+    def _create(self, name: str, config: TopicConfig) -> TopicLog:
+        log = super()._create(name, config)
+        if self.outflows:
+            self._enlist_flows(log)
+        return log
+
+    def _enlist_flows(self, log: TopicLog) -> None:
+        by_pattern = self._patterns.match(log.name.encode()).plain if self._patterns.count else ()
+        log.outflows = tuple(sorted((*self._literals.get(log.name, ()), *by_pattern)))
+
+    def _may_owe(self, log: TopicLog) -> bool:
+        """Whether a dest may lack something of a topic. Of many topics that a pattern finds, most have nothing new. The rule
+        of a single source asks in any case: so its dest learns where that is.
+        """
+        head = log.next_seq - 1
+        for uid in log.outflows:
+            outflow = self.outflows[uid]
+            if not outflow.forward.is_pattern or head > mark_in(outflow.start_of(log.id), log.epochs)[1]:
+                return True
+        return False
+
+    def start_flows(self, lowered: Container[str], head_of: Callable[[TopicLog], int]) -> list[bytes]:
+        """After replay: which topics are copied where, and a new epoch for each whose head a crash may have `lowered`, which
+        depends on its class. Returns the frames that tell of it, to be synced before anything is read or copied.
+        """
+        for outflow in self.outflows.values():
+            outflow.starts = {key: mark for key, mark in outflow.starts.items() if key in self.by_id}
+        told: list[bytes] = []
+        for log in list(self.by_id.values()):
+            if self.outflows:
+                self._enlist_flows(log)
+                if log.outflows and log.deferred:
+                    self.loader(log)
+            if log.config.durability in lowered:
+                base = head_of(log)
+                add_epoch(log.epochs, base)
+                self.touched[log.id] = log
+                told.append(frames.encode_control(frames.EPOCH, log.id, self.now_ms, base))
+            if log.outflows and self._may_owe(log):
+                self.flowing[log.id] = log
+        return told
+
+    def copies_after(
+        self, log: TopicLog, forward: fwd.Forward, after: int, count: int, max_bytes: int
+    ) -> fwd.Copies | None:
+        """What a rule has to copy of a topic after a seq; None: nothing is there yet."""
+        if log.dropped:
+            return None
+        try:
+            self._touch(log)
+        except Untended:
+            self.upkeep.wait(
+                log, lambda error: self._copies_came(log, forward.uid, error), name=("copies", forward.uid)
+            )
+            return None
+        if log.view.head <= after:
+            return None
+        command = cmd.Diff(log.name, after, count, max_bytes=max_bytes, touch=False, frames=True)
+        command.match = filter_of(forward)
+        try:
+            page = self._read_page(log, command)
+        except ColdMiss as miss:
+            uid = forward.uid
+            self.cold.wait(
+                miss, lambda error: self._copies_came(log, uid, error), name=("copies", log.id, uid)
+            )
+            return None
+        assert isinstance(page, cmd.FramePage)
+        if page.next_from_seq <= after:
+            return None
+        gap = page.tombstone
+        if gap is not None and gap.reason == "source_trim" and forward.allow_cycle:
+            gap = None  # a hole has no hop count: in a circle it would come back, and go round for ever
+        lost = (gap.gap_from, gap.gap_to) if gap is not None else None
+        copies = self.copies_from(log, forward, after)
+        copies.upto, copies.frames, copies.lost = page.next_from_seq, b"".join(page.chunks), lost
+        return copies
+
+    def _copies_came(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
+        """What a rule waited for is in the cache, and may not stay there for long. After a failure whoever copies asks
+        again by itself, after a pause.
+        """
+
+    def copies_from(self, log: TopicLog, forward: fwd.Forward, after: int) -> fwd.Copies:
+        """A batch without records: it asks how far the dest is."""
+        start = self.outflows[forward.uid].start_of(log.id)
+        return fwd.Copies(forward, log.name, log.id, list(log.epochs), start, after, after)
+
+    def check_forwards(self) -> None:
+        """Every topic knows the rules that copy it, and every start is of a topic that is there."""
+        if self.read_only is not None:
+            return  # nothing is copied any more
+        for log in self.by_id.values():
+            if log.dropped:
+                continue
+            uids = [
+                uid
+                for uid, outflow in self.outflows.items()
+                if outflow.forward.source == log.name
+                or (outflow.forward.is_pattern and uid in self._patterns.match(log.name.encode()).plain)
+            ]
+            assert list(log.outflows) == sorted(uids), (log.name, log.outflows, uids)
+        for outflow in self.outflows.values():
+            assert outflow.starts.keys() <= self.by_id.keys(), outflow
+        known = [uid for uids in self._literals.values() for uid in uids]
+        assert len(known) + self._patterns.count == len(self.outflows)
+
+    # -- dest ----------------------------------------------------------------------------------------------
+
+    def _open_inflow(self, token: object, command: fwd.OpenInflow) -> None:
+        self._writable()
+        self.reserve(4 * CONTROL_BYTES)
+        log = self._for_write(command.topic)
+        made = log is None
+        op = Op(log or self._nowhere, token, fwd.InflowOpened(command.uid, made), sync=True)
+        if log is None:
+            if not command.create:
+                raise TopicNotFound(command.topic)
+            config = TopicConfig()
+            self._check_creation(command.topic, config)
+            log = op.log = self._create(command.topic, config)
+            op.config = config
+        inflows = log.inflows = log.inflows if log.inflows is not None else {}
+        if command.uid not in inflows:
+            inflows[command.uid] = Inflow(command.name, command.source)
+            opened = InflowOpen(command.uid, command.name, command.source)
+            self.add_frame(frames.encode_control(frames.INFLOW_OPEN, log.id, self.now_ms, opened))
+        self.touched[log.id] = log
+        self.add_op(op)
+
+    def _close_inflow(self, token: object, command: fwd.CloseInflow) -> None:
+        self._writable()
+        self.reserve(2 * CONTROL_BYTES)
+        log = self._for_write(command.topic)
+        op = Op(log or self._nowhere, token, fwd.InflowClosed(command.uid), sync=True)
+        if log is not None and log.inflows is not None and log.inflows.pop(command.uid, None) is not None:
+            log.inflows = log.inflows or None
+            self.add_frame(frames.encode_control(frames.INFLOW_CLOSE, log.id, self.now_ms, command.uid))
+            self.touched[log.id] = log
+        if command.undo:
+            self._undo_topic(command.topic, op)
+        self.add_op(op)
+
+    def _undo_topic(self, name: str, op: Op) -> None:
+        """A topic that was made for a rule which is refused goes again, unless somebody has used it meanwhile."""
+        log = self.staged.get(name)
+        if log is None or log.next_seq > 1 or log.inflows or log.outflows or log.config != TopicConfig():
+            return
+        if log.transactions is not None:
+            return
+        if log.consumers is not None and log.consumers.named:
+            return
+        self.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.now_ms, None))
+        log.dropped = True
+        del self.staged[name]
+        op.log, op.dropped = log, True
+
+    def _forwards_of(self, log: TopicLog) -> list[tuple[int, str]]:
+        """The rules that end with a topic: those that bring it copies, and those that copy it and no other."""
+        found = dict(self._inflows_of(log))
+        for uid in log.outflows:
+            forward = self.outflows[uid].forward
+            if not forward.is_pattern:
+                found[uid] = forward.name
+        return sorted(found.items())
+
+    @staticmethod
+    def _inflows_of(log: TopicLog) -> list[tuple[int, str]]:
+        return [(uid, inflow.name) for uid, inflow in (log.inflows or {}).items()]
+
+    def _may_end(
+        self, log: TopicLog, ending: list[tuple[int, str]], prefixes: tuple[str, ...] | None
+    ) -> bool:
+        if prefixes is None:
+            return True
+        inflows = log.inflows or {}
+        return all(
+            fwd.covers(prefixes, name, inflows[uid].source, log.name)
+            if uid in inflows
+            else self.outflows[uid].forward.is_covered_by(prefixes)
+            for uid, name in ending
+        )
+
+    def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
+        log = self.staged.get(command.topic)
+        if log is None or not (log.inflows or log.outflows):
+            super()._drop_topic(token, command)
+            return
+        ending = self._forwards_of(log)
+        if not self._may_end(log, ending, command.prefixes):
+            raise Forbidden(
+                "a router that this key may not use would end with the topic; delete it first, with a key that may"
+            )
+        self.reserve((1 + len(ending)) * CONTROL_BYTES)
+        super()._drop_topic(token, command)
+        # In the same envelope: a topic of this name that is made anew has nothing to do with them.
+        ended = {uid for uid, _ in ending}
+        for uid in log.outflows:
+            if uid in ended:
+                self._log_outflow_close(uid)
+            else:
+                self.outflows[uid].starts.pop(log.id, None)
+        log.outflows = ()
+        self.flowing.pop(log.id, None)
+        dropped = self.ops[-1].result
+        assert isinstance(dropped, cmd.TopicDropped)
+        dropped.forwards = ending
+
+    def _take_copies(self, token: object, command: fwd.TakeCopies) -> None:
+        self._writable()
+        copies = command.copies
+        uid = copies.forward.uid
+        log = self._for_write(command.topic)
+        inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
+        if log is None or inflow is None:
+            raise ForwardNotFound(copies.forward.name)
+        if copies.is_gone:
+            self._forget_source(log, uid, copies.source_id, token)
+            return
+        epoch, mark = inflow.mark_of(copies.source_id, copies.start, copies.epochs)
+        result = fwd.CopiesTaken(uid, copies.source_id, mark, total=inflow.total)
+        if copies.upto <= mark or copies.after > mark:
+            # What it has may not be visible yet, and whoever waits for it is about to look.
+            self._answer(token, result, log, held=log.pending > 0)
+            return
+        runs, upto = self._fitting_runs(log, copies, mark, result)
+        lost = self._trimmed(copies, mark, upto)
+        if upto == mark:
+            self._answer(token, result, log, held=log.pending > 0)
+            return
+        last = self._stage_copies(log, runs, lost)
+        count = sum(len(run.seqs) for run in runs)
+        inflow.total += count
+        self.counters["copies"] = self.counters.get("copies", 0) + count
+        inflow.set_mark(copies.source_id, epoch, upto)
+        copied = Copied(uid, copies.source_id, epoch, upto, inflow.total)
+        self.add_frame(frames.encode_control(frames.COPIED, log.id, self.now_ms, copied))
+        self.touched[log.id] = log
+        result.mark, result.total = upto, inflow.total
+        if last is None:
+            self.add_op(Op(log, token, result))
+        else:
+            last.token, last.result = token, result
+
+    def _forget_source(self, log: TopicLog, uid: int, source_id: int, token: object) -> None:
+        assert log.inflows is not None
+        inflow = log.inflows[uid]
+        if source_id in inflow.marks:
+            self.reserve(CONTROL_BYTES)
+            inflow.set_mark(source_id, 0, GONE)
+            copied = Copied(uid, source_id, 0, GONE, inflow.total)
+            self.add_frame(frames.encode_control(frames.COPIED, log.id, self.now_ms, copied))
+            self.touched[log.id] = log
+        self.add_op(Op(log, token, fwd.CopiesTaken(uid, source_id, 0, total=inflow.total)))
+
+    def _fitting_runs(
+        self, log: TopicLog, copies: fwd.Copies, mark: int, result: fwd.CopiesTaken
+    ) -> tuple[list[Run], int]:
+        """What is to be appended, and up to which seq of the source."""
+        config = log.config
+        if config.discard != "reject" or not (config.cap_records or config.cap_bytes):
+            return self._unpacking.runs_of(copies, mark), copies.upto
+        runs = runs_of(copies, mark)
+        return runs, self._fit(log, copies, runs, result)
+
+    @staticmethod
+    def _fit(log: TopicLog, copies: fwd.Copies, runs: list[Run], result: fwd.CopiesTaken) -> int:
+        """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""
+        config = log.config
+        taken = log.transactions.promised if log.transactions is not None else (0, 0)
+        records = config.cap_records - log.count - taken[0] if config.cap_records else None
+        size = config.cap_bytes - log.bytes - taken[1] if config.cap_bytes else None
+        for i, run in enumerate(runs):
+            fits = _fitting(run, records, size)
+            if fits < len(run.seqs):
+                upto = run.seqs[fits] - 1
+                run.cut(fits)
+                del runs[i + 1 :]
+                result.full = True
+                return upto
+            records = records - fits if records is not None else None
+            size = size - sum(run.sizes) if size is not None else None
+        return copies.upto
+
+    @staticmethod
+    def _trimmed(copies: fwd.Copies, mark: int, upto: int) -> int:
+        """How many records the source had lost before they could be copied."""
+        if copies.lost is None:
+            return 0
+        first, last = copies.lost
+        return max(0, min(last, upto) - max(first, mark + 1) + 1)
+
+    def _stage_copies(self, log: TopicLog, runs: list[Run], lost: int) -> Op | None:
+        """Returns the last append, which the answer can wait for: the mark is in the same envelope."""
+        config = log.config
+        writes = [(run.records(), run.sizes) for run in runs if run.seqs]
+        total = sum(sum(sizes) for _, sizes in writes)
+        # A record that its own topic took is not too large for its copy, though its meta may have grown.
+        self._check_space(log, config, total)
+        per_tag = bool(config.cap_per_tag)
+        need = sum(
+            frame_bytes_at_most(records, None, sum(sizes), per_tag=per_tag) for records, sizes in writes
+        )
+        self.reserve(need + 4 * CONTROL_BYTES)
+        sync = config.durability == "fsync"
+        if lost:
+            self._stage_hole(log, lost, Op(log, sync=sync))
+        op = None
+        for records, sizes in writes:
+            if op is not None:
+                op.plain = False  # it has no answer of its own
+            op = Op(log, sync=sync)
+            self.stage_append(log, config, records, sizes, op, created=False)
+        return op
+
+    def _stage_hole(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
+        """One seq for each record that cannot be copied any more, and a word about them."""
+        loss = (log.next_seq, log.next_seq + count - 1, reason)
+        self.add_frame(frames.encode_control(frames.LOSS, log.id, self.now_ms, list(loss)))
+        log.stage_loss(loss, op)
+        log.parked_losses += (loss,)
+        if log.config.durability == "disk":
+            self._raise_ceiling(log)
+            op.sync = op.sync or op.head > log.ceiling_synced
+        self.add_op(op)
+
+
+def _fitting(run: Run, records: int | None, size: int | None) -> int:
+    """How many of a run's records fit into what is left."""
+    count = len(run.seqs)
+    if records is not None:
+        count = min(count, max(records, 0))
+    if size is not None:
+        sums: list[int] = []
+        total = 0
+        for one in run.sizes[:count]:
+            total += one
+            sums.append(total)
+        count = bisect.bisect_right(sums, size)
+    return count

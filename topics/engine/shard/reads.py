@@ -1,0 +1,524 @@
+"""Commands that read: answered from what is published, and held back while they would show what a crash could undo.
+
+A long poll registers before it looks, so that no append between the two is missed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from topics.api import limits
+from topics.api.errors import InvalidRequest, TopicNotFound, TopicsError
+from topics.engine.commands import topics as cmd
+from topics.engine.reading.hot_segments import DamagedSegment
+from topics.engine.shard.long_commands import Work
+from topics.engine.shard.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
+from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.storage import frames
+from topics.engine.storage.control import Deletion
+from topics.engine.storage.index import SMALL, Chunk
+from topics.engine.storage.segments import BLOCK_BYTES
+from topics.engine.topic.log import Loss, Op, Range, TopicLog
+from topics.engine.topic.tags import scan
+
+WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
+WAKE_COST = 4096  # of a long poll that is woken, beside its records
+LOOK_COST = 2048  # of one that has looked, and waits on
+ROWS_AT_ONCE = 512  # looked at for a tag, where asking the tags has failed
+WAITERS_DONE_MAX = 64  # so few may stay in the heap after they were answered, however few others there are
+
+
+class Queries(Staging):
+    def _diff(self, token: object, command: cmd.Diff) -> None:
+        if min(command.from_seq, command.limit, command.max_bytes, command.wait_ms, command.from_ts) < 0:
+            raise InvalidRequest("from_seq, from_ts, limit, max_bytes and wait_ms cannot be negative")
+        log = self._for_read(command.topic)
+        if command.touch:
+            log.last_read_ts = self.now_ms
+        page = self._read_page(log, command)
+        if self._nothing_yet(page, page.head_seq) or command.from_seq > page.head_seq:
+            self._refuse_the_latest()
+        may_wait = command.standing or (command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX)
+        # A standing read has to know how far it has come; a long poll of a client waits for a record.
+        is_news = command.standing and page.next_from_seq != command.from_seq
+        if may_wait and not is_news and self._nothing_yet(page, page.head_seq):
+            self.park(token, command, log, page.head_seq)
+        else:
+            self._answer(token, page, log)
+
+    @staticmethod
+    def _nothing_yet(page: cmd.Page | cmd.FramePage, head: int) -> bool:
+        """Whether there is nothing to tell: all is read, and no record has come since the head was this one."""
+        return (
+            not (page.count if isinstance(page, cmd.FramePage) else page.seqs)
+            and page.tombstone is None
+            and page.next_from_seq == page.head_seq == head
+        )
+
+    def _read_page(self, log: TopicLog, command: cmd.Diff) -> cmd.Page | cmd.FramePage:
+        while True:
+            try:
+                return self.reader.diff(log, command)
+            except DamagedSegment as damage:
+                self._lose_rows(log, damage)
+
+    def _lose_rows(self, log: TopicLog, damage: DamagedSegment) -> None:
+        """Turn rotten records into announced losses; without them the read goes on."""
+        chunk = damage.chunk
+        rows, erased = damage.found or self.reader.damaged_rows(log, chunk)
+        if erased:
+            self._delete_again(log, as_ranges([chunk.first_seq + row for row in erased]))
+        self.counters["corrupt"] = self.counters.get("corrupt", 0) + len(rows)
+        for first, last in as_ranges([chunk.first_seq + row for row in rows]):
+            op = Op(log)
+            if self.read_only is None and self.has_room(CONTROL_BYTES):
+                self.add_frame(
+                    frames.encode_control(frames.LOSS, log.id, self.now_ms, [first, last, "corrupt"])
+                )
+            log.stage_loss((first, last, "corrupt"), op)
+            self.count_live(op)
+            log.publish_found(op)
+        self.touched[log.id] = log
+
+    def _delete_again(self, log: TopicLog, ranges: list[Range]) -> None:
+        """Records whose bytes were erased were deleted, though nothing else says so any more."""
+        op = Op(log)
+        if self.read_only is None and self.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
+            deletion = Deletion(ranges, False)
+            self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, deletion))
+        log.stage_delete(ranges, op)
+        self.count_live(op)
+        log.publish_found(op)
+
+    def park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
+        """Keep a read that has seen the topic up to its head, until there is more."""
+        wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
+        waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log, head)
+        log.waiters.append(waiter)
+        self._waiting += 1
+        if not command.standing:
+            self._push_waiter(waiter, waiter.deadline_ms)
+
+    def unpark(self, token: object, log: TopicLog) -> None:
+        """Whoever asked does not want to know any more. Without effect when it is not parked."""
+        for waiter in log.waiters:
+            assert isinstance(waiter, Waiter)
+            if waiter.token is token:
+                log.waiters.remove(waiter)
+                self._close_waiter(waiter)
+                return
+        # It looked again, or has not looked yet, and waits for the topic or for cold records.
+        if self.cold.waiting:
+            self.cold.withdraw(lambda found: found is token)
+        if self.upkeep:
+            self.upkeep.withdraw(lambda found: found is token)
+
+    def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
+        self._waiter_count += 1
+        heapq.heappush(self.waiter_heap, (due_ms, self._waiter_count, waiter))
+        if len(self.waiter_heap) > 2 * self._waiting + WAITERS_DONE_MAX:
+            # Answered ones would stay until their time is up: half a minute's worth of a busy tail.
+            self.waiter_heap = [entry for entry in self.waiter_heap if not entry[2].done]
+            heapq.heapify(self.waiter_heap)
+
+    def end_polls(self) -> None:
+        """Answer the long polls whose time is up."""
+        room = limits.WAKE_BYTES_MAX
+        for _ in range(limits.POLLS_ENDED_MAX):
+            if room <= 0 or not self.waiter_heap or self.waiter_heap[0][0] > self.clock.mono_ms:
+                return
+            waiter = heapq.heappop(self.waiter_heap)[2]
+            if waiter.done:
+                continue
+            if self.may_wake(waiter.token):
+                waiter.log.waiters.remove(waiter)
+                room -= self.look_again(waiter, is_last=True)
+            else:
+                self._push_waiter(waiter, self.clock.mono_ms + WAKE_AGAIN_MS)
+
+    def look_again(self, waiter: Waiter, *, is_last: bool = False) -> int:
+        """Answer a long poll if there is something for it, or its time is up; returns about how many bytes that takes."""
+        log = waiter.log
+        size = 0
+        try:
+            if not log.view.dropped and log.stored is None and not log.deferred:
+                page = self._read_page(log, waiter.command)
+                if not is_last and self._nothing_yet(page, waiter.head):
+                    log.waiters.append(waiter)
+                    return LOOK_COST
+                size = page.size
+                if type(page) is cmd.Page and page.seqs and log.is_timeless:
+                    self._close_waiter(waiter)
+                    if waiter.command.touch:
+                        log.last_read_ts = self.now_ms
+                    self.ready.append((waiter.token, page))
+                    return size + WAKE_COST
+        except (TopicsError, OSError):
+            pass  # asked again below, where an error becomes its answer
+        self._finish_waiter(waiter)
+        return size + WAKE_COST
+
+    def _finish_waiter(self, waiter: Waiter) -> None:
+        """Ask once more, as if the poll had come now, and take whatever the answer is."""
+        self._close_waiter(waiter)
+        if waiter.log.view.dropped:
+            self.ready.append((waiter.token, TopicNotFound(waiter.log.name)))
+            return
+        self.handle(waiter.token, replace(waiter.command, wait_ms=0))
+
+    def _close_waiter(self, waiter: Waiter) -> None:
+        waiter.done = True
+        self._waiting -= 1
+
+    def _state(self, token: object, command: cmd.State) -> None:
+        log = self._for_read(command.topic)
+        if command.touch:
+            log.last_read_ts = self.now_ms
+        self._answer(token, self._state_of(log), log)
+
+    def _state_of(self, log: TopicLog) -> cmd.TopicState:
+        state = state_of(log)
+        state.queue = self.queue_counts(log)
+        return state
+
+    def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
+        """Of a queue: what could be claimed, and what is."""
+        return None
+
+    def _list(self, token: object, command: cmd.ListTopics) -> None:
+        size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
+        rows: list[cmd.TopicState] = []
+        timed: TopicLog | None = None  # one whose state depends on what time it is
+        untended: Untended | None = None
+        for name in islice(self._listed(command), size + 1):
+            log = self.published[name]
+            if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred or log.is_over_cap:
+                try:
+                    self._touch(log)
+                except Untended as error:  # the others are put in line as well
+                    untended = error
+                    continue
+                self._postpone_if_expiring(log)
+                timed = log
+            if command.touch and len(rows) < size:
+                log.last_read_ts = self.now_ms
+            rows.append(self._state_of(log))
+        if untended is not None:
+            raise untended
+        if timed is not None:
+            self._answer(token, cmd.TopicList(rows), timed)
+        else:
+            self.ready.append((token, cmd.TopicList(rows)))
+
+    def _listed(self, command: cmd.ListTopics) -> Iterator[str]:
+        """The names a list asks for, ascending; names outside its prefixes are not even looked at."""
+        names = self.names
+        after = names.bisect_right(command.after) if command.after else 0
+        for prefix in narrowed(command.prefix, command.prefixes):
+            for name in names.islice(max(after, names.bisect_left(prefix))):
+                if not name.startswith(prefix):
+                    break
+                yield name
+
+    # -- by tag: the tags are looked through in slices ------------------------------------------------------
+
+    def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
+        log = self._for_read(command.topic)
+        self._refuse_the_latest()
+        work = self._last_of_each(token, log, command) if command.each else self._one(token, log, command)
+        self.long.start(token, command, log, work)
+
+    def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
+        log = self._for_read(command.topic)
+        self.long.start(token, command, log, self._one(token, log, command))
+
+    def _last_of_each(
+        self, token: object, log: TopicLog, command: cmd.LastByTag, before: cmd.RecordsAt | None = None
+    ) -> Work:
+        """A page of tags; or again that page, when some of the records chosen `before` are dead."""
+        if before is None:
+            tags, more = yield from tags_page(log, command, command.after)
+        else:
+            tags, more = before.tags, before.more
+        while True:
+            seqs, fit = self._last_seqs(log, tags, command.max_bytes or limits.DIFF_BYTES_MAX)
+            if fit < len(tags):
+                tags, more = tags[:fit], True
+            if seqs or not more:
+                break
+            # A page of tags that have gone meanwhile would have no cursor.
+            tags, more = yield from tags_page(log, command, tags[-1])
+        self.handle(token, cmd.RecordsAt(log.name, log.id, seqs, command, more, tags))
+
+    def _one(
+        self,
+        token: object,
+        log: TopicLog,
+        command: cmd.LastByTag | cmd.NextByTag,
+        before: cmd.RecordsAt | None = None,
+    ) -> Work:
+        """The newest or the next of all matching records; or another one, when the one chosen `before` is dead."""
+        if before is None:
+            since = log.next_seq
+            seq = yield from one_of(log, command)
+        else:
+            since, seq = before.since, before.seqs[0]
+        if not log.is_live(seq):
+            seq = yield from instead_of(log, command, seq, since)
+        if not seq and isinstance(command, cmd.NextByTag):
+            self._refuse_the_latest()
+        self.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else [], command, since=since))
+
+    def _records_at(self, token: object, command: cmd.RecordsAt) -> None:
+        log = self._for_read(command.topic)
+        if log.id != command.topic_id:
+            raise TopicNotFound(command.topic)
+        if log.are_live(np.array(command.seqs, np.uint64)).all():
+            self._answer_records(token, log, command.seqs, more=command.more)
+            return
+        asked = command.command
+        if isinstance(asked, cmd.LastByTag) and asked.each:
+            work = self._last_of_each(token, log, asked, command)
+        else:
+            work = self._one(token, log, asked, command)
+        self.long.start(token, command, log, work)
+
+    def _last_seqs(self, log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], int]:
+        """The last seq of each tag, ascending; of as many tags as a page has room for, and how many those are."""
+        seqs: list[int] = []
+        size = 0
+        cold: set[tuple[int, int]] = set()  # blocks that must be fetched: the last ones may lie far apart
+        taken = b""  # no page ends with the empty tag, which no cursor can say
+        for at, tag in enumerate(tags):
+            seq = log.tags.last(tag, log.are_live)
+            found = log.find(seq) if seq else None
+            if found is None:
+                continue
+            size += found[0].length_at(found[1])
+            if self.reader.is_cold(log, found[0]):
+                cold.add((found[0].first_seq, found[0].get(found[1])[0] // BLOCK_BYTES))
+            if (size > bytes_max or len(cold) > limits.COLD_BLOCKS_PER_READ) and taken:
+                return sorted(seqs), at
+            seqs.append(seq)
+            taken = tag
+        return sorted(seqs), len(tags)
+
+    def _answer_records(self, token: object, log: TopicLog, seqs: list[int], *, more: bool = False) -> None:
+        """A page of chosen records. Tags are indexed as staged, so the answer waits for what it may rest on."""
+        while True:
+            page = cmd.Page(
+                log.name, [], [], [], None, None, [], None, [], [],
+                seqs[-1] if seqs else log.next_seq - 1, log.next_seq - 1, log.first_seq, None, len(seqs), more,
+            )  # fmt: skip
+            picked: list[tuple[Chunk, list[int]]] = []
+            for seq in seqs:
+                found = log.find(seq)
+                if found is None or found[0].flags_at(found[1]) & frames.DEAD:
+                    continue
+                if picked and picked[-1][0] is found[0]:
+                    picked[-1][1].append(found[1])
+                else:
+                    picked.append((found[0], [found[1]]))
+            if seqs and seqs[-1] > log.view.head and self._is_being_staged(log, seqs[-1]):
+                raise Postpone(log)
+            try:
+                if picked:
+                    self.reader.fill(log, page, [(chunk, np.array(rows)) for chunk, rows in picked])
+                break
+            except DamagedSegment as damage:
+                self._lose_rows(log, damage)
+        self._answer(token, page, log, held=log.pending > 0)
+
+    def _is_being_staged(self, log: TopicLog, seq: int) -> bool:
+        """Whether a record that is not published belongs to the group that is being staged: its frame is in no file yet."""
+        found = log.find(seq) if self.appended else None
+        if found is None or log.runs[log.run_at(seq)][1] != self.file_number:
+            return False
+        return found[0].get(found[1])[0] >= self.frame_offset
+
+    def _count_by_tag(self, token: object, command: cmd.CountByTag) -> None:
+        self._refuse_the_latest()
+        log = self._for_read(command.topic)
+        self.long.start(token, command, log, self._counts(token, log, command))
+
+    def _counts(self, token: object, log: TopicLog, command: cmd.CountByTag) -> Work:
+        counts: list[tuple[bytes, int]] = []
+        more, after = True, command.after
+        while more and not counts:
+            tags, more = yield from tags_page(log, command, after)
+            counts = [(tag, count) for tag in tags if (count := log.tags.count(tag))]
+            after = tags[-1] if tags else b""
+        self._answer(token, cmd.TagCounts(log.name, counts, more), log, held=log.pending > 0)
+
+    def _list_deleted(self, token: object, command: cmd.ListDeleted) -> None:
+        if min(command.from_seq, command.limit) < 0:
+            raise InvalidRequest("from_seq and limit cannot be negative")
+        self._refuse_the_latest()
+        log = self._for_read(command.topic)
+        self._answer(token, deleted_page(log, command), log)
+
+
+def deleted_page(log: TopicLog, command: cmd.ListDeleted) -> cmd.DeletedRanges:
+    """The seqs that readers pass over without a word: no live record, and no tombstone for a loss."""
+    view = log.view
+    limit = min(command.limit or limits.DIFF_LIMIT_DEFAULT, limits.DIFF_LIMIT_MAX)
+    first = max(min(command.from_seq, view.head) + 1, view.evict_floor)
+    stop = view.head + 1
+    live = [np.array([first - 1], np.int64)]
+    rows_left = limits.FILTER_ROWS_MAX
+    for chunk, low, high in log.spans(max(first, view.first_seq), stop):
+        high = min(high, low + rows_left)
+        live.append(np.flatnonzero(chunk.live(low, high)) + (chunk.first_seq + low))
+        rows_left -= max(high - low, SMALL)  # a topic of many small chunks costs more than its rows
+        if rows_left <= 0:
+            stop = chunk.first_seq + high
+            break
+    edges = np.concatenate([*live, np.array([stop], np.int64)])
+    gaps = np.flatnonzero(np.diff(edges) > 1)
+    if len(gaps) > limit:
+        gaps = gaps[:limit]
+        stop = int(edges[gaps[-1] + 1])
+    ranges: list[Range] = []
+    for gap in zip((edges[gaps] + 1).tolist(), (edges[gaps + 1] - 1).tolist(), strict=True):
+        ranges += without_losses(gap, view.losses)
+    if len(ranges) > limit:
+        ranges = ranges[:limit]
+        stop = ranges[-1][1] + 1
+    earliest = min(view.first_seq, view.head + 1)
+    return cmd.DeletedRanges(log.name, ranges, stop - 1, view.head, earliest)
+
+
+def without_losses(gap: Range, losses: list[Loss]) -> Iterator[Range]:
+    """What is left of a range beside the losses, which ascend."""
+    first, last = gap
+    for lost_first, lost_last, _ in losses:
+        if lost_last < first:
+            continue
+        if lost_first > last:
+            break
+        if first < lost_first:
+            yield first, lost_first - 1
+        first = lost_last + 1
+    if first <= last:
+        yield first, last
+
+
+def tags_page(
+    log: TopicLog, command: cmd.LastByTag | cmd.CountByTag, after: bytes
+) -> Generator[int, None, tuple[list[bytes], bool]]:
+    """The tags of one page, and whether more follow."""
+    size = min(max(command.limit, 0) or limits.TAGS_PAGE_MAX, limits.TAGS_PAGE_MAX)
+    tags: list[bytes] = []
+    for units, found in scan(lambda: log.tags, command.match, after):
+        tags += found
+        yield units + len(found)
+        if len(tags) > size + 1:
+            break
+    if tags[:size] == [b""]:
+        size += 1  # "after the empty tag" is what no cursor can say, so no page ends with it
+    return tags[:size], len(tags) > size
+
+
+def one_of(log: TopicLog, command: cmd.LastByTag | cmd.NextByTag) -> Generator[int, None, int]:
+    """The newest or the next of the seqs that each matching tag has to offer, or 0. It may be dead when the last tag was asked."""
+    found = 0
+    for units, tags in scan(lambda: log.tags, command.match):
+        if isinstance(command, cmd.LastByTag):
+            found = max([found, *(log.tags.last(tag, log.are_live) for tag in tags)])
+        else:
+            seqs = (log.tags.first_at_or_after(tag, command.from_seq, log.are_live) for tag in tags)
+            found = min([seq for seq in (found, *seqs) if seq], default=0)
+        yield units + 3 * len(tags)
+    return found
+
+
+def instead_of(
+    log: TopicLog, command: cmd.LastByTag | cmd.NextByTag, seq: int, since: int
+) -> Generator[int, None, int]:
+    """The newest or the next of the matching records when `seq`, which was it, is dead; 0: there is none.
+
+    All tags were asked after the seq `since` was next. So nothing below it comes before `seq`, and what is left is looked for row by
+    row: to ask all tags again would never end, if the best record of them all were always dead by then. Any record that has come since
+    was the newest for a moment.
+    """
+    upto = log.next_seq
+    if isinstance(command, cmd.LastByTag):
+        ranges = [(since, upto), (0, seq)]
+    else:
+        ranges = [(seq or max(since, command.from_seq), upto)]
+    rows = ROWS_AT_ONCE
+    while True:
+        for first, stop in ranges:
+            found = yield from match_in_rows(log, command, first, stop, rows)
+            if found:
+                return found
+        if upto == log.next_seq:
+            return 0
+        ranges = [(upto, log.next_seq)]
+        upto = log.next_seq
+        rows *= 2  # it catches up with any writer
+
+
+def match_in_rows(
+    log: TopicLog, command: cmd.LastByTag | cmd.NextByTag, first: int, stop: int, most: int
+) -> Generator[int, None, int]:
+    """The last or the first live record of [first, stop) that matches, or 0; looks at up to `most` rows at once."""
+    newest = isinstance(command, cmd.LastByTag)
+    while first < stop:
+        if newest:
+            span = log.span_before(stop, min(most, stop - first))
+        else:
+            span = next(log.spans(max(first, log.first_seq), stop), None)
+        if span is None:
+            return 0
+        chunk, low, high = span
+        low, high = (max(low, first - chunk.first_seq), high) if newest else (low, min(high, low + most))
+        alive = np.flatnonzero(chunk.live(low, high, frames.DEAD)) + low
+        names = log.tags.strings.names
+        ids = chunk.rows["tag"][alive].tolist()
+        seqs = [
+            chunk.first_seq + row
+            for row, tag in zip(alive.tolist(), ids, strict=True)
+            if command.match.matches(names[tag])
+        ]
+        if seqs:
+            return seqs[-1] if newest else seqs[0]
+        yield 8 + (high - low) // 16 + len(ids)
+        if newest:
+            stop = chunk.first_seq + low
+        else:
+            first = chunk.first_seq + high
+    return 0
+
+
+def narrowed(prefix: str, prefixes: tuple[str, ...] | None) -> list[str]:
+    """The ascending prefixes, none inside another, of names that start with `prefix` and one of `prefixes`."""
+    if prefixes is None:
+        return [prefix]
+    found: list[str] = []
+    for other in sorted(prefixes):
+        longer = max(prefix, other, key=len)
+        fits = longer.startswith(prefix) and longer.startswith(other)
+        if fits and not (found and longer.startswith(found[-1])):
+            found.append(longer)
+    return found
+
+
+def state_of(log: TopicLog) -> cmd.TopicState:
+    view = log.view
+    return cmd.TopicState(
+        log.name,
+        view.head,
+        min(view.first_seq, view.head + 1),
+        view.count,
+        view.bytes,
+        view.config,
+        view.last_write_ts or None,
+        log.last_read_ts or None,
+        log.epoch,
+    )

@@ -1,0 +1,592 @@
+"""The group being staged: frames for the next envelope, ops to publish once it is written, replies that may leave.
+
+What every command shares: finding a topic, letting time act on it, reserving room in the log, and the way from
+staged to published. Which commands there are stands in appends.py and reads.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from sortedcontainers import SortedList
+
+from topics.api import limits
+from topics.api.config import Durability, EngineConfig, TopicConfig
+from topics.api.errors import (
+    Conflict,
+    ShardReadOnly,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+)
+from topics.engine.commands import topics as cmd
+from topics.engine.core.clock import EngineClock
+from topics.engine.core.tasks import Work, drain
+from topics.engine.core.topic_ids import ID_STEP, OwnIds
+from topics.engine.reading.cold_blocks import ColdMiss, ColdReads
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.long_commands import LongCommand, LongCommands
+from topics.engine.shard.topic_upkeep import Untended, Upkeep
+from topics.engine.storage import frames
+from topics.engine.storage.control import TimeCeiling
+from topics.engine.topic.log import Op, Range, TopicLog
+
+# Of removing records that time has ended: of a step, of a record with a TTL of its own, of one with a tag.
+EXPIRE_STEP_UNITS, EXPIRY_UNITS, TAG_UNITS = 250, 4, 2
+CONTROL_BYTES = 512  # more than any control frame but a long delete
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A long poll parked on a topic."""
+
+    token: object
+    command: cmd.Diff
+    deadline_ms: int
+    log: TopicLog
+    head: int  # at its first look; a poll ends with any record that comes after, also one that it filters out
+    done: bool = False
+    unwoken: bool = False  # its topic has changed since its last look
+
+
+@dataclass(slots=True)
+class EraseRequest:
+    log: TopicLog
+    ranges: list[Range]
+    token: object
+    result: cmd.Deleted | None
+
+
+class Postpone(Exception):
+    """A read that must be asked again once the topic's pending changes are published."""
+
+    def __init__(self, log: TopicLog) -> None:
+        super().__init__(log.name)
+        self.log = log
+
+
+class Staging:
+    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
+        self.config = config
+        self.clock = clock
+        self.reader = reader
+        self._boot_id = boot_id
+        self.cold = ColdReads(None, reader.cold, lambda kind, work, done: None)
+        self.now_ms = clock.now_ms
+        self.staged: dict[str, TopicLog] = {}  # names as deciders see them
+        self.published: dict[str, TopicLog] = {}  # names as readers see them
+        self.by_id: dict[int, TopicLog] = {}
+        self.names: SortedList[str] = SortedList()
+        self.next_id = config.shard + ID_STEP
+        self.own_ids = OwnIds(config.shard)
+        self.bytes_live = 0  # staged, over all topics
+        self.records_live = 0
+        self.bytes_promised = 0  # of transactions that are decided and not all in the log yet
+        # This shard's shares of the caps over all shards; None: the configured caps are its own.
+        self.topics_granted: int | None = None
+        self.bytes_granted: int | None = None
+        # What a failed commit may have left in the log, and a restart may bring back: it keeps its share of the caps.
+        self.topics_unknown = 0
+        self.bytes_unknown = 0
+        self._class_counts: dict[str, int] | None = None
+        self.ram_bytes = 0
+        self.read_only: str | None = None
+        self.cut_off = False  # it started without the end of its log: what it knows is not the latest
+        self.disk_full = False
+        self.low_space = False  # less is left on the disk than must be
+        self.log_full = False  # as long since the last checkpoint as it may be, until one is done
+        # The group being staged.
+        self.frames: list[bytes] = []
+        self.frame_bytes = 0
+        self.frame_count = 0
+        self.ops: list[Op] = []
+        self.appended: list[tuple[TopicLog, int]] = []  # logs and first seqs of this group's rows
+        self.room_bytes = 0  # what this group may grow to before it no longer fits any log file
+        self.make_room: Callable[[int], bool] = lambda size: False
+        self.ready: list[tuple[object, object]] = []
+        self.file_number = 0
+        self.frame_offset = 0  # where this group's first frame will lie
+        # Time.
+        self.time_ceiling_ms = 0
+        self.time_ceiling_synced_ms = 0
+        self.time_ceilings: list[tuple[int, int]] = []  # (lsn, ceiling), not yet synced
+        self.seq_ceilings: list[tuple[int, TopicLog, int]] = []
+        self._new_time_ceiling = 0
+        self._new_seq_ceilings: list[tuple[TopicLog, int]] = []
+        # Who must know how much of a topic is synced; see `keep_safe`.
+        self.written_lsn = 0
+        self.synced_lsn = 0
+        self.publishing_lsn = 0  # what covers the op that is being published
+        self.unsafe: dict[int, TopicLog] = {}
+        self.fed: dict[int, TopicLog] = {}  # topics with something new and claims that wait for it
+        self.moving: dict[int, TopicLog] = {}  # topics with letters that may be sent
+        self.flowing: dict[int, TopicLog] = {}  # topics with something new for the rules that copy them
+        # Records of such topics since copies were begun last, each over the number of its rules: with more rules it pays
+        # more to gather.
+        self.flowing_records = 0.0
+        self.on_created: Callable[[str], None] = lambda name: None
+        # Work for the engine.
+        self.dirty: dict[int, TopicLog] = {}  # topics whose waiters must look again
+        self.unwoken: dict[int, TopicLog] = {}  # those of them with waiters that may not be woken yet
+        # Whether the answer to this token can be sent.
+        self.may_wake: Callable[[object], bool] = lambda token: True
+        self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
+        self.trimming: dict[int, TopicLog] = {}  # with more records of a tag than a new cap allows
+        self.retiring: dict[int, TopicLog] = {}  # with records that their consumers may need no more
+        self.waiter_heap: list[tuple[int, int, Waiter]] = []
+        self._waiter_count = 0
+        self._waiting = 0  # long polls that are not answered yet
+        self.erase_requests: list[EraseRequest] = []
+        self.gone: list[TopicLog] = []  # dropped topics whose files wait for removal
+        self.loader: Callable[[TopicLog], None] = lambda log: None
+        self.load_steps: Callable[[TopicLog], Work] | None = (
+            None  # None: it is loaded at once, as long as the shard recovers
+        )
+        self.upkeep = Upkeep(self._upkeep_of)
+        self.counters: dict[str, int] = {}
+        self._command: cmd.Command | None = None  # the one being handled
+        self._handlers: dict[type, Callable[[object, Any], None]] = {}
+        self.long = LongCommands(self._enter, self._end_with)
+
+    # -- a turn --------------------------------------------------------------------------------------------
+
+    def begin_turn(self, now_ms: int, *, busy: bool) -> None:
+        self.now_ms = now_ms
+        self.long.begin_turn()
+        self.upkeep.begin_turn()
+        late = now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms
+        if busy and late and not self.read_only and self._has_room_at_all():
+            self.stage_time_ceiling(now_ms + limits.TIME_CEILING_STEP_MS)
+
+    def _has_room_at_all(self) -> bool:
+        try:
+            return self.has_room(CONTROL_BYTES)
+        except ShardReadOnly:  # since now: each request of the turn will hear of it
+            return False
+
+    def stage_time_ceiling(self, ceiling_ms: int) -> None:
+        value = TimeCeiling(ceiling_ms, self.now_ms, self.clock.mono_ms, self._boot_id)
+        self.add_frame(frames.encode_control(frames.TIME_CEILING, 0, self.now_ms, value))
+        self.time_ceiling_ms = self._new_time_ceiling = ceiling_ms
+
+    def begin_group(self, file_number: int, frame_offset: int, room_bytes: int) -> None:
+        self.file_number = file_number
+        self.frame_offset = frame_offset
+        self.room_bytes = room_bytes
+
+    def has_room(self, size: int) -> bool:
+        """Whether the group still fits a log file with `size` bytes more; makes one when it can."""
+        return self.frame_bytes + size <= self.room_bytes or self.make_room(self.frame_bytes + size)
+
+    def reserve(self, size: int) -> None:
+        """Make sure of room before anything is decided."""
+        if not self.has_room(size):
+            raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+
+    def move_group(self, file_number: int, frame_offset: int) -> None:
+        """The group goes to another file than was thought: its rows follow."""
+        shift = frame_offset - self.frame_offset
+        moved: dict[int, TopicLog] = {}
+        for log, first in self.appended:
+            if log.id not in moved:  # the first entry of a log has its lowest seq
+                moved[log.id] = log
+                log.shift_rows(first, shift, file_number)
+        self.file_number, self.frame_offset = file_number, frame_offset
+
+    def handle(self, token: object, command: cmd.Command) -> None:
+        self._command = command
+        try:
+            if self.upkeep:
+                self._wait_in_line(getattr(command, "topic", ""))
+            self._handlers[type(command)](token, command)
+        except (Postpone, Untended, TopicsError, OSError) as error:
+            self._end_with(token, command, error)
+
+    def _end_with(self, token: object, command: cmd.Command, error: Exception) -> None:
+        """What becomes of a command whose handler, or whose work, raised this."""
+        if isinstance(error, Postpone):
+            self.add_op(Op(error.log, token, command=command, later=True))
+        elif isinstance(error, Untended):
+            self._wait_for_upkeep(token, command, error.log)
+        elif isinstance(error, Conflict | TopicNotFound):
+            # A conflict tells of what is staged, a 404 to a writer of a drop that readers do not see yet: neither may
+            # leave before what it tells of is safe. A 404 to a reader tells of what is published, and leaves at once.
+            known = self.staged if isinstance(error, Conflict) else self.published
+            log = known.get(getattr(command, "topic", ""))
+            if log is not None and log.pending and self.read_only is None:
+                self.add_op(Op(log, token, error, command=command))
+            else:
+                self.ready.append((token, error))
+        elif isinstance(error, ColdMiss):
+            self._wait_for_cold(token, command, error)
+        elif isinstance(error, TopicsError):
+            self.ready.append((token, error))
+        elif isinstance(error, OSError):
+            # Only reads reach the disk from here; the log itself is written by the engine.
+            self.ready.append((token, TopicsError(f"a file could not be read: {error}")))
+        else:
+            raise error
+
+    def _wait_in_line(self, topic: str) -> None:
+        """Those who came before for the same topic go on first."""
+        log = self.staged.get(topic) or self.published.get(topic)
+        if log is not None and self.upkeep.holds(log):
+            raise Untended(log)
+
+    def _wait_for_upkeep(self, token: object, command: cmd.Command, log: TopicLog) -> None:
+        def resume(error: TopicsError | None) -> None:
+            if error is None:
+                self.handle(token, command)
+            else:
+                self.ready.append((token, error))
+
+        self.upkeep.wait(log, resume, token=token)
+
+    def _enter(self, long: LongCommand) -> None:
+        """A command goes on that has waited for its next slice."""
+        self._command = long.command
+        if self.read_only is not None and isinstance(long.command, cmd.Change):
+            raise ShardReadOnly(self.read_only, unknown=True)
+        if long.log is None:
+            return
+        if long.log.dropped or long.log.view.dropped:
+            raise TopicNotFound(long.log.name)
+        self._touch(long.log)
+
+    def _wait_for_cold(self, token: object, command: cmd.Command, miss: ColdMiss) -> None:
+        """Ask again once the blocks are there. Nothing was changed by the first try."""
+
+        def resume(error: TopicsError | None) -> None:
+            if error is None or self._is_outdated(miss):
+                self.handle(token, command)
+            else:
+                self.ready.append((token, error))
+
+        try:
+            self.cold.wait(miss, resume, token=token, connection=getattr(command, "connection", 0))
+        except TopicsError as error:
+            self.ready.append((token, error))
+
+    def _is_outdated(self, miss: ColdMiss) -> bool:
+        """Whether a segment is not where it was looked for any more: its records are gone, or in another generation."""
+        for topic_id, first_seq, generation in (want.segment for want in miss.wants):
+            log = self.by_id.get(topic_id)
+            found = log.find(first_seq) if log is not None and log.stored is None else None
+            meta = found[0].meta if found is not None else None
+            if meta is None or (meta.first_seq, meta.generation) != (first_seq, generation):
+                return True
+        return False
+
+    def add_frame(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        self.frame_bytes += len(frame)
+        self.frame_count += 1
+
+    def add_op(self, op: Op) -> None:
+        op.log.pending += 1
+        self.ops.append(op)
+
+    def committed(self, lsn: int) -> None:
+        """The staged group is in the log at `lsn`."""
+        self.frames, self.frame_bytes, self.frame_count = [], 0, 0
+        self.ops = []
+        self.appended = []
+        if self._new_time_ceiling:
+            self.time_ceilings.append((lsn, self._new_time_ceiling))
+            self._new_time_ceiling = 0
+        if self._new_seq_ceilings:
+            self.seq_ceilings += [(lsn, log, ceiling) for log, ceiling in self._new_seq_ceilings]
+            self._new_seq_ceilings = []
+
+    def keep_safe(self, log: TopicLog) -> None:
+        """From here on `log.safe_head` tells up to where the topic is synced."""
+        if log.unsafe_heads is None:
+            log.unsafe_heads = deque()
+            self.publishing_lsn = self.written_lsn
+            self._note_head(log)
+
+    def _note_head(self, log: TopicLog) -> None:
+        assert log.unsafe_heads is not None
+        if self.publishing_lsn <= self.synced_lsn and not log.unsafe_heads:
+            log.safe_head = log.view.head
+        else:
+            log.unsafe_heads.append((self.publishing_lsn, log.view.head))
+            self.unsafe[log.id] = log
+
+    def _heads_synced(self, lsn: int) -> None:
+        for log in list(self.unsafe.values()):
+            heads = log.unsafe_heads
+            assert heads is not None
+            while heads and heads[0][0] <= lsn:
+                log.safe_head = heads.popleft()[1]
+                if log.waiters:
+                    self.dirty[log.id] = log
+            if not heads:
+                del self.unsafe[log.id]
+
+    def synced(self, lsn: int) -> None:
+        self.synced_lsn = max(self.synced_lsn, lsn)
+        if self.unsafe:
+            self._heads_synced(lsn)
+        while self.time_ceilings and self.time_ceilings[0][0] <= lsn:
+            self.time_ceiling_synced_ms = self.time_ceilings.pop(0)[1]
+        while self.seq_ceilings and self.seq_ceilings[0][0] <= lsn:
+            _, log, ceiling = self.seq_ceilings.pop(0)
+            log.ceiling_synced = max(log.ceiling_synced, ceiling)
+
+    def publish(self, op: Op) -> None:
+        """An op's gate is open: readers see it, its reply leaves, its waiters look again."""
+        log = op.log
+        log.pending -= 1
+        if op.plain:
+            log.publish(op)
+            if log.waiters:
+                self.dirty[log.id] = log
+            if log.unsafe_heads is not None:
+                self._note_head(log)
+            if log.consumers is not None and log.consumers.waiting:
+                self.fed[log.id] = log
+            if log.outflows:
+                self.flowing[log.id] = log
+                self.flowing_records += op.count / len(log.outflows)
+            self.ready.append((op.token, op.result))
+            return
+        log.expiring -= op.expiry
+        ram_bytes = log.ram_bytes
+        log.publish(op)
+        self.ram_bytes += log.ram_bytes - ram_bytes
+        if op.config is not None or op.dropped:
+            self._publish_name(op)
+        if log.waiters and (op.head or op.first_seq or op.dropped or op.loss):
+            self.dirty[log.id] = log
+        if log.unsafe_heads is not None:
+            self._note_head(log)
+        if log.consumers is not None:
+            if log.consumers.waiting and (op.head or op.count):  # more to hand out, or less in hand
+                self.fed[log.id] = log
+            if op.letters:
+                log.consumers.safe_number = max(log.consumers.safe_number, op.letters)
+                self.moving[log.id] = log
+        if log.outflows and op.head:
+            self.flowing[log.id] = log
+            self.flowing_records += op.count / len(log.outflows)
+        if op.erase is not None:
+            self.erase_requests.append(op.erase)
+        if op.later:
+            self.handle(op.token, op.command)
+        elif op.token is not None:
+            self.ready.append((op.token, op.result))
+
+    def count_live(self, op: Op) -> None:
+        """Carry what a staged change did to one topic over to the totals."""
+        self.bytes_live += op.bytes
+        self.records_live += op.count
+
+    def classes_changed(self) -> None:
+        """A config was published, or names while the shard recovers."""
+        self._class_counts = None
+
+    def class_counts(self) -> dict[str, int]:
+        """Published topics by durability. Counted anew only after a start, and after a config was changed."""
+        if self._class_counts is None:
+            counts = dict.fromkeys(get_args(Durability), 0)
+            for log in self.published.values():
+                counts[log.view.config.durability] += 1
+            self._class_counts = counts
+        return dict(self._class_counts)
+
+    def _publish_name(self, op: Op) -> None:
+        log = op.log
+        if op.dropped:
+            if self.published.get(log.name) is log:
+                self._count_class(log, -1)
+                del self.published[log.name]
+                self.names.discard(log.name)
+            self.by_id.pop(log.id, None)
+            self.touched.pop(log.id, None)
+            self.trimming.pop(log.id, None)
+            self.ram_bytes -= log.ram_bytes
+            self.gone.append(log)
+        elif self.published.get(log.name) is not log:
+            if log.name in self.published:
+                self.classes_changed()
+            self._count_class(log, 1)
+            self.published[log.name] = log
+            self.names.add(log.name)
+            self.on_created(log.name)
+        else:
+            self.classes_changed()
+
+    def _count_class(self, log: TopicLog, by: int) -> None:
+        if self._class_counts is not None:
+            self._class_counts[log.view.config.durability] += by
+
+    def discard_staged(self) -> None:
+        """A commit failed: fall back to what is published. The shard is read-only from here on."""
+        for log in list(self.by_id.values()):
+            if log.pending or log.next_seq != log.view.head + 1:
+                log.discard_staged()
+                log.dedupe.discard_after(log.view.head)
+            if log.waiters:
+                self.dirty[log.id] = log
+        self.staged = dict(self.published)
+        self.by_id = {log.id: log for log in self.published.values()}
+        self.bytes_live = sum(log.bytes for log in self.staged.values())
+        self.records_live = sum(log.count for log in self.staged.values())
+        self.frames, self.frame_bytes, self.frame_count = [], 0, 0
+        self.ops, self.appended = [], []
+
+    # -- finding topics ------------------------------------------------------------------------------------
+
+    def _for_write(self, name: str) -> TopicLog | None:
+        log = self.staged.get(name)
+        if log is not None:
+            self._touch(log)
+        return log
+
+    def _for_read(self, name: str) -> TopicLog:
+        log = self.published.get(name)
+        if log is None:
+            self._refuse_the_latest()
+            raise TopicNotFound(name)
+        self._touch(log)
+        self._postpone_if_expiring(log)
+        return log
+
+    def to_follow(self, name: str) -> TopicLog:
+        """A topic as it stands, all of it: what recovery has put off would else become visible without a word."""
+        log = self.published.get(name)
+        if log is None:
+            self._refuse_the_latest()
+            raise TopicNotFound(name)
+        if log.deferred:
+            try:
+                self.loader(log)
+            except OSError as error:
+                raise TopicsError(f"a file could not be read: {error}") from error
+        return log
+
+    def _refuse_the_latest(self) -> None:
+        """Records before the damage can be read; that none come after them, or which is the last, cannot be said."""
+        if self.cut_off and self.read_only is not None:
+            raise ShardReadOnly(self.read_only)
+
+    @staticmethod
+    def _postpone_if_expiring(log: TopicLog) -> None:
+        """Readers must not see what has expired, and cannot see yet that it has: they ask again right after."""
+        if log.expiring:
+            raise Postpone(log)
+
+    def _touch(self, log: TopicLog) -> None:
+        """Have a topic in memory as it stands now. Untended: that takes longer than a turn."""
+        if log.stored is not None or log.deferred:
+            self._tend(log)
+        log.last_touch = self.now_ms
+        if ((log.config.ttl_ms or log.expiries) and self._expire(log)) or log.cap_lost >= log.first_seq:
+            self._tend(log)
+
+    def _tend(self, log: TopicLog) -> None:
+        if self.load_steps is None:
+            self.refresh(log)
+        else:
+            self.upkeep.tend(log)
+
+    def refresh(self, log: TopicLog) -> None:
+        """The same for who cannot wait."""
+        drain(self._upkeep_of(log))
+        log.last_touch = self.now_ms
+
+    def load_slices(self, log: TopicLog) -> Work:
+        """Have a topic in memory, for work that is done in slices itself."""
+        while log.is_away and not log.dropped:
+            if self.load_steps is None:
+                self.loader(log)
+            else:
+                yield from self.load_steps(log)
+
+    def _upkeep_of(self, log: TopicLog) -> Work:
+        yield from self.load_slices(log)
+        while (log.config.ttl_ms or log.expiries) and not log.dropped:
+            units = self._expire(log)
+            if not units:
+                break
+            yield units
+        while log.is_over_cap and not log.dropped:
+            units = self._step_units(log)
+            self._end_records(
+                log, [], min(log.cap_lost, log.first_seq + limits.EXPIRE_RECORDS - 1), ttl=False
+            )
+            if log.is_over_cap:
+                yield units
+
+    def _expire(self, log: TopicLog) -> int:
+        """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete. If there is more to do after a
+        part of it, the units of work that this part took; else 0.
+        """
+        due, is_more = log.due_records(self.now_ms, limits.EXPIRE_RECORDS)
+        last = log.expired_last(self.now_ms)
+        if last - log.first_seq >= limits.EXPIRE_RECORDS:
+            upto = log.front_beyond(limits.EXPIRE_RECORDS, 0) or last
+            last, is_more = min(last, upto), is_more or upto < last
+        if last or due:
+            self._end_records(log, due, last)
+        return self._step_units(log) if is_more else 0
+
+    @staticmethod
+    def _step_units(log: TopicLog) -> int:
+        """Of a step that removes so many records. With a tag of its own each of them takes its time."""
+        per_record = (
+            EXPIRY_UNITS if log.expiries else TAG_UNITS if len(log.tags) > limits.EXPIRE_RECORDS else 0
+        )
+        return EXPIRE_STEP_UNITS + per_record * limits.EXPIRE_RECORDS
+
+    def _end_records(self, log: TopicLog, due: list[int], last: int, *, ttl: bool = True) -> None:
+        """Records that are ended: some by their own TTL, and those up to `last` by the topic's, or by its cap."""
+        op = Op(log)
+        if due:
+            log.stage_delete(as_ranges(due), op)
+        if last >= log.first_seq:
+            log.stage_evict(last, op, ttl=ttl)
+        self.count_live(op)
+        self.touched[log.id] = log
+        if log.pending:
+            op.expiry = True
+            log.expiring += 1
+            self.add_op(op)
+        else:
+            log.publish(op)
+
+    def _writable(self) -> None:
+        if self.read_only is not None:
+            raise ShardReadOnly(self.read_only)
+
+    def new_log(self, topic_id: int, name: str, config: TopicConfig) -> TopicLog:
+        return TopicLog(
+            topic_id,
+            name,
+            config,
+            segment_max_events=self.config.segment_max_events,
+            segment_max_bytes=self.config.segment_max_bytes,
+        )
+
+    def _answer(self, token: object, result: object, log: TopicLog, *, held: bool = False) -> None:
+        """Reply now, or, when the answer rests on what is not yet safe, after the sync that makes it so."""
+        unsafe_time = (log.config.ttl_ms or log.expiries) and self.now_ms > self.time_ceiling_synced_ms
+        if (held or unsafe_time) and self.read_only is None:
+            self.add_op(Op(log, token, result, sync=bool(unsafe_time), command=self._command))
+        else:
+            self.ready.append((token, result))
+
+
+def as_ranges(seqs: list[int]) -> list[Range]:
+    """Ascending seqs as inclusive ranges."""
+    ranges: list[Range] = []
+    for seq in seqs:
+        if ranges and ranges[-1][1] + 1 == seq:
+            ranges[-1] = (ranges[-1][0], seq)
+        else:
+            ranges.append((seq, seq))
+    return ranges

@@ -1,0 +1,456 @@
+"""The work on a transaction's file, one task for each transaction that has some: chunks are written, a commit is decided
+and carried out, and in the end the file goes.
+
+A commit that fits one entry of the log is one: its records, and that the batch is there. Of a larger one the order of its
+chunks is first written behind them and synced, then the decision is logged and synced, and then the chunks are appended,
+some at a time, each time with how far that is. An error before the decision is an answer. After it there is only waiting:
+for space, for a disk that can be read. A chunk that has rotted meanwhile is announced as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+from topics.api import limits
+from topics.api.errors import (
+    Throttled,
+    TopicsError,
+    TransactionIncomplete,
+    TransactionNotFound,
+)
+from topics.engine.commands import transactions as txc
+from topics.engine.commands.topics import Records
+from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
+from topics.engine.shard.appends import frame_bytes_at_most
+from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.shard.transactions import Transaction, Transactions
+from topics.engine.storage import frames
+from topics.engine.storage.files import is_out_of_resources
+from topics.engine.storage.transaction_file import (
+    Placed,
+    encode_decision,
+    read_chunks,
+    read_decision,
+    read_staged,
+    write_entries,
+)
+from topics.engine.topic.log import Op
+from topics.engine.topic.transactions import Advanced, Asked, Decided, Decision, Staged
+
+STAGE_KIND = "stage"  # of jobs: they may take long, and have a thread of their own
+NAMED_MAX = 20  # parts that a refusal names, and chunks of each
+FORGOTTEN_BYTES = limits.TXN_PRODUCERS_FORGOTTEN_MAX * (limits.KEY_BYTES_MAX + 4)
+PARTS_PER_SLICE = 4096
+
+Choice = tuple[list[Placed], int]  # chunks in order, and the size of the largest record
+
+
+class Committing(Transactions):
+    def transaction_steps(self, txn: Transaction) -> Steps:
+        """Everything there is to do for a transaction at present."""
+        while not txn.log.dropped:
+            if txn.is_ended:
+                yield from self._remove_file(txn)
+                return
+            if txn.decision is not None:
+                if self.putting_off:
+                    return
+                yield from self._carry_out(txn, txn.decision)
+            elif not txn.is_known:
+                yield from self._learn(txn)
+            elif txn.waiting:
+                yield from self._write_chunks(txn)
+            elif txn.asked:
+                yield from self._prepare(txn, txn.asked[0])
+            else:
+                return
+        self._refuse_written(txn)
+        self._forget_transaction(txn)  # its file goes with the topic's others
+
+    def _path(self, txn: Transaction) -> str:
+        return f"{self.reader.topic_dir(txn.log.id)}/{txn.name}"
+
+    # -- the file ------------------------------------------------------------------------------------------
+
+    def _learn(self, txn: Transaction) -> Steps:
+        """What a transaction holds that was begun before this start."""
+        disk, path = self.disk, self._path(txn)
+        assert disk is not None
+        try:
+            found = yield Blocking(STAGE_KIND, lambda: read_staged(disk, path))
+        except (OSError, TopicsError) as error:  # the latter when a later version wrote it
+            self._answer_all(txn, TopicsError(f"what was staged could not be read: {error}"))
+            return
+        txn.is_known = True
+        for entry in found:
+            txn.end = entry.offset + entry.bytes
+            if entry.chunk is not None:
+                head = entry.chunk
+                placed = entry.offset, entry.bytes, head.records, head.size
+                txn.chunks.setdefault((head.part, head.chunk), (placed, head.largest))
+        self.staged_chunks += len(txn.chunks) if txn in self.transactions else 0
+
+    def _write_chunks(self, txn: Transaction) -> Steps:
+        """All that wait, with one sync."""
+        self._take_waiting(txn)
+        if not txn.writing:
+            return
+        disk, path, end = self.disk, self._path(txn), txn.end
+        assert disk is not None
+        entries = [staged.entry for staged in txn.writing]
+        sync = txn.log.config.durability == "fsync"
+        try:
+            yield Blocking(STAGE_KIND, lambda: write_entries(disk, path, end, entries, sync=sync))
+        except OSError as error:
+            self._writing_failed(txn, error)
+            return
+        if txn.is_ended:
+            self._refuse_written(txn)
+            return
+        written, txn.writing = txn.writing, []
+        for staged in written:
+            head = staged.head
+            placed = txn.end, len(staged.entry), head.records, head.size
+            txn.chunks[staged.key] = placed, head.largest
+            txn.end += len(staged.entry)
+            self.staged_chunks += 1
+            self._staged(txn, staged, repeated=False)
+
+    def _take_waiting(self, txn: Transaction) -> None:
+        """Chunks that are there already need not be written, and of two equal ones the second waits for the first."""
+        rest: list[Staged] = []
+        taken: dict[tuple[str, int], None] = {}
+        for staged in txn.waiting:
+            if staged.key in txn.chunks:
+                self._uncount(txn, staged)
+                self._staged(txn, staged, repeated=True)
+            elif staged.key in taken:
+                rest.append(staged)
+            else:
+                taken[staged.key] = None
+                txn.writing.append(staged)
+        txn.waiting = rest
+
+    def _staged(self, txn: Transaction, staged: Staged, *, repeated: bool) -> None:
+        head = staged.head
+        result = txc.ChunkStaged(txn.log.name, head.part, head.chunk, head.records, repeated)
+        self.ready.append((staged.token, result))
+
+    def _uncount(self, txn: Transaction, staged: Staged) -> None:
+        txn.bytes -= len(staged.entry)
+        self.staged_bytes -= len(staged.entry) if txn in self.transactions else 0
+
+    def _refuse_written(self, txn: Transaction) -> None:
+        """The transaction has ended while chunks of it were on their way."""
+        writing, txn.writing = txn.writing, []
+        for staged in writing:
+            self._uncount(txn, staged)
+            self._tell(txn, staged.token, TransactionNotFound(txn.log.name, txn.id))
+
+    def _writing_failed(self, txn: Transaction, error: OSError) -> None:
+        """Without space nothing is lost but the try. After any other error nobody knows what of the file will last, so the
+        transaction goes: whoever makes the batch begins it again.
+        """
+        writing, txn.writing = txn.writing, []
+        refusal = _refusal(error)
+        for staged in writing:
+            self._uncount(txn, staged)
+            self.ready.append((staged.token, refusal))
+        if not is_out_of_resources(error) and not txn.is_ended and self._has_room_at_all():
+            self._end_transaction(txn)
+
+    def _remove_file(self, txn: Transaction) -> Steps:
+        """Once the log says for good that it is not needed."""
+        disk, path = self.disk, self._path(txn)
+        assert disk is not None
+        yield WaitSynced(0)
+        if not txn.log.dropped:
+            try:
+                yield Blocking(STAGE_KIND, lambda: disk.remove(path))
+            except OSError:
+                self.counters["txn_left"] += 1  # the next start removes it
+        self._forget_transaction(txn)
+
+    # -- up to the decision --------------------------------------------------------------------------------
+
+    def _prepare(self, txn: Transaction, asked: Asked) -> Steps:
+        """Do what it takes to commit, as the first in line wants it, or tell why not."""
+        refusal: TopicsError
+        try:
+            yield from self._decide(txn, asked.command)
+            return
+        except OSError as error:
+            refusal = _refusal(error)
+        except TopicsError as error:
+            refusal = error
+        if asked in txn.asked:
+            txn.asked.remove(asked)
+            if not asked.is_answered:
+                self._tell(txn, asked.token, refusal, asked.command)
+
+    def _decide(self, txn: Transaction, command: txc.CommitTransaction) -> Steps:
+        disk, log, path = self.disk, txn.log, self._path(txn)
+        assert disk is not None and log.transactions is not None
+        known = log.transactions
+        if known.is_taken(txn):  # batches of a producer come one after the other
+            yield WaitUntil(lambda: txn.is_ended or not known.is_taken(txn))
+        chosen, largest = yield from self._choose(txn, command.parts)
+        records, size = sum(placed[2] for placed in chosen), sum(placed[3] for placed in chosen)
+        self._check_commit(txn, records, size, largest)
+        if _fits_one_entry(chosen):
+            read = yield Blocking(STAGE_KIND, lambda: read_chunks(disk, path, chosen))
+            self._check_commit(txn, records, size, largest)
+            self._check_read(txn, chosen, read)
+            self._append_whole(txn, read)
+            return
+        if self.config.min_free_bytes:
+            free = yield Blocking(STAGE_KIND, disk.free_bytes)
+            # Until a checkpoint has absorbed the log a record is there twice, and staged besides.
+            if free < self.config.min_free_bytes + 2 * size:
+                raise Throttled(
+                    "there is not enough space on the disk for the batch; free some", limit="disk_full"
+                )
+        entry, end = encode_decision(chosen), txn.end
+        yield Blocking(STAGE_KIND, lambda: write_entries(disk, path, end, [entry], sync=True))
+        self._check_commit(txn, records, size, largest)
+        self.reserve(2 * CONTROL_BYTES)
+        txn.end += len(entry)
+        txn.bytes += len(entry)
+        self.staged_bytes += len(entry)
+        txn.order = chosen
+        decision = Decision(end, len(chosen), records, size)
+        txn.decide(decision)
+        self.bytes_promised += size
+        self._log_entry(log, frames.TXN_DECIDED, Decided(txn.id, decision))
+        yield WaitSynced(0)
+
+    def _choose(self, txn: Transaction, parts: list[tuple[str, int, int]]) -> Generator[None, Any, Choice]:
+        """The chunks that a commit names."""
+        chosen: list[Placed] = []
+        largest = 0
+        problems: list[dict[str, object]] = []
+        for i, (part, count, records) in enumerate(parts):
+            if count > len(txn.chunks):
+                missing = [n for n in range(min(count, NAMED_MAX)) if (part, n) not in txn.chunks]
+                problems.append({"part": part, "chunks": count, "missing": missing})
+                continue
+            found = [txn.chunks.get((part, n)) for n in range(count)]
+            there = [one for one in found if one is not None]
+            staged = sum(placed[2] for placed, _ in there)
+            if len(there) < count:
+                missing = [n for n, one in enumerate(found) if one is None][:NAMED_MAX]
+                problems.append({"part": part, "chunks": count, "missing": missing})
+            elif staged != records:
+                problems.append({"part": part, "records": records, "staged": staged})
+            chosen += [placed for placed, _ in there]
+            largest = max([largest, *(size for _, size in there)])
+            if i % PARTS_PER_SLICE == PARTS_PER_SLICE - 1:
+                yield None
+        if problems:
+            raise _incomplete(txn, problems)
+        return chosen, largest
+
+    def _check_commit(self, txn: Transaction, records: int, size: int, largest: int) -> None:
+        """What can refuse it, as long as it is not decided."""
+        self._writable()
+        log = txn.log
+        if txn.is_ended or log.dropped:
+            raise TransactionNotFound(log.name, txn.id)
+        self.refresh(log)
+        if records:
+            self._check_room(log, log.config, log.name, records, size, largest)
+        self._check_producers(log.transactions, txn.producer)
+
+    def _check_read(self, txn: Transaction, chosen: list[Placed], read: list[Records | None]) -> None:
+        """A chunk that has rotted can be staged again."""
+        rotten = {placed[0] for placed, records in zip(chosen, read, strict=True) if records is None}
+        if not rotten:
+            return
+        keys = [key for key, (placed, _) in txn.chunks.items() if placed[0] in rotten]
+        for key in keys:
+            del txn.chunks[key]
+            self.staged_chunks -= 1
+        raise _incomplete(txn, [{"part": part, "missing": [chunk]} for part, chunk in keys])
+
+    # -- the log -------------------------------------------------------------------------------------------
+
+    def _append_whole(self, txn: Transaction, read: list[Records | None]) -> None:
+        """All or nothing: the records and the end of the transaction are one entry of the log."""
+        log = txn.log
+        made = [records for records in read if records is not None]
+        self.reserve(self._need(txn, made))
+        first = log.next_seq
+        for records in made:
+            self._append_chunk(txn, records, sync=True)
+        count = log.next_seq - first
+        self._end_committed(txn, first if count else 0, log.next_seq - 1 if count else 0, count, len(made), 0)
+
+    def _need(self, txn: Transaction, made: list[Records]) -> int:
+        per_tag = bool(txn.log.config.cap_per_tag)
+        need = sum(frame_bytes_at_most(one, None, sum(_sizes(one)), per_tag=per_tag) for one in made)
+        known = txn.log.transactions
+        assert known is not None
+        if len(known.producers) >= limits.TXN_PRODUCERS_MAX:
+            need += FORGOTTEN_BYTES
+        return need + 4 * CONTROL_BYTES
+
+    def _append_chunk(self, txn: Transaction, records: Records, *, sync: bool) -> None:
+        op = Op(txn.log, sync=sync)
+        self.stage_append(txn.log, txn.log.config, records, _sizes(records), op, created=False)
+        op.plain = False  # it has no answer of its own
+
+    def _carry_out(self, txn: Transaction, decision: Decision) -> Steps:
+        """Append what is not in the log yet. Nobody need ask for it, and nothing but a drop of the topic ends it early."""
+        disk, log, path = self.disk, txn.log, self._path(txn)
+        assert disk is not None
+        if txn.order is None:
+            try:
+                order = yield Blocking(STAGE_KIND, lambda: read_decision(disk, path, decision.offset))
+            except OSError:
+                yield from self._pause(txn)
+                return
+            # With nobody to tell which they were, all that are left are lost together.
+            txn.order = order if order is not None else [(0, 0, 0, 0)] * decision.chunks
+            if order is None and not log.dropped:
+                self.refresh(log)
+                while not self._can_append(txn, []):
+                    yield from self._pause(txn)
+                    if txn.is_ended:
+                        return
+                self._lose(txn, decision.records - decision.count)
+                self._advance(txn, decision, decision.chunks, 0, decision.size - decision.size_done)
+        while not txn.is_ended and not self.putting_off:
+            placed = _next_slice(txn.order, decision.done)
+            try:
+                read = yield Blocking(STAGE_KIND, partial(read_chunks, disk, path, placed))
+            except OSError:
+                yield from self._pause(txn)
+                continue
+            while not txn.is_ended and not self._can_append(txn, read):
+                yield from self._pause(txn)
+            if not txn.is_ended:
+                self._append_slice(txn, decision, placed, read)
+                yield None
+
+    def _pause(self, txn: Transaction) -> Steps:
+        at_ms = txn.resume_ms = self.clock.mono_ms + limits.TXN_RETRY_MS
+        self._txn_look_ms = min(self._txn_look_ms, at_ms)
+        yield WaitUntil(lambda: txn.is_ended or self.clock.mono_ms >= at_ms)
+
+    def _can_append(self, txn: Transaction, read: list[Records | None]) -> bool:
+        """Caps were looked at before the decision; space may be gone since. What is left of it is for deletes."""
+        try:
+            self.refresh(txn.log)
+        except (OSError, TopicsError):
+            return False
+        if (self.low_space or self.disk_full or self.log_full) and txn.log.config.durability != "ephemeral":
+            return False
+        made = [records for records in read if records is not None]
+        return self.has_room(self._need(txn, made) + len(read) * CONTROL_BYTES)
+
+    def _append_slice(
+        self, txn: Transaction, decision: Decision, placed: list[Placed], read: list[Records | None]
+    ) -> None:
+        log = txn.log
+        sync = log.config.durability == "fsync"
+        first = log.next_seq
+        count = size = 0
+        for (_, _, records_of, size_of), records in zip(placed, read, strict=True):
+            size += size_of
+            if records is None:
+                self._lose(txn, records_of)
+                continue
+            self._append_chunk(txn, records, sync=sync)
+            count += len(records.payloads)
+        if count:
+            decision.first_seq = decision.first_seq or first
+            decision.last_seq = log.next_seq - 1
+        self._advance(txn, decision, decision.done + len(placed), count, size)
+
+    def _lose(self, txn: Transaction, count: int) -> None:
+        self._stage_hole(txn.log, count, Op(txn.log, sync=txn.log.config.durability == "fsync"), "corrupt")
+        self.counters["corrupt"] = self.counters.get("corrupt", 0) + 1
+
+    def _advance(self, txn: Transaction, decision: Decision, done: int, count: int, size: int) -> None:
+        """In the entry that brings the records: how far it is with them."""
+        self.bytes_promised -= size
+        count += decision.count
+        size += decision.size_done
+        if done == decision.chunks:
+            self._end_committed(txn, decision.first_seq, decision.last_seq, count, done, size)
+            return
+        entry = Advanced(
+            txn.id, False, done, decision.first_seq, decision.last_seq, count, size, self.now_ms, []
+        )
+        # Records of an ephemeral topic are in no log. A start has to append them again, so it must not be told of them.
+        is_logged = txn.log.config.durability != "ephemeral"
+        if is_logged:
+            self._log_entry(txn.log, frames.TXN_ADVANCED, entry)
+        assert txn.log.transactions is not None
+        txn.log.transactions.note_advanced(entry, is_logged=is_logged)
+
+    def _end_committed(
+        self, txn: Transaction, first_seq: int, last_seq: int, count: int, done: int, size: int
+    ) -> None:
+        """Its last records are in this entry. Who waits hears of it once that is synced, whatever the topic's class: a producer
+        forgets the batch then.
+        """
+        log, known = txn.log, txn.log.transactions
+        assert known is not None
+        forgotten = known.forgettable(txn.producer, self.now_ms) or []
+        entry = Advanced(txn.id, True, done, first_seq, last_seq, count, size, self.now_ms, forgotten)
+        self._log_entry(log, frames.TXN_ADVANCED, entry)
+        asked, txn.asked = txn.asked, []
+        for over in known.note_advanced(entry):
+            if over is not txn:
+                self._answer_all(over, TransactionNotFound(log.name, over.id))
+            self.busy[over] = None
+        self.counters["txn_committed"] += 1
+        for one in asked:
+            if not one.is_answered:
+                self.add_op(Op(log, one.token, self._committed(log, txn.id), sync=True))
+        if not asked:
+            self.add_op(Op(log, sync=True))  # readers see the records of it, in order, once they are safe
+
+
+def _sizes(records: Records) -> list[int]:
+    return records.sizes if records.sizes is not None else [len(payload) for payload in records.payloads]
+
+
+def _fits_one_entry(chosen: list[Placed]) -> bool:
+    if len(chosen) <= 1:
+        return True
+    records = sum(placed[2] for placed in chosen)
+    size = sum(placed[1] for placed in chosen) + records * frames.OVERHEAD_BYTES
+    return records <= limits.TXN_WHOLE_RECORDS and size <= limits.TXN_WHOLE_BYTES
+
+
+def _next_slice(order: list[Placed], done: int) -> list[Placed]:
+    stop, records, size = done, 0, 0
+    while stop < len(order):
+        records += order[stop][2]
+        size += order[stop][1]
+        if stop > done and (records > limits.TXN_SLICE_RECORDS or size > limits.TXN_SLICE_BYTES):
+            break
+        stop += 1
+    return order[done:stop]
+
+
+def _incomplete(txn: Transaction, problems: list[dict[str, object]]) -> TransactionIncomplete:
+    names = ", ".join(str(problem["part"]) for problem in problems[:NAMED_MAX])
+    return TransactionIncomplete(
+        f"the transaction does not hold what the commit names of {len(problems)} parts ({names}); stage it and commit again",
+        topic=txn.log.name,
+        txn=f"{txn.id:016x}",
+        parts=problems[:NAMED_MAX],
+    )
+
+
+def _refusal(error: OSError) -> TopicsError:
+    if is_out_of_resources(error):
+        return Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+    return TopicsError(
+        f"the transaction's file failed: {error}; begin the transaction again and stage everything again"
+    )

@@ -1,0 +1,500 @@
+"""Sink transactions: a batch of a producer is appended once and whole, however often it is sent.
+
+    begin    open the transaction of (producer, batch), or learn that the batch is there
+    stage    a chunk of records into the transaction's file, checked as a write would be; nothing is a record yet
+    commit   name the parts in their order; from the decision on the server finishes by itself
+
+What is staged is never held in memory: a batch may be larger than that. Who asks for something that needs the file is put
+in line at the transaction, and transaction_commit.py does the work, off the loop where it touches the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from topics.api import limits
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import (
+    Conflict,
+    InvalidRequest,
+    RecordTooLarge,
+    ShardReadOnly,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+    TransactionCommitted,
+    TransactionNotFound,
+)
+from topics.engine.commands import topics as cmd
+from topics.engine.commands import transactions as txc
+from topics.engine.core.clock import EngineClock
+from topics.engine.core.ports import Disk
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.forwards import Forwards
+from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.storage import frames
+from topics.engine.storage.transaction_file import (
+    ChunkHead,
+    blank_chunks,
+    encode_chunk,
+    parse_name,
+    read_decision,
+)
+from topics.engine.topic.log import Op, TopicLog
+from topics.engine.topic.transactions import (
+    Advanced,
+    Asked,
+    Decided,
+    Opened,
+    OpenTransaction,
+    Staged,
+    TopicTransactions,
+    transaction_id,
+)
+
+ENTRY_TYPES: dict[int, type] = {
+    frames.TXN_OPENED: Opened,
+    frames.TXN_DECIDED: Decided,
+    frames.TXN_ADVANCED: Advanced,
+    frames.TXN_ENDED: int,
+}
+NEVER_MS = 1 << 62
+
+Transaction: TypeAlias = OpenTransaction[TopicLog]
+Known: TypeAlias = TopicTransactions[TopicLog]
+
+
+class Transactions(Forwards):
+    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
+        super().__init__(config, clock, reader, boot_id)
+        self.disk: Disk | None = None  # where files of transactions are; the engine's
+        self.transactions: dict[Transaction, None] = {}  # open, or ended with a file that is there yet
+        self.staged_bytes = 0
+        self.staged_chunks = 0
+        self.busy: dict[Transaction, None] = {}  # there is work for them
+        self.putting_off = False  # what is decided goes on after the next start
+        self._txn_look_ms = NEVER_MS  # when time may do something to one of them, on the monotonic clock
+
+    # -- begin ---------------------------------------------------------------------------------------------
+
+    def _begin_transaction(self, token: object, command: txc.BeginTransaction) -> None:
+        self._writable()
+        log = self._for_write(command.topic)
+        config = log.config if log is not None else self._config_to_begin(command)
+        known = log.transactions if log is not None else None
+        txn_id = transaction_id(command.producer, command.batch)
+        if log is not None and known is not None and self._begun(token, log, known, command, txn_id):
+            return
+        self._check_opening(known, command.producer)
+        self.reserve(4 * CONTROL_BYTES)
+        created = log is None
+        if log is None:
+            log = self._create(command.topic, config)
+        if log.transactions is None:
+            log.transactions = TopicTransactions()
+        number = log.transactions.number + 1
+        ttl_ms = min(max(command.ttl_ms, limits.TXN_TTL_MS_MIN), limits.TXN_TTL_MS_MAX)
+        opened = Opened(txn_id, number, command.producer, command.batch, ttl_ms)
+        self._log_entry(log, frames.TXN_OPENED, opened)
+        self._keep_transaction(log.transactions.note_opened(log, opened))
+        result = txc.TransactionState(log.name, txn_id, "open", created=created)
+        op = Op(log, token, result, sync=created or config.durability == "fsync")
+        if created:
+            op.config = config
+        self.add_op(op)
+
+    def _config_to_begin(self, command: txc.BeginTransaction) -> TopicConfig:
+        """Of a topic that a transaction makes, as a write without a config would."""
+        config = TopicConfig()
+        if not (command.create if command.create is not None else config.auto_create):
+            raise TopicNotFound(command.topic)
+        self._check_creation(command.topic, config)
+        return config
+
+    def _begun(
+        self,
+        token: object,
+        log: TopicLog,
+        known: Known,
+        command: txc.BeginTransaction,
+        txn_id: int,
+    ) -> bool:
+        """Whether the batch is there, or its transaction open: then that is the answer."""
+        producer = known.producers.get(command.producer)
+        if producer is not None and command.batch <= producer.batch:
+            result = self._committed(log, txn_id)
+            self._answer(token, result, log, held=log.pending > 0)
+            return True
+        txn = known.open.get(txn_id)
+        if txn is None:
+            return False
+        if (txn.producer, txn.batch) != (command.producer, command.batch):
+            raise InvalidRequest("another transaction has the same id; name the producer differently")
+        ttl_ms = min(max(command.ttl_ms, limits.TXN_TTL_MS_MIN), limits.TXN_TTL_MS_MAX)
+        if ttl_ms != txn.ttl_ms:
+            self.reserve(2 * CONTROL_BYTES)
+            opened = Opened(txn_id, txn.number, txn.producer, txn.batch, ttl_ms)
+            self._log_entry(log, frames.TXN_OPENED, opened)
+            known.note_opened(log, opened)
+        self._refresh(txn)
+        state: txc.State = "committing" if txn.decision is not None else "open"
+        result = txc.TransactionState(log.name, txn_id, state, progress=txn.progress)
+        self._answer(token, result, log, held=log.pending > 0)
+        return True
+
+    def _check_opening(self, known: Known | None, producer: str) -> None:
+        if known is not None and len(known.open) >= limits.TXN_OPEN_PER_TOPIC_MAX:
+            raise Throttled(
+                "too many transactions of this topic are open; commit or abort some",
+                limit="txn_open_per_topic",
+                max=limits.TXN_OPEN_PER_TOPIC_MAX,
+            )
+        if len(self.transactions) >= limits.TXN_OPEN_MAX:
+            raise Throttled(
+                "too many transactions are open in this topic's shard; commit or abort some",
+                limit="txn_open",
+                max=limits.TXN_OPEN_MAX,
+            )
+        self._check_producers(known, producer)
+
+    def _check_producers(self, known: Known | None, producer: str) -> list[str]:
+        """Whom a new producer takes the place of."""
+        forgotten = known.forgettable(producer, self.now_ms) if known is not None else []
+        if forgotten is None:
+            raise Throttled(
+                "the topic remembers the last batches of as many producers as it may; use fewer names, or another topic",
+                limit="txn_producers",
+                max=limits.TXN_PRODUCERS_MAX,
+            )
+        return forgotten
+
+    # -- stage ---------------------------------------------------------------------------------------------
+
+    def _stage_chunk(self, token: object, command: txc.StageChunk) -> None:
+        self._writable()
+        records = command.records
+        sizes = self._check_records(records, None)
+        log, txn = self._find_transaction(command.topic, command.txn)
+        if txn.decision is not None:
+            raise TransactionCommitted(log.name, txn.id)
+        self._refresh(txn)
+        count, largest = len(sizes), max(sizes)
+        record_max = min(log.config.max_record_bytes or limits.RECORD_BYTES_MAX, limits.RECORD_BYTES_MAX)
+        if largest > record_max:
+            raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
+        if txn.is_known and (command.part, command.chunk) in txn.chunks:
+            self.ready.append((token, _staged(log, command, count, repeated=True)))
+            return
+        head = ChunkHead(command.part, command.chunk, count, sum(sizes), largest)
+        entry = encode_chunk(head, records)
+        self._check_staging(txn, len(entry))
+        txn.bytes += len(entry)
+        self.staged_bytes += len(entry)
+        txn.waiting.append(Staged(token, head, entry))
+        self.busy[txn] = None
+
+    def _check_staging(self, txn: Transaction, size: int) -> None:
+        config = self.config
+        if self.low_space or self.disk_full:
+            raise Throttled(
+                "the disk is nearly full; free some space and the server goes on", limit="disk_full"
+            )
+        if config.txn_bytes_max and txn.bytes + size > config.txn_bytes_max:
+            raise Throttled(
+                "the transaction holds as much as it may; commit smaller batches, or raise TOPICS_TXN_MAX_BYTES",
+                limit="txn_max_bytes",
+                max=config.txn_bytes_max,
+            )
+        if config.txn_shard_bytes_max and self.staged_bytes + size > config.txn_shard_bytes_max:
+            raise Throttled(
+                "the open transactions of this topic's shard hold as much as they may; commit or abort some, or raise "
+                "TOPICS_TXN_SHARD_BYTES",
+                limit="txn_shard_bytes",
+                max=config.txn_shard_bytes_max,
+            )
+        if self.staged_chunks + len(txn.waiting) >= limits.TXN_CHUNKS_MAX:
+            raise Throttled(
+                "the open transactions of this topic's shard have too many chunks; send larger ones",
+                limit="txn_chunks",
+                max=limits.TXN_CHUNKS_MAX,
+            )
+
+    def _find_transaction(self, topic: str, txn_id: int) -> tuple[TopicLog, Transaction]:
+        log = self._for_write(topic)
+        if log is None:
+            raise TopicNotFound(topic)
+        known = log.transactions
+        txn = known.open.get(txn_id) if known is not None else None
+        if txn is not None:
+            return log, txn
+        if known is not None and txn_id in known.committed:
+            raise TransactionCommitted(topic, txn_id)
+        raise TransactionNotFound(topic, txn_id)
+
+    # -- commit and abort ----------------------------------------------------------------------------------
+
+    def _commit_transaction(self, token: object, command: txc.CommitTransaction) -> None:
+        self._writable()
+        if len({name for name, _, _ in command.parts}) < len(command.parts):
+            raise InvalidRequest("a part is named twice")
+        try:
+            log, txn = self._find_transaction(command.topic, command.txn)
+        except TransactionCommitted:
+            log = self.staged[command.topic]
+            self._answer(token, self._committed(log, command.txn), log, held=log.pending > 0)
+            return
+        if len(txn.asked) >= limits.TXN_COMMITS_WAITING_MAX:
+            raise Throttled(
+                "too many commits of this transaction wait for it",
+                limit="txn_commits_waiting",
+                max=limits.TXN_COMMITS_WAITING_MAX,
+            )
+        self._refresh(txn)
+        asked = Asked(token, command, self.clock.mono_ms + command.wait_ms)
+        self._txn_look_ms = min(self._txn_look_ms, asked.until_ms)
+        txn.asked.append(asked)
+        self.busy[txn] = None
+
+    def _committed(self, log: TopicLog, txn_id: int) -> txc.TransactionState:
+        """Of a batch before the last one no more is known than that it is there."""
+        assert log.transactions is not None
+        name = log.transactions.committed.get(txn_id)
+        if name is None:
+            return txc.TransactionState(log.name, txn_id, "committed")
+        last = log.transactions.producers[name]
+        return txc.TransactionState(
+            log.name, txn_id, "committed", last.first_seq, last.last_seq, last.count, 1.0
+        )
+
+    def _abort_transaction(self, token: object, command: txc.AbortTransaction) -> None:
+        self._writable()
+        log, txn = self._find_transaction(command.topic, command.txn)
+        if txn.decision is not None:
+            raise TransactionCommitted(log.name, txn.id)
+        self.reserve(CONTROL_BYTES)
+        self._end_transaction(txn)
+        result = txc.TransactionState(log.name, txn.id, "aborted")
+        self.add_op(Op(log, token, result, sync=log.config.durability == "fsync"))
+
+    def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
+        log = self.staged.get(command.topic)
+        super()._drop_topic(token, command)
+        if log is None or not log.dropped or log.transactions is None:
+            return
+        for txn in list(log.transactions.open.values()):
+            log.transactions.note_ended(txn.id)
+            self.bytes_promised -= txn.promised
+            self._answer_all(txn, TopicNotFound(log.name))
+            self.busy[txn] = None
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------
+
+    def _log_entry(self, log: TopicLog, kind: int, entry: object) -> None:
+        self.add_frame(frames.encode_control(kind, log.id, self.now_ms, entry))
+        self.touched[log.id] = log
+
+    def _end_transaction(self, txn: Transaction) -> None:
+        """Nothing of it becomes a record; whoever waits for it hears that, and its file goes."""
+        log = txn.log
+        assert log.transactions is not None
+        self._log_entry(log, frames.TXN_ENDED, txn.id)
+        log.transactions.note_ended(txn.id)
+        self._answer_all(txn, TransactionNotFound(log.name, txn.id))
+        self.busy[txn] = None
+
+    def _answer_all(self, txn: Transaction, error: TopicsError) -> None:
+        """Those who wait, but for those whose chunks are being written at this moment."""
+        waiting, txn.waiting = txn.waiting, []
+        asked, txn.asked = txn.asked, []
+        for staged in waiting:
+            self._tell(txn, staged.token, error)
+        for one in asked:
+            if not one.is_answered:
+                self._tell(txn, one.token, error, one.command)
+
+    def _tell(
+        self, txn: Transaction, token: object, error: TopicsError, command: cmd.Command | None = None
+    ) -> None:
+        """As `handle` does: what tells of something staged waits until that is safe."""
+        log = txn.log
+        if (
+            isinstance(error, Conflict | TransactionNotFound | TopicNotFound)
+            and log.pending
+            and not self.read_only
+        ):
+            self.add_op(Op(log, token, error, command=command))
+        else:
+            self.ready.append((token, error))
+
+    def _keep_transaction(self, txn: Transaction) -> None:
+        self.transactions[txn] = None
+        self._refresh(txn)
+
+    def _refresh(self, txn: Transaction) -> None:
+        """Whoever is at work on a transaction keeps it."""
+        txn.expires_ms = self.clock.mono_ms + txn.ttl_ms
+        self._txn_look_ms = min(self._txn_look_ms, txn.expires_ms)
+
+    def _forget_transaction(self, txn: Transaction) -> None:
+        """Its file is gone."""
+        if txn in self.transactions:
+            del self.transactions[txn]
+            self.staged_bytes -= txn.bytes
+            self.staged_chunks -= len(txn.chunks)
+        self.busy.pop(txn, None)
+        if txn.log.transactions is not None:
+            txn.log.transactions.leaving.pop(txn.number, None)
+
+    @property
+    def open_transactions(self) -> int:
+        return sum(not txn.is_ended for txn in self.transactions)
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    @property
+    def transactions_due_ms(self) -> int | None:
+        return self._txn_look_ms if self.transactions else None
+
+    def pass_time_to_transactions(self) -> None:
+        """Answer commits that have waited long enough, and end transactions that nobody works on."""
+        mono_ms = self.clock.mono_ms
+        if mono_ms < self._txn_look_ms or self.read_only is not None:
+            return
+        look_ms = NEVER_MS
+        for txn in list(self.transactions):
+            for asked in txn.asked:
+                if asked.is_answered:
+                    continue
+                if asked.until_ms <= mono_ms:
+                    asked.is_answered = True
+                    state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
+                    self.ready.append((asked.token, state))
+                else:
+                    look_ms = min(look_ms, asked.until_ms)
+            if txn.resume_ms > mono_ms:
+                look_ms = min(look_ms, txn.resume_ms)
+            if txn.is_ended or not txn.is_idle:
+                continue
+            if txn.expires_ms <= mono_ms and self._has_room_at_all():
+                self._end_transaction(txn)
+                self.counters["txn_expired"] += 1
+            else:
+                look_ms = min(look_ms, max(txn.expires_ms, mono_ms + limits.TXN_RETRY_MS))
+        self._txn_look_ms = look_ms
+
+    # -- start, erase, failure -----------------------------------------------------------------------------
+
+    def replay_transaction(self, log: TopicLog, kind: int, payload: bytes) -> None:
+        if log.transactions is None:
+            log.transactions = TopicTransactions()
+        log.transactions.replay(log, msgspec.msgpack.decode(payload, type=ENTRY_TYPES[kind]))
+
+    def start_transactions(self) -> None:
+        """After recovery: what was decided goes on, what is open waits, and files of neither go. Whoever erases later may
+        rely on that no file is left of a batch that is committed.
+        """
+        disk = self.disk
+        if self.read_only is not None or disk is None:
+            return
+        for log in self.by_id.values():
+            known = log.transactions
+            if known is None:
+                continue
+            known.leaving = {}
+            directory = self.reader.topic_dir(log.id)
+            by_name = {txn.name: txn for txn in known.open.values()}
+            for name in disk.list(directory):
+                txn = by_name.get(name)
+                if txn is not None:
+                    txn.bytes = _file_bytes(disk, f"{directory}/{name}")
+                    self.staged_bytes += txn.bytes
+                elif parse_name(name) is not None:
+                    disk.remove(f"{directory}/{name}")
+            for txn in known.open.values():
+                txn.is_known = False
+                self.bytes_promised += txn.promised
+                self._keep_transaction(txn)
+                if txn.decision is not None:
+                    self.busy[txn] = None
+
+    def put_off_decided(self) -> None:
+        """The server stops, and does not wait for batches of any size: with the piece at hand they rest until the next start.
+        Whoever waits for one hears that it goes on.
+        """
+        self.putting_off = True
+        for txn in self.transactions:
+            if txn.decision is None:
+                continue
+            for asked in txn.asked:
+                if not asked.is_answered:
+                    asked.is_answered = True
+                    state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
+                    self.ready.append((asked.token, state))
+
+    def clearing_of(self, log: TopicLog) -> Callable[[], None]:
+        """What an erase has to do about a topic's transactions: records that are in the log lie in no file of theirs after it.
+        What is merely staged is no record yet.
+        """
+        disk, known = self.disk, log.transactions
+        if disk is None or known is None:
+            return lambda: None
+        directory = self.reader.topic_dir(log.id)
+        gone = [f"{directory}/{txn.name}" for txn in known.leaving.values()]
+        done = [
+            (f"{directory}/{txn.name}", txn.order, txn.decision.offset, txn.decision.done)
+            for txn in known.open.values()
+            if txn.decision is not None
+        ]
+
+        def clear() -> None:
+            for path in gone:
+                disk.remove(path)
+            for path, order, offset, count in done:
+                # After a start it may not be known yet which chunks these are.
+                placed = order if order is not None else read_decision(disk, path, offset)
+                blank_chunks(disk, path, (placed or [])[:count])
+
+        return clear
+
+    def fail_transactions(self, reason: str) -> None:
+        """The shard is read-only: those who wait hear that nobody knows."""
+        for txn in self.transactions:
+            writing, txn.writing = txn.writing, []
+            for staged in writing:
+                self.ready.append((staged.token, ShardReadOnly(reason, unknown=True)))
+            self._answer_all(txn, ShardReadOnly(reason, unknown=True))
+
+    def check_transactions(self) -> None:
+        """What is counted over all of them is what they have."""
+        assert self.staged_bytes == sum(txn.bytes for txn in self.transactions), self.staged_bytes
+        assert self.staged_chunks == sum(len(txn.chunks) for txn in self.transactions), self.staged_chunks
+        if self.read_only is not None:
+            return
+        promised = sum(txn.promised for txn in self.transactions if not txn.is_ended)
+        assert promised == self.bytes_promised, (promised, self.bytes_promised)
+        for log in self.by_id.values():
+            known = log.transactions
+            if known is None or log.dropped:
+                continue
+            assert all(txn in self.transactions for txn in known.open.values()), log.name
+            assert len(known.committed) == len(known.producers) <= limits.TXN_PRODUCERS_MAX, log.name
+            for txn in known.open.values():
+                last = known.producers.get(txn.producer)
+                assert last is None or last.batch < txn.batch, (log.name, txn.producer)
+
+
+def _staged(
+    log: TopicLog, command: txc.StageChunk | ChunkHead, records: int, *, repeated: bool
+) -> txc.ChunkStaged:
+    return txc.ChunkStaged(log.name, command.part, command.chunk, records, repeated)
+
+
+def _file_bytes(disk: Disk, path: str) -> int:
+    handle = disk.open(path)
+    try:
+        return disk.size(handle)
+    finally:
+        disk.close(handle)

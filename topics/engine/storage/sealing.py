@@ -1,0 +1,526 @@
+"""What happens to a whole segment: sealing it with digests, checking it against them, rewriting it without its dead.
+
+Long work is a generator that yields about every MiB and returns its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from topics.api.errors import Corrupt, TopicsError
+from topics.api.limits import SLICE_ROWS
+from topics.engine.core.ports import Disk
+from topics.engine.core.tasks import drain as drain
+from topics.engine.storage.files import (
+    HEADER_BYTES,
+    VERSION,
+    Hasher,
+    check_header,
+    header,
+    read_exact,
+    read_file,
+    read_range,
+    with_digest,
+    without_digest,
+    write_whole,
+    xxh,
+)
+from topics.engine.storage.frames import DEAD, is_record
+from topics.engine.storage.marks import read_deleted
+from topics.engine.storage.segments import (
+    BLOCK_BYTES,
+    DATA_MAGIC,
+    DEL_MAGIC,
+    DEL_VERSION,
+    DICT_MAGIC,
+    HASH_BLOCKS_PER_STEP,
+    HOT,
+    IDX_MAGIC,
+    ROW,
+    ROW_BYTES,
+    SUM_MAGIC,
+    Mask,
+    Rows,
+    SegmentMeta,
+    count_live,
+    expected_files,
+    read_rows,
+    remove_files,
+    runs_of,
+    segment_name,
+    segment_path,
+)
+
+ReadAt = Callable[[int, int], bytes]  # offset, length → exactly these bytes
+SYNC_BYTES = 8 * BLOCK_BYTES  # of a file that is written at length
+
+
+class Sum(msgspec.Struct, frozen=True):
+    """What .sum holds. `origin` is the digest of the first sealed generation, empty in that one:
+    the next segment's chain goes on naming it when this segment is rewritten."""
+
+    first_seq: int
+    generation: int
+    rows: int
+    live: int
+    data_bytes: int
+    dict_bytes: int
+    tag_names: int
+    node_names: int
+    ts_min: int
+    ts_max: int
+    idx_digest: bytes
+    dict_digest: bytes
+    blocks: list[bytes]
+    chain: bytes
+    origin: bytes = bytes(
+        8
+    )  # all zero: this is the first sealed generation; always 8 bytes, so that an erase can set it
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Damage found by `verify`: this byte range of this file. Length 0 means the file as a whole."""
+
+    path: str
+    offset: int
+    length: int
+    what: str
+
+
+# ── Sealing ───────────────────────────────────────────────────────────────────────────
+
+
+def seal(disk: Disk, topic_dir: str, meta: SegmentMeta, chain: bytes) -> bytes:
+    return drain(seal_steps(disk, topic_dir, meta, chain))
+
+
+def rotten_blocks(
+    disk: Disk, topic_dir: str, meta: SegmentMeta, row_count: int, topic_id: int
+) -> frozenset[int]:
+    """The blocks of .data that do not hold one of the first `row_count` records as it was written."""
+    if not row_count:
+        return frozenset()
+    try:
+        rows = read_rows(disk, topic_dir, meta)[:row_count]
+    except TopicsError:
+        return frozenset(range(-(-meta.data_bytes // BLOCK_BYTES)))  # nobody can say which
+    kept = np.flatnonzero(rows["length"])
+    rows, seqs = rows[kept], kept + meta.first_seq
+    starts = rows["offset"].astype(np.int64)
+    ends = starts + rows["length"]
+    bad: set[int] = set()
+    handle = disk.open(segment_path(topic_dir, meta, "data"))
+    try:
+        first = 0
+        while first < len(rows):
+            base = int(starts[first])
+            stop = max(first + 1, int(np.searchsorted(ends, base + BLOCK_BYTES, side="right")))
+            data = disk.read(handle, base, int(ends[stop - 1]) - base)
+            part = slice(first, stop)
+            places = zip((starts[part] - base).tolist(), (ends[part] - base).tolist(), seqs[part].tolist())
+            for start, end, seq in places:
+                if not is_record(data[start:end], topic_id, seq):
+                    bad.update(range((base + start) // BLOCK_BYTES, (base + end - 1) // BLOCK_BYTES + 1))
+            first = stop
+    finally:
+        disk.close(handle)
+    return frozenset(bad)
+
+
+def seal_steps(
+    disk: Disk,
+    topic_dir: str,
+    meta: SegmentMeta,
+    chain: bytes,
+    origin: bytes = bytes(8),
+    rotten: frozenset[int] = frozenset(),
+) -> Generator[None, None, bytes]:
+    """Write .sum over files that are synced already, and return the digest that ends it.
+
+    `rotten` blocks get a digest that nothing has, so that a reader looks at their records one by one.
+
+    The segment must not grow meanwhile. `.sum` comes last: where one is named, by a
+    snapshot or by a segment swap in the log, everything that it sums up is on disk.
+    """
+    blocks = yield from _block_digests(disk, segment_path(topic_dir, meta, "data"), meta.data_bytes)
+    blocks = [bytes(8) if number in rotten else digest for number, digest in enumerate(blocks)]
+    idx_digest, live = yield from _index_digest(disk, topic_dir, meta)
+    # Those that were kept while the files grew, where there are any: what has rotted since must not be vouched for.
+    idx_digest, dict_digest = meta.idx_digest or idx_digest, meta.dict_digest
+    if meta.dict_bytes and not dict_digest:
+        dict_digest = yield from _file_digest(disk, segment_path(topic_dir, meta, "dict"), meta.dict_bytes)
+    summary = Sum(
+        first_seq=meta.first_seq,
+        generation=meta.generation,
+        rows=meta.rows,
+        live=live,
+        data_bytes=meta.data_bytes,
+        dict_bytes=meta.dict_bytes,
+        tag_names=meta.tag_names,
+        node_names=meta.node_names,
+        ts_min=meta.ts_min,
+        ts_max=meta.ts_max,
+        idx_digest=idx_digest,
+        dict_digest=dict_digest,
+        blocks=blocks,
+        chain=chain,
+        origin=origin,
+    )
+    content = with_digest(SUM_MAGIC, msgspec.msgpack.encode(summary))
+    write_whole(disk, segment_path(topic_dir, meta, "sum"), content)
+    disk.sync_dir(topic_dir)
+    digest = content[-8:]
+    meta.sealed, meta.link = True, origin if any(origin) else digest
+    meta.idx_digest = meta.dict_digest = b""  # they are in .sum now
+    return digest
+
+
+def _block_digests(disk: Disk, path: str, length: int) -> Generator[None, None, list[bytes]]:
+    digests: list[bytes] = []
+    handle = disk.open(path)
+    try:
+        for offset in range(0, length, BLOCK_BYTES):
+            size = min(BLOCK_BYTES, length - offset)
+            digests.append(xxh(read_exact(disk, handle, path, offset, size)))
+            if len(digests) % HASH_BLOCKS_PER_STEP == 0:
+                yield
+    finally:
+        disk.close(handle)
+    return digests
+
+
+def _index_digest(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Generator[None, None, tuple[bytes, int]]:
+    """The digest of .idx and how many of its rows are live, as far as can be known."""
+    path = segment_path(topic_dir, meta, "idx")
+    try:
+        deleted = read_deleted(disk, topic_dir, meta)
+    except (TopicsError, OSError):
+        deleted = None
+    step = BLOCK_BYTES // ROW_BYTES
+    live = 0
+    handle = disk.open(path)
+    try:
+        hasher = Hasher(read_exact(disk, handle, path, 0, HEADER_BYTES))
+        for first in range(0, meta.rows, step):
+            size = ROW_BYTES * min(step, meta.rows - first)
+            piece = read_exact(disk, handle, path, HEADER_BYTES + ROW_BYTES * first, size)
+            hasher.update(piece)
+            mask = None if deleted is None else deleted[first : first + step]
+            live += count_live(np.frombuffer(piece, dtype=ROW), mask)
+            yield
+    finally:
+        disk.close(handle)
+    return hasher.digest(), live
+
+
+def _file_digest(disk: Disk, path: str, length: int) -> Generator[None, None, bytes]:
+    hasher = Hasher()
+    handle = disk.open(path)
+    try:
+        for offset in range(0, length, BLOCK_BYTES):
+            hasher.update(read_exact(disk, handle, path, offset, min(BLOCK_BYTES, length - offset)))
+            yield
+    finally:
+        disk.close(handle)
+    return hasher.digest()
+
+
+def read_sum(disk: Disk, topic_dir: str, first_seq: int, generation: int) -> tuple[Sum, bytes]:
+    """The content of .sum and the digest that ends it."""
+    path = f"{topic_dir}/{segment_name(first_seq, generation)}.sum"
+    content = read_file(disk, path)
+    payload = without_digest(path, content, SUM_MAGIC)
+    try:
+        summary = msgspec.msgpack.decode(payload, type=Sum)
+    except msgspec.DecodeError as error:
+        raise Corrupt(path, HEADER_BYTES, f"cannot be decoded: {error}") from error
+    if (summary.first_seq, summary.generation) != (first_seq, generation):
+        raise Corrupt(path, HEADER_BYTES, f"is of {segment_name(summary.first_seq, summary.generation)}")
+    if len(summary.blocks) != -(-summary.data_bytes // BLOCK_BYTES):
+        raise Corrupt(path, HEADER_BYTES, f"{len(summary.blocks)} digests for {summary.data_bytes} bytes")
+    return summary, content[-8:]
+
+
+def sealed_rows(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Rows:
+    """The rows of a sealed segment, once they have proved to be what was sealed."""
+    rows = read_rows(disk, topic_dir, meta)
+    summary, _ = read_sum(disk, topic_dir, meta.first_seq, meta.generation)
+    if xxh(header(IDX_MAGIC) + rows.tobytes()) != summary.idx_digest:
+        raise Corrupt(segment_path(topic_dir, meta, "idx"), 0, "the index does not agree with its digest")
+    return rows
+
+
+def meta_from_sum(
+    disk: Disk, topic_dir: str, first_seq: int, generation: int, *, tier: str = "hot", has_del: bool = False
+) -> SegmentMeta:
+    """For a generation that a segment swap in the log names and no snapshot knows yet.
+
+    `has_del` only when a .del was synced before the swap was logged. That one exists
+    proves nothing: a later checkpoint that crashed may have left it, torn.
+    """
+    summary, digest = read_sum(disk, topic_dir, first_seq, generation)
+    return SegmentMeta(
+        first_seq=first_seq,
+        generation=generation,
+        rows=summary.rows,
+        data_bytes=summary.data_bytes,
+        dict_bytes=summary.dict_bytes,
+        tag_names=summary.tag_names,
+        node_names=summary.node_names,
+        sealed=True,
+        tier=tier,
+        has_del=has_del,
+        live=summary.live,
+        ts_min=summary.ts_min,
+        ts_max=summary.ts_max,
+        link=summary.origin if any(summary.origin) else digest,
+    )
+
+
+# ── Checking ──────────────────────────────────────────────────────────────────────────
+
+
+def verify(disk: Disk, topic_dir: str, meta: SegmentMeta, expect_chain: bytes | None) -> list[Problem]:
+    return drain(verify_steps(disk, topic_dir, meta, expect_chain))
+
+
+def verify_steps(
+    disk: Disk, topic_dir: str, meta: SegmentMeta, expect_chain: bytes | None
+) -> Generator[None, None, list[Problem]]:
+    """Compare a segment with its .sum; each damaged block of .data is a problem of its own.
+
+    An open segment has no .sum: its .data is checked by nothing but its header and length.
+    """
+    problems = _check_files(disk, topic_dir, meta)
+    if not meta.sealed:
+        broken = {problem.path for problem in problems}
+        for suffix, length, digest in (
+            ("idx", meta.idx_bytes, meta.idx_digest),
+            ("dict", meta.dict_bytes, meta.dict_digest),
+        ):
+            path = segment_path(topic_dir, meta, suffix)
+            if digest and path not in broken:
+                problems += yield from _verify_file(disk, path, length, digest)
+        return problems
+    sum_path = segment_path(topic_dir, meta, "sum")
+    try:
+        summary, _ = read_sum(disk, topic_dir, meta.first_seq, meta.generation)
+    except (TopicsError, OSError) as error:
+        return [*problems, Problem(sum_path, 0, 0, _describe(error))]
+    if expect_chain is not None and summary.chain != expect_chain:
+        problems.append(Problem(sum_path, 0, 0, "the chain names another preceding segment"))
+    lengths = (summary.rows, summary.data_bytes, summary.dict_bytes)
+    if lengths != (meta.rows, meta.data_bytes, meta.dict_bytes):
+        return [*problems, Problem(sum_path, 0, 0, "lengths differ from those of the snapshot")]
+    broken = {problem.path for problem in problems}
+    for suffix, length, digest in (
+        ("idx", meta.idx_bytes, summary.idx_digest),
+        ("dict", meta.dict_bytes, summary.dict_digest),
+    ):
+        path = segment_path(topic_dir, meta, suffix)
+        if length and path not in broken:
+            problems += yield from _verify_file(disk, path, length, digest)
+    data_path = segment_path(topic_dir, meta, "data")
+    if disk.exists(data_path):
+        # A bad header or end does not spare the rest: which blocks are whole decides what is lost.
+        problems = [problem for problem in problems if problem.path != data_path]
+        problems += yield from verify_blocks(disk, data_path, meta.data_bytes, summary.blocks)
+    return problems
+
+
+def _check_files(disk: Disk, topic_dir: str, meta: SegmentMeta) -> list[Problem]:
+    problems: list[Problem] = []
+    for suffix, length, magic in expected_files(meta):
+        path = segment_path(topic_dir, meta, suffix)
+        try:
+            _check_file(disk, path, length, magic)
+            if suffix == "del":
+                read_deleted(disk, topic_dir, meta)
+        except (TopicsError, OSError) as error:
+            problems.append(Problem(path, 0, length, _describe(error)))
+    return problems
+
+
+def _check_file(disk: Disk, path: str, length: int, magic: bytes) -> None:
+    latest = DEL_VERSION if magic == DEL_MAGIC else VERSION
+    handle = disk.open(path)
+    try:
+        check_header(path, disk.read(handle, 0, HEADER_BYTES), magic, latest)
+        size = disk.size(handle)
+        if size < length:
+            raise Corrupt(path, size, f"ends before byte {length}")
+    finally:
+        disk.close(handle)
+
+
+def _verify_file(disk: Disk, path: str, length: int, digest: bytes) -> Generator[None, None, list[Problem]]:
+    try:
+        found = yield from _file_digest(disk, path, length)
+    except (TopicsError, OSError) as error:
+        return [Problem(path, 0, length, _describe(error))]
+    return [] if found == digest else [Problem(path, 0, length, "digest does not match")]
+
+
+def verify_blocks(
+    disk: Disk, path: str, length: int, digests: Sequence[bytes]
+) -> Generator[None, None, list[Problem]]:
+    problems: list[Problem] = []
+    handle = disk.open(path)
+    try:
+        for number, digest in enumerate(digests):
+            offset = number * BLOCK_BYTES
+            size = min(BLOCK_BYTES, length - offset)
+            try:
+                what = "" if xxh(disk.read(handle, offset, size)) == digest else "digest does not match"
+            except OSError as error:
+                what = _describe(error)
+            if what:
+                problems.append(Problem(path, offset, size, what))
+            if (number + 1) % HASH_BLOCKS_PER_STEP == 0:
+                yield
+    finally:
+        disk.close(handle)
+    return problems
+
+
+def _describe(error: Exception) -> str:
+    return error.problem if isinstance(error, Corrupt) else str(error)
+
+
+# ── Rewriting ─────────────────────────────────────────────────────────────────────────
+
+
+def rewrite_steps(
+    disk: Disk,
+    topic_dir: str,
+    meta: SegmentMeta,
+    rows: Rows,
+    deleted: Mask | None,
+    new_generation: int,
+    chain: bytes,
+    *,
+    read: ReadAt | None = None,
+    topic_id: int = 0,
+) -> Generator[None, None, tuple[SegmentMeta, Rows]]:
+    """Write the segment again without its dead records, sealed; the old generation is left alone.
+
+    Rows are taken as they are at the first step: what is deleted after it must be marked
+    in the new generation when this is done. Frames are copied as they are, damaged ones too: the
+    new .sum vouches for them and only their own digests tell, so `verify` comes first. Where .data lies elsewhere,
+    `read` gets its bytes; with a `topic_id` each record is looked at instead, and .sum does not vouch for damaged ones.
+    """
+    live = rows["length"] > 0
+    if deleted is not None:
+        live &= ~deleted
+    new_rows, runs = _compact(segment_path(topic_dir, meta, "idx"), rows, live)
+    new_meta = msgspec.structs.replace(
+        meta,
+        generation=new_generation,
+        tier=HOT,
+        data_bytes=HEADER_BYTES + int(new_rows["length"].sum(dtype=np.int64)),
+        sealed=False,
+        has_del=False,
+        live=int(np.count_nonzero(live)),
+        link=b"",
+        del_bytes=0,
+        del_digest=b"",
+    )
+    # A crashed attempt at the same generation: its .sum and marks do not fit what is written now.
+    remove_files(disk, topic_dir, new_meta, "sum", "del")
+    target = segment_path(topic_dir, new_meta, "data")
+    if read is not None:
+        yield from _write_file(disk, target, _data_pieces(read, runs))
+    else:
+        yield from _copy_runs(disk, segment_path(topic_dir, meta, "data"), target, runs)
+    yield from _write_file(disk, segment_path(topic_dir, new_meta, "idx"), _index_pieces(new_rows))
+    if meta.dict_bytes:
+        source = segment_path(topic_dir, meta, "dict")
+        content = read_range(disk, source, 0, meta.dict_bytes)
+        check_header(source, content, DICT_MAGIC)
+        yield from _write_file(disk, segment_path(topic_dir, new_meta, "dict"), iter((content,)))
+    rotten = rotten_blocks(disk, topic_dir, new_meta, new_meta.rows, topic_id) if topic_id else frozenset()
+    yield from seal_steps(disk, topic_dir, new_meta, chain, meta.link, rotten)
+    return new_meta, new_rows
+
+
+def _compact(path: str, rows: Rows, live: Mask) -> tuple[Rows, list[tuple[int, int]]]:
+    """The new rows, and the byte ranges of live frames, neighbours joined."""
+    new_rows = np.zeros(len(rows), dtype=ROW)
+    new_rows["ts"] = rows["ts"]
+    kept = rows[live]
+    starts = kept["offset"].astype(np.int64)
+    ends = starts + kept["length"]
+    if np.any(starts[1:] < ends[:-1]):
+        raise Corrupt(path, HEADER_BYTES, "frames of different rows overlap")
+    moved = kept.copy()
+    moved["flags"] &= 0xFF ^ DEAD  # a delete that is not logged yet may still come to nothing
+    moved["offset"] = HEADER_BYTES + np.cumsum(ends - starts) - (ends - starts)
+    new_rows[live] = moved
+    return new_rows, runs_of(starts, ends)
+
+
+def _copy_runs(
+    disk: Disk, source: str, target: str, runs: list[tuple[int, int]]
+) -> Generator[None, None, None]:
+    handle = disk.open(source)
+    try:
+        check_header(source, disk.read(handle, 0, HEADER_BYTES), DATA_MAGIC)
+        pieces = _data_pieces(lambda at, length: read_exact(disk, handle, source, at, length), runs)
+        yield from _write_file(disk, target, pieces)
+    finally:
+        disk.close(handle)
+
+
+def _data_pieces(read: ReadAt, runs: list[tuple[int, int]]) -> Iterator[bytes]:
+    yield header(DATA_MAGIC)
+    for window in windows_of(runs):
+        # One read for all runs of the window, dead bytes between them included: a read per
+        # record would cost more than the bytes.
+        base = window[0][0]
+        data = read(base, window[-1][1] - base)
+        yield b"".join([data[start - base : end - base] for start, end in window])
+
+
+def windows_of(runs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Groups of runs that span at most a block; a longer run is cut."""
+    window: list[tuple[int, int]] = []
+    for start, end in runs:
+        if window and (end - window[0][0] > BLOCK_BYTES or len(window) >= SLICE_ROWS):
+            yield window
+            window = []
+        while end - start > BLOCK_BYTES:
+            yield [(start, start + BLOCK_BYTES)]
+            start += BLOCK_BYTES
+        window.append((start, end))
+    if window:
+        yield window
+
+
+def _index_pieces(rows: Rows) -> Iterator[bytes]:
+    yield header(IDX_MAGIC)
+    step = BLOCK_BYTES // ROW_BYTES
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step].tobytes()
+
+
+def _write_file(disk: Disk, path: str, pieces: Iterator[bytes]) -> Generator[None, None, None]:
+    """Fill a file from its beginning and sync it, a step per piece."""
+    handle = disk.open(path, create=True)
+    try:
+        disk.truncate(handle, 0)
+        offset = synced = 0
+        for piece in pieces:
+            disk.write(handle, offset, piece)
+            offset += len(piece)
+            if offset - synced >= SYNC_BYTES:  # the log's own syncs would stand behind one of all of it
+                disk.sync(handle)
+                synced = offset
+            yield
+        disk.sync(handle)
+    finally:
+        disk.close(handle)

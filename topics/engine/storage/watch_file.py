@@ -1,0 +1,176 @@
+"""The file `watch` of a shard, as far as tools know it: entries that are appended, each with its digests.
+
+    start    header of all files, version 2 · salt u64 · end of the base u64 · digest of all before
+    entry    mark 4 bytes · length u32 · digest of the payload · digest of salt, offset and all before · payload
+    payload  msgpack of Entry
+
+The part up to the end of the base was there when the file got its name: written aside, synced, renamed. Entries behind it were
+appended one by one, each synced before the next. So an entry there that does not agree with its digests is what a crash left of
+the last one, and the file ends before it, unless a whole head follows: then it has rotted, as has anything wrong in the base.
+Salt and offset tie an entry to its file and place.
+
+Version 1 was written whole each time: header, one Entry, digest of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from struct import Struct
+
+import msgspec
+
+from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.api.limits import MIB
+from topics.engine.core.ports import Disk
+from topics.engine.storage.files import (
+    DIGEST_BYTES,
+    HEADER_BYTES,
+    TEMP_SUFFIX,
+    WATCH_MAGIC,
+    check_digest_file,
+    check_header,
+    header,
+    publish,
+    read_range,
+    xxh,
+)
+
+VERSION = 2
+_PLACE = Struct("<QQ")
+_HEAD = Struct("<4sI8s")
+START_BYTES = HEADER_BYTES + _PLACE.size + DIGEST_BYTES
+ENTRY_BYTES = _HEAD.size + DIGEST_BYTES
+MARK = b"\xc1wch"  # 0xc1 is in no text, and no type of msgpack
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """What has changed. What ended comes first: another of its name may have been made since. Rows are the worker's."""
+
+    sessions: list[msgspec.Raw] = []
+    groups: list[msgspec.Raw] = []
+    changes: list[msgspec.Raw] = []  # of sessions that are there
+    ended: list[str] = []
+    ended_groups: list[tuple[str, str]] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Entry).decode
+
+
+def _start(salt: int, base_end: int) -> bytes:
+    start = header(WATCH_MAGIC, VERSION) + _PLACE.pack(salt, base_end)
+    return start + xxh(start)
+
+
+def encode_entry(salt: int, offset: int, entry: Entry) -> bytes:
+    payload = _encode(entry)
+    fields = _HEAD.pack(MARK, len(payload), xxh(payload))
+    return b"".join((fields, xxh(_PLACE.pack(salt, offset) + fields), payload))
+
+
+def write_base(disk: Disk, path: str, salt: int, entries: Iterable[Entry]) -> int:
+    """Replace the file by these entries, one at a time in memory; it lasts once this returns. Returns its length."""
+    temp = path + TEMP_SUFFIX
+    handle = disk.open(temp, create=True)
+    try:
+        disk.truncate(handle, 0)
+        end = START_BYTES
+        for entry in entries:
+            data = encode_entry(salt, end, entry)
+            disk.write(handle, end, data)
+            end += len(data)
+        disk.write(handle, 0, _start(salt, end))
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
+    publish(disk, temp, path)
+    return end
+
+
+def append(disk: Disk, path: str, salt: int, end: int, entry: Entry) -> int:
+    """Add an entry at the end of the file; it lasts once this returns. Returns the new length."""
+    data = encode_entry(salt, end, entry)
+    handle = disk.open(path)
+    try:
+        disk.write(handle, end, data)
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
+    return end + len(data)
+
+
+def read_entries(disk: Disk, path: str) -> Iterator[tuple[int, int, Entry]]:
+    """All entries, each with its offset and where it ends. Raises Corrupt where one has rotted, and UnsupportedFormat for what a
+    later version wrote.
+    """
+    handle = disk.open(path)
+    try:
+        start = disk.read(handle, 0, START_BYTES)
+        if _version(disk, path, start) == VERSION:
+            yield from _read_appended(disk, handle, path, start)
+            return
+    finally:
+        disk.close(handle)
+    first, end = check_digest_file(disk, path, WATCH_MAGIC)
+    yield first, end + DIGEST_BYTES, _entry(path, first, read_range(disk, path, first, end - first))
+
+
+def _version(disk: Disk, path: str, start: bytes) -> int:
+    try:
+        version = check_header(path, start, WATCH_MAGIC, VERSION)
+    except UnsupportedFormat:
+        if xxh(header(WATCH_MAGIC, VERSION) + start[HEADER_BYTES:-DIGEST_BYTES]) == start[-DIGEST_BYTES:]:
+            raise Corrupt(path, 0, "the header has rotted") from None
+        check_digest_file(disk, path, WATCH_MAGIC)  # it may have been of version 1
+        raise
+    if version == VERSION and xxh(start[:-DIGEST_BYTES]) != start[-DIGEST_BYTES:]:
+        raise Corrupt(path, 0, "the start does not agree with its digest")
+    return version
+
+
+def _read_appended(disk: Disk, handle: int, path: str, start: bytes) -> Iterator[tuple[int, int, Entry]]:
+    salt, base_end = _PLACE.unpack_from(start, HEADER_BYTES)
+    at, size = START_BYTES, disk.size(handle)
+    while at < size:
+        length, digest = _head(disk.read(handle, at, ENTRY_BYTES), salt, at)
+        payload = disk.read(handle, at + ENTRY_BYTES, length)
+        if not digest or xxh(payload) != digest:
+            if at < base_end or _is_followed(disk, handle, salt, at, size):
+                raise Corrupt(path, at, "the entry does not agree with its digest")
+            return
+        end = at + ENTRY_BYTES + length
+        yield at, end, _entry(path, at, payload)
+        at = end
+    if at < base_end:
+        raise Corrupt(path, at, f"ends {base_end - at} bytes early")
+
+
+def _head(head: bytes, salt: int, offset: int) -> tuple[int, bytes]:
+    """Length and digest of the payload; no digest: there is no head here."""
+    if len(head) == ENTRY_BYTES:
+        fields = head[: _HEAD.size]
+        if xxh(_PLACE.pack(salt, offset) + fields) == head[_HEAD.size :]:
+            _, length, digest = _HEAD.unpack(fields)
+            return length, digest
+    return 0, b""
+
+
+def _is_followed(disk: Disk, handle: int, salt: int, at: int, size: int) -> bool:
+    """Whether an entry begins behind this place."""
+    at += 1
+    while at < size:
+        piece = disk.read(handle, at, MIB + ENTRY_BYTES)  # the heads that begin in a MiB are whole in it
+        found = piece.find(MARK, 0, MIB + len(MARK) - 1)
+        while found >= 0:
+            if _head(piece[found : found + ENTRY_BYTES], salt, at + found)[1]:
+                return True
+            found = piece.find(MARK, found + 1, MIB + len(MARK) - 1)
+        at += MIB
+    return False
+
+
+def _entry(path: str, offset: int, payload: bytes) -> Entry:
+    try:
+        return _decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(path, offset, f"the rows cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""`topics inspect`: what a data file contains, and whether it is intact."""

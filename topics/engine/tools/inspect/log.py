@@ -1,0 +1,203 @@
+"""A log file as `topics inspect` tells of it: its header, its envelopes, the records in them, and what is wrong.
+
+Of one file alone it cannot always be said whether a bad envelope is torn or rotten: wal.py has the rules. Here it is
+rotten when a later envelope of the same file was written while the missing one was known to be synced.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_digest
+
+from topics.engine.core.ports import Disk
+from topics.engine.storage import frames
+from topics.engine.storage.wal import (
+    ENVELOPE,
+    ENVELOPE_BYTES,
+    ENVELOPE_MAGIC,
+    FILE_HEADER,
+    FILE_HEADER_BYTES,
+    MAGIC,
+    Envelope,
+    envelopes_in_turn,
+    file_number,
+)
+from topics.engine.tools.inspect.report import (
+    TYPES,
+    Digest,
+    Ends,
+    EnvelopeLine,
+    Inspection,
+    record_of,
+)
+
+_Frame = tuple[bytes, int, int]  # its bytes, where they lie in the file, and in which envelope
+
+
+def inspect_log(disk: Disk, found: Inspection, count: int, from_seq: int | None) -> None:
+    path = found.path
+    handle = disk.open(path)
+    try:
+        size = disk.size(handle)
+        head = disk.read(handle, 0, FILE_HEADER_BYTES)
+        if len(head) < FILE_HEADER_BYTES:
+            found.trouble(path, len(head), f"has {len(head)} bytes, which is less than a header")
+            return
+        salt = _header(disk, handle, found, head, size)
+        if salt is not None:
+            _Walk(found, count, from_seq).run(disk, handle, size, salt)
+    finally:
+        disk.close(handle)
+
+
+def _header(disk: Disk, handle: int, found: Inspection, head: bytes, size: int) -> int | None:
+    """The salt that the envelopes must have."""
+    path = found.path
+    if not any(head):
+        found.notes.append(
+            "the header was never written: a file that is being made, or was when a server died"
+        )
+        return None
+    magic, version, shard, number, salt, capacity = FILE_HEADER.unpack(head[:56])
+    holds = xxh3_64_digest(head[:56]) == head[56:]
+    found.digests.append(Digest("header", holds))
+    if magic == MAGIC and holds:
+        found.version = version
+        if version != frames.FORMAT_VERSION:
+            what = f"has format version {version}, which this version of topics does not know"
+            found.trouble(path, 8, what)
+            return None
+    elif magic != MAGIC and holds:
+        found.trouble(path, 0, f"starts with {magic!r} instead of {MAGIC!r}")
+        return None
+    elif not holds:
+        if magic == MAGIC and version not in (0, frames.FORMAT_VERSION):
+            found.notes.append(f"the header says format version {version}")
+        found.trouble(path, 0, "the file header does not agree with its digest")
+        # Whoever wrote the first envelope knew the salt.
+        first = disk.read(handle, FILE_HEADER_BYTES, ENVELOPE_BYTES)
+        if len(first) < ENVELOPE_BYTES or first[:4] != ENVELOPE_MAGIC:
+            return None
+        return int(ENVELOPE.unpack_from(first)[2])
+    found.facts |= {"shard": shard, "number": number, "salt": f"{salt:016x}", "capacity": capacity or None}
+    named = file_number(path.rpartition("/")[2])
+    if named is not None and named != number:
+        found.trouble(path, 16, f"the file says it is number {number}")
+    if size < capacity:
+        found.trouble(path, size, f"ends {capacity - size} bytes early")
+    return int(salt)
+
+
+class _Walk:
+    def __init__(self, found: Inspection, count: int, from_seq: int | None) -> None:
+        self._found = found
+        self._count, self._from_seq = count, from_seq
+        self._envelopes: Ends[EnvelopeLine] = Ends(count)
+        self._records: Ends[_Frame] = Ends(count)
+        self._asked: list[_Frame] = []  # with --from-seq
+        self._types: Counter[str] = Counter()
+        self._topics: set[int] = set()
+        self._first_lsn = self._last_lsn = self._synced_lsn = 0
+        self._end = FILE_HEADER_BYTES
+        self._bad: list[tuple[int, int]] = []  # offset, and the last lsn before it
+        self._rotten: set[int] = set()
+
+    def run(self, disk: Disk, handle: int, size: int, salt: int) -> None:
+        for envelope, body in envelopes_in_turn(disk, handle, size, salt):
+            if envelope is None:
+                assert isinstance(body, int)
+                self._bad.append((body, self._last_lsn))
+                continue
+            assert isinstance(body, bytes)
+            self._take(envelope, body)
+        self._judge()
+        self._tell()
+
+    def _take(self, envelope: Envelope, body: bytes) -> None:
+        found = self._found
+        self._rotten |= {at for at, before in self._bad if before < envelope.synced_lsn}
+        begin = envelope.start - ENVELOPE_BYTES
+        if self._last_lsn and envelope.lsn != self._last_lsn + 1 and not self._bad:
+            found.trouble(found.path, begin, f"lsn {envelope.lsn} follows {self._last_lsn}")
+        self._first_lsn = self._first_lsn or envelope.lsn
+        self._last_lsn, self._synced_lsn, self._end = envelope.lsn, envelope.synced_lsn, envelope.end
+        types = self._take_frames(envelope, body)
+        self._types.update(types)
+        self._envelopes.add(
+            EnvelopeLine(
+                envelope.lsn, envelope.prev_lsn, envelope.synced_lsn, begin, envelope.end - begin, types
+            )
+        )
+
+    def _take_frames(self, envelope: Envelope, body: bytes) -> dict[str, int]:
+        starts: list[int] = []
+        try:
+            frames.frame_starts(body, 0, len(body), starts)
+            columns = frames.decode_columns(body, starts)
+        except (ValueError, TypeError, IndexError, struct.error):
+            self._found.trouble(
+                self._found.path, envelope.start, "frames do not end where their envelope does"
+            )
+            return {}
+        kinds = columns.headers["type"]
+        self._topics.update(columns.headers["topic"].tolist())
+        appends = np.flatnonzero(kinds == frames.APPEND)
+        if self._from_seq is not None:
+            room = max(0, self._count - len(self._asked))
+            wanted = appends[columns.headers["seq"][appends] >= min(self._from_seq, (1 << 64) - 1)]
+            self._asked += [self._frame(body, columns, int(i), envelope) for i in wanted[:room]]
+        else:
+            self._add_ends(appends, body, columns, envelope)
+        counts = Counter(kinds.tolist())
+        return {TYPES.get(kind, str(kind)): counts[kind] for kind in sorted(counts)}
+
+    def _add_ends(
+        self, appends: npt.NDArray[np.intp], body: bytes, columns: frames.Columns, envelope: Envelope
+    ) -> None:
+        """Only those that may be shown are looked at one by one."""
+        shown = appends
+        if len(appends) > 2 * self._count:
+            shown = np.concatenate((appends[: self._count], appends[len(appends) - self._count :]))
+        for i in shown.tolist():
+            self._records.add(self._frame(body, columns, i, envelope))
+        self._records.count += len(appends) - len(shown)
+
+    @staticmethod
+    def _frame(body: bytes, columns: frames.Columns, i: int, envelope: Envelope) -> _Frame:
+        start = int(columns.starts[i])
+        frame = body[start : start + 4 + int(columns.headers["length"][i])]
+        return frame, envelope.start + start, envelope.lsn
+
+    def _judge(self) -> None:
+        found = self._found
+        for at, before in self._bad:
+            if at in self._rotten:
+                found.trouble(found.path, at, f"the entry after lsn {before} is rotten: it was synced once")
+            else:
+                found.notes.append(
+                    f"at byte {at}, after lsn {before}, an entry is not whole: it is being written, or was when a "
+                    "server died. Nothing here shows that it was ever synced; `topics verify` looks at all files"
+                )
+        if not self._envelopes.count and not self._bad:
+            found.notes.append("nothing was ever written behind the header: a spare")
+
+    def _tell(self) -> None:
+        found = self._found
+        found.digests.append(Digest(f"{self._envelopes.count} envelopes", not self._rotten))
+        found.facts |= {
+            "envelopes": self._envelopes.count,
+            "first_lsn": self._first_lsn,
+            "last_lsn": self._last_lsn,
+            "synced_lsn": self._synced_lsn,
+            "used_bytes": self._end,
+            "topics": len(self._topics - {0}),
+            **{f"frames {kind}": n for kind, n in sorted(self._types.items())},
+        }
+        found.envelopes = self._envelopes.shown
+        shown = self._records.shown if self._from_seq is None else self._asked
+        found.records = [record_of(*frame) for frame in shown]
+        found.left_out |= {"envelopes": self._envelopes.left_out, "records": self._records.left_out}

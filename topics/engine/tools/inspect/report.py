@@ -1,0 +1,192 @@
+"""What `topics inspect` tells of a file, and records as it shows them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+import msgspec
+
+from topics.api.errors import Corrupt, TopicsError, UnsupportedFormat
+from topics.engine.storage import frames
+
+T = TypeVar("T")
+Fact = str | int | bool | list[str] | None
+
+TYPES = {
+    number: name.lower().replace("_", "-")
+    for name in (
+        *("APPEND", "TOPIC_CREATE", "TOPIC_DELETE", "FORWARD_PUT", "FORWARD_DELETE", "DELETE", "EVICT"),
+        *("CHECKPOINT_MARK", "CONFIG", "LEASE", "HEAD", "SEQ_CEILING", "TIME_CEILING", "SEGMENT_SWAP"),
+        *("SKIP", "LOSS", "WAL_START", "ERASE_DONE", "CONSUMER_PUT", "CONSUMER_DELETE", "LETTERS_TAKEN"),
+        *("OUTFLOW_OPEN", "OUTFLOW_CLOSE", "INFLOW_OPEN", "INFLOW_CLOSE", "COPIED", "EPOCH"),
+        "SEGMENT_MERGE",
+        *("TXN_OPENED", "TXN_DECIDED", "TXN_ADVANCED", "TXN_ENDED"),
+    )
+    if isinstance(number := getattr(frames, name), int)
+}
+_FLAGS = {
+    frames.HAS_TAG: "tag",
+    frames.HAS_NODE: "node",
+    frames.RAW: "raw",
+    frames.HAS_EXT: "ext",
+    frames.ERASED: "erased",
+}
+NAME_SHOWN_MAX = 200  # characters of a tag, a node or a topic
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Something is not as it was written: in this file, at this byte."""
+
+    path: str
+    offset: int
+    what: str
+
+
+class Digest(msgspec.Struct, frozen=True):
+    of: str
+    holds: bool
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One frame. `size` is that of its payload, `bytes` that of the whole frame, 0 when it has none any more."""
+
+    type: str
+    topic_id: int
+    seq: int
+    ts: int
+    offset: int
+    bytes: int
+    size: int
+    flags: list[str]
+    tag: str | None = None
+    node: str | None = None
+    lsn: int | None = None  # in a log
+    whole: bool | None = None  # whether it agrees with its digest; None: it was not read
+
+
+class EnvelopeLine(msgspec.Struct, frozen=True):
+    lsn: int
+    prev_lsn: int
+    synced_lsn: int
+    offset: int
+    bytes: int
+    frames: dict[str, int]  # how many of each type
+
+
+class TopicLine(msgspec.Struct, frozen=True):
+    """A topic's row in a snapshot."""
+
+    id: int
+    name: str
+    records: int
+    first_seq: int
+    head: int
+    live_bytes: int
+    applied_lsn: int
+    segments: int
+    cold_segments: int
+    inline_bytes: int
+    consumers: int
+
+
+class PatchLine(msgspec.Struct, frozen=True):
+    path: str
+    offset: int
+    bytes: int
+
+
+class FileLine(msgspec.Struct, frozen=True):
+    """One file of a segment."""
+
+    name: str
+    bytes: int
+    version: int | None = None
+
+
+class Inspection(msgspec.Struct, omit_defaults=True):
+    path: str
+    kind: str
+    bytes: int
+    version: int | None
+    sound: bool = True
+    problems: list[Trouble] = []
+    notes: list[str] = []
+    facts: dict[str, Fact] = {}
+    digests: list[Digest] = []
+    files: list[FileLine] = []
+    records: list[Record] = []
+    envelopes: list[EnvelopeLine] = []
+    topics: list[TopicLine] = []
+    patches: list[PatchLine] = []
+    left_out: dict[str, int] = {}  # how many of a list are there and not shown
+
+    def trouble(self, path: str, offset: int, what: str) -> None:
+        self.problems.append(Trouble(path, offset, what))
+        self.sound = False
+
+    def caught(self, error: TopicsError | OSError, path: str) -> None:
+        if isinstance(error, Corrupt):
+            self.trouble(error.path, error.offset, error.problem)
+        elif isinstance(error, UnsupportedFormat):
+            what = f"has format version {error.version}, which this version of topics does not know"
+            self.trouble(error.path, 8, what)
+        else:
+            self.trouble(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+class Ends(Generic[T]):
+    """The first and the last few of many, and how many there were."""
+
+    def __init__(self, each: int) -> None:
+        self._each = each
+        self._first: list[T] = []
+        self._last: deque[T] = deque(maxlen=each)
+        self.count = 0
+
+    def add(self, item: T) -> None:
+        self.count += 1
+        if len(self._first) < self._each:
+            self._first.append(item)
+        else:
+            self._last.append(item)
+
+    @property
+    def shown(self) -> list[T]:
+        return [*self._first, *self._last]
+
+    @property
+    def left_out(self) -> int:
+        return self.count - len(self._first) - len(self._last)
+
+
+def flag_names(flags: int) -> list[str]:
+    known = [name for bit, name in _FLAGS.items() if flags & bit]
+    rest = flags & ~sum(_FLAGS)
+    return [*known, f"0x{rest:02x}"] if rest else known
+
+
+def text_of(name: bytes) -> str:
+    """A tag or a node as text: any bytes may stand there once a file is damaged."""
+    text = name[: 4 * NAME_SHOWN_MAX].decode("utf-8", "backslashreplace")
+    return text if len(text) <= NAME_SHOWN_MAX else text[:NAME_SHOWN_MAX] + "…"
+
+
+def record_of(frame: bytes, offset: int, lsn: int | None = None, *, whole: bool | None = None) -> Record:
+    """The frame that these bytes are, as far as they go; at least a header."""
+    _, kind, flags, topic_id, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(frame)
+    tag_at = frames.HEADER_BYTES + node_len
+    return Record(
+        type=TYPES.get(kind, str(kind)),
+        topic_id=topic_id,
+        seq=seq,
+        ts=ts,
+        offset=offset,
+        bytes=len(frame),
+        size=data_len,
+        flags=flag_names(flags),
+        tag=text_of(frame[tag_at : tag_at + tag_len]) if flags & frames.HAS_TAG else None,
+        node=text_of(frame[frames.HEADER_BYTES : tag_at]) if flags & frames.HAS_NODE else None,
+        lsn=lsn,
+        whole=frames.frame_is_valid(frame) if whole is None else whole,
+    )

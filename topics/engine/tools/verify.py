@@ -1,0 +1,671 @@
+"""Checks every file of a shard and what they say about each other, without changing a byte.
+
+First each file by itself and against the others: digests, versions, numbering, references. Segments of the cold tier are
+looked at through a disk that shows both tiers (tiered.py). Then recovery itself, on an overlay, and every record of every topic through the reader that clients are served by: whatever the file
+checks do not know of, a start would meet here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from topics.api.config import EngineConfig
+from topics.api.errors import Corrupt, ShardReadOnly, TopicsError, UnsupportedFormat
+from topics.api.limits import MIB
+from topics.engine.commands import topics as cmd
+from topics.engine.core.placement import shard_of
+from topics.engine.core.ports import Clock, Disk, SegmentStore
+from topics.engine.core.topic_ids import OwnIds
+from topics.engine.runtime.engine import Engine
+from topics.engine.storage import frames
+from topics.engine.storage.control import Swapped
+from topics.engine.storage.files import (
+    HEADER_BYTES,
+    TEMP_SUFFIX,
+    WATCH_NAME,
+    read_file,
+)
+from topics.engine.storage.intents import apply_patches, pending_intents
+from topics.engine.storage.layout import generation_of
+from topics.engine.storage.overlay import OverlayDisk
+from topics.engine.storage.reserve import RESERVE_NAME
+from topics.engine.storage.segments import (
+    COLD,
+    HOT,
+    SegmentMeta,
+    parse_segment_name,
+    read_rows,
+    segment_name,
+    segment_path,
+)
+from topics.engine.storage.snapshot import list_snapshots, read_snapshot, snapshot_path
+from topics.engine.storage.transaction_file import file_name
+from topics.engine.storage.wal import Envelope
+from topics.engine.storage.watch_file import read_entries
+from topics.engine.tools.salvage_log import LogFile, LogWalk, SalvagedLog, read_log
+from topics.engine.tools.salvage_segments import (
+    check_segment,
+    read_marks,
+    salvage_segment,
+)
+from topics.engine.tools.verify_manifests import check_manifests
+from topics.engine.tools.verify_transactions import decided_faults, staged_names
+from topics.engine.topic.log import TopicLog
+from topics.engine.topic.merges import NO_MERGES, Merged
+from topics.engine.topic.transactions import Advanced, Opened
+from topics.engine.upkeep.checkpoint import LATCH_MARK, ShardRow, TopicRow
+from topics.engine.upkeep.recovery import latched_in
+from topics.engine.upkeep.replay import decode
+
+REASONS = {"cap", "ttl", "crash", "corrupt", "mixed", "recreated"}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`kind` is damage, torn (unfinished when a crash came; nothing that was promised), extra (nothing needs it;
+    harmless), pending (a start will finish it) or unsupported (of a later version; not touched)."""
+
+    kind: str
+    path: str
+    offset: int
+    what: str
+    topic: str = ""
+    first_seq: int = 0  # 0: no records are lost, or nobody can say which
+    last_seq: int = 0
+    records: int = 0
+
+
+@dataclass(slots=True)
+class Found:
+    """The state of a shard's files as far as it can be read; what a repair starts from."""
+
+    findings: list[Finding] = field(default_factory=list)
+    snapshots: dict[int, tuple[ShardRow, list[TopicRow]]] = field(default_factory=dict)  # the sound ones
+    bad_snapshots: list[int] = field(default_factory=list)
+    is_clean: bool = False  # the newest snapshot, sound or not, is that of a clean stop
+    is_sound: bool = False  # what was written to the log is there, synced or not, or has rotted
+    bad_intents: list[str] = field(default_factory=list)
+    bad_watch: str = ""  # the file of watch sessions, when it is damaged
+    log: SalvagedLog = field(default_factory=lambda: SalvagedLog([]))
+    bad_segments: dict[tuple[int, int, int], SegmentMeta] = field(
+        default_factory=dict
+    )  # topic, seq, generation
+    miscounted: dict[int, int] = field(default_factory=dict)  # topic → live records less the snapshot's count
+    opens: str = ""  # empty: as it should; else how a start would go
+    topics: int = 0
+    records: int = 0
+
+    @property
+    def newest(self) -> tuple[ShardRow, list[TopicRow]] | None:
+        return self.snapshots[max(self.snapshots)] if self.snapshots else None
+
+    @property
+    def older(self) -> tuple[ShardRow, list[TopicRow]]:
+        """The one before the newest. An even older one is only back after a power cut, and nothing of its is kept."""
+        return self.snapshots[sorted(self.snapshots)[-2]]
+
+    @property
+    def base_lsn(self) -> int:
+        return self.newest[0].base_lsn if self.newest is not None else 0
+
+    def add(self, kind: str, path: str, offset: int, what: str, **lost: int | str) -> None:
+        self.findings.append(
+            msgspec.convert({"kind": kind, "path": path, "offset": offset, "what": what, **lost}, Finding)
+        )
+
+    @property
+    def damage(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.kind in {"damage", "unsupported"}]
+
+
+def verify_shard(
+    disk: Disk, clock: Clock, config: EngineConfig, shards: int, cold: SegmentStore | None = None
+) -> Generator[str, None, Found]:
+    """Check one shard. Yields what it is looking at; the disk is only read. With a cold tier the disk shows both."""
+    view = OverlayDisk(disk)
+    checker = _Checker(view, config, shards, cold)
+    try:
+        yield from checker.steps()
+        found = checker.found
+        if not any(finding.kind == "unsupported" for finding in found.findings):
+            yield from _dry_run(OverlayDisk(view), clock, config, found)
+    finally:
+        view.close_all()
+    return found
+
+
+class _Checker:
+    def __init__(
+        self, disk: OverlayDisk, config: EngineConfig, shards: int, cold: SegmentStore | None
+    ) -> None:
+        self._disk = disk
+        self._cold = cold
+        self._config = config
+        self._shards = shards
+        self._meta_dir = f"{config.shard_dir}/meta"
+        self._wal_dir = f"{config.shard_dir}/wal"
+        self.found = Found()
+        # Of transactions: files and the topics that these are of; how far commits are, by topic and id, as the log says.
+        self._staged_names: set[tuple[int, str]] = set()
+        self._advanced: dict[tuple[int, int], int] = {}
+
+    def steps(self) -> Generator[str, None, None]:
+        yield "erase intents"
+        self._check_intents()
+        yield "snapshots"
+        self._check_snapshots()
+        yield "log"
+        self._check_log()
+        newest = self.found.newest
+        rows = newest[1] if newest is not None else []
+        self._check_rows(rows)
+        for row in rows:
+            if row.segments:
+                yield f"topic {row.name}"
+                self._check_topic(row)
+            if self._cold is not None and any(meta.tier == COLD for meta in row.segments):
+                self._check_manifests(self._cold, row)
+        yield "watch sessions"
+        self._check_watch()
+        yield "files that nothing names"
+        self._check_older()
+        self._check_names()
+
+    # -- meta ----------------------------------------------------------------------------------------------
+
+    def _check_intents(self) -> None:
+        """Apply what is pending to the overlay first: a patch that is half applied looks like rot."""
+        found = self.found
+        while True:
+            try:
+                pending = pending_intents(self._disk, self._meta_dir)
+                break
+            except UnsupportedFormat as error:
+                found.add("unsupported", str(error.path), 8, str(error))
+                return
+            except Corrupt as error:
+                self._drop_intent(error.path, error.offset, error.problem)
+        for number, patches in pending:
+            path = f"{self._meta_dir}/intent-{number:016x}"
+            found.add(
+                "pending",
+                path,
+                0,
+                f"an erase that a crash stopped; a start finishes its {len(patches)} writes",
+            )
+            apply_patches(self._disk, patches)
+
+    def _drop_intent(self, path: str, offset: int, problem: str) -> None:
+        what = f"{problem}; what it was to overwrite may be half overwritten"
+        self.found.add("damage", path, offset, what)
+        self.found.bad_intents.append(path)
+        self._disk.remove(path)
+
+    def _check_snapshots(self) -> None:
+        found = self.found
+        for number in list_snapshots(self._disk, self._meta_dir):
+            path = snapshot_path(self._meta_dir, number)
+            try:
+                head, rows = read_snapshot(self._disk, self._meta_dir, number)
+                shard_row = msgspec.msgpack.decode(head, type=ShardRow)
+                topic_rows = [msgspec.msgpack.decode(row, type=TopicRow) for row in rows]
+            except UnsupportedFormat as error:
+                found.add("unsupported", path, 8, str(error))
+                continue
+            except Corrupt as error:
+                found.add("damage", path, error.offset, error.problem)
+            except (msgspec.DecodeError, OSError) as error:
+                found.add("damage", path, HEADER_BYTES, f"cannot be read: {error}")
+            else:
+                found.snapshots[number] = shard_row, topic_rows
+                if shard_row.number != number:
+                    found.add("damage", path, HEADER_BYTES, f"says that it is number {shard_row.number}")
+                continue
+            found.bad_snapshots.append(number)
+
+    def _check_watch(self) -> None:
+        """Damage here costs no record: a server starts without the sessions, and clients make new ones."""
+        path = f"{self._config.shard_dir}/{WATCH_NAME}"
+        if not self._disk.exists(path):
+            return
+        try:
+            for _ in read_entries(self._disk, path):
+                pass
+        except UnsupportedFormat as error:
+            self.found.add("unsupported", path, 8, str(error))
+            return
+        except Corrupt as error:
+            offset, problem = error.offset, error.problem
+        except OSError as error:
+            offset, problem = 0, f"cannot be read: {error}"
+        else:
+            return
+        self.found.bad_watch = path
+        self.found.add(
+            "extra", path, offset, f"{problem}; a start goes without the watch sessions from there on"
+        )
+
+    def _check_log(self) -> None:
+        found = self.found
+        newest = found.newest
+        applied = max([found.base_lsn, *(row.applied_lsn for row in (newest[1] if newest else []))])
+        try:
+            files = read_log(self._disk, self._wal_dir, self._config.shard)
+        except UnsupportedFormat as error:
+            found.add("unsupported", str(error.path), 8, str(error))
+            return
+        clean = newest is not None and newest[0].clean_lsn == found.base_lsn
+        if newest is not None and max(found.bad_snapshots, default=0) > newest[0].number:
+            clean = False  # it was not the last one
+        found.is_clean = clean
+        found.is_sound = self._disk_was_sound(files)
+        found.log = LogWalk(files, found.base_lsn, applied, clean=clean, sound=found.is_sound).run()
+        for note in found.log.damage:
+            found.add("damage", note.path or self._wal_dir, note.offset, note.what)
+        for note in found.log.torn:
+            found.add("torn", note.path, note.offset, note.what)
+        self._check_older_log()
+
+    def _disk_was_sound(self, files: list[LogFile]) -> bool:
+        """As recovery asks: no restart of the machine since the log was written, and no failed write or sync."""
+        used = [file for file in files if file.scanned is not None and file.scanned.envelopes]
+        boot_id = next((file.start.boot_id for file in reversed(used) if file.start is not None), "")
+        number = used[-1].number if used else 0
+        return boot_id == self._disk.boot_id() and not latched_in(self._disk, self._meta_dir, number)
+
+    def _check_older_log(self) -> None:
+        """Two snapshots are kept with the log since the older, so that the newest one may rot."""
+        found = self.found
+        if len(found.snapshots) < 2 or found.log.damage:
+            return
+        older = found.older[0].base_lsn
+        walked = LogWalk(found.log.files, older, older).run()
+        for note in walked.damage:
+            what = f"{note.what}; only a start from the older snapshot would need them"
+            found.add("damage", note.path or self._wal_dir, note.offset, what)
+
+    # -- rows ----------------------------------------------------------------------------------------------
+
+    def _check_rows(self, rows: list[TopicRow]) -> None:
+        newest = self.found.newest
+        if newest is None:
+            return
+        path = snapshot_path(self._meta_dir, newest[0].number)
+        seen: set[str | int] = set()
+        for row in rows:
+            for problem in self._row_problems(row, newest[0]):
+                self.found.add("damage", path, HEADER_BYTES, problem, topic=row.name)
+            for key in (row.id, row.name):
+                if key in seen:
+                    self.found.add("damage", path, HEADER_BYTES, f"{key} stands there twice", topic=row.name)
+                seen.add(key)
+
+    def _row_problems(self, row: TopicRow, shard: ShardRow) -> list[str]:
+        problems: list[str] = []
+        if row.id not in own_ids(shard, self._config) or row.id >= shard.next_id:
+            problems.append(f"the topic's id {row.id} is none that this shard has")
+        if shard_of(row.name, self._shards) != self._config.shard:
+            problems.append("the topic belongs to another shard")
+        end = 0
+        for meta in row.segments:
+            if meta.first_seq < end:
+                problems.append(f"the segment at seq {meta.first_seq} overlaps the one before it")
+            end = meta.first_seq + meta.rows
+        if row.inline is not None:
+            end = row.inline[0] + row.inline[1]
+        if end > row.head + 1:
+            problems.append(f"the records go on to seq {end - 1}, the head is {row.head}")
+        if not 0 <= row.first_seq <= row.head + 1 or max(row.cap_lost, row.ttl_lost) > row.head:
+            problems.append("the floors lie past the head")
+        if any(
+            first > last or last > row.head or reason not in REASONS for first, last, reason in row.losses
+        ):
+            problems.append("a loss range does not lie within the topic")
+        if any(first < 1 or count < 1 or first + count - 1 > row.head for _, (first, count, _) in row.dedupe):
+            problems.append("an idempotency key stands for records that the topic does not have")
+        return problems
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    def _topic_dir(self, topic_id: int) -> str:
+        return f"{self._config.topics_dir}/{topic_id:016x}"
+
+    def _check_topic(self, row: TopicRow) -> None:
+        sound = True
+        before: SegmentMeta | None = None
+        for meta in row.segments:
+            sound &= self._check_segment(row, meta, expected_chain(before, meta))
+            before = meta
+        if sound:
+            self._check_count(row)
+
+    def _check_segment(self, row: TopicRow, meta: SegmentMeta, chain: bytes | None) -> bool:
+        directory, found = self._topic_dir(row.id), self.found
+        if meta.tier == COLD:
+            if not self._check_cold(row, directory, meta):
+                return False
+            meta = msgspec.structs.replace(meta, tier=HOT)  # the disk shows it there
+        try:
+            faults = check_segment(self._disk, directory, row.id, meta, chain)
+        except UnsupportedFormat as error:
+            found.add("unsupported", str(error.path), 8, str(error), topic=row.name)
+            return False
+        if not faults:
+            return True
+        found.bad_segments[row.id, meta.first_seq, meta.generation] = meta
+        for fault in faults:
+            what = fault.what
+            if fault.path.endswith(".del"):
+                what += "; records that were deleted may come back"
+            found.add("damage", fault.path, fault.offset, what, topic=row.name)
+        salvage = salvage_segment(self._disk, directory, row.id, meta)
+        for first, last in salvage.lost_ranges(meta.first_seq):
+            if last >= row.first_seq:
+                first = max(first, row.first_seq)
+                found.add(
+                    "damage", segment_path(directory, meta, "data"), self._place_of(directory, meta, first),
+                    "records cannot be read", topic=row.name, first_seq=first, last_seq=last, records=last - first + 1,
+                )  # fmt: skip
+        return False
+
+    def _check_cold(self, row: TopicRow, directory: str, meta: SegmentMeta) -> bool:
+        """Whether the cold tier is there to be looked at; the copies that lie there are compared with the hot files."""
+        if self._cold is None:
+            path = segment_path(directory, meta, "data")
+            if not self._disk.exists(path):
+                what = f"{path} is in the cold tier; say with --cold-dir where that is"
+                self.found.add("unsupported", path, 0, what, topic=row.name)
+            return self._disk.exists(path)
+        for suffix in ("idx", "dict", "sum"):
+            path = segment_path(directory, meta, suffix)
+            if suffix == "dict" and not meta.dict_bytes:
+                continue
+            try:
+                content = read_file(self._disk, path)
+                same = self._cold.read_range(path, 0, len(content) + 1) == content
+            except OSError:
+                same = False
+            if not same:
+                what = "the copy in the cold tier is not what the hot tier has; a server does not need it"
+                self.found.add("extra", path, 0, what, topic=row.name)
+        return True
+
+    def _check_manifests(self, cold: SegmentStore, row: TopicRow) -> None:
+        try:
+            problems = check_manifests(cold, self._topic_dir(row.id))
+        except OSError as error:
+            problems = [(self._topic_dir(row.id), str(error))]
+        for path, what in problems:
+            self.found.add("extra", path, 0, f"{what}; jobs go by it, a server does not", topic=row.name)
+
+    def _place_of(self, directory: str, meta: SegmentMeta, seq: int) -> int:
+        try:
+            return int(read_rows(self._disk, directory, meta)["offset"][seq - meta.first_seq])
+        except (TopicsError, OSError):
+            return 0
+
+    def _check_count(self, row: TopicRow) -> None:
+        """A mark of a deleted record has no digest; how many there must be is known from the count."""
+        if row.may_expire or row.config.ttl_ms or row.ram_ranges or self._deletes(row):
+            return  # time and later deletes leave marks before the next snapshot counts them
+        live = 0
+        for meta in row.segments:
+            there = (read_rows(self._disk, self._topic_dir(row.id), meta)["length"] > 0) & ~read_marks(
+                self._disk, self._topic_dir(row.id), meta
+            )
+            there[: max(0, row.first_seq - meta.first_seq)] = False
+            live += int(np.count_nonzero(there))
+        if live == row.count:
+            return
+        marked = next((meta for meta in row.segments if meta.has_del), row.segments[0])
+        path = segment_path(self._topic_dir(row.id), marked, "del" if marked.has_del else "idx")
+        self.found.miscounted[row.id] = live - row.count
+        what = (
+            f"{live - row.count} records more than there were: deleted ones have come back"
+            if live > row.count
+            else f"{row.count - live} records fewer than there were: they are marked as deleted and were not"
+        )
+        self.found.add("damage", path, HEADER_BYTES, what, topic=row.name, records=abs(live - row.count))
+
+    def _deletes(self, row: TopicRow) -> bool:
+        """Whether the log has anything for this topic but records, past what the snapshot holds."""
+        for entry in self.found.log.entries:
+            if entry.lsn > row.applied_lsn:
+                headers = _headers(entry.body)
+                if ((headers["topic"] == row.id) & (headers["type"] != frames.APPEND)).any():
+                    return True
+        return False
+
+    # -- names ---------------------------------------------------------------------------------------------
+
+    def _named(self, rows: list[TopicRow]) -> dict[tuple[int, int, int], tuple[TopicRow, SegmentMeta]]:
+        return {
+            (row.id, meta.first_seq, meta.generation): (row, meta) for row in rows for meta in row.segments
+        }
+
+    def _check_older(self) -> None:
+        """Segments that only the older snapshot names."""
+        found = self.found
+        if len(found.snapshots) < 2:
+            return
+        known = self._named(found.snapshots[max(found.snapshots)][1])
+        for key, (row, meta) in self._named(found.older[1]).items():
+            if key not in known and self._disk.exists(self._topic_dir(row.id)):
+                path = segment_path(self._topic_dir(row.id), meta, "data")
+                if meta.tier == COLD and (self._cold is None or not self._disk.exists(path)):
+                    continue  # an erase removes the old generation at once; the log has the swap
+                try:
+                    meta = msgspec.structs.replace(meta, tier=HOT)
+                    faults = check_segment(self._disk, self._topic_dir(row.id), row.id, meta, None)
+                except UnsupportedFormat as error:
+                    found.add("unsupported", str(error.path), 8, str(error), topic=row.name)
+                    continue
+                for fault in faults:
+                    what = f"{fault.what}; only a start from the older snapshot would need it"
+                    found.add("damage", fault.path, fault.offset, what, topic=row.name)
+
+    def _check_names(self) -> None:
+        named: set[tuple[int, str]] = set()
+        ids: set[int] = set()
+        for _, rows in self.found.snapshots.values():
+            for topic, first, generation in self._named(rows):
+                named.add((topic, segment_name(first, generation)))
+            ids |= {row.id for row in rows}
+            for row in rows:
+                names = (row.merges or NO_MERGES).retired_names
+                named |= {(row.id, segment_name(first, generation)) for first, generation in names}
+        swapped, made = self._from_log()
+        for _, rows in self.found.snapshots.values():
+            self._staged_names |= staged_names(rows)
+        newest = self.found.newest
+        for row in newest[1] if newest is not None else ():
+            for path, offset, what, records in decided_faults(
+                self._disk, self._config.topics_dir, row, self._advanced
+            ):
+                self.found.add("damage", path, offset, what, topic=row.name, records=records)
+        own = own_ids(newest[0] if newest is not None else None, self._config)
+        for name in self._disk.list(self._config.topics_dir):
+            try:
+                topic = int(name.removesuffix(".deleted"), 16)
+            except ValueError:
+                continue
+            if topic in own:
+                self._check_directory(name, topic, named | swapped, known=topic in ids | made)
+        for directory, ours in (
+            (self._meta_dir, ("snap-", "intent-", LATCH_MARK)),
+            (self._wal_dir, ("wal-",)),
+            (self._config.shard_dir, ("LOCK", "meta", "wal", WATCH_NAME, RESERVE_NAME)),
+        ):
+            for name in self._disk.list(directory):
+                if not name.startswith(ours) or name.endswith(TEMP_SUFFIX):
+                    self.found.add("extra", f"{directory}/{name}", 0, "nothing needs this file")
+
+    def _check_directory(self, name: str, topic: int, named: set[tuple[int, str]], *, known: bool) -> None:
+        directory = f"{self._config.topics_dir}/{name}"
+        if not known or name.endswith(".deleted"):
+            self.found.add("extra", directory, 0, "no snapshot and no log entry knows this topic")
+            return
+        for file in self._disk.list(directory):
+            parsed = parse_segment_name(file)
+            if (topic, file) in self._staged_names:
+                continue
+            if parsed is None or (topic, segment_name(parsed[0], parsed[1])) not in named:
+                self.found.add("extra", f"{directory}/{file}", 0, "no snapshot names this file")
+
+    def _from_log(self) -> tuple[set[tuple[int, str]], set[int]]:
+        """Segments that the log swapped in, which no snapshot names yet, and topics that it made."""
+        swapped: set[tuple[int, str]] = set()
+        made: set[int] = set()
+        for entry in self.found.log.entries:
+            columns = decode(entry.body, [Envelope(entry.lsn, 0, 0, 0, len(entry.body), b"")])[0]
+            kinds = columns.headers["type"]
+            made |= set(columns.headers["topic"][kinds == frames.TOPIC_CREATE].tolist())
+            for i in np.flatnonzero(kinds == frames.SEGMENT_SWAP).tolist():
+                swap = msgspec.msgpack.decode(columns.payload(i), type=Swapped)
+                swapped.add((int(columns.headers["topic"][i]), segment_name(swap.first_seq, swap.generation)))
+            for i in np.flatnonzero(kinds == frames.SEGMENT_MERGE).tolist():
+                merged = msgspec.msgpack.decode(columns.payload(i), type=Merged)
+                topic = int(columns.headers["topic"][i])
+                swapped |= {(topic, segment_name(one.first_seq, one.generation)) for one in merged.groups}
+            for i in np.flatnonzero(kinds == frames.TXN_OPENED).tolist():
+                opened = msgspec.msgpack.decode(columns.payload(i), type=Opened)
+                name = file_name(opened.txn, opened.number)
+                self._staged_names.add((int(columns.headers["topic"][i]), name))
+            for i in np.flatnonzero(kinds == frames.TXN_ADVANCED).tolist():
+                mark = msgspec.msgpack.decode(columns.payload(i), type=Advanced)
+                self._advanced[int(columns.headers["topic"][i]), mark.txn] = mark.done
+        return swapped, made
+
+
+def own_ids(head: ShardRow | None, config: EngineConfig) -> OwnIds:
+    """Which topics are the shard's. Without a snapshot only the first layout shows it: later ones have adopted some."""
+    if head is not None:
+        return OwnIds(config.shard, head.first_id, head.adopted, head.others)
+    is_first = generation_of(config.shard_dir.partition("/")[0]) == 1
+    return OwnIds(config.shard) if is_first else OwnIds(config.shard, 1 << 63)
+
+
+def _headers(body: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    columns, _ = decode(body, [Envelope(0, 0, 0, 0, len(body), b"")])
+    return columns.headers
+
+
+def expected_chain(before: SegmentMeta | None, meta: SegmentMeta) -> bytes | None:
+    """What a segment's .sum must name as the one before it; None when that one is gone."""
+    if before is None or not before.link or before.first_seq + before.rows != meta.first_seq:
+        return None
+    return before.link
+
+
+# ── A start that changes nothing ──────────────────────────────────────────────────────
+
+
+def _dry_run(
+    disk: OverlayDisk, clock: Clock, config: EngineConfig, found: Found
+) -> Generator[str, None, None]:
+    yield "a trial start"
+    engine = Engine(disk, clock, quiet(config))
+    try:
+        for _ in engine.recover_steps():
+            pass
+        engine.stop_transactions()  # what is decided is carried out by a server
+        if engine.shard.read_only is not None:
+            found.opens = f"read-only: {engine.shard.read_only}"
+        yield from read_everything(engine, found)
+        engine.check_invariants()
+    except (TopicsError, OSError) as error:
+        found.opens = f"not at all: {error}"
+    except AssertionError as error:
+        found.add("damage", config.shard_dir, 0, f"after a trial start the counts do not add up: {error}")
+    finally:
+        disk.close_all()
+    if found.opens and not found.damage:
+        found.add("damage", config.shard_dir, 0, f"a start would go {found.opens}")
+    if not found.damage:
+        for problem in [*engine.report.rotten, *engine.report.rebuilt]:
+            found.add("damage", config.shard_dir, 0, problem)
+
+
+def read_everything(engine: Engine, found: Found) -> Generator[str, None, None]:
+    """Every record of every topic, as clients get them. What cannot be read becomes a loss in the engine."""
+    known = {finding.topic for finding in found.damage}
+    for name, log in list(engine.shard.published.items()):
+        yield f"records of {name}"
+        before = list(log.view.losses)
+        found.topics += 1
+        try:
+            found.records += _read_topic(engine, log)
+        except ShardReadOnly:
+            pass  # without the end of its log it does not say that there is nothing in a topic
+        except Corrupt as error:
+            found.add("damage", error.path, error.offset, error.problem, topic=name)
+        for first, last, reason in log.view.losses:
+            if (first, last, reason) not in before and reason == "corrupt" and name not in known:
+                what = "records cannot be read"
+                path = f"{engine.config.topics_dir}/{log.id:016x}"
+                found.add(
+                    "damage",
+                    path,
+                    0,
+                    what,
+                    topic=name,
+                    first_seq=first,
+                    last_seq=last,
+                    records=last - first + 1,
+                )
+
+
+def _read_topic(engine: Engine, log: TopicLog) -> int:
+    count, cursor = 0, 0
+    while True:
+        page = ask(engine, cmd.Diff(log.name, cursor, limit=1000, max_bytes=8 << 20, touch=False))
+        assert isinstance(page, cmd.Page)
+        _check_page(log, page)
+        count += len(page.seqs)
+        if page.next_from_seq >= page.head_seq or page.next_from_seq <= cursor:
+            return count
+        cursor = page.next_from_seq
+
+
+def _check_page(log: TopicLog, page: cmd.Page) -> None:
+    """The index must have led to the very records that it names."""
+    for i, seq in enumerate(page.seqs):
+        buffer = page.frames[int(page.which[i]) if page.which is not None else 0]
+        start = int(page.starts[i])
+        _, kind, flags, topic, frame_seq, ts, node_len, tag_len, _ = frames.HEADER.unpack_from(buffer, start)
+        at = start + frames.HEADER_BYTES + node_len
+        tag = bytes(buffer[at : at + tag_len]) if flags & frames.HAS_TAG else None
+        told = page.tags[i] if page.tags is not None else None
+        if (kind, topic, frame_seq, ts, tag) != (frames.APPEND, log.id, seq, int(page.timestamps[i]), told):
+            raise Corrupt(f"topic {log.name}", 0, f"the index of seq {seq} leads to another record")
+
+
+def ask(engine: Engine, command: cmd.Command) -> object:
+    """One command, its jobs, its answer."""
+    replies: list[object] = []
+    queue = [engine.turn([(0, command)])]
+    while queue or not replies:  # a topic is loaded a share each turn
+        outcome = queue.pop() if queue else engine.turn([])
+        replies += [reply for _, reply in outcome.replies]
+        for job in outcome.jobs:
+            job.run()
+            queue.append(engine.finish(job))
+    (reply,) = replies
+    if isinstance(reply, BaseException):
+        raise reply
+    return reply
+
+
+def quiet(config: EngineConfig) -> EngineConfig:
+    """For an engine that only looks: no checkpoint by time or size, no rewriting, small log files."""
+    return msgspec.structs.replace(
+        config,
+        wal_file_bytes=MIB,
+        snapshot_wal_bytes=1 << 62,
+        snapshot_interval_ms=1 << 62,
+        segment_max_age_ms=0,
+        rewrite_dead_share=2.0,
+    )

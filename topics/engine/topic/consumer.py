@@ -1,0 +1,933 @@
+"""A consumer: a cursor, and what was handed out and is not settled yet.
+
+    never handed out ──claim──▶ LEASED ──ack──▶ settled
+    (from the cursor on)        │  ▲ └─ extend
+                        nack,   │  │ claim
+                        expiry, ▼  │
+                        release READY ◀── DELAYED        its last delivery was in vain ──▶ MOVING ──▶ settled
+
+What lies below the cursor and has no entry is settled. So the state is as large as what is in hand, whatever the
+backlog is, and every step costs the same for a thousand waiting records and for ten million.
+
+Every change is an `Event`, applied by `apply` in live operation and in replay alike. Time is no event: a lease holds its
+deadline, and the engine's clock never runs back. Heaps are lazy: an entry that has moved on is skipped when it
+comes up, and a heap that is mostly such is made anew, a few entries with each that comes.
+
+No call does more than a turn has time for. What time has done to thousands of leases, and how many of a million records a
+filter leaves, is worked off in slices: `catch_up`. A consumer that is behind with it hands nothing out meanwhile. Slices grow
+once writers undo more than is done (`Pace`), so that this ends whatever they do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from topics.api.config import ConsumerConfig
+from topics.engine.core.subjects import TagFilter, TagMatch, overlap
+
+READY, LEASED, DELAYED, MOVING = range(4)
+CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED, FORGOTTEN = range(1, 12)
+
+ID_MASK = (1 << 64) - 1
+COUNT_AT_ONCE_MAX = 64  # records that go, whose tags are looked at for each consumer with a filter
+LOST_AT_ONCE = 2048  # the same for all of them together, if that is more: counting anew would take longer
+# Rows that are counted together.
+COUNT_BLOCK, COUNT_BLOCK_UNFILTERED = 256, 65_536
+COUNTED_AT_ONCE = 2000  # microseconds that counting may take, about, without a turn of its own
+UNIT_ROWS = 256  # without a filter, that take about a microsecond
+PASSED_AT_ONCE = 500  # leases and delays that have ended
+VERDICTS_MAX = 1024  # tags whose match with a filter is remembered
+SOURCES_MAX = 65_536  # topics whose letters a topic remembers; the one heard of longest ago is forgotten
+STALE_MAX = 64  # so many outdated heap entries are kept, however few are current
+MOVED_FOR_ONE = 4  # entries of a heap that is being made anew, with each that comes
+STALE_LOOKED_AT = 64  # outdated deadlines that are looked at to find the next one
+
+T = TypeVar("T")
+
+
+class Rows(Protocol):
+    """What a consumer needs to know of its topic's records."""
+
+    @property
+    def first_seq(self) -> int: ...
+
+    def spans(self, first_seq: int, stop_seq: int) -> Iterator[tuple[Any, int, int]]: ...
+
+    def count_live(self, first_seq: int, stop_seq: int) -> int: ...
+
+    def live_of(self, ranges: Sequence[tuple[int, int]]) -> list[int]: ...
+
+    def tag_counts(self, first_seq: int, stop_seq: int) -> list[tuple[bytes | None, int]]: ...
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to records of one consumer. Fields may be added at the end, never moved."""
+
+    consumer: str
+    kind: int
+    seqs: list[int] = []
+    until_ms: int = 0  # a deadline; or when it is ready again; or when a pause ends
+    node: bytes = b""
+    first_id: int = 0  # lease ids count on from here
+    deliveries: list[int] = []  # empty: the first of each, or unchanged
+    cursor: int = 0  # 0: unchanged
+    number: int = 0  # of the first letter
+    target: str = ""
+    reason: str = ""
+    streamed: bool = False  # over a connection that ends with the process
+
+
+class ConsumerRow(msgspec.Struct, array_like=True):
+    """A consumer in a snapshot."""
+
+    name: str
+    config: ConsumerConfig
+    cursor: int
+    entries: list[tuple[int, int, int, bytes, int, int]]  # seq, state, deliveries, node, lease id, until
+    firsts: list[int]
+    created_ms: int
+    paused_until_ms: int
+    counters: list[int]
+    dooms: list[tuple[int, int, str]] = []  # seq, deliveries, reason
+    streamed: list[int] = []
+
+
+class Entry:
+    """One record in hand."""
+
+    __slots__ = ("connection", "deliveries", "doom", "id", "node", "state", "streamed", "until_ms")
+
+    def __init__(self) -> None:
+        self.state = READY
+        self.deliveries = 0
+        self.node = b""
+        self.id = 0
+        self.until_ms = 0
+        self.connection = 0
+        self.streamed = False
+        # Refused by its dead letter topic, where it shall go all the same: deliveries and reason that it goes with.
+        self.doom: tuple[int, str] | None = None
+
+
+class LazyHeap(Generic[T]):
+    """A heap whose outdated entries stay until they come up, or are more than the current ones.
+
+    Then it is made anew: entries go over to another heap, from the end, so that what is left of this one is a heap still. `renew`
+    says what is current of an entry, None: nothing; an entry may stand for several things.
+    """
+
+    __slots__ = ("_count", "_new", "_old", "_renew")
+
+    def __init__(self, renew: Callable[[T], tuple[T, int] | None]) -> None:
+        self._renew = renew
+        self._new: list[tuple[T, int]] = []
+        self._old: list[tuple[T, int]] = []
+        self._count = 0  # of things in both
+
+    def __bool__(self) -> bool:
+        return bool(self._new or self._old)
+
+    def __iter__(self) -> Iterator[T]:
+        return (entry for heap in (self._new, self._old) for entry, _ in heap)
+
+    def push(self, entry: T, current: int, count: int = 1) -> None:
+        """Add an entry that stands for so many things. `current`: how many are not outdated, of all."""
+        heapq.heappush(self._new, (entry, count))
+        self._count += count
+        if self._old:
+            left = MOVED_FOR_ONE * count
+            while self._old and left > 0:
+                moved, size = self._old.pop()
+                self._count -= size
+                left -= size
+                renewed = self._renew(moved)
+                if renewed is not None:
+                    heapq.heappush(self._new, renewed)
+                    self._count += renewed[1]
+        elif self._count > 2 * current + STALE_MAX:
+            self._old, self._new = self._new, []
+
+    def first(self) -> T | None:
+        heap = self._smaller()
+        return heap[0][0] if heap else None
+
+    def pop(self) -> T:
+        entry, count = heapq.heappop(self._smaller())
+        self._count -= count
+        return entry
+
+    def _smaller(self) -> list[tuple[T, int]]:
+        new, old = self._new, self._old
+        return old if old and (not new or old[0] < new[0]) else new
+
+
+class WantedCount:
+    """How many live records of a range a filter leaves, counted block by block over several turns.
+
+    Blocks with records that go meanwhile are counted once more at the end.
+    """
+
+    __slots__ = ("_again", "_at", "_counts", "_firsts", "_stops", "filter", "first", "stop")
+
+    def __init__(self, wanted: TagFilter | None, first: int, stop: int) -> None:
+        self.filter = wanted
+        self.first = self._at = first
+        self.stop = stop
+        self._firsts: list[int] = []
+        self._stops: list[int] = []
+        self._counts: list[int] = []
+        self._again: dict[int, None] = {}  # blocks to be counted once more
+
+    @property
+    def is_done(self) -> bool:
+        return self._at >= self.stop and not self._again
+
+    @property
+    def total(self) -> int:
+        return sum(self._counts)
+
+    def go_on(self, rows: Rows) -> int:
+        """Count one block more; returns what that took."""
+        if self._at >= self.stop:
+            block, _ = self._again.popitem()
+        else:
+            size = COUNT_BLOCK if self.filter is not None else COUNT_BLOCK_UNFILTERED
+            found = next(rows.spans(max(self._at, rows.first_seq), self.stop), None)
+            if found is None:
+                self._at = self.stop
+                return 1
+            chunk, low, high = found
+            block = len(self._firsts)
+            self._firsts.append(chunk.first_seq + low)
+            self._at = chunk.first_seq + min(low + size, high)
+            self._stops.append(self._at)
+            self._counts.append(0)
+        first, stop = max(self._firsts[block], rows.first_seq), self._stops[block]
+        if first >= stop:
+            self._counts[block] = 0
+            return 1
+        took = 1 + (stop - first) // UNIT_ROWS
+        if self.filter is None:
+            self._counts[block] = rows.count_live(first, stop)
+            return took
+        tags = rows.tag_counts(first, stop)
+        self._counts[block] = sum(count for tag, count in tags if self.filter.matches(tag))
+        return took + len(tags) * self.filter.cost
+
+    def lost(self, first: int, last: int) -> None:
+        """Records of this range go."""
+        low = bisect_right(self._stops, first)
+        high = bisect_right(self._firsts, last)
+        self._again.update(dict.fromkeys(range(low, high)))
+
+
+class Pace:
+    """How far work in slices has come, in microseconds or so: what it should have taken, as of its beginning, and what it took."""
+
+    __slots__ = ("due", "spent")
+
+    def __init__(self, due: int) -> None:
+        self.due = due
+        self.spent = 0
+
+
+def overlap_cost(one: TagFilter | None, other: TagFilter | None) -> int:
+    """Of comparing two filters, in microseconds or so."""
+    if one is None or other is None:
+        return 1
+    return 4 + one.weight * other.weight + (len(one.any_of) + len(other.any_of)) // 8
+
+
+def counting_cost(wanted: TagFilter | None, rows: int) -> int:
+    """Of counting so many rows, in microseconds or so, if each has a tag of its own."""
+    return rows * wanted.cost if wanted is not None else rows // UNIT_ROWS
+
+
+def count_wanted(rows: Rows, wanted: TagFilter | None, first: int, stop: int) -> int:
+    """How many live records of the seqs [first, stop) a filter leaves."""
+    if first >= stop:
+        return 0
+    if wanted is None:
+        return rows.count_live(first, stop)
+    return sum(count for tag, count in rows.tag_counts(first, stop) if wanted.matches(tag))
+
+
+@dataclass(slots=True)
+class Counters:
+    delivered: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    dead_lettered: int = 0
+    given_up: int = 0
+
+
+def filter_of(config: ConsumerConfig) -> TagFilter | None:
+    """None: every record, also untagged ones."""
+    matches = tuple(TagMatch(op, value.encode()) for op, value in config.filter)
+    return TagFilter(matches) if matches else None
+
+
+class Consumer:
+    __slots__ = (
+        "_delayed",
+        "_expiries",
+        "_returned",
+        "active_ms",
+        "ahead",
+        "config",
+        "connections",
+        "counted_to",
+        "counters",
+        "counting",
+        "counts",
+        "created_ms",
+        "cursor",
+        "dropped",
+        "entries",
+        "filter",
+        "firsts",
+        "idle_number",
+        "is_held",
+        "name",
+        "on_settled",
+        "pace",
+        "parked",
+        "paused_until_ms",
+        "policy",
+        "replay_shift_ms",
+        "rescan",
+        "streams",
+        "unanswered",
+        "verdicts",
+        "waiters",
+        "wake_ms",
+        "window_ms",
+    )
+
+    def __init__(self, name: str, config: ConsumerConfig, on_settled: Callable[[int], None]) -> None:
+        self.name = name
+        self.cursor = 1  # the next seq that was never handed out
+        # Live records from the cursor to `counted_to` that it wants; None: not counted. What was appended since then is
+        # counted when somebody asks.
+        self.ahead: int | None = None
+        self.counted_to = 0
+        self.verdicts: dict[bytes, bool] = {}  # whether it wants a tag
+        self.idle_number = 0  # of the timer that ends it when nobody uses it
+        self.rescan = 0  # below it the cursor may meet what is in hand
+        self.policy: tuple[object, object] = (None, None)  # as of which config of the topic
+        self.firsts: list[int] = []  # chosen records below the cursor that were never handed out, ascending
+        self.entries: dict[int, Entry] = {}
+        self.counts = [0, 0, 0, 0]  # entries by state
+        self.connections: dict[int, set[int]] = {}  # seqs that were handed out over one, and are leased
+        self.counting: WantedCount | None = None  # from the cursor on, if that takes longer than a turn
+        self.pace: Pace | None = None  # of counting, while it is behind with that
+        self._forget_heaps()
+        self.counters = Counters()
+        self.created_ms = 0
+        self.paused_until_ms = 0  # -1: without an end
+        # Who waits and for what time; known to this process alone.
+        self.waiters: dict[int, object] = {}
+        self.parked: dict[int, object] = {}  # of them, those of a connection, by its number
+        self.streams = 0  # of them, standing ones
+        self.unanswered: list[object] = []  # what was settled, and whose answer waits until it is not behind
+        self.is_held = False  # its cursor stays where it is, because a reset looks at what is around it
+        self.window_ms = 0  # when the claims that gather are served together; 0: none do
+        self.wake_ms = 0  # the earliest timer that was set for it
+        self.active_ms = 0
+        self.replay_shift_ms: int | None = None  # between a record's time and its original replay
+        self.dropped = False
+        self.on_settled = on_settled
+        self.configure(config)
+
+    def _forget_heaps(self) -> None:
+        # Deadline, and what was handed out with it.
+        self._expiries: LazyHeap[tuple[int, list[int]]] = LazyHeap(self._still_held)
+        self._returned: LazyHeap[int] = LazyHeap(self._still_ready)
+        self._delayed: LazyHeap[tuple[int, int]] = LazyHeap(self._still_delayed)
+
+    def configure(self, config: ConsumerConfig) -> None:
+        self.config = config
+        self.ahead = self.counting = self.pace = None
+        self.verdicts = {}
+        self.policy = (None, None)
+        self.filter = filter_of(config)
+
+    # -- counts --------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return self.counts[LEASED]
+
+    @property
+    def returned(self) -> int:
+        return self.counts[READY]
+
+    @property
+    def ack_floor(self) -> int:
+        lowest = min(self.entries, default=self.cursor)
+        return min(lowest, self.firsts[0] if self.firsts else self.cursor) - 1
+
+    def is_paused(self, now_ms: int) -> bool:
+        return self.paused_until_ms < 0 or self.paused_until_ms > now_ms
+
+    def leases_of(self, connection: int) -> int:
+        return len(self.connections.get(connection, ()))
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def pass_time(self, now_ms: int) -> bool:
+        """Leases that have expired and delays that are over make their records ready, some hundreds of them at most; whether
+        those were all.
+        """
+        expiries, delayed, limit = self._expiries, self._delayed, PASSED_AT_ONCE
+        while (lease := expiries.first()) is not None and lease[0] < now_ms:
+            until_ms, seqs = lease
+            if limit <= 0:
+                return False
+            part = seqs[-limit:]
+            expiries.pop()
+            if len(part) < len(seqs):
+                self._push_expiry(until_ms, seqs[:-limit])
+            limit -= len(part)
+            for seq in part:
+                entry = self.entries.get(seq)
+                if entry is not None and entry.state == LEASED and entry.until_ms == until_ms:
+                    self._make_ready(seq, entry)
+        while (delay := delayed.first()) is not None and delay[0] <= now_ms:
+            if limit <= 0:
+                return False
+            due_ms, seq = delayed.pop()
+            limit -= 1
+            entry = self.entries.get(seq)
+            if entry is not None and entry.state == DELAYED and entry.until_ms == due_ms:
+                self._make_ready(seq, entry)
+        return True
+
+    def next_change_ms(self) -> int:
+        """When time will make something ready, or somewhat earlier; 0: nothing waits for it."""
+        expiries, delayed = self._expiries, self._delayed
+        for _ in range(STALE_LOOKED_AT):
+            lease = expiries.first()
+            if lease is None or self._is_held(lease):
+                break
+            expiries.pop()
+        lease, delay = expiries.first(), delayed.first()
+        times = [lease[0] + 1] if lease is not None else []
+        if delay is not None:
+            times.append(delay[0])
+        return min(times, default=0)
+
+    def _is_held(self, lease: tuple[int, list[int]]) -> bool:
+        """Whether some of what was handed out with this deadline is leased until then."""
+        until_ms, seqs = lease
+        entries = (self.entries.get(seq) for seq in seqs)
+        return any(e is not None and e.state == LEASED and e.until_ms == until_ms for e in entries)
+
+    def _still_held(self, lease: tuple[int, list[int]]) -> tuple[tuple[int, list[int]], int] | None:
+        until_ms, entries = lease[0], self.entries
+        held = [
+            seq
+            for seq in lease[1]
+            if (entry := entries.get(seq)) is not None
+            and entry.state == LEASED
+            and entry.until_ms == until_ms
+        ]
+        return ((until_ms, held), len(held)) if held else None
+
+    def _still_delayed(self, delay: tuple[int, int]) -> tuple[tuple[int, int], int] | None:
+        entry = self.entries.get(delay[1])
+        is_delayed = entry is not None and entry.state == DELAYED and entry.until_ms == delay[0]
+        return (delay, 1) if is_delayed else None
+
+    def _still_ready(self, seq: int) -> tuple[int, int] | None:
+        entry = self.entries.get(seq)
+        return (seq, 1) if entry is not None and entry.state == READY else None
+
+    # -- what is ready -------------------------------------------------------------------------------------
+
+    def take_returned(self) -> Iterator[int]:
+        """Records that are ready again, the lowest first. What is not used is put back with `put_back`."""
+        last = 0
+        while self._returned:
+            seq = self._returned.pop()
+            entry = self.entries.get(seq)
+            # One that came back, was handed out and came back again may be in the heap twice.
+            if entry is not None and entry.state == READY and seq != last:
+                last = seq
+                yield seq
+
+    def put_back(self, seqs: Iterable[int]) -> None:
+        for seq in seqs:
+            self._returned.push(seq, self.counts[READY])
+
+    def note_rescan(self) -> None:
+        """What is in hand beyond the cursor is passed by when the cursor comes there."""
+        self.rescan = max((seq + 1 for seq in self.entries if seq >= self.cursor), default=0)
+
+    def wants(self, tag: bytes | None) -> bool:
+        """Whether records with this tag are for it."""
+        if self.filter is None:
+            return True
+        if tag is None:
+            return False
+        verdict = self.verdicts.get(tag)
+        if verdict is None:
+            if len(self.verdicts) >= VERDICTS_MAX:
+                self.verdicts = {}
+            verdict = self.verdicts[tag] = self.filter.matches(tag)
+        return verdict
+
+    def wanted(self, rows: Rows, first: int, stop: int) -> int:
+        """How many live records of the seqs [first, stop) are for it."""
+        if self.filter is None or stop - first > VERDICTS_MAX:
+            return count_wanted(rows, self.filter, first, stop)
+        if first >= stop:
+            return 0
+        return sum(count for tag, count in rows.tag_counts(first, stop) if self.wants(tag))
+
+    def is_counted(self, rows: Rows, end: int) -> bool:
+        """Whether its records up to `end` are counted, but for so few that it can be done at once."""
+        return self.counting is None and self.uncounted(rows, end) <= COUNTED_AT_ONCE
+
+    def uncounted(self, rows: Rows, end: int) -> int:
+        """What counting on to `end` takes, in microseconds or so."""
+        first = self.cursor if self.ahead is None else max(self.counted_to, self.cursor)
+        return counting_cost(self.filter, end - max(first, rows.first_seq))
+
+    def count(self, rows: Rows, end: int) -> int:
+        """Count on towards `end`; returns what that took."""
+        if self.ahead is None:
+            self.ahead, self.counted_to, self.counting = 0, self.cursor, None
+        if self.counting is None:
+            self.counting = WantedCount(self.filter, max(self.counted_to, self.cursor), end)
+        took = self.counting.go_on(rows)
+        if self.counting.is_done:
+            self.ahead += self.counting.total
+            self.counted_to, self.counting = self.counting.stop, None
+        return took
+
+    def passed(self, before: int, fresh: list[int]) -> None:
+        """The cursor has moved on from `before`, over these records and over such that it does not want."""
+        if self.ahead is None:
+            return
+        if before < self.rescan or self.cursor > self.counted_to:
+            self.ahead = None
+        else:
+            self.ahead -= sum(seq >= before for seq in fresh)
+
+    def lost(self, rows: Rows, first: int, last: int, at_once: int) -> None:
+        """Records of this range go."""
+        first, stop = max(first, self.cursor), min(last + 1, self.counted_to)
+        if self.ahead is None or first >= stop:
+            return
+        if self.filter is not None and stop - first > at_once:
+            self.ahead = None  # counted anew when somebody asks: there may be many who never do
+        else:
+            self.ahead -= self.wanted(rows, first, stop)
+
+    def lost_many(self, rows: Rows, going: list[int]) -> None:
+        """These records go, ascending."""
+        if not self.ahead:
+            return
+        low, high = bisect_left(going, self.cursor), bisect_left(going, self.counted_to)
+        if self.filter is None:
+            self.ahead -= high - low
+        elif high - low > COUNT_AT_ONCE_MAX:
+            self.ahead = None
+        else:
+            self.ahead -= sum(self.wanted(rows, seq, seq + 1) for seq in going[low:high])
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> None:
+        kind, seqs = event.kind, event.seqs
+        if kind == CLAIMED:
+            self._hand_out(event)
+        elif kind == RETURNED:
+            for i, seq in enumerate(seqs):
+                self._give_back(seq, event.until_ms, event.deliveries[i] if event.deliveries else None)
+        elif kind in (ACKED, GIVEN_UP):
+            dropped = sum(self.drop(seq) for seq in seqs)
+            if kind == ACKED:
+                self.counters.acked += dropped
+            else:
+                self.counters.given_up += dropped
+        elif kind == EXTENDED:
+            for seq in seqs:
+                entry = self.entries.get(seq)
+                if entry is not None and entry.state == LEASED:
+                    entry.until_ms = event.until_ms
+            self._push_expiry(event.until_ms, seqs)
+        elif kind == MOVE:
+            for seq, deliveries in zip(seqs, event.deliveries, strict=True):
+                entry = self.entries.get(seq)
+                if entry is None:  # in replay: its leases were not logged
+                    entry = self.entries[seq] = Entry()
+                    self.counts[READY] += 1
+                    entry.deliveries = deliveries
+                self._leave_connection(seq, entry)
+                self._set(entry, MOVING)
+        elif kind == UNMOVED:
+            for seq in seqs:
+                self._give_back(seq, event.until_ms, None)
+        elif kind == MOVED:
+            self.counters.dead_lettered += sum(self.drop(seq) for seq in seqs)
+        elif kind == RESET:
+            self.forget_leases()
+            self.firsts = []
+            self.replay_shift_ms = self.ahead = self.counting = self.pace = None
+            self.cursor = event.cursor
+            self.note_rescan()
+        elif kind == PAUSED:
+            self.paused_until_ms = event.until_ms
+        elif kind == FORGOTTEN:
+            self.forget_leases()
+
+    def _hand_out(self, event: Event) -> None:
+        entries, counters = self.entries, self.counters
+        seqs, deliveries = event.seqs, event.deliveries
+        if self.firsts and seqs:
+            # They are handed out in order, and none is beyond the cursor.
+            del self.firsts[: bisect_right(self.firsts, seqs[-1])]
+        if event.cursor:
+            self.cursor = event.cursor
+        counters.delivered += len(seqs)
+        if deliveries:
+            counters.redelivered += sum(number > 1 for number in deliveries)
+        if not event.until_ms:
+            counters.acked += len(seqs)  # of a consumer without acks: nothing stays in hand
+            for seq in seqs:
+                self.drop(seq)
+            return
+        lease_id, until_ms, node = event.first_id, event.until_ms, event.node
+        for i, seq in enumerate(seqs):
+            entry = entries.get(seq)
+            if entry is None:
+                entry = entries[seq] = Entry()
+                self.counts[LEASED] += 1
+                entry.state = LEASED
+            else:
+                self._set(entry, LEASED)
+            entry.deliveries = deliveries[i] if deliveries else 1
+            entry.node, entry.until_ms, entry.doom = node, until_ms, None
+            entry.streamed = event.streamed
+            entry.id = (lease_id + i) & ID_MASK
+        self._push_expiry(until_ms, seqs)
+
+    def attach(self, connection: int, seqs: Iterable[int]) -> None:
+        """These leases end with the connection."""
+        self.connections.setdefault(connection, set()).update(seqs)
+        for seq in seqs:
+            self.entries[seq].connection = connection
+
+    def _push_expiry(self, until_ms: int, seqs: list[int]) -> None:
+        if seqs:
+            self._expiries.push((until_ms, seqs), self.counts[LEASED], len(seqs))
+
+    def _give_back(self, seq: int, due_ms: int, deliveries: int | None) -> None:
+        entry = self.entries.get(seq)
+        if entry is None:
+            return
+        if deliveries is not None:
+            entry.deliveries = deliveries
+        if not due_ms:
+            self._make_ready(seq, entry)
+            return
+        self._leave_connection(seq, entry)
+        self._set(entry, DELAYED)
+        entry.until_ms = due_ms
+        self._delayed.push((due_ms, seq), self.counts[DELAYED])
+
+    def _make_ready(self, seq: int, entry: Entry) -> None:
+        self._leave_connection(seq, entry)
+        self._set(entry, READY)
+        entry.until_ms = 0
+        self._returned.push(seq, self.counts[READY])
+
+    def _set(self, entry: Entry, state: int) -> None:
+        self.counts[entry.state] -= 1
+        self.counts[state] += 1
+        entry.state = state
+
+    def _leave_connection(self, seq: int, entry: Entry) -> None:
+        connection = entry.connection
+        if connection:
+            entry.connection = 0
+            held = self.connections[connection]
+            held.discard(seq)
+            if not held:
+                del self.connections[connection]
+            self.on_settled(connection)
+
+    def drop(self, seq: int) -> bool:
+        """The record is settled, or gone from the log."""
+        entry = self.entries.pop(seq, None)
+        if entry is None:
+            return False
+        self.counts[entry.state] -= 1
+        self._leave_connection(seq, entry)
+        return True
+
+    def forget(self, first: int, last: int) -> list[int]:
+        """Records of this range are gone from the log. Returns which of them were moving."""
+        if self.firsts and first <= self.firsts[-1] and last >= self.firsts[0]:
+            del self.firsts[bisect_left(self.firsts, first) : bisect_right(self.firsts, last)]
+        entries = self.entries
+        if not entries:
+            return []
+        if last - first < len(entries):
+            gone = [seq for seq in range(first, last + 1) if seq in entries]
+        else:
+            gone = [seq for seq in entries if first <= seq <= last]
+        moving = [seq for seq in gone if entries[seq].state == MOVING]
+        for seq in gone:
+            self.drop(seq)
+        return moving
+
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    def row(self, *, durable: bool) -> ConsumerRow:
+        """What survives: everything, or, of leases that need not, what is on its way to a dead letter topic."""
+        counters = self.counters
+        return ConsumerRow(
+            self.name,
+            self.config,
+            self.cursor,
+            [
+                (seq, entry.state, entry.deliveries, entry.node, entry.id, entry.until_ms)
+                for seq, entry in self.entries.items()
+                if durable or entry.state == MOVING
+            ],
+            list(self.firsts),
+            self.created_ms,
+            self.paused_until_ms,
+            [
+                counters.delivered, counters.redelivered, counters.acked, counters.dead_lettered, counters.given_up,
+            ],
+            [(seq, *entry.doom) for seq, entry in self.entries.items() if entry.doom and durable],
+            [seq for seq, entry in self.entries.items() if entry.streamed and durable],
+        )  # fmt: skip
+
+    def restore(self, row: ConsumerRow) -> None:
+        self.cursor, self.firsts = row.cursor, row.firsts
+        self.created_ms, self.paused_until_ms = row.created_ms, row.paused_until_ms
+        self.counters = Counters(*row.counters)
+        for seq, state, deliveries, node, lease_id, until_ms in row.entries:
+            entry = self.entries[seq] = Entry()
+            entry.state, entry.deliveries, entry.node = state, deliveries, node
+            entry.id, entry.until_ms = lease_id, until_ms
+            self.counts[state] += 1
+            if state == READY:
+                self._returned.push(seq, self.counts[READY])
+            elif state == LEASED:
+                self._push_expiry(until_ms, [seq])
+            elif state == DELAYED:
+                self._delayed.push((until_ms, seq), self.counts[DELAYED])
+        for seq, deliveries, reason in row.dooms:
+            self.entries[seq].doom = deliveries, reason
+        for seq in row.streamed:
+            self.entries[seq].streamed = True
+
+    def end_streamed(self) -> None:
+        """After a restart: what was handed out over connections is ready again, as they are gone."""
+        for seq, entry in self.entries.items():
+            if entry.streamed and entry.state == LEASED:
+                self._make_ready(seq, entry)
+
+    def forget_leases(self) -> None:
+        """After a restart, of leases that need not survive: all that is live is ready, as if never handed out."""
+        moving = self.entries.items() if self.counts[MOVING] else ()
+        self.entries = {seq: entry for seq, entry in moving if entry.state == MOVING}
+        self.counts = [0, 0, 0, len(self.entries)]
+        self._forget_heaps()
+        connections, self.connections = self.connections, {}
+        for connection in connections:
+            self.on_settled(connection)
+
+    # -- proofs --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        counts = [0, 0, 0, 0]
+        for entry in self.entries.values():
+            counts[entry.state] += 1
+        assert counts == self.counts, (self.name, counts, self.counts)
+        returned = set(self._returned)
+        assert all(seq in returned for seq, entry in self.entries.items() if entry.state == READY), self.name
+        held = {seq for seqs in self.connections.values() for seq in seqs}
+        assert held == {seq for seq, entry in self.entries.items() if entry.connection}, self.name
+        assert self.firsts == sorted(self.firsts)
+
+
+@dataclass(slots=True, eq=False)
+class Retiring:
+    """Records that may be needed by none any more, and what is answered once that is known and they are gone."""
+
+    first: int  # from here
+    stop: int
+    seqs: Sequence[int] | None = None  # ascending; None: all of them
+    answer: Any = None  # an op
+    work: Iterator[int] | None = None
+
+
+class LettersRow(msgspec.Struct, array_like=True):
+    """What a snapshot keeps of a topic's letters."""
+
+    next_number: int
+    letters: list[tuple[int, str, int, str, int, str]]
+    taken: list[tuple[int, int]]
+    dead_lettered: int
+
+
+class TopicConsumers:
+    """All consumers of one topic, and its letters: what is on its way to dead letter topics, and what came from others."""
+
+    __slots__ = (
+        "changes",
+        "dead_lettered",
+        "letters",
+        "named",
+        "next_number",
+        "numbers",
+        "queue",
+        "recounts",
+        "retiring",
+        "safe_number",
+        "taken",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.queue: Consumer | None = None
+        self.named: dict[str, Consumer] = {}
+        self.waiting = 0  # claims that are parked
+        self.next_number = 1
+        self.safe_number = 0  # letters up to here may be sent: that they are on their way is synced
+        # By number, ascending: consumer, seq, target, deliveries, reason.
+        self.letters: dict[int, tuple[str, int, str, int, str]] = {}
+        self.numbers: dict[tuple[str, int], int] = {}  # of the letters, by consumer and seq
+        self.taken: dict[int, int] = {}  # source topic → the highest number that came from it
+        self.dead_lettered = 0  # by the queue itself
+        self.changes = 0  # of consumers that may need other records than before
+        self.recounts: list[WantedCount] = []  # under way, of other ranges than from a cursor on
+        self.retiring: deque[Retiring] = deque()
+
+    def every(self) -> list[Consumer]:
+        return [self.queue, *self.named.values()] if self.queue is not None else list(self.named.values())
+
+    def find(self, name: str) -> Consumer | None:
+        return self.named.get(name) if name else self.queue
+
+    def overlapping(self, name: str, wanted: TagFilter | None) -> Generator[int, None, str | None]:
+        """A consumer that would get some of the records that `name` gets with this filter."""
+        for other in self.every():
+            if other.name != name:
+                if overlap(other.filter, wanted):
+                    return other.name
+                yield overlap_cost(other.filter, wanted)
+        return None
+
+    def find_overlap(self) -> Generator[int, None, tuple[str, str] | None]:
+        """Two consumers that get the same records."""
+        consumers = self.every()
+        unfiltered = [consumer.name for consumer in consumers if consumer.filter is None]
+        if unfiltered and len(consumers) > 1:
+            return unfiltered[0], next(one.name for one in consumers if one.name != unfiltered[0])
+        for i, one in enumerate(consumers):
+            for other in consumers[:i]:
+                if overlap(other.filter, one.filter):
+                    return one.name, other.name
+                yield overlap_cost(other.filter, one.filter)
+        return None
+
+    def forget(self, rows: Rows, first: int, last: int) -> None:
+        """Records of this range go from the log, where they still are."""
+        for count in self.recounts:
+            count.lost(first, last)
+        every = self.every()
+        at_once = max(COUNT_AT_ONCE_MAX, LOST_AT_ONCE // max(len(every), 1))
+        for consumer in every:
+            if consumer.ahead:
+                consumer.lost(rows, first, last, at_once)
+            if consumer.counting is not None:
+                consumer.counting.lost(first, last)
+            moving = consumer.forget(first, last)
+            if moving:
+                self.drop_letters(consumer.name, set(moving))
+
+    def forget_many(self, rows: Rows, ranges: Sequence[tuple[int, int]]) -> None:
+        """The same for many ranges, ascending. What goes is listed once for all consumers."""
+        going = sorted(rows.live_of(ranges))
+        if not going:
+            return
+        gone = set(going)
+        for count in self.recounts:
+            for first, last in ranges:
+                count.lost(first, last)
+        for consumer in self.every():
+            consumer.lost_many(rows, going)
+            if consumer.counting is not None:
+                for first, last in ranges:
+                    consumer.counting.lost(first, last)
+            if consumer.firsts and consumer.firsts[0] <= going[-1] and consumer.firsts[-1] >= going[0]:
+                consumer.firsts = [seq for seq in consumer.firsts if seq not in gone]
+            held = consumer.entries.keys() & gone if consumer.entries else ()
+            moving = {seq for seq in held if consumer.entries[seq].state == MOVING}
+            for seq in held:
+                consumer.drop(seq)
+            if moving:
+                self.drop_letters(consumer.name, moving)
+
+    def drop_letters(self, consumer: str, seqs: set[int]) -> None:
+        for seq in seqs:
+            number = self.numbers.pop((consumer, seq), None)
+            if number is not None:
+                del self.letters[number]
+
+    def apply(self, event: Event) -> None:
+        """What an event does to its consumer and to the letters."""
+        consumer = self.find(event.consumer)
+        if consumer is None:
+            return
+        if event.kind == MOVE:
+            number = event.number
+            for seq, deliveries in zip(event.seqs, event.deliveries, strict=True):
+                self.letters[number] = (event.consumer, seq, event.target, deliveries, event.reason)
+                self.numbers[event.consumer, seq] = number
+                number += 1
+            self.next_number = max(self.next_number, number)
+        elif event.kind in (UNMOVED, MOVED):
+            for seq in event.seqs:
+                known = self.numbers.get((event.consumer, seq))
+                if known is not None and seq in consumer.entries:
+                    consumer.entries[seq].doom = self.letters[known][3:]
+            self.drop_letters(event.consumer, set(event.seqs))
+        elif event.kind == RESET:
+            self.changes += 1
+        before = consumer.counters.dead_lettered
+        consumer.apply(event)
+        if consumer is self.queue:
+            self.dead_lettered += consumer.counters.dead_lettered - before
+
+    def took(self, source_id: int, number: int) -> None:
+        self.taken.pop(source_id, None)
+        self.taken[source_id] = number
+        while len(self.taken) > SOURCES_MAX:
+            del self.taken[next(iter(self.taken))]
+
+    def row(self) -> LettersRow:
+        letters = [(number, *letter) for number, letter in self.letters.items()]
+        return LettersRow(self.next_number, letters, list(self.taken.items()), self.dead_lettered)
+
+    def restore(self, row: LettersRow) -> None:
+        self.next_number, self.dead_lettered = row.next_number, row.dead_lettered
+        self.letters = {letter[0]: letter[1:] for letter in row.letters}
+        self.numbers = {(letter[0], letter[1]): number for number, letter in self.letters.items()}
+        self.taken = dict(row.taken)
+        self.safe_number = self.next_number - 1

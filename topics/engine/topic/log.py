@@ -1,0 +1,575 @@
+"""One topic's log: rows (`rows.py`), floors, losses; decisions on what is staged, answers from what is published.
+
+Two states live here side by side. The *staged* one (`next_seq`, `count`, `bytes`, `first_seq`, `config` …) is what
+decisions read: it already contains what waits for a sync. The *published* one (`view`) is what readers see. Every
+change is first made to the staged state, which records what it did in an `Op`; publishing applies those ops to the
+view in the same order. Replay does both at once, so recovery runs the code that live operation runs.
+
+A staged delete is a flag on the row that readers ignore and deciders obey; an append is rows past the view's head.
+
+Invariants: evict_floor <= earliest <= head+1 in both states, but for a topic that is evicting many records (`is_over_cap`); and
+view + pending ops == staged.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from topics.api.config import TopicConfig
+from topics.api.limits import LOSS_RANGES_MAX
+from topics.engine.storage.frames import DEAD, DELETED, STAGED_DELETE
+from topics.engine.storage.index import SMALL
+from topics.engine.storage.segments import SegmentMeta
+from topics.engine.storage.strings import StringTable
+from topics.engine.topic.consumer import TopicConsumers
+from topics.engine.topic.dedupe import DedupeWindow
+from topics.engine.topic.flows import Epochs, Inflow, epoch_number, epoch_text, mark_in
+from topics.engine.topic.merges import NO_MERGES
+from topics.engine.topic.rows import Place, TopicRows
+from topics.engine.topic.tags import TagIndex
+from topics.engine.topic.transactions import TopicTransactions
+
+Range = tuple[int, int]  # first and last seq, both inside
+Loss = tuple[int, int, str]
+Run = tuple[int, Place]  # from this seq on
+
+
+class Op:
+    """What one staged change did, to be repeated on the view when its gate opens.
+
+    Defaults are class attributes: most ops set a few of them, and one object a write is made on the hot path.
+    """
+
+    plain: bool = False  # an append and nothing else
+    head: int = 0  # 0: unchanged
+    count: int = 0
+    bytes: int = 0
+    first_seq: int = 0
+    cap_lost: int = 0
+    ttl_lost: int = 0
+    ranges: Sequence[Range] = ()
+    config: TopicConfig | None = None
+    loss: Loss | None = None
+    dropped: bool = False
+    write_ts: int = 0
+    tags_held: int = 0  # ids whose last record this op removes; readers may meet them until it is published
+    nodes_held: int = 0
+    command: Any = None  # of a read whose answer is held back: asked again if the commit fails
+    erase: Any = None  # what to do with the bytes once the delete is published
+    later: bool = False  # the command is asked again when this op's turn comes
+    free: bool = False  # it tells of nothing that readers see, and waits for no change before it
+    letters: int = 0  # up to this number letters may be sent once it is published
+    expiry: bool = False  # what time did, waiting behind changes that are not published yet
+
+    def __init__(
+        self, log: TopicLog, token: object = None, result: object = None, *, sync: bool = False, **fields: Any
+    ) -> None:
+        self.log = log
+        self.token = token
+        self.result = result
+        self.sync = sync  # visible only once its envelope is synced
+        if fields:
+            self.__dict__.update(fields)
+
+
+@dataclass(slots=True)
+class View:
+    """What readers see."""
+
+    head: int = 0
+    first_seq: int = 1  # every row below is dead for readers
+    count: int = 0
+    bytes: int = 0
+    cap_lost: int = 0  # highest live seq that a cap took
+    ttl_lost: int = 0
+    config: TopicConfig = field(default_factory=TopicConfig)
+    losses: list[Loss] = field(default_factory=list)
+    last_write_ts: int = 0
+    dropped: bool = False
+
+    @property
+    def evict_floor(self) -> int:
+        return max(self.cap_lost, self.ttl_lost) + 1
+
+
+class TopicLog(TopicRows):
+    __slots__ = (
+        "applied_lsn",
+        "bytes",
+        "cap_lost",
+        "ceiling",
+        "ceiling_base",
+        "ceiling_synced",
+        "ceiling_ts",
+        "config",
+        "consumers",
+        "count",
+        "dedupe",
+        "deferred",
+        "doomed",
+        "dropped",
+        "epochs",
+        "erasing",
+        "expiring",
+        "flag_changes",
+        "gate_lsn",
+        "id",
+        "inflows",
+        "inline",
+        "last_read_ts",
+        "last_touch",
+        "may_expire",
+        "merges",
+        "name",
+        "outflows",
+        "parked_losses",
+        "pending",
+        "safe_head",
+        "stored",
+        "sum_chain",
+        "transactions",
+        "trim_from",
+        "ttl_lost",
+        "unsafe_heads",
+        "view",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        topic_id: int,
+        name: str,
+        config: TopicConfig,
+        *,
+        segment_max_events: int,
+        segment_max_bytes: int,
+    ) -> None:
+        super().__init__(segment_max_events=segment_max_events, segment_max_bytes=segment_max_bytes)
+        self.id = topic_id
+        self.name = name
+        self.config = config
+        self.applied_lsn = 0  # the snapshot it was restored from contains the log up to here
+        self.count = 0
+        self.bytes = 0
+        self.cap_lost = 0
+        self.ttl_lost = 0
+        self.dropped = False
+        self.view = View(config=config)
+        self.stored: list[SegmentMeta] | None = None  # segments not loaded yet
+        self.inline: tuple[int, int, bytes] | None = None  # instead of segments, as the snapshot row holds it
+        self.deferred: list[Callable[[], None]] = []  # replay work put off until first touch
+        self.dedupe = DedupeWindow()
+        self.expiring = 0  # expiry ops among the pending ones
+        self.pending = 0  # ops staged and not yet published
+        self.gate_lsn = 0  # the last of them becomes visible when this is synced
+        self.ceiling = 0  # highest seq that may be used; 0: not bounded
+        self.ceiling_synced = 0
+        self.ceiling_ts = 0
+        self.ceiling_base = 0  # the head when it was raised last
+        self.last_read_ts = 0
+        self.last_touch = 0
+        self.waiters: list[object] = []
+        # Of a topic that somebody watches for what is synced: (lsn, head) of what is published and not synced yet.
+        self.unsafe_heads: deque[tuple[int, int]] | None = None
+        self.safe_head = 0
+        self.consumers: TopicConsumers | None = None
+        self.outflows: tuple[int, ...] = ()  # uids of the rules that copy it
+        self.epochs: Epochs = []
+        self.parked_losses: tuple[Loss, ...] = ()  # logged, and not published before their sync
+        self.inflows: dict[int, Inflow] | None = None  # by uid of the rules that bring it copies
+        self.transactions: TopicTransactions[TopicLog] | None = None
+        self.doomed: list[
+            SegmentMeta
+        ] = []  # segments with nothing live, to be unlinked once no snapshot names them
+        self.sum_chain = bytes(8)
+        # The tag id from which on `cap_per_tag` has to be looked at for what was there before it; None: nowhere.
+        self.trim_from: int | None = None
+        self.may_expire = False  # not loaded yet, and has records with a TTL of their own
+        self.erasing: list[list[Range]] = []  # deleted, with bytes that are not overwritten yet
+        self.merges = NO_MERGES
+        self.flag_changes = 0  # how often rows were staged as deleted, or published as that
+
+    @property
+    def is_away(self) -> bool:
+        """Its rows, or changes to them, wait on disk for somebody to need them."""
+        return self.stored is not None or bool(self.deferred)
+
+    @property
+    def is_timeless(self) -> bool:
+        """All of it is in memory, and time does nothing to it."""
+        timed = self.config.ttl_ms or self.expiries or self.expiring or self.may_expire
+        return not timed and not self.is_away and not self.is_over_cap
+
+    @property
+    def is_over_cap(self) -> bool:
+        """A cap has taken records that are still in the index: the floor is past them already, in the log as well. They go in steps
+        (staging.py), before the topic is asked again.
+        """
+        return self.cap_lost >= self.first_seq
+
+    @property
+    def epoch(self) -> str:
+        """Which topic of its name this is, and how often its head went back; see flows.py."""
+        return epoch_text(self.id, self.epochs)
+
+    def cursor_of(self, epoch: str, cursor: int) -> int | None:
+        """Where a cursor of some epoch stands in this one; None: it is of another topic."""
+        number = epoch_number(epoch, self.id, self.epochs)
+        return None if number is None else mark_in((number, cursor), self.epochs)[1]
+
+    # -- staged changes ------------------------------------------------------------------------------------
+
+    def settle_first(self) -> None:
+        """Move `first_seq` to the first live row, or to `next_seq`. Amortised: each dead row is passed once."""
+        if self.stored is not None and self.count:
+            return  # not loaded: what is live stands where the snapshot says
+        seq = self.first_seq
+        for chunk, first, stop in self.spans(seq, self.next_seq):
+            row = first
+            while row < stop:
+                if not chunk.flags_at(row) & DEAD and chunk.length_at(row):
+                    self.first_seq = chunk.first_seq + row
+                    return
+                row += 1
+                if row - first == 16:  # a long dead stretch: look at the rest at once
+                    alive = chunk.live(row, stop, DEAD)
+                    if alive.any():
+                        self.first_seq = chunk.first_seq + row + int(alive.argmax())
+                        return
+                    break
+        self.first_seq = self.next_seq
+
+    def kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
+        """Remove the live rows of a range from consumers, counts and tags; return the highest seq removed, or 0."""
+        if self.consumers is not None:
+            self.consumers.forget(self, first_seq, last_seq)
+        return self._kill(first_seq, last_seq, op, mark=mark)
+
+    def _kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
+        highest = 0
+        tags, nodes = self.tags.strings, self.nodes
+        op.tags_held -= len(tags.held)
+        op.nodes_held -= len(nodes.held)
+        for chunk, first, stop in self.spans(max(first_seq, self.first_seq), last_seq + 1):
+            if mark and first < chunk.stored:
+                chunk.unmarked.append((first, min(stop, chunk.stored)))  # for the next checkpoint's .del
+            if stop - first < SMALL:
+                for row in range(first, stop):
+                    _, length, _, flags, tag, node, size = chunk.get(row)
+                    if flags & DEAD or not length:
+                        continue
+                    highest = chunk.first_seq + row
+                    if mark:
+                        chunk.set_flag(row, STAGED_DELETE)
+                    if tag:
+                        self.tags.remove(tag)
+                    if node:
+                        self.nodes.release(node)
+                    op.count -= 1
+                    op.bytes -= size
+                continue
+            alive = chunk.live(first, stop, DEAD)
+            picked = np.nonzero(alive)[0]
+            if not len(picked):
+                continue
+            highest = chunk.first_seq + first + int(picked[-1])
+            rows = chunk.rows[first:stop]
+            if mark:
+                rows["flags"][picked] |= STAGED_DELETE
+            self.tags.remove_many(rows["tag"][picked])
+            self.nodes.release_many(rows["node"][picked])
+            op.count -= len(picked)
+            op.bytes -= int(rows["size"][picked].sum(dtype=np.int64))
+        op.tags_held += len(tags.held)
+        op.nodes_held += len(nodes.held)
+        self.flag_changes += mark
+        return highest
+
+    def stage_delete(self, ranges: list[Range], op: Op) -> None:
+        count, size = op.count, op.bytes
+        if self.consumers is not None:
+            if len(ranges) == 1:
+                self.consumers.forget(self, *ranges[0])
+            else:
+                self.consumers.forget_many(self, ranges)
+        for first, last in ranges:
+            self._kill(first, last, op, mark=True)
+        op.ranges = [*op.ranges, *ranges]
+        self.count += op.count - count
+        self.bytes += op.bytes - size
+        self._settle(op)
+
+    def stage_evict(self, last_seq: int, op: Op, *, ttl: bool) -> None:
+        """Everything up to `last_seq` is lost to a cap or to the topic's TTL."""
+        count, size = op.count, op.bytes
+        lost = self.kill(self.first_seq, last_seq, op, mark=False)
+        self.count += op.count - count
+        self.bytes += op.bytes - size
+        if lost:
+            if ttl:
+                self.ttl_lost = max(self.ttl_lost, lost)
+            else:
+                self.cap_lost = max(self.cap_lost, lost)
+        op.cap_lost, op.ttl_lost = self.cap_lost, self.ttl_lost
+        self.first_seq = max(self.first_seq, last_seq + 1)
+        self._settle(op)
+
+    def stage_floors(self, cap_lost: int, ttl_lost: int, op: Op) -> None:
+        """Replay an evict watermark: whatever is live at or below it goes, and the floors stand where they stood."""
+        highest = max(cap_lost, ttl_lost)
+        if highest >= self.first_seq:
+            self.stage_evict(highest, op, ttl=ttl_lost > cap_lost)
+        self.cap_lost = max(self.cap_lost, cap_lost)
+        self.ttl_lost = max(self.ttl_lost, ttl_lost)
+        op.cap_lost, op.ttl_lost = self.cap_lost, self.ttl_lost
+        op.first_seq = self.first_seq
+
+    def stage_skip(self, count: int, op: Op) -> None:
+        """Take seqs without rows: the next chunk begins behind the hole."""
+        self.next_seq += count
+        op.head = self.next_seq - 1
+        self._settle(op)
+
+    def stage_loss(self, loss: Loss, op: Op) -> None:
+        """A range is lost; live records in it, if any, go."""
+        count, size = op.count, op.bytes
+        self.kill(loss[0], loss[1], op, mark=True)
+        op.ranges = [*op.ranges, (loss[0], loss[1])]
+        self.count += op.count - count
+        self.bytes += op.bytes - size
+        if loss[1] >= self.next_seq:
+            self.next_seq = loss[1] + 1
+            op.head = loss[1]
+        op.loss = loss
+        self._settle(op)
+
+    def logged_losses(self) -> list[Loss]:
+        """Those that readers hear of, and those that they will hear of once they are safe."""
+        losses = list(self.view.losses)
+        for loss in self.parked_losses:
+            add_loss(losses, loss)
+        return losses
+
+    def _settle(self, op: Op) -> None:
+        self.settle_first()
+        op.first_seq = self.first_seq
+
+    def expired_last(self, now_ms: int) -> int:
+        """The last seq that the topic's TTL has ended, or 0. `now - ts > ttl`, strictly."""
+        ttl_ms = self.config.ttl_ms
+        if not ttl_ms:
+            return 0
+        oldest_ms = now_ms - ttl_ms
+        last = 0
+        for chunk, first, stop in self.spans(self.first_seq, self.next_seq):
+            if chunk.ts_at(first) >= oldest_ms:
+                break
+            if chunk.ts_at(stop - 1) < oldest_ms:
+                last = chunk.first_seq + stop - 1
+                continue
+            ended = int(np.searchsorted(chunk.rows["ts"][first:stop], np.uint64(oldest_ms)))
+            return chunk.first_seq + first + ended - 1
+        return last
+
+    def first_since(self, ts: int) -> int:
+        """The seq of the first record that readers see with a time of `ts` or later; behind the head without one."""
+        view = self.view
+        for chunk, first, stop in self.spans(view.first_seq, view.head + 1):
+            if chunk.ts_at(stop - 1) < ts:
+                continue
+            first += int(np.searchsorted(chunk.rows["ts"][first:stop], np.uint64(ts)))
+            alive = chunk.live(first, stop)
+            if alive.any():
+                return chunk.first_seq + first + int(alive.argmax())
+        return view.head + 1
+
+    # -- publication ---------------------------------------------------------------------------------------
+
+    def publish_found(self, op: Op) -> None:
+        """Make visible at once what was found to be so, past changes that still wait for their sync: where the first
+        record is in their wake is not for readers to see yet.
+        """
+        if self.pending:
+            op.first_seq = 0
+        self.publish(op)
+
+    def publish(self, op: Op) -> None:
+        """Make one staged change visible."""
+        view = self.view
+        if op.plain:
+            view.head = op.head
+            view.count += op.count
+            view.bytes += op.bytes
+            view.last_write_ts = op.write_ts
+            return
+        if op.head:
+            view.head = op.head
+        view.count += op.count
+        view.bytes += op.bytes
+        if op.ranges:
+            self._mark(op.ranges)
+        if op.first_seq > view.first_seq:
+            view.first_seq = op.first_seq
+            if self.chunks and self.chunks[0].next_seq <= op.first_seq:
+                self.reclaim()
+        view.cap_lost = max(view.cap_lost, op.cap_lost)
+        view.ttl_lost = max(view.ttl_lost, op.ttl_lost)
+        if op.config is not None:
+            view.config = op.config
+        if op.loss is not None:
+            add_loss(view.losses, op.loss)
+            if self.parked_losses:
+                self.parked_losses = tuple(loss for loss in self.parked_losses if loss != op.loss)
+        if op.tags_held:
+            self.tags.strings.let_go(op.tags_held)
+        if op.nodes_held:
+            self.nodes.let_go(op.nodes_held)
+        if op.write_ts:
+            view.last_write_ts = op.write_ts
+        if op.dropped:
+            view.dropped = True
+
+    def _mark(self, ranges: Sequence[Range]) -> None:
+        """Turn staged deletes into deletes."""
+        self.flag_changes += 1
+        for first_seq, last_seq in ranges:
+            for chunk, first, stop in self.spans(first_seq, last_seq + 1):
+                if stop - first < SMALL:
+                    for row in range(first, stop):
+                        if chunk.flags_at(row) & STAGED_DELETE:
+                            chunk.set_flag(row, DELETED)
+                else:
+                    flags = chunk.rows["flags"][first:stop]
+                    flags |= (flags & STAGED_DELETE) << 1
+
+    def reclaim(self) -> bool:
+        """Let go of whole chunks below everything live; whether there were any. The last chunk stays while it can take rows."""
+        view, count = self.view, len(self.chunks)
+        while self.chunks and self.chunks[0].next_seq <= min(view.first_seq, self.first_seq):
+            chunk = self.chunks[0]
+            if len(self.chunks) == 1 and not (chunk.closed or chunk.count >= chunk.rows_max):
+                break
+            self.chunks.pop(0)
+            self._starts.pop(0)
+            if chunk.meta is not None:
+                self.doomed.append(chunk.meta)
+        self.trim_runs(view.first_seq)
+        return len(self.chunks) < count
+
+    def can_unload(self) -> bool:
+        """Whether everything about the rows is in segments and in the last snapshot."""
+        return (
+            not self.pending
+            and not self.erasing
+            and self.trim_from is None
+            and not self.runs
+            and all(c.meta is not None and c.stored == c.count and not c.unmarked for c in self.chunks)
+        )
+
+    def unload(self) -> None:
+        """Give up the index rows; the next touch reads them again."""
+        self.stored = [chunk.meta for chunk in self.chunks if chunk.meta is not None]
+        self.may_expire = bool(self.expiries)
+        self.chunks, self._starts, self.expiries = [], [], []
+        self.tags, self.nodes = TagIndex(hold=True), StringTable(hold=True)
+
+    # -- erasing -------------------------------------------------------------------------------------------
+
+    def join_erasing(self, pieces: list[list[Range]]) -> list[Range]:
+        """Make these of `erasing` one, which is returned."""
+        known = {id(piece) for piece in pieces}
+        ranges = _joined(chain.from_iterable(pieces))
+        self.erasing = [piece for piece in self.erasing if id(piece) not in known]
+        self.erasing.append(ranges)
+        return ranges
+
+    def forget_erasing(self, done: list[Range]) -> None:
+        """In replay: the bytes of these are gone, in whatever pieces they were logged."""
+        firsts = [first for first, _ in done]
+
+        def is_done(first: int, last: int) -> bool:
+            i = bisect_right(firsts, first) - 1
+            return i >= 0 and last <= done[i][1]
+
+        self.erasing = [piece for piece in self.erasing if not all(is_done(*ends) for ends in piece)]
+
+    # -- after a failed commit -----------------------------------------------------------------------------
+
+    def discard_staged(self) -> None:
+        """Forget everything that was not published; the shard takes no more changes."""
+        view = self.view
+        while self.chunks and self.chunks[-1].first_seq > view.head:
+            self.chunks.pop()
+            self._starts.pop()
+        if self.chunks and self.chunks[-1].next_seq > view.head + 1:
+            self.chunks[-1].cut(max(0, view.head + 1 - self.chunks[-1].first_seq))
+        for chunk in self.chunks:
+            flags = chunk.rows["flags"]
+            flags &= np.where(flags & DELETED, 0xFF, 0xFF ^ STAGED_DELETE).astype(np.uint8)
+        self.next_seq = view.head + 1
+        self.first_seq = view.first_seq
+        self.count, self.bytes = view.count, view.bytes
+        self.cap_lost, self.ttl_lost = view.cap_lost, view.ttl_lost
+        self.config = view.config
+        self.dropped = view.dropped
+        self.pending = self.expiring = 0
+        self.rebuild_strings()
+
+    # -- proofs --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert what must hold at every moment."""
+        if self.is_away:
+            return
+        view = self.view
+        is_evicting = self.is_over_cap or self.expiring
+        assert view.evict_floor <= view.first_seq or not view.count or is_evicting, (self.name, view)
+        assert 0 <= view.head < self.next_seq, (self.name, view.head, self.next_seq)
+        if not self.pending:
+            assert (view.count, view.bytes, view.head) == (self.count, self.bytes, self.next_seq - 1), (
+                self.name
+            )
+        count = size = 0
+        for chunk, first, stop in self.spans(self.first_seq, self.next_seq):
+            alive = chunk.live(first, stop, DEAD)
+            count += int(alive.sum())
+            size += int(chunk.rows["size"][first:stop][alive].sum(dtype=np.int64))
+        assert (count, size) == (self.count, self.bytes), (self.name, count, size, self.count, self.bytes)
+        assert self._starts == [chunk.first_seq for chunk in self.chunks]
+        for before, after in zip(self.chunks, self.chunks[1:], strict=False):
+            assert before.next_seq <= after.first_seq
+
+
+def add_loss(losses: list[Loss], loss: Loss) -> None:
+    """Keep the ranges ascending and apart; one that touches another of the same reason is joined to it."""
+    losses.append(loss)
+    losses.sort()
+    joined: list[Loss] = []
+    for first, last, reason in losses:
+        if joined and first <= joined[-1][1] + 1 and (joined[-1][2] == reason or first <= joined[-1][1]):
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]), joined[-1][2])
+        else:
+            joined.append((first, last, reason))
+    while len(joined) > LOSS_RANGES_MAX:  # a too wide announcement is safe, a missing one is not
+        gaps = [(joined[i + 1][0] - joined[i][1], i) for i in range(len(joined) - 1)]
+        i = min(gaps)[1]
+        joined[i : i + 2] = [(joined[i][0], joined[i + 1][1], joined[i][2])]
+    losses[:] = joined
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """Ascending, and neighbours as one."""
+    out: list[Range] = []
+    for first, last in sorted(ranges):
+        if out and first <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], last))
+        else:
+            out.append((first, last))
+    return out

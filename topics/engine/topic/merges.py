@@ -1,0 +1,128 @@
+"""What a topic keeps of merges, and what the log says of one: neighbouring segments that became one.
+
+A merge is one log entry for a whole plan. From it on each run of segments is one segment of a new generation that lies in the
+cold tier; the old ones are *retired*: no server reads them, and their files stay for a while, for readers that go by an older manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from topics.api.limits import COMMITTED_KEPT, COMMITTED_RESULTS_KEPT
+from topics.engine.storage.segments import COLD, SegmentMeta
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """A segment that was merged, and the bytes of all its files but the last digest file."""
+
+    first_seq: int
+    generation: int
+    bytes: int
+
+
+class MergedGroup(msgspec.Struct, frozen=True, array_like=True):
+    group: int
+    first_seq: int
+    next_seq: int
+    generation: int
+    bytes_in: int  # of .data
+    bytes_out: int
+    live: int
+
+    @property
+    def rows(self) -> int:
+        return self.next_seq - self.first_seq
+
+
+class FailedGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A group of which nothing was published."""
+
+    group: int
+    segment: str
+    reason: str
+
+
+class Merged(msgspec.Struct, frozen=True, array_like=True):
+    """A plan was committed. Time may have ended some of the dead without an entry of its own: the floors go along."""
+
+    plan_id: str
+    manifest: int
+    cap_lost: int
+    ttl_lost: int
+    groups: list[MergedGroup]
+    inputs: list[list[Input]]  # by group
+    failed: list[FailedGroup] = []
+
+
+class Committed(msgspec.Struct, frozen=True, array_like=True):
+    """A committed plan, so that whoever asks again hears the same. Of older ones only the name is kept."""
+
+    plan_id: str
+    manifest: int = 0
+    groups: list[MergedGroup] = []
+    failed: list[FailedGroup] = []
+
+
+class Retired(msgspec.Struct, frozen=True, array_like=True):
+    plan_id: str
+    retired_at_ms: int
+    segments: list[Input]
+
+
+class Merges(msgspec.Struct, frozen=True, array_like=True):
+    """What a topic keeps of its merges, in its snapshot row. Never changed in place: a checkpoint may hold it."""
+
+    retired: list[Retired] = []
+    committed: list[Committed] = []  # the newest last
+
+    def with_plan(self, merged: Merged, now_ms: int) -> Merges:
+        fresh = Committed(merged.plan_id, merged.manifest, merged.groups, merged.failed)
+        committed = [*self.committed, fresh][-COMMITTED_KEPT:]
+        bare = len(committed) - COMMITTED_RESULTS_KEPT
+        committed = [Committed(one.plan_id) if i < bare else one for i, one in enumerate(committed)]
+        segments = [segment for inputs in merged.inputs for segment in inputs]
+        retired = [*self.retired, Retired(merged.plan_id, now_ms, segments)] if segments else self.retired
+        return Merges(retired, committed)
+
+    def without(self, gone: set[tuple[int, int]]) -> Merges:
+        """These segments have no files any more."""
+        retired: list[Retired] = []
+        for entry in self.retired:
+            kept = [one for one in entry.segments if (one.first_seq, one.generation) not in gone]
+            if kept:
+                retired.append(Retired(entry.plan_id, entry.retired_at_ms, kept))
+        return Merges(retired, self.committed)
+
+    def find(self, plan_id: str) -> Committed | None:
+        return next((one for one in self.committed if one.plan_id == plan_id), None)
+
+    @property
+    def retired_names(self) -> set[tuple[int, int]]:
+        return {(one.first_seq, one.generation) for entry in self.retired for one in entry.segments}
+
+    @property
+    def retired_segments(self) -> int:
+        return sum(len(entry.segments) for entry in self.retired)
+
+    @property
+    def retired_bytes(self) -> int:
+        return sum(one.bytes for entry in self.retired for one in entry.segments)
+
+
+NO_MERGES = Merges()
+
+
+def covered(metas: Sequence[SegmentMeta], first_seq: int) -> bool:
+    """Whether a segment that began here has another generation, or was merged into one of these: no merged one is a first generation,
+    and nothing else ever lies within a segment."""
+    return any(
+        meta.first_seq == first_seq
+        or (meta.generation > 0 and meta.first_seq < first_seq < meta.first_seq + meta.rows)
+        for meta in metas
+    )
+
+
+def retired_meta(segment: Input) -> SegmentMeta:
+    return SegmentMeta(segment.first_seq, segment.generation, tier=COLD)

@@ -1,0 +1,299 @@
+"""What a topic keeps of sink transactions: which batches it has, and which are on their way.
+
+    open ──▶ decided ──▶ gone, and its batch is the producer's last one
+      └────▶ gone (aborted, expired, overtaken by a later batch, its topic dropped)
+
+Each arrow is an entry of the log, and the `note_…` methods here are what it does, live and in replay. A transaction that
+fits one entry has no second state: its records and the end of it are one entry. Of a larger one the decision is an
+entry that is synced before anything is appended, and each further entry brings records together with how many chunks of it
+are in the log by now: whoever starts again goes on behind them.
+
+Of a producer the last batch is kept, which makes all before it known as well: batches are committed in rising order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import xxhash
+
+from topics.api.limits import TXN_PRODUCER_IDLE_MS, TXN_PRODUCERS_FORGOTTEN_MAX, TXN_PRODUCERS_MAX
+from topics.engine.commands.transactions import CommitTransaction
+from topics.engine.storage.files import HEADER_BYTES
+from topics.engine.storage.transaction_file import ChunkHead, Placed, file_name
+
+LogT = TypeVar("LogT")  # the topic; it has these, so they cannot know what it is
+
+
+# -- in the log and in snapshots ---------------------------------------------------------------------------
+
+
+class Producer(msgspec.Struct, array_like=True):
+    """A producer's last committed batch."""
+
+    name: str
+    batch: int
+    first_seq: int  # 0: the batch has no records
+    last_seq: int
+    count: int
+    at_ms: int
+
+
+class Decision(msgspec.Struct, array_like=True):
+    """Nothing can undo it. `offset` of the entry in the transaction's file that says what is to be appended."""
+
+    offset: int
+    chunks: int
+    records: int
+    size: int
+    done: int = 0  # chunks that are in the log
+    first_seq: int = 0
+    last_seq: int = 0
+    count: int = 0  # records that are in the log
+    size_done: int = 0
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    txn: int
+    number: int
+    producer: str
+    batch: int
+    ttl_ms: int
+
+
+class Decided(msgspec.Struct, frozen=True, array_like=True):
+    txn: int
+    decision: Decision
+
+
+class Advanced(msgspec.Struct, frozen=True, array_like=True):
+    """Records of a transaction are in this entry. `ended`: now all of them are in the log."""
+
+    txn: int
+    ended: bool
+    done: int
+    first_seq: int
+    last_seq: int
+    count: int
+    size_done: int
+    at_ms: int
+    forgotten: list[str]  # producers that were idle for long, and make room
+
+
+class OpenRow(msgspec.Struct, array_like=True):
+    opened: Opened
+    decision: Decision | None
+
+
+class TransactionsRow(msgspec.Struct, array_like=True):
+    """In the topic's row of a snapshot."""
+
+    number: int
+    producers: list[Producer]
+    opened: list[OpenRow]
+
+
+# -- in memory ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Staged:
+    """A chunk on its way into the file."""
+
+    token: object
+    head: ChunkHead
+    entry: bytes
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.head.part, self.head.chunk
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """Somebody wants it committed, and waits for a while."""
+
+    token: object
+    command: CommitTransaction
+    until_ms: int  # on the monotonic clock
+    is_answered: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class OpenTransaction(Generic[LogT]):
+    log: LogT
+    id: int
+    number: int
+    producer: str
+    batch: int
+    ttl_ms: int
+    decision: Decision | None = None
+    logged: Decision | None = None  # as far as the log has its records: from there a start goes on
+    is_ended: bool = False
+    expires_ms: int = 0  # on the monotonic clock
+    # Of its file.
+    is_known: bool = True  # False: after a start, until somebody needs to know
+    chunks: dict[tuple[str, int], tuple[Placed, int]] = field(default_factory=dict)  # and the largest record
+    end: int = HEADER_BYTES
+    bytes: int = 0  # written or on the way there
+    order: list[Placed] | None = None  # what is to be appended, once that is decided
+    # Who waits.
+    waiting: list[Staged] = field(default_factory=list)
+    writing: list[Staged] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    resume_ms: int = 0  # work on it goes on then
+
+    @property
+    def name(self) -> str:
+        return file_name(self.id, self.number)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.decision is None and not (self.waiting or self.writing or self.asked)
+
+    @property
+    def progress(self) -> float:
+        decision = self.decision
+        return decision.done / decision.chunks if decision is not None and decision.chunks else 0.0
+
+    @property
+    def promised(self) -> int:
+        """Bytes that are decided and not in the log yet."""
+        return self.decision.size - self.decision.size_done if self.decision is not None else 0
+
+    def decide(self, decision: Decision | None) -> None:
+        self.decision = decision
+        self.logged = _copy(decision)
+
+    def row(self) -> OpenRow:
+        opened = Opened(self.id, self.number, self.producer, self.batch, self.ttl_ms)
+        return OpenRow(opened, _copy(self.logged))
+
+
+class TopicTransactions(Generic[LogT]):
+    """Of one topic, as staged: all that is written to the log."""
+
+    __slots__ = ("committed", "leaving", "number", "open", "producers")
+
+    def __init__(self) -> None:
+        self.number = 0  # of the one that was opened last
+        self.producers: dict[str, Producer] = {}
+        self.open: dict[int, OpenTransaction[LogT]] = {}  # by id
+        self.committed: dict[int, str] = {}  # id of each producer's last batch
+        self.leaving: dict[int, OpenTransaction[LogT]] = {}  # ended, whose files are there yet; by number
+
+    @classmethod
+    def restored(cls, log: LogT, row: TransactionsRow) -> TopicTransactions[LogT]:
+        made = cls()
+        made.number = row.number
+        for producer in row.producers:
+            made._set_producer(producer)
+        for opened in row.opened:
+            made.note_opened(log, opened.opened).decide(opened.decision)
+        return made
+
+    def row(self) -> TransactionsRow | None:
+        if not self.number:
+            return None
+        producers = [msgspec.structs.replace(producer) for producer in self.producers.values()]
+        return TransactionsRow(self.number, producers, [txn.row() for txn in self.open.values()])
+
+    def replay(self, log: LogT, entry: Any) -> None:
+        """What an entry of the log says of them."""
+        match entry:
+            case Opened():
+                self.note_opened(log, entry)
+            case Decided():
+                txn = self.open.get(entry.txn)
+                if txn is not None:
+                    txn.decide(entry.decision)
+            case Advanced():
+                self.note_advanced(entry)
+            case int():
+                self.note_ended(entry)
+
+    def note_opened(self, log: LogT, opened: Opened) -> OpenTransaction[LogT]:
+        known = self.open.get(opened.txn)
+        if known is not None and known.number == opened.number:
+            known.ttl_ms = opened.ttl_ms
+            return known
+        txn = OpenTransaction(log, opened.txn, opened.number, opened.producer, opened.batch, opened.ttl_ms)
+        self.open[txn.id] = txn
+        self.number = max(self.number, txn.number)
+        return txn
+
+    def note_ended(self, txn_id: int) -> OpenTransaction[LogT] | None:
+        """It is over, committed or not; its file may go."""
+        txn = self.open.pop(txn_id, None)
+        if txn is not None:
+            txn.is_ended = True
+            self.leaving[txn.number] = txn
+        return txn
+
+    def note_advanced(self, entry: Advanced, *, is_logged: bool = True) -> list[OpenTransaction[LogT]]:
+        """Returns those that are over by it: its own, and what the same producer had begun for earlier batches."""
+        txn = self.open.get(entry.txn)
+        if txn is None:
+            return []
+        decision = txn.decision
+        if decision is not None:
+            decision.done, decision.count, decision.size_done = entry.done, entry.count, entry.size_done
+            decision.first_seq, decision.last_seq = entry.first_seq, entry.last_seq
+            txn.logged = _copy(decision) if is_logged else txn.logged
+        if not entry.ended:
+            return []
+        for name in entry.forgotten:
+            gone = self.producers.pop(name, None)
+            if gone is not None:
+                self.committed.pop(transaction_id(name, gone.batch), None)
+        self._set_producer(
+            Producer(txn.producer, txn.batch, entry.first_seq, entry.last_seq, entry.count, entry.at_ms)
+        )
+        over = [
+            other
+            for other in self.open.values()
+            if other.producer == txn.producer and other.batch <= txn.batch
+        ]
+        for other in over:
+            self.note_ended(other.id)
+        return over
+
+    def _set_producer(self, producer: Producer) -> None:
+        before = self.producers.get(producer.name)
+        if before is not None:
+            self.committed.pop(transaction_id(before.name, before.batch), None)
+        self.producers[producer.name] = producer
+        self.committed[transaction_id(producer.name, producer.batch)] = producer.name
+
+    def forgettable(self, producer: str, now_ms: int) -> list[str] | None:
+        """Whom to forget so that there is room for another producer; None: all of them are busy."""
+        if producer in self.producers or len(self.producers) < TXN_PRODUCERS_MAX:
+            return []
+        idle = [
+            known.name for known in self.producers.values() if now_ms - known.at_ms > TXN_PRODUCER_IDLE_MS
+        ]
+        return idle[:TXN_PRODUCERS_FORGOTTEN_MAX] or None
+
+    def is_taken(self, txn: OpenTransaction[LogT]) -> bool:
+        """Whether another batch of its producer is being appended."""
+        return any(
+            other.decision is not None and other.producer == txn.producer and other is not txn
+            for other in self.open.values()
+        )
+
+    @property
+    def promised(self) -> tuple[int, int]:
+        """Records and bytes that are decided and not in the log yet."""
+        left = [txn.decision for txn in self.open.values() if txn.decision is not None]
+        records = sum(decision.records - decision.count for decision in left)
+        return records, sum(txn.promised for txn in self.open.values())
+
+
+def _copy(decision: Decision | None) -> Decision | None:
+    return msgspec.structs.replace(decision) if decision is not None else None
+
+
+def transaction_id(producer: str, batch: int) -> int:
+    return xxhash.xxh3_64_intdigest(f"{producer}\0{batch}".encode())

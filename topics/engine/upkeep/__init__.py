@@ -1,0 +1,1 @@
+"""Checkpoints, compaction, erasing, loading and recovery."""

@@ -1,0 +1,747 @@
+"""Checkpoints: records from the log into segments, the state into a snapshot, and only then log files go.
+
+The order, and why: capture each topic as staged, that is with everything that is written to the log → wait until the
+log is synced up to there (a file must never know more than the log) → `.data`, `.idx`, `.dict`, `.del` written and synced → `.sum` of
+closed segments → snapshot written, synced, renamed → memory points at the segments → log files and segments that
+neither kept snapshot needs are removed. A crash anywhere before the rename leaves files longer than the old
+snapshot says; recovery cuts them. An error anywhere leaves memory pointing at the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from topics.api import limits
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import Corrupt
+from topics.engine.commands.forwards import Forward
+from topics.engine.core.ports import Disk
+from topics.engine.core.tasks import Blocking, Steps, WaitSynced
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.consumers.leases import is_durable
+from topics.engine.shard.state_machine import Shard
+from topics.engine.storage import frames
+from topics.engine.storage.files import HEADER_BYTES, is_full, sync_file, write_whole
+from topics.engine.storage.index import Chunk, Rows
+from topics.engine.storage.marks import mark_deleted
+from topics.engine.storage.sealing import drain, rotten_blocks, seal_steps
+from topics.engine.storage.segments import (
+    IndexFiles,
+    IndexHash,
+    Mask,
+    SegmentMeta,
+    SegmentWriter,
+    remove_files,
+    remove_segment,
+)
+from topics.engine.storage.snapshot import SnapshotWriter, list_snapshots, read_snapshot, remove_snapshot
+from topics.engine.storage.wal import Wal, WalFile
+from topics.engine.topic.consumer import ConsumerRow, LettersRow
+from topics.engine.topic.flows import Epochs, InflowRow, OutflowRow
+from topics.engine.topic.log import Loss, Range, Run, TopicLog
+from topics.engine.topic.merges import NO_MERGES, Merges
+from topics.engine.topic.transactions import TransactionsRow
+from topics.engine.upkeep.pending_deletions import Departures
+from topics.engine.upkeep.usage import TierUsage
+
+SYNCFS_FROM = 64  # with more files than this one syncfs beats many fdatasyncs
+LATCH_MARK = "latched"
+PART_BYTES = 16 * limits.KIB  # of a segment beside its records, about: a few blocks of the file system
+ROW_BYTES = 256  # of a topic in a snapshot, about
+
+
+class ShardRow(msgspec.Struct, array_like=True):
+    """First row of a snapshot."""
+
+    number: int
+    base_lsn: int  # every change up to here is in the topic rows
+    next_id: int
+    time_ceiling_ms: int
+    now_ms: int
+    mono_ms: int
+    boot_id: str
+    clean_lsn: int  # not 0: a clean shutdown; nothing was written after it
+    forwards: list[Forward] = []  # of the catalog
+    forward_uid: int = 0
+    outflows: list[OutflowRow] = []
+    first_id: int = 0  # see topic_ids.py
+    adopted: bytes = b""
+    others: bytes | None = None
+
+
+class TopicRow(msgspec.Struct, array_like=True):
+    id: int
+    name: str
+    config: TopicConfig
+    applied_lsn: int
+    head: int
+    first_seq: int
+    count: int
+    live_bytes: int
+    cap_lost: int
+    ttl_lost: int
+    losses: list[Loss]
+    ceiling: int
+    dedupe: list[tuple[bytes, tuple[int, int, int]]]
+    segments: list[SegmentMeta]
+    last_write_ts: int
+    ram_ranges: list[Range]
+    erasing: list[list[Range]]
+    sum_chain: bytes
+    may_expire: bool  # has records with a TTL of their own
+    inline: tuple[int, int, bytes] | None = None  # first seq, rows and frames of a topic without files
+    consumers: list[ConsumerRow] = []
+    letters: LettersRow | None = None
+    inflows: list[InflowRow] = []
+    epochs: Epochs = []
+    merges: Merges | None = None
+    transactions: TransactionsRow | None = None
+    is_trimmed: bool = True  # False: of some tags there are more records than the cap that was set later
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one checkpoint does with one chunk."""
+
+    chunk: Chunk
+    meta: SegmentMeta
+    first: int  # rows [first, stop) are added to the segment
+    stop: int
+    rows: Rows
+    tags: list[bytes] = field(default_factory=list)
+    nodes: list[bytes] = field(default_factory=list)
+    expiries: list[tuple[int, int]] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+    runs: list[Run] = field(
+        default_factory=list
+    )  # where the rows were: a record that dies meanwhile is still copied
+    marks: int = 0  # how many entries of the chunk's `unmarked` are in `deleted`
+    tag_ids: dict[bytes, int] = field(default_factory=dict)
+    node_ids: dict[bytes, int] = field(default_factory=dict)
+    seal: bool = False
+    hashed: IndexHash = field(default_factory=IndexHash)
+    marked: Mask | None = None
+    mended: IndexFiles | None = None
+    live_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Inline:
+    """A whole small topic as captured: its live frames back to back, and where each row's frame lies in them."""
+
+    chunk: Chunk
+    rows: int
+    data: bytes
+    offsets: list[int]
+    lengths: list[int]
+
+
+@dataclass(slots=True)
+class _Capture:
+    log: TopicLog
+    row: TopicRow | None  # None: encoded already, since nothing about it can change
+    parts: list[_Part]
+    inline: _Inline | None
+    stored_head: int  # up to here all records are stored by it, also those that were in RAM; 0: those are not
+
+
+def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], LettersRow | None]:
+    """What a topic's row keeps of its consumers. A queue without durable leases is as after a restart."""
+    if log.consumers is None:
+        return [], None
+    rows = [consumer.row(durable=is_durable(log, consumer)) for consumer in log.consumers.every()]
+    return rows, log.consumers.row()
+
+
+class Checkpointer:
+    def __init__(self, disk: Disk, shard: Shard, wal: Wal, reader: Reader, config: EngineConfig) -> None:
+        self._disk = disk
+        self._shard = shard
+        self._wal = wal
+        self._reader = reader
+        self._config = config
+        self.meta_dir = f"{config.shard_dir}/meta"
+        self.snapshots: list[tuple[int, int]] = []  # number and base_lsn, newest last; two are kept
+        self.rows: dict[int, bytes] = {}  # encoded row of every topic as of its last capture
+        self._doomed = Departures()  # segments that are replaced, or empty
+        self._relieved = Departures()  # those that are cold now: only .data leaves the hot tier
+        self.usage = TierUsage()
+        self.capturing = False  # from the first capture until memory points at what was captured
+        # What is being written again: a chunk whose files are read, a topic that must stay in memory.
+        self.rewriting: Chunk | None = None
+        self.rewriting_of: TopicLog | None = None
+        self.erasing = False  # the files of a topic are being looked through and patched
+        # What is at work in the cold tier: a chunk whose files must stay as they are, a topic that must stay in memory.
+        self.moving: Chunk | None = None
+        self.moving_of: TopicLog | None = None
+        # Who gives space back hears of topics whose dead were counted.
+        self.on_captured: Callable[[list[TopicLog]], None] = lambda logs: None
+        # Who cares for the cold tier hears of topics that have changed, of segments and of topics that are gone.
+        self.on_checkpointed: Callable[[list[TopicLog]], None] = lambda logs: None
+        self.on_segment_gone: Callable[[int, SegmentMeta], None] = lambda topic_id, meta: None
+        self.on_topic_gone: Callable[[int], None] = lambda topic_id: None
+        self._inline_bytes: dict[int, int] = {}  # topics whose records ride in the snapshot
+        self._inline_total = 0
+        self.closing = False
+        self.last_ms = 0
+        self.covered_bytes = 0  # of what was written to the log; below 0: what a start has found there beside
+
+    @property
+    def log_bytes(self) -> int:
+        """How much of the log a start would have to do again."""
+        return self._wal.bytes_written - self.covered_bytes
+
+    @property
+    def log_share(self) -> float:
+        """The same, as a part of what it may be."""
+        bound = self._config.log_bytes_max
+        return self.log_bytes / bound if bound else 0.0
+
+    def is_due(self, mono_ms: int) -> bool:
+        if self.log_bytes >= self._config.snapshot_wal_bytes:
+            return True
+        has_changed = bool(self._shard.touched or self._relieved)
+        return has_changed and mono_ms - self.last_ms >= self._config.snapshot_interval_ms
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether files of the hot tier wait for nothing but another checkpoint."""
+        return bool(self._relieved)
+
+    def would_release(self) -> bool:
+        """Whether one more checkpoint frees space, even if nothing has changed: the log and segments kept for the older snapshot."""
+        if not self.snapshots:
+            return False
+        lsn = self.snapshots[-1][1]
+        return bool(self._doomed or self._relieved) or any(
+            file.last_lsn <= lsn for file in self._wal.files[:-1]
+        )
+
+    def fits(self, size: int) -> bool:
+        """Whether a checkpoint would write no more than about so many bytes."""
+        left = size - sum(map(len, self.rows.values()))
+        for log in self._shard.touched.values():
+            for chunk in log.chunks:
+                if chunk.count > chunk.stored or chunk.unmarked:
+                    unstored = chunk.live(chunk.stored, chunk.count, frames.DEAD)
+                    unstored[: max(0, log.first_seq - chunk.first_seq - chunk.stored)] = False
+                    left -= PART_BYTES + int(
+                        chunk.rows["length"][chunk.stored : chunk.count][unstored].sum(dtype=np.int64)
+                    )
+            left -= ROW_BYTES
+            if left < 0:
+                break  # looked at on a full disk, once a second: not all of ten thousand topics
+        return left >= 0
+
+    def topic_dir(self, topic_id: int) -> str:
+        return self._reader.topic_dir(topic_id)
+
+    # -- the checkpoint ------------------------------------------------------------------------------------
+
+    def steps(self) -> Steps:
+        shard = self._shard
+        yield from self._load_touched()
+        # Nothing may come between this and the base LSN: a change up to there of a topic that is not captured is lost.
+        touched, shard.touched = shard.touched, {}
+        try:
+            yield from self._checkpoint(touched)
+        except BaseException:
+            # Not done: what was touched still is.
+            shard.touched = touched | shard.touched
+            raise
+        finally:
+            self.capturing = False
+        self.last_ms = shard.clock.mono_ms
+        shard.counters["checkpoints"] += 1
+        logs = list(touched.values())
+        for first in range(0, len(logs), limits.SLICE_TOPICS):
+            self.on_captured(logs[first : first + limits.SLICE_TOPICS])
+            self.on_checkpointed(logs[first : first + limits.SLICE_TOPICS])
+            yield None
+        yield from self._put_away_idle()
+
+    def _load_touched(self) -> Steps:
+        """What loading finds to be lost is logged, and nothing may be staged while topics are captured."""
+        while True:
+            away = [log for log in self._shard.touched.values() if log.is_away and not log.dropped]
+            if not away:
+                return
+            for log in away:
+                for _ in self._shard.load_slices(log):
+                    yield None
+                yield WaitSynced(0)
+
+    def _checkpoint(self, touched: dict[int, TopicLog]) -> Steps:
+        shard, wal = self._shard, self._wal
+        number = self.snapshots[-1][0] + 1 if self.snapshots else 1
+        captures: list[_Capture] = []
+        self.capturing = True
+        covered_bytes = wal.bytes_written
+        head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
+        own = shard.own_ids
+        head.first_id, head.adopted, head.others = own.first_id, own.packed, own.others
+        for i, log in enumerate(list(touched.values())):
+            if log.dropped:
+                continue
+            assert not shard.frames, "what is captured must be in the log"
+            captures.append(self._capture(log))
+            if i % limits.SLICE_TOPICS == 0:
+                yield None
+        yield WaitSynced(wal.last_lsn)
+        try:
+            yield from self._write_parts(captures)
+            writer = yield Blocking("snapshot", lambda: SnapshotWriter(self._disk, self.meta_dir, number))
+            try:
+                yield from self._write_snapshot(writer, head, captures)
+                yield Blocking("snapshot", lambda: _finish(writer))
+            except BaseException:
+                writer.abandon()
+                raise
+        except OSError as error:
+            if is_full(error):
+                yield Blocking("unlink", lambda: self._remove_unnamed(captures))
+            raise
+        self.snapshots.append((number, head.base_lsn))
+        self.covered_bytes = covered_bytes
+        while captures:  # emptied as it goes: letting go of thousands at once would be a long turn of its own
+            self._install(captures.pop())
+            if len(captures) % limits.SLICE_TOPICS == 0:
+                yield None
+        self.capturing = False
+        yield from self._drop_absorbed()
+
+    def _remove_unnamed(self, captures: list[_Capture]) -> None:
+        """A checkpoint that found no space must not keep it: the next one may have less to write."""
+        for capture in captures:
+            for part in capture.parts:
+                if part.chunk.meta is None:
+                    directory, meta = self.topic_dir(capture.log.id), part.meta
+                    remove_segment(self._disk, directory, meta.first_seq, meta.generation)
+
+    def _capture(self, log: TopicLog) -> _Capture:
+        """Copy the topic as it stands in the log now; the copy is written once the log is synced up to here."""
+        assert not log.is_away, "what is captured must be in memory"
+        self._age_out(log)
+        log.tags.sweep(log.are_live, limits.SLICE_ROWS)
+        parts: list[_Part] = []
+        ram_ranges: list[Range] = []
+        segments: list[SegmentMeta] = []
+        inline = self._capture_inline(log)
+        stores_ram = log.config.durability != "ephemeral"
+        for chunk in log.chunks if inline is None else ():
+            if not stores_ram and log.is_in_ram(chunk):
+                ram_ranges.append((chunk.first_seq, chunk.next_seq - 1))
+                continue
+            part = self._capture_chunk(log, chunk)
+            if part is not None:
+                parts.append(part)
+                segments.append(part.meta)
+            elif chunk.meta is not None:
+                if chunk.first_seq < log.first_seq:  # a floor may have passed over some of it
+                    _count_dead(chunk.meta, _live_bytes(log, chunk))
+                segments.append(chunk.meta)
+        view = log.view
+        window_ms = log.config.idempotency_window_ms
+        row = TopicRow(
+            log.id, log.name, log.config, self._wal.last_lsn, log.next_seq - 1, log.first_seq, log.count, log.bytes,
+            log.cap_lost, log.ttl_lost, log.logged_losses(), log.ceiling,
+            log.dedupe.live(now_ms=self._shard.now_ms, window_ms=window_ms, stores_ram=stores_ram),
+            segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
+            bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
+            *consumer_rows(log), [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()], list(log.epochs),
+            log.merges if log.merges is not NO_MERGES else None,
+            log.transactions.row() if log.transactions is not None else None,
+            log.trim_from is None,
+        )  # fmt: skip
+        stored_head = row.head if stores_ram else 0
+        if not parts:
+            # Encoded at once: ten thousand rows as objects would be a long pause for the garbage collector.
+            self.rows[log.id] = msgspec.msgpack.encode(row)
+            return _Capture(log, None, parts, inline, stored_head)
+        return _Capture(log, row, parts, inline, stored_head)
+
+    def _capture_inline(self, log: TopicLog) -> _Inline | None:
+        """A topic with a few small records has no files: its frames ride in its snapshot row.
+
+        Ten thousand such topics then cost one file instead of thirty thousand.
+        """
+        held = self._inline_bytes.pop(log.id, 0)
+        self._inline_total -= held
+        if len(log.chunks) != 1 or log.config.durability == "ephemeral":
+            return None
+        chunk = log.chunks[0]
+        size = chunk.frame_bytes
+        small = 0 < size <= self._config.inline_bytes and chunk.count <= limits.INLINE_ROWS
+        if (
+            not small
+            or chunk.meta is not None
+            or chunk.closed
+            or self._inline_total + size > limits.INLINE_TOTAL_BYTES
+        ):
+            return None
+        self._inline_bytes[log.id] = size
+        self._inline_total += size
+        return _Inline(chunk, chunk.count, *self._reader.frames_of_few(log, chunk))
+
+    def _age_out(self, log: TopicLog) -> None:
+        age_max = self._config.segment_max_age_ms
+        if log.chunks and age_max and log.chunks[-1].count:
+            last = log.chunks[-1]
+            if not last.closed and self._shard.now_ms - last.opened_ms >= age_max:
+                last.closed = True
+
+    def _capture_chunk(self, log: TopicLog, chunk: Chunk) -> _Part | None:
+        stop = chunk.count
+        full = chunk.closed or stop >= chunk.rows_max
+        seal = full and not (chunk.meta is not None and chunk.meta.sealed)
+        idle = stop == chunk.stored and not chunk.unmarked and not seal and chunk.mended is None
+        if not stop or idle:
+            return None
+        meta = msgspec.structs.replace(chunk.meta) if chunk.meta is not None else SegmentMeta(chunk.first_seq)
+        rows = chunk.rows[chunk.stored : stop].copy()
+        part = _Part(chunk, meta, chunk.stored, stop, rows, runs=list(log.runs), seal=seal)
+        part.marked, part.mended = chunk.marked, chunk.mended
+        part.live_bytes = _live_bytes(log, chunk)
+        if chunk.hashed is not None:
+            part.hashed = chunk.hashed.copy()
+        low = chunk.first_seq + chunk.stored
+        dead = ((rows["flags"] & frames.DEAD) != 0) | (rows["length"] == 0)
+        below = log.first_seq - low
+        if below > 0:
+            dead[:below] = True
+        rows["length"][dead] = 0
+        rows["flags"] &= 0xFF ^ frames.DEAD
+        for name in ("offset", "flags", "tag", "node", "size"):
+            rows[name][dead] = 0
+        self._localise(log, chunk, part)
+        alive = (
+            {low + int(i): int(i) + chunk.stored for i in np.nonzero(rows["length"])[0]}
+            if log.expiries
+            else {}
+        )
+        part.expiries = [(alive[seq], time) for time, seq in log.expiries if seq in alive]
+        part.marks = len(chunk.unmarked)
+        if chunk.unmarked:
+            part.deleted = _dead_within(chunk, chunk.unmarked)
+        return part
+
+    @staticmethod
+    def _localise(log: TopicLog, chunk: Chunk, part: _Part) -> None:
+        """Ids in files count from 1 in each segment; new strings are added to its dictionary."""
+        part.tag_ids, part.node_ids = dict(chunk.tag_ids), dict(chunk.node_ids)
+        for column, known, fresh, names in (
+            ("tag", part.tag_ids, part.tags, log.tags.strings.names),
+            ("node", part.node_ids, part.nodes, log.nodes.names),
+        ):
+            ids = part.rows[column]
+            used, where = np.unique(ids, return_inverse=True)
+            if not used.any():
+                continue
+            is_none = int(used[0] == 0)
+            texts = [names[string_id] or b"" for string_id in used[is_none:].tolist()]
+            fresh += [text for text in texts if text not in known]
+            known.update(zip(fresh, range(len(known) + 1, len(known) + 1 + len(fresh))))
+            local = np.zeros(len(used), dtype=np.uint32)
+            local[is_none:] = [known[text] for text in texts]
+            part.rows[column] = local[where]
+
+    def _write_parts(self, captures: list[_Capture]) -> Steps:
+        """Fill the segment files, sync them, then seal what is closed. Files are opened and closed off the loop."""
+        parts = [(capture, part) for capture in captures for part in capture.parts]
+        many = len(parts) > SYNCFS_FROM
+        batch: list[tuple[str, _Part, bytes]] = []
+        size = 0
+        for capture, part in parts:
+            if part.stop > part.first or part.mended is not None:
+                data = self._copy_frames(capture.log, part) if part.stop > part.first else b""
+                batch.append((self.topic_dir(capture.log.id), part, data))
+                size += len(data)
+            if size >= limits.MIB or len(batch) >= SYNCFS_FROM:
+                yield Blocking("segments", self._writing(batch, sync=not many))
+                batch, size = [], 0
+            yield None
+        if parts:
+            yield Blocking("segments", self._writing(batch, sync=not many))
+            yield Blocking("segments", lambda: self._mark_parts(parts, sync=not many))
+        for capture, part in parts:
+            _count_dead(part.meta, part.live_bytes)
+            if part.seal:
+                yield Blocking("seal", self._sealing(capture, part))
+                self._shard.counters["seals"] += 1
+
+    def _copy_frames(self, log: TopicLog, part: _Part) -> bytes:
+        """The frames of the captured rows, from the log, by ranges; the rows get their places in the segment."""
+        rows = part.rows
+        data = self._reader.frames_of(log, part.chunk, part.runs, np.flatnonzero(rows["length"]) + part.first)
+        lengths = rows["length"].astype(np.int64)
+        offsets = np.cumsum(lengths) - lengths + part.meta.data_bytes
+        offsets[lengths == 0] = 0
+        rows["offset"] = offsets
+        return data
+
+    def _writing(self, batch: list[tuple[str, _Part, bytes]], *, sync: bool) -> Callable[[], None]:
+        def write() -> None:
+            for directory, part, data in batch:
+                if part.mended is not None:
+                    part.mended.write(self._disk, directory, part.meta)
+                writer = SegmentWriter(self._disk, directory, part.meta, part.hashed)
+                try:
+                    writer.append(data, part.rows, part.tags, part.nodes, part.expiries)
+                    if sync:
+                        writer.sync()
+                finally:
+                    writer.close()
+
+        return write
+
+    def _mark_parts(self, parts: list[tuple[_Capture, _Part]], *, sync: bool) -> None:
+        """Write the .del files. Many files are synced by one syncfs, with the segments before them."""
+        for capture, part in parts:
+            if part.deleted:
+                directory, marked = self.topic_dir(capture.log.id), part.marked
+                path = mark_deleted(self._disk, directory, part.meta, part.deleted, marked)
+                part.marked = np.zeros(part.meta.rows, dtype=np.bool_)
+                part.marked[part.deleted] = True
+                if marked is not None:
+                    part.marked[: len(marked)] |= marked
+                if sync:
+                    sync_file(self._disk, path)
+        if not sync:
+            self._disk.sync_all()
+
+    def _sealing(self, capture: _Capture, part: _Part) -> Callable[[], None]:
+        log = capture.log
+
+        def seal() -> None:
+            assert capture.row is not None
+            directory, chain = self.topic_dir(log.id), capture.row.sum_chain
+            # A record that has rotted since it was written must not be vouched for by the digest of its block. Those
+            # of this checkpoint were checked on their way there.
+            rotten = rotten_blocks(self._disk, directory, part.meta, part.first, log.id)
+            drain(seal_steps(self._disk, directory, part.meta, chain, rotten=rotten))
+            capture.row.sum_chain = part.meta.link
+
+        return seal
+
+    def _write_snapshot(
+        self,
+        writer: SnapshotWriter,
+        head: ShardRow,
+        captures: list[_Capture],
+    ) -> Steps:
+        shard, wal = self._shard, self._wal
+        is_last = self.closing and not shard.frames and not shard.ops and head.base_lsn == wal.last_lsn
+        head.time_ceiling_ms, head.now_ms = shard.time_ceiling_ms, shard.now_ms
+        head.mono_ms, head.boot_id = shard.clock.mono_ms, self._disk.boot_id()
+        head.clean_lsn = wal.last_lsn if is_last else 0
+        writer.add(head)
+        for i, capture in enumerate(captures):
+            if capture.row is not None:
+                self.rows[capture.log.id] = msgspec.msgpack.encode(capture.row)
+            if i % limits.SLICE_TOPICS == 0:
+                yield None
+        for i, log in enumerate(list(shard.by_id.values())):
+            if log.id in self.rows and not log.dropped:
+                writer.add(msgspec.Raw(self.rows[log.id]))
+            if i % (limits.SLICE_TOPICS * 8) == 0:
+                yield None
+
+    def _install(self, capture: _Capture) -> None:
+        """The snapshot names the segments: from here on rows point at them, and the log may go."""
+        log = capture.log
+        if capture.row is not None:
+            log.sum_chain = capture.row.sum_chain
+        inline = capture.inline
+        if inline is not None and inline.chunk in log.chunks:
+            target = inline.chunk.rows[: inline.rows]
+            target["offset"], target["length"] = inline.offsets, inline.lengths
+            log.move_to_block(inline.chunk.first_seq, inline.chunk.first_seq + inline.rows, inline.data)
+        for part in capture.parts:
+            chunk = part.chunk
+            if part.stop > part.first:
+                target = chunk.rows[part.first : part.stop]
+                target["offset"] = part.rows["offset"]
+                target["length"] = part.rows["length"]
+                chunk.stored = part.stop
+            # Deletes that came after the capture must reach the .del file of what is stored now.
+            flags = chunk.rows["flags"][part.first : part.stop]
+            late = np.nonzero(((flags & frames.DEAD) != 0) & (part.rows["length"] > 0))[0]
+            chunk.unmarked = chunk.unmarked[part.marks :] + [
+                (int(i) + part.first, int(i) + part.first + 1) for i in late
+            ]
+            chunk.meta, chunk.marked, chunk.hashed, chunk.mended = part.meta, part.marked, part.hashed, None
+            chunk.tag_ids, chunk.node_ids = part.tag_ids, part.node_ids
+            if part.seal:
+                chunk.closed = True
+                chunk.tag_ids, chunk.node_ids, chunk.hashed = {}, {}, None
+                self._reader.close_segment(log.id, part.meta.first_seq, part.meta.generation)
+        log.trim_stored_runs()
+        if capture.stored_head:
+            log.dedupe.stored_up_to(capture.stored_head)
+        self._shard.ram_bytes += log.release_ram()
+
+    # -- letting go ----------------------------------------------------------------------------------------
+
+    def _drop_absorbed(self) -> Steps:
+        """Keep two snapshots and the log since the older; unlink what neither names."""
+        newest = self.snapshots[-1][0]
+        for i, log in enumerate(list(self._shard.by_id.values())):
+            if log.doomed:
+                for meta in log.doomed:
+                    self._doomed.add(log.id, meta, newest)
+                log.doomed = []
+            if i % limits.SLICE_NAMES == 0:
+                yield None
+        while len(self.snapshots) > 2:
+            number = self.snapshots.pop(0)[0]
+            yield Blocking("unlink", self._unlinking(number))
+        oldest, lsn = self.snapshots[0]
+        if len(self.snapshots) == 2:
+            for file in self._wal.absorbed(lsn):
+                yield Blocking("unlink", self._dropping(file))
+        for topic, meta in self._doomed.take_before(oldest):
+            self._reader.close_segment(topic, meta.first_seq, meta.generation)
+            remove_segment(self._disk, self.topic_dir(topic), meta.first_seq, meta.generation)
+            self.on_segment_gone(topic, meta)
+            yield None
+        for topic, meta in self._relieved.take_before(oldest):
+            self._reader.close_segment(topic, meta.first_seq, meta.generation)
+            remove_files(self._disk, self.topic_dir(topic), meta, "data")
+            yield None
+
+    def relieve(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
+        """A segment is cold from here on. Whoever starts from a snapshot that calls it hot needs it there."""
+        self._relieved.add(topic_id, meta, self._newest if last_snapshot is None else last_snapshot)
+
+    def replace_rotten(self, numbers: list[int]) -> Steps:
+        """Remove snapshots that have rotted, once there is one that has not: repair goes by them when there is none."""
+        yield from self.steps()
+        gone = yield Blocking("unlink", lambda: self._remove_rotten(numbers))
+        self.snapshots = [entry for entry in self.snapshots if entry[0] not in gone]
+
+    def _remove_rotten(self, numbers: list[int]) -> list[int]:
+        gone: list[int] = []
+        for number in set(numbers) & set(list_snapshots(self._disk, self.meta_dir)):
+            try:
+                read_snapshot(self._disk, self.meta_dir, number)  # a new one may have its number
+            except Corrupt:
+                remove_snapshot(self._disk, self.meta_dir, number)
+                gone.append(number)
+        return gone
+
+    def doom(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
+        """A segment is replaced: unlink it once no kept snapshot names it."""
+        self._doomed.add(topic_id, meta, self._newest if last_snapshot is None else last_snapshot)
+
+    def doomed_of(self, topic_id: int) -> list[SegmentMeta]:
+        return self._doomed.of(topic_id)
+
+    @property
+    def _newest(self) -> int:
+        return self.snapshots[-1][0] if self.snapshots else 0
+
+    def _unlinking(self, number: int) -> Callable[[], None]:
+        return lambda: remove_snapshot(self._disk, self.meta_dir, number)
+
+    def _dropping(self, file: WalFile) -> Callable[[], None]:
+        return lambda: self.discard_file(file)
+
+    def discard_file(self, file: WalFile) -> None:
+        self._reader.wal_handles.pop(file.number, None)
+        self._reader.cache.forget_file(file.number)
+        self._disk.close(file.handle)
+        self._disk.remove(file.path)
+
+    def remove_topics(self, logs: list[TopicLog]) -> Steps:
+        """A dropped topic: one rename, then unlinking in slices."""
+        for log in logs:
+            self.rows.pop(log.id, None)
+            self._inline_total -= self._inline_bytes.pop(log.id, 0)
+            self._reader.close_topic(log.id)
+            self._doomed.forget(log.id)
+            self._relieved.forget(log.id)
+            self.usage.forget(log.id)
+            self.on_topic_gone(log.id)
+            directory = self.topic_dir(log.id)
+            if self._disk.exists(directory):
+                self._disk.rename(directory, f"{directory}.deleted")
+                yield from remove_tree(self._disk, f"{directory}.deleted")
+            yield None
+
+    def note_latch(self) -> None:
+        """After a failed write the page cache may claim what the disk does not have: say so for the next start."""
+        try:
+            number = str(self._wal.active.number).encode()
+            write_whole(self._disk, f"{self.meta_dir}/{LATCH_MARK}", number)
+            self._disk.sync_dir(self.meta_dir)
+        except OSError:
+            pass  # the disk is what failed; recovery then goes by the boot id alone
+
+    def _put_away_idle(self) -> Steps:
+        """Keep the resident index within its bound: topics untouched for longest give up their rows first."""
+        resident = 0
+        logs = list(self._shard.by_id.values())
+        for i, log in enumerate(logs):
+            resident += sum(chunk.count for chunk in log.chunks)
+            if i % limits.SLICE_NAMES == 0:
+                yield None
+        if resident <= self._config.index_rows_max:
+            return
+        for log in sorted(logs, key=lambda log: (log.last_touch, log.id)):
+            if resident <= self._config.index_rows_max:
+                return
+            is_busy = log is self.moving_of or log is self.rewriting_of
+            if log.chunks and log.id not in self._shard.touched and log.can_unload() and not is_busy:
+                resident -= sum(chunk.count for chunk in log.chunks)
+                log.unload()
+
+    def swap(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, rows: Rows) -> None:
+        """A segment has a new generation, and its rows lie elsewhere."""
+        self._reader.close_segment(log.id, meta.first_seq, meta.generation - 1)
+        chunk.rows["offset"] = rows["offset"]
+        chunk.rows["length"] = rows["length"]
+        chunk.meta, chunk.marked = meta, None
+        # Deletes since the copy was made are flags in memory; the new generation's .del gets them next time.
+        late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
+        meta.dead_bytes = int(rows["length"][late].sum(dtype=np.int64))
+        chunk.unmarked = [(int(i), int(i) + 1) for i in late]
+
+
+def _dead_within(chunk: Chunk, spans: list[Range]) -> list[int]:
+    """The dead ones of the stored rows in these spans, of which there may be one for each row."""
+    edges = np.array(spans, dtype=np.int64)
+    depth = np.zeros(chunk.stored + 1, dtype=np.int32)
+    np.add.at(depth, edges[:, 0], 1)
+    np.add.at(depth, np.minimum(edges[:, 1], chunk.stored), -1)
+    dead = (chunk.rows["flags"][: chunk.stored] & frames.DEAD) != 0
+    found: list[int] = np.flatnonzero(dead & (np.cumsum(depth[:-1]) > 0)).tolist()
+    return found
+
+
+def _live_bytes(log: TopicLog, chunk: Chunk) -> int:
+    """What of a chunk's frames is live in the staged state."""
+    alive = chunk.live(0, chunk.count, frames.DEAD)
+    alive[: max(0, log.first_seq - chunk.first_seq)] = False
+    return int(chunk.rows["length"][alive].sum(dtype=np.int64))
+
+
+def _count_dead(meta: SegmentMeta, live_bytes: int) -> None:
+    meta.dead_bytes = meta.data_bytes - HEADER_BYTES - live_bytes
+
+
+def _finish(writer: SnapshotWriter) -> None:
+    writer.finish()
+    writer.publish()
+
+
+def remove_tree(disk: Disk, path: str) -> Steps:
+    """Remove a directory of files, a few at a time."""
+    for i, name in enumerate(disk.list(path)):
+        disk.remove(f"{path}/{name}")
+        if i % limits.SLICE_TOPICS == 0:
+            yield None
+    disk.remove_dir(path)

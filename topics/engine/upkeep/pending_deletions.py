@@ -1,0 +1,35 @@
+"""Segments that have left: their files stay until no snapshot that is kept names them, since a start from that one needs them."""
+
+from __future__ import annotations
+
+from topics.engine.storage.segments import SegmentMeta
+
+
+class Departures:
+    def __init__(self) -> None:
+        self._by_topic: dict[int, list[tuple[int, SegmentMeta]]] = {}  # with the last snapshot that names it
+
+    def __bool__(self) -> bool:
+        return bool(self._by_topic)
+
+    def add(self, topic_id: int, meta: SegmentMeta, last_snapshot: int) -> None:
+        self._by_topic.setdefault(topic_id, []).append((last_snapshot, meta))
+
+    def of(self, topic_id: int) -> list[SegmentMeta]:
+        return [meta for _, meta in self._by_topic.get(topic_id, ())]
+
+    def forget(self, topic_id: int) -> None:
+        self._by_topic.pop(topic_id, None)
+
+    def take_before(self, oldest: int) -> list[tuple[int, SegmentMeta]]:
+        """Those that only snapshots before this one name, with their topics."""
+        gone: list[tuple[int, SegmentMeta]] = []
+        kept: dict[int, list[tuple[int, SegmentMeta]]] = {}
+        for topic_id, entries in self._by_topic.items():
+            for last, meta in entries:
+                if last < oldest:
+                    gone.append((topic_id, meta))
+                else:
+                    kept.setdefault(topic_id, []).append((last, meta))
+        self._by_topic = kept
+        return gone

@@ -1,0 +1,593 @@
+"""Recovery: snapshot, then the log through the same changes that live operation makes.
+
+1. Replay erase intents. 2. Newest valid snapshot. 3. Scan the log files; decide torn, void or rotten. 4. Copy what is
+not known to be synced into a fresh file, as one envelope, and sync it: a page-cache hit proves nothing. On a disk that is
+nearly full it is written again where it lies. 5. Replay.
+6. Announce what a power cut took. Crashing anywhere in here and starting again gives the same result: the fresh file
+counts only when its one envelope is whole, and then it makes the tails of older files void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import msgspec
+import numpy as np
+
+from topics.api import limits
+from topics.api.config import EngineConfig, TopicConfig
+from topics.api.errors import Corrupt, LogGap
+from topics.engine.core.ports import Disk, SegmentStore
+from topics.engine.core.topic_ids import OwnIds
+from topics.engine.reading.reader import Reader
+from topics.engine.shard.state_machine import Shard
+from topics.engine.storage import frames
+from topics.engine.storage.control import ConsumerStored, TimeCeiling
+from topics.engine.storage.files import ensure_dir, is_full, read_file
+from topics.engine.storage.frames import Columns
+from topics.engine.storage.intents import apply_patches, finish_intent, pending_intents
+from topics.engine.storage.reserve import Reserve
+from topics.engine.storage.segments import SegmentMeta
+from topics.engine.storage.snapshot import list_snapshots, read_snapshot, remove_unfinished
+from topics.engine.storage.wal import (
+    ENVELOPE_BYTES,
+    FILE_HEADER_BYTES,
+    Envelope,
+    ScannedFile,
+    Wal,
+    WalFile,
+    WalStart,
+    file_number,
+    is_blank,
+    lost_all,
+    scan,
+    start_of,
+    void_bounds,
+)
+from topics.engine.topic.consumer import TopicConsumers
+from topics.engine.topic.flows import Inflow
+from topics.engine.topic.log import TopicLog
+from topics.engine.topic.merges import NO_MERGES
+from topics.engine.topic.transactions import TopicTransactions
+from topics.engine.upkeep.checkpoint import LATCH_MARK, Checkpointer, ShardRow, TopicRow, remove_tree
+from topics.engine.upkeep.loading import Loader
+from topics.engine.upkeep.recovery_report import RecoveryReport
+from topics.engine.upkeep.replay import Lsns, Replay, decode
+
+SMALL_FILE_ROOM = 64 * limits.KIB  # of a log file on a full disk: hundreds of deletes
+RELEASED_BESIDE = 16 * limits.KIB  # of the reserve, for a file: blocks of the file system
+
+
+Skipped = msgspec.Raw
+
+
+class _Named(msgspec.Struct, array_like=True):
+    """The beginning of a TopicRow, up to its segments: what stands between is passed over."""
+
+    id: int
+    name: Skipped
+    config: Skipped
+    applied_lsn: Skipped
+    head: Skipped
+    first_seq: Skipped
+    count: Skipped
+    live_bytes: Skipped
+    cap_lost: Skipped
+    ttl_lost: Skipped
+    losses: Skipped
+    ceiling: Skipped
+    dedupe: Skipped
+    segments: list[SegmentMeta]
+
+
+class Recovery:
+    def __init__(
+        self,
+        disk: Disk,
+        shard: Shard,
+        wal: Wal,
+        reader: Reader,
+        checkpointer: Checkpointer,
+        config: EngineConfig,
+        cold: SegmentStore | None = None,
+        reserve: Reserve | None = None,
+    ) -> None:
+        self._disk = disk
+        self._shard = shard
+        self._wal = wal
+        self._reader = reader
+        self._checkpointer = checkpointer
+        self._config = config
+        self._reserve = reserve or Reserve(disk, "", 0)
+        self.report = RecoveryReport()
+        self._meta_dir = checkpointer.meta_dir
+        self._base_lsn = 0
+        self._applied_lsn = 0  # the highest entry that any snapshot row contains
+        self._clean_lsn = 0
+        self._known_synced = 0
+        self._configs: dict[TopicConfig, TopicConfig] = {}
+        self._ephemeral: list[tuple[TopicLog, TopicRow]] = []
+        self._unused: list[tuple[str, bool]] = []  # log files without entries, and whether they are ours
+        self._lost_start: str | None = None  # where a file's first entry should be and is not
+        self._emptied: list[str] = []  # log files that had entries and have none
+        self.loader = self._loader = Loader(disk, shard, reader, checkpointer, config, self.report, cold)
+        self._replayer = Replay(disk, shard, reader, checkpointer, self._loader, self.report)
+        shard.loader = self._loader.load
+
+    def steps(self) -> Generator[float, None, None]:
+        for directory in (self._wal.directory, self._meta_dir, self._config.topics_dir):
+            ensure_dir(self._disk, directory)
+        for number, patches in pending_intents(self._disk, self._meta_dir):
+            apply_patches(self._disk, patches)
+            finish_intent(self._disk, self._meta_dir, number)
+        remove_unfinished(self._disk, self._meta_dir)
+        yield 0.0
+        self._load_snapshot()
+        yield 0.1
+        scanned = self._scan_files()
+        good, boot_id = self._decide(scanned)
+        if self._shard.read_only is None:
+            self._clear_unused()  # before anything is written: the disk may be full
+        yield 0.5
+        yield from self._replay(good, boot_id)
+        self._replayer.resume_erases()
+        yield from (0.95 for _ in self._clear_orphans())
+        if self._shard.read_only is None and self._disk.exists(f"{self._meta_dir}/{LATCH_MARK}"):
+            self._disk.remove(f"{self._meta_dir}/{LATCH_MARK}")
+            self._disk.sync_dir(self._meta_dir)
+        yield 1.0
+
+    # -- snapshot ------------------------------------------------------------------------------------------
+
+    def _load_snapshot(self) -> None:
+        decode_shard = msgspec.msgpack.Decoder(ShardRow).decode
+        decode_topic = msgspec.msgpack.Decoder(TopicRow).decode
+        found: list[tuple[int, int]] = []
+        chosen: tuple[ShardRow, list[bytes]] | None = None
+        older: tuple[int, list[bytes]] | None = None
+        for number in reversed(list_snapshots(self._disk, self._meta_dir)):
+            try:
+                head, rows = read_snapshot(self._disk, self._meta_dir, number)
+                shard_row = decode_shard(head)
+            except (Corrupt, msgspec.ValidationError, msgspec.DecodeError) as error:
+                self.report.skipped_snapshots.append(f"snapshot {number}: {error}")
+                continue
+            found.insert(0, (number, shard_row.base_lsn))
+            if chosen is None:
+                chosen = shard_row, rows
+            elif older is None:
+                older = number, rows
+        self._checkpointer.snapshots = found[-2:]
+        if chosen is None:
+            return
+        shard_row, rows = chosen
+        self.report.snapshot = shard_row.number
+        self._base_lsn = self._applied_lsn = shard_row.base_lsn
+        self._clean_lsn = shard_row.clean_lsn
+        self._shard.next_id = max(self._shard.next_id, shard_row.next_id)
+        self._replayer.time = TimeCeiling(
+            shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id
+        )
+        self._shard.own_ids = OwnIds(
+            self._config.shard, shard_row.first_id, shard_row.adopted, shard_row.others
+        )
+        for forward in shard_row.forwards:
+            self._shard.store_forward(forward)
+        self._shard.forward_uid = max(self._shard.forward_uid, shard_row.forward_uid)
+        for outflow in shard_row.outflows:
+            self._shard.store_outflow(outflow)
+        if older is not None:
+            self._note_older(*older)
+        for raw in rows:
+            row = decode_topic(raw)
+            self._checkpointer.rows[row.id] = bytes(raw)
+            self._loader.note_named(shard_row.number, row.id, row.segments)
+            self._restore_topic(row)
+
+    def _note_older(self, number: int, rows: list[bytes]) -> None:
+        """The next start may go on from the older snapshot, so what it names stays. Nobody looks at the rest of it."""
+        decode = msgspec.msgpack.Decoder(_Named).decode
+        for raw in rows:
+            row = decode(raw)
+            if row.segments:
+                self._loader.note_named(number, row.id, row.segments)
+
+    def _restore_topic(self, row: TopicRow) -> None:
+        # Most topics have one of a few configs, and one object for each is enough.
+        config = self._configs.setdefault(row.config, row.config)
+        log = self._shard.new_log(row.id, row.name, config)
+        view = log.view
+        view.head, view.first_seq, view.count, view.bytes = row.head, row.first_seq, row.count, row.live_bytes
+        view.cap_lost, view.ttl_lost, view.losses = row.cap_lost, row.ttl_lost, row.losses
+        view.last_write_ts, log.applied_lsn = row.last_write_ts, row.applied_lsn
+        log.next_seq, log.first_seq, log.count, log.bytes = (
+            row.head + 1,
+            row.first_seq,
+            row.count,
+            row.live_bytes,
+        )
+        log.cap_lost, log.ttl_lost = row.cap_lost, row.ttl_lost
+        log.ceiling = log.ceiling_synced = row.ceiling
+        log.sum_chain = row.sum_chain
+        log.may_expire = row.may_expire
+        log.dedupe.restore(row.dedupe)
+        self._restore_consumers(log, row)
+        log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
+        log.epochs = row.epochs
+        log.merges = row.merges or NO_MERGES
+        if row.transactions is not None:
+            log.transactions = TopicTransactions.restored(log, row.transactions)
+        log.erasing = row.erasing
+        if not row.is_trimmed:
+            log.trim_from = 0
+            self._shard.trimming[log.id] = log
+        self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
+        self._replayer.enlist(log)
+        log.inline = row.inline
+        if row.segments or row.inline is not None:
+            log.stored = row.segments
+        if log.is_over_cap:
+            self._shard.upkeep.put_in_line(log)
+        if row.ram_ranges:
+            log.stored = row.segments
+            self._ephemeral.append((log, row))
+
+    def _restore_consumers(self, log: TopicLog, row: TopicRow) -> None:
+        if row.letters is not None:
+            log.consumers = TopicConsumers()
+            log.consumers.restore(row.letters)
+        for stored in row.consumers:
+            shape = ConsumerStored(
+                stored.name, stored.config, stored.cursor, stored.firsts, stored.created_ms
+            )
+            consumer = self._shard.store_consumer(log, shape) if stored.name else self._shard.queue_of(log)
+            consumer.restore(stored)
+
+    def _announce_ephemeral(self) -> None:
+        """Records of ephemeral topics are gone by design, and announced."""
+        for log, row in self._ephemeral:
+            if log.dropped:
+                continue
+            self._loader.load(log)
+            for first, last in row.ram_ranges:
+                if last >= row.first_seq:
+                    self._loader.announce(log, max(first, row.first_seq), last, "crash")
+
+    # -- the log -------------------------------------------------------------------------------------------
+
+    def _scan_files(self) -> list[ScannedFile]:
+        found: list[ScannedFile] = []
+        for name in self._disk.list(self._wal.directory):
+            number = file_number(name)
+            if number is None:
+                continue
+            path = f"{self._wal.directory}/{name}"
+            self._wal.next_number = max(self._wal.next_number, number + 1)
+            data = read_file(self._disk, path)
+            scanned = scan(path, number, data)
+            if scanned is not None and scanned.envelopes:
+                found.append(scanned)
+                continue
+            if lost_all(scanned, data):
+                self._emptied.append(path)
+            elif scanned is not None and scanned.bad_at:
+                self.report.torn.append(f"{path} at byte {scanned.bad_at[0]}")
+            # A spare that was never used, or a first envelope that was never whole: nothing in it ever counted.
+            self._unused.append((path, scanned is not None or is_blank(data)))
+        found.sort(key=lambda file: file.number)
+        return found
+
+    def _clear_unused(self) -> None:
+        """Files without entries go, once it is known that none are missed; what is no log file of ours, aside."""
+        for path, ours in self._unused:
+            if ours:
+                self._disk.remove(path)
+            else:
+                name = path.rpartition("/")[2]
+                self._put_aside(path, f"shard-{self._config.shard:02d}-{name}")
+
+    def _decide(self, files: list[ScannedFile]) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str]:
+        """Which envelopes count, in order. Sets the shard read-only when synced ones are missing."""
+        if self.report.snapshot and not files:
+            # The active file outlives every checkpoint: it was there, and so may have been acked writes in it.
+            raise LogGap(self._base_lsn, self._base_lsn + 2)
+        starts = [start_of(file) for file in files]
+        boot_id = next((start.boot_id for start in reversed(starts) if start is not None), "")
+        good, gap = self._walk(files, starts)
+        last_lsn = max([self._base_lsn, *(envelope.lsn for _, kept in good for envelope in kept)])
+        claimed = max((envelope.synced_lsn for file in files for envelope in file.envelopes), default=0)
+        short = self._lost_end(files, gap, last_lsn)
+        if short is not None:
+            self._rotten(
+                f"{short.path}: the file ends at byte {len(short.data)} and was made {short.capacity} bytes long: "
+                f"log entries after {last_lsn} are missing"
+            )
+        elif self._lost_start is not None:
+            self._rotten(f"{self._lost_start}: the first entry of the file is damaged, though it was synced")
+        elif not files and len(self._unused) > 1:
+            # The second one is made only when the first has an entry.
+            self._rotten(f"{self._unused[0][0]}: nothing is left of what was written to the log")
+        elif self._emptied:
+            self._rotten(
+                f"{self._emptied[0]}: the file was cut off: log entries after {last_lsn} are missing"
+            )
+        elif gap is not None and self._disk_was_sound(boot_id, good):
+            # Only a power cut or a failed sync can take an entry and leave a later one.
+            self._rotten(f"{gap}: log entries after {last_lsn} are damaged, and later ones are whole")
+        elif gap is not None and max(claimed, self._applied_lsn) <= last_lsn:
+            self.report.torn.append(gap)
+        elif max(claimed, self._applied_lsn) > last_lsn:
+            if not files or (claimed <= last_lsn and gap is None):
+                raise LogGap(last_lsn, self._applied_lsn + 1)
+            self._rotten(
+                f"{gap or files[-1].path}: log entries after {last_lsn} are damaged, though they were synced"
+            )
+        self._wal.last_lsn = last_lsn
+        self._known_synced = min(max(claimed, self._applied_lsn), last_lsn)
+        return good, boot_id
+
+    def _lost_end(self, files: list[ScannedFile], gap: str | None, last_lsn: int) -> ScannedFile | None:
+        """A file that is shorter than it was made, unless it is known that nothing counted beyond its end."""
+        if gap is not None:
+            return next((file for file in files if file.is_short), None)
+        # What lies after the end of an earlier file is void or empty: the file behind it goes on with the next number.
+        # After a clean shutdown too there is nothing.
+        ended = bool(self._clean_lsn) and self._clean_lsn == last_lsn
+        return files[-1] if files and files[-1].is_short and not ended else None
+
+    def _walk(
+        self, files: list[ScannedFile], starts: list[WalStart | None]
+    ) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str | None]:
+        """Follow the numbering from the snapshot on, over files; the second value is where it breaks, if it does."""
+        void_after = void_bounds(starts)
+        good: list[tuple[ScannedFile, list[Envelope]]] = []
+        digests: dict[tuple[int, int], bytes] = {}
+        last_lsn, gap = self._base_lsn, None
+        for i, file in enumerate(files):
+            self._check_chain(file, starts[i], digests)
+            if gap is None and self._lacks_start(file, starts[i], void_after[i]):
+                gap = f"{file.path} at byte {FILE_HEADER_BYTES}"
+            kept: list[Envelope] = []
+            for envelope in file.envelopes:
+                if envelope.lsn > void_after[i] or gap is not None:
+                    continue
+                if envelope.lsn > last_lsn + 1:
+                    if not digests:  # nothing connects it to the snapshot: files are missing
+                        raise LogGap(last_lsn, envelope.lsn)
+                    gap = f"{file.path} at byte {envelope.start}"
+                    continue
+                kept.append(envelope)
+                last_lsn = max(last_lsn, envelope.lsn)
+                digests[file.number, envelope.lsn] = envelope.digest
+                self._wal.last_digest, self._wal.last_file_number = envelope.digest, file.number
+            good.append((file, kept))
+            torn = [at for at in file.bad_at if not kept or at >= kept[-1].end]
+            if torn and void_after[i] > last_lsn:
+                self.report.torn.append(f"{file.path} at byte {torn[0]}")
+        return good, gap
+
+    def _lacks_start(self, file: ScannedFile, start: WalStart | None, void_after: int) -> bool:
+        """Whether a file's first entry is missed. It may be the copy of a tail, whose older copy bears the same numbers
+        and lacks what recovery added to it: the losses that it announced, and the seqs that it skipped for them."""
+        lsn = file.envelopes[0].lsn - 1
+        if start is not None or not self._base_lsn < lsn <= void_after:
+            return False
+        if any(envelope.synced_lsn >= lsn for envelope in file.envelopes):
+            self._lost_start = f"{file.path} at byte {FILE_HEADER_BYTES}"
+        return True
+
+    def _check_chain(
+        self, file: ScannedFile, start: WalStart | None, digests: dict[tuple[int, int], bytes]
+    ) -> None:
+        """A file names the end of the one before it; when that one is here, they must agree."""
+        if start is not None:
+            found = digests.get((start.previous_file, start.previous_lsn), start.previous_digest)
+            if found != start.previous_digest:
+                self._rotten(f"{file.path}: the file before it was swapped or changed")
+
+    def _rotten(self, problem: str) -> None:
+        self.report.rotten.append(problem)
+        self._shard.cut_off = True
+        self._shard.read_only = f"{problem}; run a repair to turn the damage into announced losses"
+
+    # -- replay --------------------------------------------------------------------------------------------
+
+    def _replay(
+        self, good: list[tuple[ScannedFile, list[Envelope]]], boot_id: str
+    ) -> Generator[float, None, None]:
+        """Apply what is synced from where it lies, and the rest from its copy in a fresh file."""
+        shard, wal = self._shard, self._wal
+        if shard.read_only is None and self._lacks_room_for_copy(good):
+            self._rewrite_tail(good)
+        tail: list[bytes] = []
+        old_last = wal.last_lsn
+        decoded: list[tuple[int, Columns, Lsns]] = []
+        for file, envelopes in good:
+            synced = [e for e in envelopes if e.lsn <= self._known_synced or shard.read_only is not None]
+            self._keep_file(file, envelopes)
+            # What is not synced is written once more, and counted then.
+            self._checkpointer.covered_bytes -= sum(
+                ENVELOPE_BYTES + e.end - e.start for e in synced if e.lsn > self._base_lsn
+            )
+            columns, lsns = decode(file.data, [e for e in envelopes if e.lsn > self._base_lsn])
+            self._replayer.forget_deleted(columns)
+            count = int(np.searchsorted(lsns, synced[-1].lsn, side="right")) if synced else 0
+            decoded.append((file.number, columns.slice(0, count), lsns[:count]))
+            tail += [file.data[e.start : e.end] for e in envelopes[len(synced) :]]
+        self._announce_ephemeral()  # now that it is known which topics the log deletes
+        for done, (number, columns, lsns) in enumerate(decoded):
+            self._replayer.apply(columns, lsns, number, 0)
+            yield 0.5 + 0.4 * done / len(decoded)
+        self._set_time()
+        if shard.read_only is not None:
+            return
+        clean = self._clean_lsn and self._clean_lsn == old_last
+        self.report.power_cut = bool(good) and not clean and not self._disk_was_sound(boot_id, good)
+        # After the death of the process alone the log tells the head of a memory topic; of an ephemeral one it never does.
+        lowered = ("memory", "ephemeral") if self.report.power_cut else () if clean else ("ephemeral",)
+        self._begin_fresh_file(tail, good, lowered)
+        wal.synced_lsn = wal.last_lsn
+        shard.written_lsn = shard.synced_lsn = wal.synced_lsn
+        wal.unsynced_files = []
+        for log in shard.by_id.values():
+            log.ceiling_synced = log.ceiling
+        shard.time_ceiling_synced_ms = shard.time_ceiling_ms
+        self.report.replayed_lsn = wal.last_lsn
+        self._loader.recovered()
+
+    def _lacks_room_for_copy(self, good: list[tuple[ScannedFile, list[Envelope]]]) -> bool:
+        size = sum(e.end - e.start for _, kept in good for e in kept if e.lsn > self._known_synced)
+        return (
+            bool(self._config.reserve_bytes and size)
+            and self._disk.free_bytes() < size + self._wal.file_bytes
+        )
+
+    def _rewrite_tail(self, good: list[tuple[ScannedFile, list[Envelope]]]) -> None:
+        """What is not known to be synced is made so where it lies. Pages that look clean may not be on the disk: the same bytes are
+        written once more, which harms nothing that is there."""
+        try:
+            for file, envelopes in good:
+                tail = [envelope for envelope in envelopes if envelope.lsn > self._known_synced]
+                if not tail:
+                    continue
+                handle = self._disk.open(file.path)
+                try:
+                    for envelope in tail:
+                        start = envelope.start - ENVELOPE_BYTES
+                        self._disk.write(handle, start, file.data[start : envelope.end])
+                    self._disk.sync(handle)
+                finally:
+                    self._disk.close(handle)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return  # a file system that copies on write: the reserve has to do
+        self._known_synced = self._wal.last_lsn
+
+    def _disk_was_sound(self, boot_id: str, good: list[tuple[ScannedFile, list[Envelope]]]) -> bool:
+        """Since the log was written the machine has not restarted, and no write or sync of it has failed."""
+        number = good[-1][0].number if good else 0
+        return boot_id == self._disk.boot_id() and not latched_in(self._disk, self._meta_dir, number)
+
+    def _keep_file(self, file: ScannedFile, envelopes: list[Envelope]) -> None:
+        """Older files stay for reading and for erasing until a checkpoint has absorbed them."""
+        handle = self._disk.open(file.path)
+        kept = WalFile(file.number, file.path, file.salt, handle, len(file.data), len(file.data))
+        kept.first_lsn = envelopes[0].lsn if envelopes else 1
+        kept.last_lsn = envelopes[-1].lsn if envelopes else 0
+        self._wal.files.append(kept)
+        self._reader.wal_handles[file.number] = handle
+
+    def _begin_fresh_file(
+        self, tail: list[bytes], good: list[tuple[ScannedFile, list[Envelope]]], lowered: tuple[str, ...]
+    ) -> None:
+        wal = self._wal
+        wal.last_lsn = self._known_synced if good else wal.last_lsn
+        for file, envelopes in good:
+            for envelope in envelopes:
+                if envelope.lsn == wal.last_lsn:
+                    wal.last_digest, wal.last_file_number = envelope.digest, file.number
+        number = wal.take_number()
+        # One envelope for all of it, the losses included: a crash in between must not leave half an announcement.
+        body = b"".join([wal.start_frame(number, self._shard.now_ms), *tail])
+        columns, lsns = decode(body, [Envelope(wal.last_lsn + 1, 0, 0, 0, len(body), b"")])
+        self._replayer.apply(columns, lsns, number, FILE_HEADER_BYTES + ENVELOPE_BYTES)
+        self._set_time()
+        if self.report.power_cut:
+            self._announce_power_cut()
+        body += self._closing_frames(lowered)
+        fresh = self._make_fresh_file(number, len(body) + FILE_HEADER_BYTES + ENVELOPE_BYTES + 1024)
+        wal.files.append(fresh)
+        wal.append(body)
+        self._disk.sync(fresh.handle)
+        self._reader.wal_handles[number] = fresh.handle
+
+    def _make_fresh_file(self, number: int, needed: int) -> WalFile:
+        """A full disk must not keep a shard from starting: a small file is enough for the deletes that make space."""
+        wal, reserve = self._wal, self._reserve
+        reserve.look()
+        small = needed + SMALL_FILE_ROOM
+        for released, capacity in (
+            (0, max(needed, wal.file_bytes)),
+            (0, small),
+            (small + RELEASED_BESIDE, small),
+            (reserve.held, small),
+        ):
+            reserve.release(released)
+            try:
+                return wal.make_file(number, capacity)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+        return wal.make_file(number, needed)
+
+    def _announce_power_cut(self) -> None:
+        """Seqs of `disk` topics up to the ceiling may have been acked and lost: skip them, and say so."""
+        for log in list(self._shard.by_id.values()):
+            if log.config.durability == "disk" and log.ceiling >= log.next_seq:
+                self._loader.announce(log, log.next_seq, log.ceiling, "crash")
+
+    def _closing_frames(self, lowered: tuple[str, ...]) -> bytes:
+        """What recovery found, and the time, logged before the shard takes requests. `lowered`: classes of topics whose heads may
+        have gone back."""
+        shard = self._shard
+        # First: what it loads may find something to announce.
+        epochs = shard.start_flows(lowered, self._replayer.head_of)
+        self._loader.settle_doubts()
+        body = self._loader.announcements() + epochs
+        shard.time_ceiling_ms = max(shard.time_ceiling_ms, shard.now_ms + limits.TIME_CEILING_STEP_MS)
+        value = TimeCeiling(shard.time_ceiling_ms, shard.now_ms, shard.clock.mono_ms, self._disk.boot_id())
+        body.append(frames.encode_control(frames.TIME_CEILING, 0, shard.now_ms, value))
+        return b"".join(body)
+
+    def _set_time(self) -> None:
+        """Engine time goes on from where it was, never from before."""
+        time = self._replayer.time
+        if time is None:
+            return
+        clock = self._shard.clock
+        same_boot = time.boot_id == self._disk.boot_id()
+        clock.resume(time.ceiling_ms, time.now_ms, time.mono_ms if same_boot else None)
+        self._shard.now_ms = clock.now_ms
+        self._shard.time_ceiling_ms = max(self._shard.time_ceiling_ms, time.ceiling_ms)
+        self._replayer.time = None
+
+    # -- leftovers -----------------------------------------------------------------------------------------
+
+    def _clear_orphans(self) -> Generator[None, None, None]:
+        """Directories of deleted topics go; of topics nobody knows, aside."""
+        root = self._config.topics_dir
+        for name in self._disk.list(root):
+            text = name.removesuffix(".deleted")
+            try:
+                topic_id = int(text, 16)
+            except ValueError:
+                continue
+            if topic_id not in self._shard.own_ids or topic_id in self._shard.by_id:
+                continue
+            if self._shard.read_only is not None:
+                continue
+            if topic_id < self._shard.next_id:
+                for _ in remove_tree(self._disk, f"{root}/{name}"):
+                    yield None
+            else:
+                self._put_aside(f"{root}/{name}", name)
+            yield None
+
+    def _put_aside(self, path: str, name: str) -> None:
+        """Into `lost+found`; on a full disk it stays where it is until a later start."""
+        try:
+            self._disk.make_dir("lost+found")
+            self._disk.rename(path, f"lost+found/{name}")
+        except OSError as error:
+            if not is_full(error):
+                raise
+
+
+def latched_in(disk: Disk, meta_dir: str, number: int) -> bool:
+    """Whether the newest log file was the active one when a write or sync failed. An older mark is settled."""
+    path = f"{meta_dir}/{LATCH_MARK}"
+    if not disk.exists(path):
+        return False
+    text = read_file(disk, path, 21)
+    return not text.isdigit() or len(text) > 20 or int(text) >= number

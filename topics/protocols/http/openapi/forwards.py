@@ -1,0 +1,92 @@
+"""Routers in the OpenAPI document."""
+
+from __future__ import annotations
+
+from topics.protocols.http.openapi.operations import (
+    JSON_TYPE,
+    KEYED,
+    TEXT,
+    WITH_BODY,
+    WITH_TOPIC,
+    content_of,
+    json_answer,
+    operation,
+    page_of,
+    query,
+)
+from topics.protocols.http.openapi.schemas import ROUTER_PATTERN, Json
+
+
+def forward_paths() -> Json:
+    return {
+        "/v0/routers": {"get": _list()},
+        "/v0/routers/{router}": {"put": _put(), "get": _get(), "delete": _drop()},
+    }
+
+
+def _router_name(*, creates: bool = False) -> Json:
+    schema: Json = TEXT | ({"pattern": ROUTER_PATTERN} if creates else {"minLength": 1})
+    text = "Name of the router, often `<source>-><dest>`."
+    return {"name": "router", "in": "path", "required": True, "schema": schema, "description": text}
+
+
+def _list() -> Json:
+    return operation(
+        "list_routers",
+        "routers",
+        "List routers",
+        scopes=["read"],
+        description="In ascending order of their names; a key with prefixes sees those whose name, source and dest are all its own.",
+        parameters=[
+            query("prefix", TEXT, "Only names that start with this."),
+            query("source", TEXT, "Only those with exactly this source."),
+            query("dest", TEXT, "Only those with exactly this dest."),
+            *page_of("routers"),
+        ],
+        answers={"200": json_answer("ForwardList", "A page of routers.")},
+        errors=(*KEYED, 503),
+    )
+
+
+def _put() -> Json:
+    return operation(
+        "put_router",
+        "routers",
+        "Copy what is written to a topic into another one",
+        scopes=["admin"],
+        description="Records that are written from now on. What the body leaves out has its default. A router that exists keeps its place and "
+        "its total; its source and dest cannot change. Topics that do not exist are created.",
+        parameters=[_router_name(creates=True)],
+        body={"required": True, "content": {JSON_TYPE: content_of("ForwardBody")}},
+        answers={
+            "200": json_answer("ForwardPut", "It existed; it is like this now."),
+            "201": json_answer("ForwardPut", "Created."),
+        },
+        errors=(*WITH_TOPIC, *WITH_BODY, 409),
+    )
+
+
+def _get() -> Json:
+    return operation(
+        "get_router",
+        "routers",
+        "A router, and how many copies it has made",
+        scopes=["read"],
+        description="What was written to the source before this call is copied and counted.",
+        parameters=[_router_name()],
+        answers={"200": json_answer("Forward", "The router.")},
+        errors=WITH_TOPIC,
+    )
+
+
+def _drop() -> Json:
+    return operation(
+        "delete_router",
+        "routers",
+        "Delete a router",
+        scopes=["delete"],
+        description="Nothing more is copied; copies stay. A router that does not exist is no error: `deleted` is false.",
+        parameters=[_router_name()],
+        answers={"200": json_answer("ForwardDeleted", "The router is gone.")},
+        errors=(*KEYED, 503),
+    )

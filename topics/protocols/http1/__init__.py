@@ -1,0 +1,1 @@
+"""HTTP/1.1 framing, request heads and response bytes."""

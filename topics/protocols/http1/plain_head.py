@@ -1,0 +1,124 @@
+"""Recognising a plain request: one of a hot route, with one sane Content-Length and no header but those of `_PLAIN`."""
+
+from __future__ import annotations
+
+import re
+
+from topics.protocols.http.exchange import Request
+from topics.protocols.http1.framing import HEAD_BYTES_MAX, HOST
+
+KNOWN_HEADS_MAX = 2048
+KNOWN_HEAD_BYTES_MAX = 1024
+
+_REQUEST = re.compile(
+    rb"POST (/v0/topics/[A-Za-z0-9][A-Za-z0-9._:-]{0,254}"
+    rb"(?:/diff|/claim|/ack|/consumers/[A-Za-z0-9][A-Za-z0-9._:-]{0,254}/(?:fetch|ack))?)(?:\?([A-Za-z0-9_=&.-]*))? HTTP/1\.1\r\n"
+    rb"((?:[A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+)\r\n"
+)
+_HEADER = re.compile(rb"([^:]+):[ \t]*([^\r\n]*?)[ \t]*\r\n")
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+_PLAIN = {
+    b"host": "host",
+    b"user-agent": "",
+    b"content-length": "content_length",
+    b"content-type": "content_type",
+    b"accept": "accept",
+    b"accept-encoding": "accept_encoding",
+    b"accept-language": "",
+    b"authorization": "authorization",
+    b"cache-control": "",
+    b"connection": "connection",
+    b"idempotency-key": "idempotency_key",
+    b"origin": "origin",
+    b"priority": "",
+    b"referer": "",
+    b"topics-strict": "strict",
+    b"traceparent": "traceparent",
+    b"tracestate": "",
+    b"x-request-id": "",
+}
+_PASSED = (
+    "content_type", "authorization", "accept", "accept_encoding", "idempotency_key", "traceparent", "strict", "host", "origin",
+)  # fmt: skip
+_NOT_KEPT = [_PASSED.index(name) for name in ("authorization", "idempotency_key", "traceparent")]
+
+
+class PlainHead:
+    """The head of a plain request: what the gate needs of it, and how long head and body are."""
+
+    __slots__ = ("body_len", "end", "fields", "head_len", "path", "query")
+
+    def __init__(
+        self, path: bytes, query: bytes, fields: tuple[bytes, ...], head_len: int, body_len: int
+    ) -> None:
+        self.path, self.query, self.fields = path, query, fields
+        self.head_len, self.body_len, self.end = head_len, body_len, head_len + body_len
+
+    def request(self, body: bytes, received_us: int) -> Request:
+        (
+            content_type, authorization, accept, accept_encoding, idempotency_key, traceparent, strict, host, origin,
+        ) = self.fields  # fmt: skip
+        return Request(
+            b"POST",
+            self.path,
+            self.query,
+            received_us,
+            body,
+            content_type,
+            b"",
+            authorization,
+            accept,
+            accept_encoding,
+            idempotency_key,
+            traceparent,
+            strict,
+            host,
+            origin,
+        )
+
+
+# A client sends the same head over and over. One with a secret in it is not kept, nor one that will not come again.
+_known_heads: dict[bytes, PlainHead] = {}
+
+
+def find_plain_head(data: bytes) -> PlainHead | None:
+    """As `read_plain_head`, with a memory for heads that were seen before."""
+    end = data.find(b"\r\n\r\n", 0, KNOWN_HEAD_BYTES_MAX)
+    if end < 0:
+        return read_plain_head(data)
+    head = data[: end + 4]
+    plain = _known_heads.get(head)
+    if plain is None:
+        plain = read_plain_head(head)
+        if plain is not None and not any(plain.fields[at] for at in _NOT_KEPT):
+            if len(_known_heads) >= KNOWN_HEADS_MAX:
+                _known_heads.clear()
+            _known_heads[head] = plain
+    return plain
+
+
+def read_plain_head(data: bytes) -> PlainHead | None:
+    """The head, if the request at the beginning of `data` is a plain one and its head is complete."""
+    found = _REQUEST.match(data, 0, HEAD_BYTES_MAX)
+    if found is None:
+        return None
+    path, query, block = found.groups()
+    fields: dict[str, bytes] = {}
+    seen: set[bytes] = set()
+    for name, value in _HEADER.findall(block):
+        name = name.lower()
+        field = _PLAIN.get(name)
+        if field is None or name in seen:
+            return None
+        seen.add(name)
+        if field:
+            fields[field] = value
+    length = fields.pop("content_length", b"")
+    if not _LENGTH.fullmatch(length):
+        return None
+    if "host" not in fields or not HOST.fullmatch(fields["host"]):
+        return None
+    if fields.pop("connection", b"keep-alive").lower() != b"keep-alive":
+        return None
+    passed = tuple(fields.get(name, b"") for name in _PASSED)
+    return PlainHead(path, query or b"", passed, found.end(), int(length))

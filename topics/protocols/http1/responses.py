@@ -1,0 +1,61 @@
+"""A response as HTTP/1.1 bytes. Every HTTP/1 response of the server is made here, whichever way its request came in."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+
+from topics.protocols.http.exchange import Response
+
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
+}
+_NO_BODY = (204, 304)
+
+
+class DateLine:
+    """The Date header, made once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._value = self._line = b""
+
+    def __call__(self) -> bytes:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._value = formatdate(second, usegmt=True).encode()
+            self._line = b"Date: %b\r\n" % self._value
+        return self._line
+
+    def value(self) -> bytes:
+        self()
+        return self._value
+
+
+date_line = DateLine()
+
+
+def render_head(response: Response, *, keep_alive: bool = True, old_client: bool = False) -> bytes:
+    """Everything before the body. `old_client` speaks HTTP/1.0, and wants to hear that the connection stays."""
+    status = response.status
+    if status in _NO_BODY:
+        entity = b""
+    else:
+        entity = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (response.content_type, len(response.body))
+    if not keep_alive:
+        entity += b"Connection: close\r\n"
+    elif old_client:
+        entity += b"Connection: keep-alive\r\n"
+    return b"%b%b%b%b\r\n" % (_STATUS_LINES[status], entity, date_line(), response.head)
+
+
+def render_stream_head(response: Response) -> bytes:
+    """Everything before a body that ends with the connection: no length, and no chunks that a proxy could hold back."""
+    return b"%bContent-Type: %b\r\nConnection: close\r\n%b%b\r\n" % (
+        _STATUS_LINES[response.status],
+        response.content_type,
+        date_line(),
+        response.head,
+    )

@@ -1,0 +1,1 @@
+"""HTTP/2 sessions on the h2 library."""

@@ -1,0 +1,1 @@
+"""The environment of a process: settings, logging, output, read-only files."""

@@ -1,0 +1,1 @@
+"""Request bodies to engine commands, and results to response bodies."""

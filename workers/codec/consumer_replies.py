@@ -1,0 +1,230 @@
+"""From what the engine says of queues and consumers to the JSON that answers. Claims and acks are joined from bytes.
+
+A job's text is made from its frame alone: few records come at a time, and columns would cost more than they save.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from topics.api.config import ConsumerConfig
+from topics.engine.commands import consumers as con
+from topics.engine.commands.page import Column, Page
+from topics.engine.storage.frames import (
+    EXT_HEADERS,
+    EXT_META,
+    EXT_SIZE,
+    HAS_EXT,
+    HAS_TAG,
+    HEADER,
+    HEADER_BYTES,
+    RAW,
+    read_extensions,
+)
+from topics.link import wire
+from workers.codec.replies import CREATED, OK, Rendered, cursor_text, json_reply, tombstone, with_cursor
+
+_encode = msgspec.json.encode
+_COUNTED = {"ack": b"acked", "nack": b"nacked", "extend": b"extended", "term": b"termed"}
+
+
+# -- handed out --------------------------------------------------------------------------------------------
+
+
+def claimed(result: con.Claimed, total_ms: float, *, headers_only: bool = False) -> Rendered:
+    jobs = render_jobs(result, headers_only=headers_only)
+    named = result.consumer
+    body = b"".join(
+        (
+            b'{"topic":"%b",' % result.topic.encode(),  # a name that exists needs no escapes
+            b'"consumer":"%b",' % named.encode() if named else b"",
+            b'"claimed":[',
+            b",".join(jobs),
+            b'],"count":%d,"ready":%d,' % (len(jobs), result.ready),
+            b'"tombstone":%b,' % tombstone(result.tombstone) if named else b"",
+            b'"performance":{"server_total_ms":%.3f}}' % total_ms,
+        )
+    )
+    return OK, wire.JSON, b"", body
+
+
+def render_jobs(result: con.Claimed, *, headers_only: bool = False, members: bytes = b"") -> list[bytes]:
+    """One JSON object a record. `members` go first into each of them: `"topic":"t",`."""
+    jobs: list[bytes] = []
+    leases = zip(result.lease_ids, result.deadlines, result.deliveries)
+    for (buffer, start), (lease_id, deadline, deliveries) in zip(_frames(result.page), leases):
+        _, _, flags, _, seq, ts, node_len, tag_len, data_len = HEADER.unpack_from(buffer, start)
+        tag_at = start + HEADER_BYTES + node_len
+        # Who needs no ack has no lease.
+        lease = b'"lease_id":"lease_%x","deadline":%d,' % (lease_id, deadline) if lease_id else b""
+        tag = _tag(buffer[tag_at : tag_at + tag_len]) if flags & HAS_TAG else b""
+        data_at = tag_at + tag_len
+        data_end = data_at + data_len
+        if headers_only or flags & RAW:
+            extensions = read_extensions(buffer, start) if flags & HAS_EXT else {}
+            content = _rare(buffer[data_at:data_end], extensions, raw=bool(flags & RAW), bare=headers_only)
+        elif flags & HAS_EXT and buffer[data_end] == EXT_META:  # it is the first extension, if it is there
+            split = data_end - int.from_bytes(buffer[data_end + 3 : data_end + 7], "little")
+            content = b'"data":%b,"meta":%b' % (buffer[data_at:split], buffer[split:data_end])
+        else:
+            content = b'"data":' + buffer[data_at:data_end]
+        jobs.append(
+            b'{%b"$seq":%d,%b"$ts":%d,%b"deliveries":%d,%b}'
+            % (members, seq, lease, ts, tag, deliveries, content)
+        )
+    return jobs
+
+
+def _frames(page: Page) -> Iterable[tuple[bytes, int]]:
+    """Where each record's frame lies."""
+    starts = _plain(page.starts)
+    if page.which is None:
+        frames = page.frames[0] if page.frames else b""
+        return [(frames, start) for start in starts]
+    return [(page.frames[which], start) for which, start in zip(_plain(page.which), starts)]
+
+
+def _plain(column: Column) -> Sequence[int]:
+    """Numbers of Python: those of numpy cost more, one by one."""
+    return column.tolist() if isinstance(column, np.ndarray) else column
+
+
+def _tag(tag: bytes) -> bytes:
+    return b'"$tag":%b,' % _encode(tag.decode("utf-8", "replace"))
+
+
+def _rare(payload: bytes, extensions: dict[int, bytes], *, raw: bool, bare: bool) -> bytes:
+    """Of a raw record, or of one whose data is not wanted."""
+    if bare:
+        size = _length(extensions, EXT_SIZE) or len(payload)
+        meta_len = 0 if raw else _length(extensions, EXT_META)
+        return b'"bytes":%d' % size + (b',"meta":' + payload[-meta_len:] if meta_len else b"")
+    header_len = _length(extensions, EXT_HEADERS)
+    headers = b',"headers":"%b"' % b64encode(payload[:header_len]) if header_len else b""
+    return b'"$encoding":"base64","data":"%b"%b' % (b64encode(payload[header_len:]), headers)
+
+
+def _length(extensions: dict[int, bytes], which: int) -> int:
+    return int.from_bytes(extensions.get(which, b""), "little")
+
+
+# -- settled -----------------------------------------------------------------------------------------------
+
+
+def settled(result: con.Settled, total_ms: float, sync_ms: float) -> Rendered:
+    if result.kind == "extend":
+        pairs = b",".join([b'"%d":%d' % pair for pair in result.deadlines.items()])
+        rest = b'"deadlines":{%b}' % pairs
+    else:
+        rest = b'"ready":%d,"in_flight":%d' % (result.ready, result.in_flight)
+    body = b'{"topic":"%b",%b"%b":%d,"skipped":%b,%b,"performance":{"server_total_ms":%.3f%b}}' % (
+        result.topic.encode(),
+        b'"consumer":"%b",' % result.consumer.encode() if result.consumer else b"",
+        _COUNTED[result.kind],
+        result.count,
+        _encode(result.skipped) if result.skipped else b"[]",
+        rest,
+        total_ms,
+        b',"fsync_ms":%.3f' % sync_ms if sync_ms > 0 else b"",
+    )
+    return OK, wire.JSON, b"", body
+
+
+# -- named consumers ---------------------------------------------------------------------------------------
+
+
+def about_consumers(result: object, op: int, page_size: int, total_ms: float) -> Rendered:
+    match result:
+        case con.ConsumerState() if op == wire.PUT_CONSUMER:
+            return consumer_put(result, total_ms)
+        case con.ConsumerState():
+            return json_reply(consumer_body(result), total_ms)
+        case con.ConsumerList():
+            return consumer_list(result, page_size, total_ms)
+        case con.ConsumerDropped():
+            return consumer_dropped(result, total_ms)
+        case con.ConsumerReset():
+            return consumer_reset(result, total_ms)
+    raise AssertionError(f"a result without a rendering: {type(result)}")
+
+
+def consumer_put(state: con.ConsumerState, total_ms: float) -> Rendered:
+    body = consumer_body(state) | {"created": state.created}
+    return json_reply(body, total_ms, CREATED if state.created else OK)
+
+
+def consumer_list(result: con.ConsumerList, page_size: int, total_ms: float) -> Rendered:
+    rows = result.consumers[:page_size]
+    last = rows[-1].consumer.encode() if len(result.consumers) > page_size else None
+    body: dict[str, object] = {"topic": result.topic, "consumers": [consumer_body(row) for row in rows]}
+    return json_reply(with_cursor(body, cursor_text(last)), total_ms)
+
+
+def consumer_dropped(result: con.ConsumerDropped, total_ms: float) -> Rendered:
+    body: dict[str, object] = {
+        "topic": result.topic,
+        "consumer": result.consumer,
+        "deleted": result.deleted,
+    }
+    return json_reply(body, total_ms)
+
+
+def consumer_reset(result: con.ConsumerReset, total_ms: float) -> Rendered:
+    body: dict[str, object] = {
+        "topic": result.state.topic,
+        "consumer": result.state.consumer,
+        "dry_run": result.dry_run,
+        "from_seq": result.from_seq,
+        "to_seq": result.to_seq,
+        "redelivers": result.redelivers,
+        "skips": result.skips,
+    }
+    return json_reply(body, total_ms)
+
+
+def consumer_body(state: con.ConsumerState) -> dict[str, object]:
+    return {
+        "topic": state.topic,
+        "consumer": state.consumer,
+        "config": config_body(state.config),
+        "created_ts": state.created_ts,
+        "next_seq": state.cursor,
+        "ack_floor": state.ack_floor,
+        "delivered": state.delivered,
+        "redelivered": state.redelivered,
+        "acked": state.acked,
+        "ack_pending": state.ack_pending,
+        "in_flight": state.in_flight,
+        "dead_lettered": state.dead_lettered,
+        "given_up": state.given_up,
+        "waiting": state.waiting,
+        "lag_records": state.lag_records,
+        "lag_ms": state.lag_ms,
+        "last_activity_ts": state.last_activity_ts,
+        "paused": state.paused,
+        "paused_until_ts": state.paused_until_ts or None if state.paused else None,
+        "stalled": state.stalled,
+        "tombstone": state.tombstone,
+    }
+
+
+def config_body(config: ConsumerConfig) -> dict[str, object]:
+    starts = config.deliver in ("from_seq", "from_ts")
+    return {
+        "ack": config.ack,
+        "ack_wait_ms": config.ack_wait_ms,
+        "max_deliver": config.max_deliver,
+        "backoff_ms": config.backoff_ms,
+        "filter": [("tag", op, value) for op, value in config.filter] or None,
+        "deliver": {config.deliver: config.deliver_value} if starts else config.deliver,
+        "max_ack_pending": config.max_ack_pending,
+        "max_waiting": config.max_waiting,
+        "headers_only": config.headers_only,
+        "dead_letter": config.dead_letter,
+        "inactive_ttl_ms": config.inactive_ttl_ms,
+        "replay": config.replay,
+    }

@@ -1,0 +1,322 @@
+"""Writes with large bodies: read in slices between the turns, one body at a time, so that other topics do not wait for them.
+
+A body is cut between its records into groups, which are decoded one after the other. All that is beside the records has a bound of its own.
+The body is valid JSON exactly if each group is, and what is beside them with an empty list in their place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from topics.api import limits
+from topics.api.errors import InvalidRequest, RecordTooLarge, TopicsError
+from topics.api.requests import RecordBody, RecordsBody
+from topics.engine.commands import topics as cmd
+from topics.engine.commands import transactions as txc
+from topics.link import wire
+from topics.protocols.http.bodies import TOO_DEEP, BodyType
+from topics.protocols.http.count_bound import too_many_records
+from topics.protocols.http.json_text import Scan
+from topics.protocols.http.unknown_fields import PATHS_MAX
+from workers.codec.requests import MIXED, check_count, read_records
+
+LARGE_BYTES = 1 << 20
+SLICE_BYTES = 128 * 1024  # takes 2 ms
+BESIDE_BYTES_MAX = 1 << 20  # of a body, beside its records
+RECORD_TEXT_MAX = (
+    8 << 20
+)  # bytes of one record as it is sent: an escape may take six times what it stands for
+RECORD_LEAST_MAX = (
+    2 << 20
+)  # without blanks and escapes; with room for base64, and for fields that are ignored
+NESTING_MAX = 4096  # more than can be decoded
+OPS = frozenset((wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW, wire.TXN_STAGE))
+
+_KEY = re.compile(rb'"records"[ \t\r\n]*:[ \t\r\n]*\[')
+_KEY_BYTES_MAX = 256  # of a key and its blanks that two slices share
+_PLACE = re.compile(r"(\[|record |byte )(\d+)")  # in messages about a group
+_BEFORE, _AFTER = b'{"records":[', b"]}"
+_PLACEHOLDER = b'{"data":0}'
+_COLUMNS: tuple[tuple[str, int | None], ...] = (
+    ("tags", None),
+    ("nodes", None),
+    ("meta_lens", 0),
+    ("ttls_ms", 0),
+)
+
+_records = BodyType(RecordsBody)
+_lines = BodyType(RecordBody, lines=True)
+
+Read: TypeAlias = tuple[cmd.Command, Any]
+Steps: TypeAlias = Generator[None, None, Read]
+
+
+class TooMuchBeside(TopicsError):
+    code = "payload_too_large"
+
+
+# -- cutting -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Group:
+    """Some records of a body: its bytes from `start` to `end`, without the commas around them."""
+
+    start: int
+    end: int
+    first: int  # number of its first record
+    count: int
+
+
+class Cutting:
+    """Cuts a JSON body at the commas between its records."""
+
+    def __init__(self, body: wire.Buffer) -> None:
+        self.groups: list[Group] = []
+        self._body = memoryview(body)
+        self._scan = Scan(body, SLICE_BYTES)
+        self._in_records = False
+        self._start = 0  # of the group, or of what is beside the records
+        self._first = 0  # record of the group
+        self._least = 0  # bytes of a record that goes on over slices
+        self._beside: list[bytes] = []
+        self._tail = b""  # of the slice before
+
+    @property
+    def rest(self) -> bytes:
+        """The body with one record in place of all."""
+        return b"".join(self._beside)
+
+    def steps(self) -> Generator[None]:
+        while self._scan.next():
+            if self._scan.depths.max() > NESTING_MAX:
+                raise InvalidRequest(TOO_DEEP)
+            self._look()
+            yield
+        if not self._in_records:
+            self._add_beside(self._scan.end)
+
+    def _look(self) -> None:
+        scan, at = self._scan, 0
+        closing = np.sort(np.concatenate((scan.places(ord("]"), 1), scan.places(ord("}"), 1))))
+        commas = scan.places(ord(","), 2)
+        while True:
+            if not self._in_records:
+                at = self._find_records(at)
+                if at < 0:
+                    break
+            ends = closing[np.searchsorted(closing, at) :]
+            end = int(ends[0]) if len(ends) else len(scan.text)
+            cuts = commas[np.searchsorted(commas, at) : np.searchsorted(commas, end)]
+            if len(cuts):
+                self._end_group(scan.at + int(cuts[-1]), len(cuts))
+                self._start += 1  # the comma
+            elif not len(ends):
+                self._least += scan.least_bytes
+            self._check_record()
+            if not len(ends):
+                break
+            self._end_records(scan.at + end)
+            at = end + 1
+        self._tail = scan.text[-_KEY_BYTES_MAX:]
+
+    def _find_records(self, at: int) -> int:
+        """Where the next list of records begins in the slice, behind its bracket; -1 if none does."""
+        scan, before = self._scan, len(self._tail)
+        for found in _KEY.finditer(self._tail + scan.text, max(0, at + before - _KEY_BYTES_MAX)):
+            place = found.end() - 1 - before
+            if place >= at and scan.depths[place] == 2 and scan.outside[place]:
+                self._add_beside(scan.at + place + 1)
+                if self.groups:
+                    raise InvalidRequest("the body has two lists of records")
+                self._in_records = True
+                return place + 1
+        self._check_beside(scan.end - self._start)
+        return -1
+
+    def _end_group(self, end: int, count: int) -> None:
+        self.groups.append(Group(self._start, end, self._first, count))
+        self._first += count
+        self._start, self._least = end, 0
+        if self._first >= limits.BATCH_RECORDS_MAX:
+            raise too_many_records()
+
+    def _check_record(self) -> None:
+        """Refuse a record that goes on for too long, before it is decoded."""
+        if self._scan.end - self._start > RECORD_TEXT_MAX or self._least > RECORD_LEAST_MAX:
+            raise record_too_large(self._first)
+
+    def _end_records(self, end: int) -> None:
+        is_empty = not self.groups and not bytes(self._body[self._start : end]).strip()
+        if not is_empty:
+            self.groups.append(Group(self._start, end, self._first, 1))
+            self._beside.append(_PLACEHOLDER)
+        self._start, self._in_records, self._least = end, False, 0
+
+    def _add_beside(self, end: int) -> None:
+        self._check_beside(end - self._start)
+        self._beside.append(bytes(self._body[self._start : end]))
+        self._start = end
+
+    def _check_beside(self, more: int) -> None:
+        if sum(map(len, self._beside)) + more > BESIDE_BYTES_MAX:
+            raise TooMuchBeside(
+                f"a body has at most {BESIDE_BYTES_MAX} bytes beside its records", max=BESIDE_BYTES_MAX
+            )
+
+
+class LineCutting:
+    """Cuts a body at the ends of its lines."""
+
+    rest = _PLACEHOLDER
+
+    def __init__(self, body: wire.Buffer) -> None:
+        self.groups: list[Group] = []
+        self._scan = Scan(body, SLICE_BYTES)
+
+    def steps(self) -> Generator[None]:
+        scan, start, lines, least = self._scan, 0, 0, 0
+        while scan.next():
+            cut = scan.text.rfind(b"\n") + 1
+            if cut:
+                lines, least = lines + scan.text.count(b"\n"), 0
+                self.groups.append(Group(start, scan.at + cut, 0, 0))
+                start = scan.at + cut
+            else:
+                least += scan.least_bytes
+            # So many are too many even if half of them are blank.
+            if lines > 2 * limits.BATCH_RECORDS_MAX:
+                raise too_many_records()
+            if scan.end - start > RECORD_TEXT_MAX or least > RECORD_LEAST_MAX:
+                raise record_too_large(lines)
+            yield
+        self.groups.append(Group(start, scan.end, 0, 0))
+
+
+def record_too_large(number: int) -> RecordTooLarge:
+    most = limits.RECORD_BYTES_MAX
+    return RecordTooLarge(f"record {number} is too large; at most {most} bytes are allowed")
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def read_large(request: wire.Request, traceparent: str, read_rest: Callable[[], Read]) -> Steps:
+    """Read a body in steps. `read_rest` reads the request as it is without its records."""
+    body = memoryview(request.body)
+    is_lines = request.op == wire.WRITE_LINES
+    cutting = LineCutting(body) if is_lines else Cutting(body)
+    yield from cutting.steps()
+    request.body = cutting.rest
+    command, options = read_rest()
+    assert isinstance(command, cmd.Append | txc.StageChunk)
+    nodes = command.records.nodes
+    node = nodes[0].decode() if nodes is not None and nodes[0] is not None else None
+    records = cmd.Records([])
+    ignored = dict.fromkeys(request.ignored if request.flags & wire.IGNORED else ())
+    for group in cutting.groups:
+        yield
+        group.first = len(records.payloads)
+        text = bytes(body[group.start : group.end])
+        try:
+            rows, unknown = _read_group(request, text, is_lines=is_lines)
+            if not is_lines and len(rows) != group.count:
+                raise InvalidRequest(
+                    f"the body does not fit: JSON is malformed: a comma too many (byte {len(text)})"
+                )
+            if rows:
+                _add(records, read_records(rows, text, node, traceparent))
+        except (InvalidRequest, RecordTooLarge) as error:
+            raise type(error)(_moved(str(error), group)) from None
+        ignored |= dict.fromkeys(unknown)
+        if len(records.payloads) > limits.BATCH_RECORDS_MAX:
+            raise too_many_records()
+    check_count(len(records.payloads))
+    if ignored:
+        request.flags |= wire.IGNORED
+        request.ignored = list(ignored)[:PATHS_MAX]
+    command.records = records
+    return command, options
+
+
+def read_large_record(body: wire.Buffer, read: Callable[[], Read]) -> Steps:
+    """Read a body that is one record, after a look at how large that is."""
+    scan, least = Scan(body, SLICE_BYTES), 0
+    while scan.next():
+        least += scan.least_bytes
+        if scan.end > RECORD_TEXT_MAX or least > RECORD_LEAST_MAX:
+            raise record_too_large(0)
+        yield
+    return read()
+
+
+def _read_group(request: wire.Request, text: bytes, *, is_lines: bool) -> tuple[list[RecordBody], list[str]]:
+    is_strict = bool(request.flags & wire.STRICT)
+    if is_lines:
+        return _lines.read(text, is_strict=is_strict)
+    body, unknown = _records.read(_BEFORE + text + _AFTER, is_strict=is_strict)
+    return body.records, unknown
+
+
+def _moved(message: str, group: Group) -> str:
+    """Messages about a group count from where it begins."""
+    by = {"[": group.first, "record ": group.first, "byte ": group.start - len(_BEFORE)}
+    return _PLACE.sub(lambda found: f"{found[1]}{int(found[2]) + by[found[1]]}", message, count=1)
+
+
+def _add(records: cmd.Records, more: cmd.Records) -> None:
+    had, added = len(records.payloads), len(more.payloads)
+    if had and records.raw != more.raw:
+        raise InvalidRequest(MIXED)
+    records.raw = more.raw
+    if records.sizes is not None or more.sizes is not None:
+        records.sizes = _sizes(records) + _sizes(more)
+    for name, nothing in _COLUMNS:
+        column, tail = getattr(records, name), getattr(more, name)
+        if column is not None or tail is not None:
+            setattr(records, name, (column or [nothing] * had) + (tail or [nothing] * added))
+    records.payloads += more.payloads
+
+
+def _sizes(records: cmd.Records) -> list[int]:
+    return records.sizes if records.sizes is not None else list(map(len, records.payloads))
+
+
+# -- the line ----------------------------------------------------------------------------------------------
+
+
+class LargeBodies:
+    """Large bodies that wait to be read, in order, one at a time. Their bytes are bounded by the credits of the fronts."""
+
+    def __init__(self) -> None:
+        self.line: deque[tuple[bytes, wire.Request]] = deque()  # with the peer that sent it
+        self._steps: Steps | None = None  # of the first
+        self._read: Read | None = None
+
+    def add(self, peer: bytes, request: wire.Request) -> None:
+        self.line.append((peer, request))
+
+    def step(self, begin: Callable[[wire.Request], Steps]) -> Read | None:
+        """Go on with the first. Returns what it asks for once it has been read; it leaves the line by itself only if it is refused."""
+        if self._read is not None:
+            return self._read
+        try:
+            if self._steps is None:
+                self._steps = begin(self.line[0][1])
+            next(self._steps)
+        except StopIteration as end:
+            self._read = cast(Read, end.value)
+        except BaseException:
+            self.leave()
+            raise
+        return self._read
+
+    def leave(self) -> None:
+        self.line.popleft()
+        self._steps = self._read = None

@@ -1,0 +1,473 @@
+"""From a request's bytes to a command: everything that needs the body is read and checked here.
+
+The order of checks is the contract's: JSON, then who may create with a config, then counts, then each record. What
+depends on the topic's state is the engine's to decide.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable
+
+import msgspec
+
+from topics.api import limits
+from topics.api.config import TopicConfig
+from topics.api.errors import BatchTooLarge, Forbidden, InvalidRequest, RecordTooLarge
+from topics.api.requests import (
+    U64_MAX,
+    BareWrite,
+    ConfigBody,
+    DeleteBody,
+    DiffBody,
+    Predicate,
+    PublishBody,
+    RecordBody,
+    WriteBody,
+)
+from topics.api.traces import META_KEY
+from topics.engine.commands import topics as cmd
+from topics.engine.core.subjects import TagMatch
+from topics.link import wire
+from topics.link.watch import WatchRead
+from topics.protocols.http.bodies import (
+    TOO_DEEP,
+    BodyType,
+    check_u64,
+    checked,
+    decode,
+    node_names,
+    read_body,
+)
+from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, has_lines, too_many_records
+from topics.protocols.http.json_text import compact_size
+
+TAG_BYTES_MAX = 256
+META_BYTES_MAX = 16 * limits.KIB
+META_KEYS_BYTES = 5 * limits.META_KEYS_MAX  # an object with more keys than that is longer: `"":0,` each
+DELETE_SEQS_MAX = 10_000
+TTL_MS_MAX = 1 << 53  # of one record; an expiry later than that is no expiry
+LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
+CLAIM_JITTER_MS_MAX = 5_000
+MIXED = "a write has data_base64 in all of its records, without data and meta, or in none"
+
+_write = BodyType(WriteBody)
+_publish = BodyType(PublishBody)
+_bare = msgspec.json.Decoder(BareWrite)
+_lines = BodyType(RecordBody, lines=True)
+_value = msgspec.json.Decoder(msgspec.Raw)
+_diff = BodyType(DiffBody)
+_delete = BodyType(DeleteBody)
+_config = BodyType(ConfigBody)
+_watch_read = msgspec.msgpack.Decoder(WatchRead).decode
+_meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NO_META = (b"", b"null")
+_JSON_BLANKS = b" \t\n\r"
+
+
+# -- writes ------------------------------------------------------------------------------------------------
+
+
+def read_write(
+    topic: str, request: wire.Request, args: wire.Args, is_known: Callable[[str], bool]
+) -> cmd.Append:
+    bound_records(request)
+    is_publish = request.flags & wire.PUBLISH
+    bare = None if is_publish else _read_bare(request.body, args.traceparent)
+    if bare is not None:
+        key = args.idempotency_key
+        plain = cmd.Append(topic, bare, _checked_key(key) if key is not None else None)
+        if request.flags & wire.WITH_EPOCH:
+            plain.include_epoch = True
+        return plain
+    body: WriteBody = read_body(_publish if is_publish else _write, request)
+    if (
+        body.config is not None
+        and request.flags & wire.NO_ADMIN
+        and _may_create(body)
+        and not is_known(topic)
+    ):
+        raise Forbidden("creating a topic with a config needs the scope admin")
+    config = None
+    if body.config is not None:
+        config = topic_config(body.config)
+        check_dead_letter(config, args)
+    key = body.idempotency_key if body.idempotency_key is not None else args.idempotency_key
+    check_count(len(body.records))
+    encoded = _checked_key(key) if key is not None else None
+    command = cmd.Append(topic, _NO_RECORDS, encoded, body.create, config)
+    # Asked above for the order of checks, and decided by the engine: the topic may be dropped in between.
+    command.may_configure = not request.flags & wire.NO_ADMIN
+    command.include_epoch = body.include_epoch or bool(request.flags & wire.WITH_EPOCH)
+    if body.if_last_seq is not None or body.if_tag_last_seq is not None:
+        _set_conditions(command, body)
+    command.records = read_records(body.records, request.body, body.node, args.traceparent)
+    return command
+
+
+def _may_create(body: WriteBody) -> bool:
+    if body.create is not None:
+        return body.create
+    return body.config is None or body.config.auto_create
+
+
+_NO_RECORDS = cmd.Records([])
+
+
+def _read_bare(body: wire.Buffer, traceparent: str) -> cmd.Records | None:
+    """The records of a body that has nothing but their data; None when there is more to it, or something wrong."""
+    text = checked(body)
+    try:
+        rows = _bare.decode(text).records
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    check_count(len(rows))
+    return _json_records([bytes(row.data) for row in rows], [], text, traceparent)
+
+
+def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
+    """One record a line. What a JSON body says beside its records comes in the query and in headers."""
+    body = request.body
+    # So many lines are too many even if half of them are blank.
+    if RECORD_LINES.is_passed(body) or has_lines(body, 2 * limits.BATCH_RECORDS_MAX):
+        raise too_many_records()
+    rows: list[RecordBody] = read_body(_lines, request)
+    check_count(len(rows))
+    key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
+    records = read_records(rows, request.body, args.node, args.traceparent)
+    command = cmd.Append(topic, records, key, args.create)
+    command.include_epoch = bool(request.flags & wire.WITH_EPOCH)
+    return command
+
+
+def read_raw(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
+    """One record, whose data is the whole body. All else comes in the query and in headers."""
+    body = bytes(request.body)
+    data = _body_as_json(body, must_parse=bool(request.flags & wire.MUST_PARSE))
+    key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
+    if data is None:
+        records = _bytes_records([body])
+    else:
+        records = _json_records([data], [], data, args.traceparent)
+    if args.tag is not None:
+        records.tags = [args.tag.encode()]
+        _check_lengths("tag", records.tags, TAG_BYTES_MAX)
+    if args.node is not None:
+        records.nodes = [args.node.encode()]
+        _check_lengths("node", records.nodes, limits.NODE_BYTES_MAX)
+    command = cmd.Append(topic, records, key, args.create)
+    command.include_epoch = bool(request.flags & wire.WITH_EPOCH)
+    return command
+
+
+def _body_as_json(body: bytes, *, must_parse: bool) -> bytes | None:
+    """JSON text of a body: as it is if it is an object or an array, else as a string; None if it is not text.
+
+    One that must parse may be any JSON value.
+    """
+    if must_parse:
+        return bytes(decode(_value.decode, body))
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    if body.lstrip(_JSON_BLANKS)[:1] in (b"{", b"["):
+        try:
+            return bytes(_value.decode(body))
+        except (msgspec.DecodeError, RecursionError):
+            pass  # it only looks like JSON
+    return msgspec.json.encode(text)
+
+
+def check_count(count: int) -> None:
+    if not count:
+        raise InvalidRequest("a write needs at least one record in records")
+    if count > limits.BATCH_RECORDS_MAX:
+        raise too_many_records(count)
+
+
+def bound_records(request: wire.Request) -> None:
+    """Refuse a body with too many records before it is decoded, or copied."""
+    if RECORDS.is_passed(request.body):
+        raise too_many_records()
+    request.body = checked(request.body)
+
+
+def _checked_key(key: str) -> bytes:
+    encoded = key.encode()
+    if not 0 < len(encoded) <= limits.KEY_BYTES_MAX:
+        raise InvalidRequest(f"an idempotency key has 1 to {limits.KEY_BYTES_MAX} bytes")
+    return encoded
+
+
+def _set_conditions(command: cmd.Append, body: WriteBody) -> None:
+    wanted = body.if_tag_last_seq
+    check_u64(if_last_seq=body.if_last_seq, if_tag_last_seq=wanted.seq if wanted is not None else None)
+    command.if_last_seq = body.if_last_seq
+    if wanted is not None:
+        command.if_tag_last_seq = (wanted.tag.encode(), wanted.seq)
+
+
+def read_records(
+    rows: list[RecordBody], body: wire.Buffer, node: str | None, traceparent: str = ""
+) -> cmd.Records:
+    """Records as columns. A column that no record fills stays None, which keeps the common case short."""
+    count = len(rows)
+    if [row.data_base64 for row in rows].count(None) < count:
+        records = _base64_records(rows)
+    else:
+        payloads = [bytes(row.data) for row in rows]
+        if not all(payloads):
+            raise InvalidRequest(f"record {payloads.index(b'')} has no data")
+        metas = [bytes(row.meta) for row in rows]
+        records = _json_records(payloads, metas if any(metas) else [], checked(body), traceparent)
+    tags = [row.tag for row in rows]
+    if tags.count(None) < count:
+        records.tags = [tag.encode() if tag is not None else None for tag in tags]
+        _check_lengths("tag", records.tags, TAG_BYTES_MAX)
+    nodes = [row.node for row in rows]
+    if node is not None or nodes.count(None) < count:
+        nodes = [name if name is not None else node for name in nodes]
+        records.nodes = [name.encode() if name is not None else None for name in nodes]
+        _check_lengths("node", records.nodes, limits.NODE_BYTES_MAX)
+    ttls_ms = [row.ttl_ms for row in rows]
+    if any(ttls_ms):
+        if max(ttls_ms) > U64_MAX:
+            raise InvalidRequest("ttl_ms is beyond 64 bits")
+        records.ttls_ms = [min(ttl_ms, TTL_MS_MAX) for ttl_ms in ttls_ms]
+    return records
+
+
+def _json_records(payloads: list[bytes], metas: list[bytes], text: bytes, traceparent: str) -> cmd.Records:
+    records = cmd.Records(payloads)
+    _tidy(records, text)
+    if metas or traceparent:
+        _add_meta(records, metas or [b""] * len(payloads), traceparent)
+    _check_sizes(records.sizes if records.sizes is not None else [len(p) for p in records.payloads])
+    return records
+
+
+def _check_sizes(sizes: list[int]) -> None:
+    largest = max(sizes)
+    if largest > limits.RECORD_BYTES_MAX:
+        raise RecordTooLarge(
+            f"record {sizes.index(largest)} has {largest} bytes; at most {limits.RECORD_BYTES_MAX} are allowed"
+        )
+
+
+def _check_lengths(field: str, names: list[bytes | None], bytes_max: int) -> None:
+    for i, name in enumerate(names):
+        if name is not None and len(name) > bytes_max:
+            raise InvalidRequest(f"the {field} of record {i} is longer than {bytes_max} bytes")
+
+
+def _tidy(records: cmd.Records, text: bytes) -> None:
+    """Put every payload on one line, and account for what its compact form would take.
+
+    Most bodies are compact as they come, which one look at the whole body tells.
+    """
+    escaped = b"\\" in text
+    if not escaped and (b" " not in text and b"\n" not in text and b"\t" not in text and b"\r" not in text):
+        return
+    payloads = records.payloads
+    if b"\n" in text or b"\r" in text:
+        # A JSON string holds no raw line break, so these lie between tokens.
+        payloads = records.payloads = [
+            payload.replace(b"\n", b" ").replace(b"\r", b" ") for payload in payloads
+        ]
+    sizes = [_compact_size(payload, escaped) for payload in payloads]
+    if any(size != len(payload) for size, payload in zip(sizes, payloads)):
+        records.sizes = sizes
+
+
+def _compact_size(text: bytes, escaped: bool) -> int:
+    try:
+        return compact_size(text, escaped)
+    except RecursionError:
+        raise InvalidRequest(TOO_DEEP) from None
+
+
+def _add_meta(records: cmd.Records, metas: list[bytes], traceparent: str) -> None:
+    metas = [b"" if meta == b"null" else meta for meta in metas]
+    sizes = list(records.sizes) if records.sizes is not None else list(map(len, records.payloads))
+    plain = _check_metas(metas, sizes) and records.sizes is None
+    if traceparent:
+        _add_trace(metas, sizes, traceparent)
+    records.payloads = [data + meta for data, meta in zip(records.payloads, metas)]
+    records.meta_lens = [len(meta) for meta in metas]
+    records.sizes = None if plain else sizes
+
+
+def _check_metas(metas: list[bytes], sizes: list[int]) -> bool:
+    """Tidy them, and add what each takes; returns whether all are as short as they can be."""
+    plain = True
+    for i, meta in enumerate(metas):
+        if not meta:
+            continue
+        if b"\n" in meta or b"\r" in meta:
+            meta = metas[i] = meta.replace(b"\n", b" ").replace(b"\r", b" ")
+        size = _compact_size(meta, True)
+        if size > META_BYTES_MAX:
+            raise InvalidRequest(
+                f"the meta of record {i} has {size} bytes; at most {META_BYTES_MAX} are allowed"
+            )
+        if (
+            len(meta) > META_KEYS_BYTES
+            and meta.lstrip()[:1] == b"{"
+            and len(decode(_meta.decode, meta)) > limits.META_KEYS_MAX
+        ):
+            raise InvalidRequest(f"the meta of record {i} has more than {limits.META_KEYS_MAX} keys")
+        sizes[i] += size
+        plain = plain and size == len(meta)
+    return plain
+
+
+def _add_trace(metas: list[bytes], sizes: list[int], traceparent: str) -> None:
+    """One more key in each meta: not in one that has it, is no object or has no room. A trace makes no write fail."""
+    member = b'"%b":"%b"' % (META_KEY.encode(), traceparent.encode())
+    alone = b"{%b}" % member
+    for i, meta in enumerate(metas):
+        if sizes[i] + len(alone) > limits.RECORD_BYTES_MAX:
+            continue
+        if not meta:
+            metas[i] = alone
+            sizes[i] += len(alone)
+            continue
+        known = _members(meta)
+        if known is None or META_KEY in known or len(known) >= limits.META_KEYS_MAX:
+            continue
+        added = b"," + member if known else member
+        text = meta.rstrip()[:-1] + added + b"}"
+        if len(text) <= META_BYTES_MAX:
+            metas[i] = text
+            sizes[i] += len(added)
+
+
+def _members(meta: bytes) -> dict[str, msgspec.Raw] | None:
+    return decode(_meta.decode, meta) if meta.lstrip()[:1] == b"{" else None
+
+
+def _base64_records(rows: list[RecordBody]) -> cmd.Records:
+    payloads: list[bytes] = []
+    for i, row in enumerate(rows):
+        if row.data_base64 is None or bytes(row.data) or bytes(row.meta) not in _NO_META:
+            raise InvalidRequest(MIXED)
+        try:
+            payloads.append(binascii.a2b_base64(row.data_base64, strict_mode=True))
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequest(f"data_base64 of record {i} is not base64: {error}") from None
+    return _bytes_records(payloads)
+
+
+def _bytes_records(payloads: list[bytes]) -> cmd.Records:
+    _check_sizes([len(payload) for payload in payloads])
+    return cmd.Records(payloads, raw=True)
+
+
+# -- reads and deletes -------------------------------------------------------------------------------------
+
+
+def read_diff(topic: str, request: wire.Request) -> tuple[cmd.Diff, DiffBody]:
+    body: DiffBody = read_body(_diff, request) if len(request.body) else DiffBody()
+    check_u64(from_seq=body.from_seq, max_batch_bytes=body.max_batch_bytes, from_ts=body.from_ts)
+    frames = request.op == wire.DIFF_FRAMES
+    names = node_names(body.node)
+    command = cmd.Diff(
+        topic,
+        body.from_seq,
+        body.limit,
+        tuple(name.encode() for name in names),
+        min(body.max_batch_bytes, limits.DIFF_BYTES_MAX),
+        min(body.wait_ms, limits.DIFF_WAIT_MS_MAX),
+    )
+    if body.tag is not None:
+        command.match = tag_match(body.tag, subjects=True)
+    command.from_ts = body.from_ts
+    command.frames = frames
+    command.epoch = body.epoch
+    command.include_epoch = body.include_epoch or body.epoch is not None
+    return command, body
+
+
+def read_watch(request: wire.Request) -> WatchRead:
+    try:
+        return _watch_read(request.body)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"a read for a watcher cannot be understood: {error}") from None
+
+
+def watch_command(topic: str, wish: WatchRead) -> cmd.Diff:
+    options = wish.options
+    nodes = tuple(node.encode() for node in options.nodes)
+    command = cmd.Diff(topic, wish.from_seq, options.limit, nodes, options.max_bytes, synced=options.strong)
+    command.epoch, command.include_epoch = wish.epoch, True
+    return command
+
+
+def read_delete(topic: str, request: wire.Request) -> cmd.Delete:
+    body: DeleteBody = read_body(_delete, request)
+    check_u64(before_seq=body.before_seq, keep=body.keep)
+    if body.seqs is not None and len(body.seqs) > DELETE_SEQS_MAX:
+        raise BatchTooLarge(
+            f"{len(body.seqs)} seqs in one delete; send at most {DELETE_SEQS_MAX}",
+            seqs=len(body.seqs),
+            max=DELETE_SEQS_MAX,
+        )
+    if body.seqs and max(body.seqs) > U64_MAX:
+        raise InvalidRequest("seqs is beyond 64 bits")
+    match = tag_match(body.match, subjects=False) if body.match is not None else None
+    subject = make_match("Subject", body.subject) if body.subject is not None else None
+    return cmd.Delete(topic, body.before_seq, match, body.seqs, body.keep, body.erase, subject)
+
+
+def tag_match(predicate: Predicate, *, subjects: bool) -> TagMatch:
+    """A predicate as it is written: a bare string, or `["tag", op, value]`."""
+    if isinstance(predicate, str):
+        return TagMatch("Glob" if predicate.endswith("*") else "Eq", predicate.encode())
+    ops = ("Eq", "Glob", "Subject") if subjects else ("Eq", "Glob")
+    if len(predicate) != 3 or predicate[0] != "tag" or predicate[1] not in ops:
+        raise InvalidRequest(f'a predicate is a string or ["tag", op, value] with op one of {", ".join(ops)}')
+    return make_match(predicate[1], predicate[2])
+
+
+def make_match(op: str, value: str) -> TagMatch:
+    try:
+        return TagMatch(op, value.encode())  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+def read_config(request: wire.Request, args: wire.Args) -> TopicConfig:
+    body: ConfigBody = read_body(_config, request) if len(request.body) else ConfigBody()
+    config = topic_config(body)
+    check_dead_letter(config, args)
+    return config
+
+
+def topic_config(body: ConfigBody) -> TopicConfig:
+    check_u64(
+        ttl_ms=body.ttl_ms,
+        cap_records=body.cap_records,
+        cap_bytes=body.cap_bytes,
+        idempotency_window_ms=body.idempotency_window_ms,
+        lease_ms=body.lease_ms,
+        claim_jitter_ms=body.claim_jitter_ms,
+        max_deliveries=body.max_deliveries,
+        cap_per_tag=body.cap_per_tag,
+        max_record_bytes=body.max_record_bytes,
+    )
+    fields = {name: getattr(body, name) for name in TopicConfig.__struct_fields__}
+    fields["durability"] = body.durability or ("fsync" if body.durable else "disk")
+    fields["lease_ms"] = min(max(body.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
+    fields["claim_jitter_ms"] = min(body.claim_jitter_ms, CLAIM_JITTER_MS_MAX)
+    return TopicConfig(**fields)
+
+
+def check_dead_letter(config: TopicConfig, args: wire.Args) -> None:
+    """A key may not point dead letters outside of its prefixes."""
+    target, prefixes = config.dead_letter, args.prefixes
+    if target is not None and prefixes is not None and not target.startswith(tuple(prefixes)):
+        raise Forbidden(f"this key may not use the topic {target!r}", topic=target)

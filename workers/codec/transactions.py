@@ -1,0 +1,105 @@
+"""Requests about sink transactions, from bytes to commands, and what the engine says of them as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from topics.api import limits
+from topics.api.errors import BatchTooLarge, InvalidRequest, TransactionNotFound
+from topics.api.requests import BeginBody, CommitPartsBody, StageBody
+from topics.engine.commands import topics as cmd
+from topics.engine.commands import transactions as txc
+from topics.link import wire
+from topics.protocols.http.bodies import BodyType, check_u64, read_body
+from topics.protocols.http.count_bound import CountBound
+from workers.codec.replies import OK, Rendered, json_reply
+from workers.codec.requests import bound_records, check_count, read_records
+
+ACCEPTED = 202
+_ID = re.compile(r"[0-9a-f]{16}")
+
+_begin = BodyType(BeginBody)
+_stage = BodyType(StageBody)
+_commit = BodyType(CommitPartsBody)
+_parts = CountBound("parts", limits.TXN_PARTS_MAX)
+
+Reader: TypeAlias = Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]
+
+
+def read_begin(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+    body: BeginBody = read_body(_begin, request)
+    check_u64(batch=body.batch, ttl_ms=body.ttl_ms)
+    _check_name("producer", body.producer, limits.KEY_BYTES_MAX)
+    return txc.BeginTransaction(topic, body.producer, body.batch, body.ttl_ms, body.create), None
+
+
+def read_stage(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+    bound_records(request)
+    body: StageBody = read_body(_stage, request)
+    txn = _txn_id(topic, args)
+    _check_name("part", body.part, limits.TXN_PART_BYTES_MAX)
+    check_count(len(body.records))
+    records = read_records(body.records, request.body, body.node)
+    return txc.StageChunk(topic, txn, body.part, body.chunk, records), None
+
+
+def read_commit(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+    if _parts.is_passed(request.body):
+        raise BatchTooLarge(
+            f"more than {_parts.most} parts in one commit", parts=_parts.most + 1, max=_parts.most
+        )
+    body: CommitPartsBody = read_body(_commit, request)
+    txn = _txn_id(topic, args)
+    for part in body.parts:
+        _check_name("part", part.part, limits.TXN_PART_BYTES_MAX)
+    parts = [(part.part, part.chunks, part.records) for part in body.parts]
+    return txc.CommitTransaction(topic, txn, parts, min(body.wait_ms, limits.DIFF_WAIT_MS_MAX)), None
+
+
+def read_abort(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
+    return txc.AbortTransaction(topic, _txn_id(topic, args)), None
+
+
+def _txn_id(topic: str, args: wire.Args) -> int:
+    if _ID.fullmatch(args.txn) is None:
+        raise TransactionNotFound(topic, args.txn[:64])
+    return int(args.txn, 16)
+
+
+def _check_name(field: str, name: str, bytes_max: int) -> None:
+    if not 0 < len(name.encode()) <= bytes_max:
+        raise InvalidRequest(f"{field} has 1 to {bytes_max} bytes")
+
+
+READERS: dict[int, Reader] = {
+    wire.TXN_BEGIN: read_begin,
+    wire.TXN_STAGE: read_stage,
+    wire.TXN_COMMIT: read_commit,
+    wire.TXN_ABORT: read_abort,
+}
+
+
+def render(op: int, result: object, total_ms: float) -> Rendered:
+    if isinstance(result, txc.ChunkStaged):
+        staged = {
+            "topic": result.topic,
+            "part": result.part,
+            "chunk": result.chunk,
+            "records": result.records,
+            "repeated": result.repeated,
+        }
+        return json_reply(staged, total_ms)
+    assert isinstance(result, txc.TransactionState)
+    body: dict[str, object] = {"topic": result.topic, "txn": f"{result.txn:016x}", "state": result.state}
+    if result.state != "aborted":
+        body["first_seq"] = result.first_seq or None
+        body["last_seq"] = result.last_seq or None
+        body["count"] = result.count
+    if result.state == "committing":
+        body["progress"] = round(result.progress, 4)
+    # Whoever asked for the commit is to ask again; to begin it again is answered all the same.
+    return json_reply(
+        body, total_ms, ACCEPTED if op == wire.TXN_COMMIT and result.state == "committing" else OK
+    )

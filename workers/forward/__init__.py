@@ -1,0 +1,1 @@
+"""Copies between topics and dead letters, across workers."""

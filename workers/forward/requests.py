@@ -1,0 +1,210 @@
+"""What clients ask about forwards, checked as far as that goes without the catalog, and how they are answered.
+
+Checks come in the contract's order: the body, the key's prefixes, then names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from topics.api.errors import Forbidden, InvalidRequest
+from topics.api.requests import ForwardBody
+from topics.engine.commands.forwards import Forward, TagOp, is_pattern, source_prefix
+from topics.engine.core.subjects import TagMatch, parse_pattern
+from topics.engine.shard.appends import NAME
+from topics.link import wire
+from topics.protocols.http.bodies import BodyType, read_body
+from workers.codec.consumer_requests import FILTERS_MAX
+from workers.codec.replies import CREATED, OK, Rendered, cursor_text, json_reply, with_cursor
+from workers.codec.requests import TAG_BYTES_MAX, make_match, tag_match
+from workers.forward.rules.book import matches
+
+FORWARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
+PATTERN_BYTES_MAX = 255
+_TOKEN = re.compile(r"[A-Za-z0-9_:-]+|\*|>")
+
+_body = BodyType(ForwardBody)
+
+
+@dataclass(slots=True)
+class Wish:
+    """A rule as it is asked for: without a uid, and in no state yet."""
+
+    forward: Forward
+    create_dest: bool
+    prefixes: tuple[str, ...] | None
+
+
+def read_wish(request: wire.Request, args: wire.Args) -> Wish:
+    body: ForwardBody = read_body(_body, request)
+    filters = _filters(body.filter)
+    prefixes = prefixes_of(args)
+    for topic, start in ((body.source, _start_of(body.source)), (body.dest, body.dest)):
+        if prefixes is not None and not start.startswith(prefixes):
+            raise Forbidden(f"this key may not use the topic {topic!r}", topic=topic)
+    _check_names(args.forward, body.source, body.dest)
+    forward = Forward(
+        0,
+        args.forward,
+        body.source,
+        body.dest,
+        body.preserve_node,
+        body.preserve_tag,
+        filters,
+        _is_list(body.filter),
+        body.allow_cycle,
+        body.guarantee,
+    )
+    return Wish(forward, body.create_dest, prefixes)
+
+
+def prefixes_of(args: wire.Args) -> tuple[str, ...] | None:
+    return tuple(args.prefixes) if args.prefixes is not None else None
+
+
+def _start_of(source: str) -> str:
+    """As `source_prefix`, of what may turn out to be no pattern: then nothing is known of its beginning."""
+    try:
+        return source_prefix(source)
+    except ValueError:
+        return ""
+
+
+# -- names -------------------------------------------------------------------------------------------------
+
+
+def _check_names(name: str, source: str, dest: str) -> None:
+    if FORWARD_NAME.match(name) is None:
+        raise InvalidRequest(
+            f"{name[:64]!r} is no name of a router: 1 to 255 letters, digits and any of . _ : > -, beginning with a letter or digit"
+        )
+    if is_pattern(source):
+        _check_pattern(source)
+    else:
+        _check_topic("source", source)
+    _check_topic("dest", dest)
+    if source == dest:
+        raise InvalidRequest("source and dest must differ")
+    if matches(source, dest):
+        raise InvalidRequest(
+            f"the pattern {source!r} matches its own dest {dest!r}: records would go in a circle"
+        )
+
+
+def _check_topic(field: str, name: str) -> None:
+    if NAME.match(name) is None:
+        raise InvalidRequest(f"{field} is {name[:64]!r}, which no topic can be named")
+
+
+def _check_pattern(source: str) -> None:
+    tokens = source.split(".")
+    if len(source.encode()) > PATTERN_BYTES_MAX or not all(map(_TOKEN.fullmatch, tokens)):
+        raise InvalidRequest(
+            f"source is {source[:64]!r}, which is neither a topic nor a pattern; a wildcard is a token alone: a.*, a.>"
+        )
+    try:
+        parse_pattern(source.encode())
+    except ValueError as error:
+        raise InvalidRequest(f"source: {error}") from None
+
+
+# -- filters -----------------------------------------------------------------------------------------------
+
+
+def _is_list(wanted: str | list[str | list[str]] | None) -> bool:
+    """Whether it is a list of which any is enough, and not one predicate."""
+    return isinstance(wanted, list) and not _is_predicate(wanted)
+
+
+def _is_predicate(wanted: list[str | list[str]]) -> bool:
+    return bool(wanted) and wanted[0] == "tag"
+
+
+def _filters(wanted: str | list[str | list[str]] | None) -> tuple[tuple[TagOp, str], ...]:
+    if wanted is None:
+        return ()
+    if isinstance(wanted, str):
+        found = [tag_match(wanted, subjects=True)]
+    elif _is_predicate(wanted):
+        found = [_predicate(wanted)]
+    elif wanted:
+        found = [_entry(entry) for entry in wanted]
+    else:
+        raise InvalidRequest("an empty filter lets nothing through; leave it out to let everything through")
+    if len(found) > FILTERS_MAX:
+        raise InvalidRequest(f"{len(found)} entries in filter; send at most {FILTERS_MAX}")
+    if any(len(match.value) > TAG_BYTES_MAX for match in found):
+        raise InvalidRequest(f"an entry of filter is longer than {TAG_BYTES_MAX} bytes")
+    return tuple((match.op, match.value.decode()) for match in found)
+
+
+def _predicate(wanted: list[str | list[str]]) -> TagMatch:
+    words = [word for word in wanted if isinstance(word, str)]
+    return tag_match(words if len(words) == len(wanted) else [], subjects=True)
+
+
+def _entry(entry: str | list[str]) -> TagMatch:
+    """Of a list. A word without a wildcard is none: `["node", "Eq", "x"]` is a wrong predicate and not three patterns."""
+    if not isinstance(entry, str):
+        return tag_match(entry, subjects=True)
+    match = make_match("Subject", entry)
+    if match.literal is not None:
+        raise InvalidRequest(
+            f'in a list, {entry[:64]!r} must be a subject pattern with a wildcard, or a predicate in brackets: ["tag", "Eq", "a"]'
+        )
+    return match
+
+
+# -- answers -----------------------------------------------------------------------------------------------
+
+
+def forward_body(forward: Forward) -> dict[str, object]:
+    predicates = [("tag", op, value) for op, value in forward.filter]
+    return {
+        "router": forward.name,
+        "source": forward.source,
+        "dest": forward.dest,
+        "preserve_node": forward.preserve_node,
+        "preserve_tag": forward.preserve_tag,
+        "filter": predicates if forward.filter_is_list else predicates[0] if predicates else None,
+        "allow_cycle": forward.allow_cycle,
+        "guarantee": forward.guarantee,
+    }
+
+
+def forward_put(forward: Forward, created: bool, total_ms: float) -> Rendered:
+    return json_reply(forward_body(forward) | {"created": created}, total_ms, CREATED if created else OK)
+
+
+def forward_got(forward: Forward, total: int, timed_out: bool, total_ms: float) -> Rendered:
+    body = forward_body(forward) | {"forwarded_total": total}
+    if not timed_out:
+        return json_reply(body, total_ms)
+    performance = {"server_total_ms": round(total_ms, 3), "catch_up_timed_out": True}
+    return OK, wire.JSON, b"", msgspec.json.encode(body | {"performance": performance})
+
+
+def forward_list(
+    forwards: list[Forward], totals: dict[int, int], page_size: int, total_ms: float
+) -> Rendered:
+    """One more than `page_size` says that there are more. A rule without a total is about to go."""
+    rows = [
+        {
+            "router": forward.name,
+            "source": forward.source,
+            "dest": forward.dest,
+            "guarantee": forward.guarantee,
+            "forwarded_total": totals[forward.uid],
+        }
+        for forward in forwards[:page_size]
+        if forward.uid in totals
+    ]
+    last = forwards[page_size - 1].name.encode() if len(forwards) > page_size else None
+    return json_reply(with_cursor({"routers": rows}, cursor_text(last)), total_ms)
+
+
+def forward_dropped(name: str, deleted: bool, total_ms: float) -> Rendered:
+    return json_reply({"router": name, "deleted": deleted}, total_ms)

@@ -1,0 +1,1 @@
+"""Forwarding rules, kept by shard 0."""

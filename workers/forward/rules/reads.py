@@ -1,0 +1,144 @@
+"""Looks at forwards: the rule is the catalog's, and how many copies there are is asked of the shards of the dests."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from topics.api.errors import Forbidden, ForwardNotFound, InvalidRequest, Throttled, TopicsError
+from topics.engine.commands.forwards import Forward
+from topics.engine.core.placement import shard_of
+from topics.link import wire
+from workers.codec.replies import Rendered
+from workers.forward import messages
+from workers.forward.requests import forward_got, forward_list, prefixes_of
+from workers.forward.rules.book import RuleBook
+from workers.forward.rules.operations import NotReady
+
+logger = logging.getLogger("topics.shard")
+
+READS_MAX = 128  # on their way; copies and steps need room between the workers, too
+PATIENCE_US = 2_000_000  # with a worker that is starting
+AGAIN_US = 50_000
+
+Ask: TypeAlias = Callable[[int, int, bytes, bytes, Callable[[wire.Reply | None], None]], bool]
+Answer: TypeAlias = Callable[[Rendered | TopicsError], None]
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A look at rules whose totals are being asked for."""
+
+    answer: Answer
+    total_ms: Callable[[], float]
+    forwards: list[Forward]
+    until_us: int
+    page_size: int = 0  # 0: it is about one rule
+    left: int = 0
+    totals: dict[int, int] = field(default_factory=dict)
+    timed_out: bool = False
+    failed: bool = False
+
+
+class RuleReads:
+    def __init__(self, book: RuleBook, *, shards: int, ask: Ask, now_us: Callable[[], int]) -> None:
+        self._book = book
+        self._shards = shards
+        self._ask = ask
+        self._now_us = now_us
+        self._open = 0
+        self._again: deque[tuple[int, Callable[[], None]]] = (
+            deque()
+        )  # when, what: questions that found nobody
+
+    def get(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
+        """One rule. It is a read of the dest, which catches up first."""
+        rule = self._book.find(args.forward)
+        if rule is None or not self._book.is_shown(rule):
+            raise ForwardNotFound(args.forward)
+        if not rule.is_covered_by(prefixes_of(args)):
+            raise Forbidden("this key may not use that router")
+        self._begin(Reading(answer, total_ms, [rule], self._now_us() + PATIENCE_US))
+
+    def list(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
+        prefixes = prefixes_of(args)
+        rows = self._book.page(
+            lambda rule: rule.is_covered_by(prefixes),
+            prefix=args.prefix,
+            after=args.after,
+            source=args.source,
+            dest=args.dest,
+            count=args.page_size + 1,
+        )
+        self._begin(Reading(answer, total_ms, rows, self._now_us() + PATIENCE_US, args.page_size))
+
+    def _begin(self, reading: Reading) -> None:
+        """One message a shard."""
+        if self._open >= READS_MAX:
+            raise Throttled(
+                "too many looks at routers at once; try again", limit="router_reads", max=READS_MAX
+            )
+        wanted: dict[int, list[tuple[str, int]]] = {}
+        for rule in reading.forwards[: reading.page_size or 1]:
+            wanted.setdefault(shard_of(rule.dest, self._shards), []).append((rule.dest, rule.uid))
+        topic = b"" if reading.page_size else reading.forwards[0].dest.encode()
+        self._open += 1
+        reading.left = len(wanted)
+        if not wanted:
+            self._finish(reading)
+        for shard, inflows in wanted.items():
+            self._ask_for(reading, shard, topic, messages.encode(messages.WantTotals(inflows)))
+
+    def _ask_for(self, reading: Reading, shard: int, topic: bytes, body: bytes) -> None:
+        again = partial(self._ask_for, reading, shard, topic, body)
+        heard = partial(self._heard, reading, again)
+        if not self._ask(shard, wire.FORWARD_TOTALS, topic, body, heard):
+            heard(None)
+
+    def _heard(self, reading: Reading, again: Callable[[], None], reply: wire.Reply | None) -> None:
+        if reply is None or reply.status not in (200, 404):
+            if self._now_us() < reading.until_us:
+                self._again.append((self._now_us() + AGAIN_US, again))
+                return
+            reading.failed = True
+        elif reply.status == 200:  # else the dest is gone
+            self._add(reading, reply)
+        reading.left -= 1
+        if not reading.left:
+            self._finish(reading)
+
+    @property
+    def wake_at_us(self) -> int | None:
+        return self._again[0][0] if self._again else None
+
+    def tend(self) -> None:
+        while self._again and self._again[0][0] <= self._now_us():
+            self._again.popleft()[1]()
+
+    @staticmethod
+    def _add(reading: Reading, reply: wire.Reply) -> None:
+        try:
+            heard = messages.read_totals(reply.body)
+        except InvalidRequest as error:
+            logger.error("totals could not be read", extra={"fields": {"error": str(error)}})
+            reading.failed = True
+            return
+        reading.totals |= heard.totals
+        reading.timed_out |= heard.catch_up_timed_out
+
+    def _finish(self, reading: Reading) -> None:
+        self._open -= 1
+        rows, totals = reading.forwards, reading.totals
+        if reading.failed:
+            reading.answer(NotReady("a shard that counts the copies is not ready; try again shortly"))
+        elif reading.page_size:
+            reading.answer(forward_list(rows, totals, reading.page_size, reading.total_ms()))
+        elif rows[0].uid not in totals:  # its dest was dropped just now
+            reading.answer(ForwardNotFound(rows[0].name))
+        else:
+            total = totals[rows[0].uid]
+            reading.answer(forward_got(rows[0], total, reading.timed_out, reading.total_ms()))

@@ -1,0 +1,178 @@
+"""The process that brings a data directory to another number of shards; started by the supervisor.
+
+The work is done by topics/engine/tools/reshard.py. Here is what belongs to a process: the shards' locks, the progress, the
+watch sessions, and the words for what went wrong.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import logging
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from topics.api.api_keys import secrets_of
+from topics.api.errors import TopicsError
+from topics.engine.core.placement import shard_of
+from topics.engine.core.ports import Disk
+from topics.engine.storage.files import is_full
+from topics.engine.storage.layout import LAYOUT_NAME, Layout
+from topics.engine.tools.reshard import Progress, Reshard, clear_stale
+from topics.system import logs
+from topics.system.logs import log
+from topics.system.settings import Settings
+from workers.process.data_directory import read_layout
+from workers.process.exit_codes import BAD_CONFIGURATION, CLEAN, UNEXPECTED, Refusal
+from workers.shard.failpoints import BadFailpoint
+from workers.shard.program import engine_config, open_cold, open_disk
+from workers.shard.system_clock import SystemClock
+from workers.watch import session_file
+from workers.watch.feeds import GroupRow
+from workers.watch.sessions import SessionRow
+
+FAILPOINT_SHARD = 1000  # what this process is called there; no shard has that number
+LOCK_RETRY_S = 0.02
+SAY_EVERY_S = 1.0
+
+logger = logging.getLogger("topics.reshard")
+
+
+def main(shards: int) -> int:
+    gc.disable()  # as a shard does while it recovers; this is all that is done here
+    settings = Settings.from_env(os.environ)
+    logs.configure("reshard", settings.log_format, secrets_of(settings.api_keys))
+    try:
+        return bring_to(settings, shards)
+    except (Refusal, BadFailpoint) as error:
+        logger.error("not started: %s", error)
+        return BAD_CONFIGURATION
+
+
+def bring_to(settings: Settings, shards: int) -> int:
+    """The exit code: 0 when the data directory has so many shards, and nothing else lies beside them."""
+    path = Path(settings.data_dir).absolute()
+    layout = read_layout(path / LAYOUT_NAME)
+    disk = open_disk(str(path), FAILPOINT_SHARD)
+    with ExitStack() as held:
+        for shard in range(layout.shards):
+            _lock(held, path / layout.shard_dir(shard))
+        if shards == layout.shards:
+            return _clear(disk, layout)
+        change = f"{layout.shards} to {shards} shards"
+        back = f"TOPICS_WAL_SHARDS={layout.shards} starts without a change"
+        try:
+            _reshard(disk, settings, layout, shards)
+        except TopicsError as error:
+            logger.error("not started: cannot go from %s: %s; %s", change, error, back)
+            return BAD_CONFIGURATION
+        except OSError as error:
+            problem = "the disk is full" if is_full(error) else str(error)
+            logger.error("not started: cannot go from %s: %s; %s", change, problem, back)
+            return BAD_CONFIGURATION if is_full(error) else UNEXPECTED
+    return CLEAN
+
+
+def _clear(disk: Disk, layout: Layout) -> int:
+    """Nothing is to be changed, but a change was stopped half way. What it left takes space and does no harm."""
+    try:
+        if clear_stale(disk, layout):
+            logger.info("removed what a change of the number of shards had left")
+    except OSError as error:
+        logger.warning("what a change of the number of shards had left is still there: %s", error)
+    except TopicsError as error:
+        logger.error("not started: %s", error)
+        return BAD_CONFIGURATION
+    return CLEAN
+
+
+def _reshard(disk: Disk, settings: Settings, layout: Layout, shards: int) -> None:
+    began = time.monotonic()
+    log(logger, logging.INFO, "changing the number of shards", before=layout.shards, after=shards)
+    config = engine_config(settings, 0, layout.generation)
+
+    def carry(old_dirs: list[str], new_dirs: list[str]) -> None:
+        carry_watches(disk, old_dirs, new_dirs)
+
+    cold = open_cold(settings, FAILPOINT_SHARD)
+    work = Reshard(disk, SystemClock(), config, layout, shards, carry, cold)
+    teller = _Teller(f"{layout.shards} → {shards} shards")
+    try:
+        for progress in work.steps():
+            teller.tell(progress)
+    finally:
+        teller.end()
+    if work.left:
+        logger.warning("the old layout is still there, until the next start: %s", work.left)
+    took_ms = int((time.monotonic() - began) * 1000)
+    log(
+        logger, logging.INFO, f"the data directory has {shards} shards",
+        topics=work.topics, records=work.records, took_ms=took_ms,
+    )  # fmt: skip
+
+
+def carry_watches(disk: Disk, old_dirs: list[str], new_dirs: list[str]) -> None:
+    """Watch sessions lie where their names are placed, and the places of groups with their topics."""
+    sessions: list[list[SessionRow]] = [[] for _ in new_dirs]
+    groups: list[list[GroupRow]] = [[] for _ in new_dirs]
+    for directory in old_dirs:
+        rows = session_file.read(disk, directory, may_fail=False)
+        if rows is None:
+            continue
+        for session in rows.sessions:
+            sessions[shard_of(session.wid, len(new_dirs))].append(session)
+        for group in rows.groups:
+            groups[shard_of(group[0], len(new_dirs))].append(group)
+    for directory, some, others in zip(new_dirs, sessions, groups, strict=True):
+        if some or others:
+            session_file.write(disk, directory, session_file.WatchRows(some, others))
+
+
+def _lock(held: ExitStack, path: Path) -> None:
+    """As a worker does: one that was left behind may still sit in a sync. The supervisor's end ends the wait."""
+    path.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    held.callback(os.close, fd)
+    said = False
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not said:
+                log(logger, logging.WARNING, "waiting for a worker to let go of its shard", path=path)
+                said = True
+        time.sleep(LOCK_RETRY_S)
+
+
+class _Teller:
+    """A bar that is drawn over on a terminal; elsewhere a line a second."""
+
+    WIDTH = 24
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._terminal = sys.stderr.isatty()
+        self._said_s = time.monotonic()
+        self._drawn_s = 0.0
+
+    def tell(self, progress: Progress) -> None:
+        what, share = progress
+        now_s = time.monotonic()
+        if self._terminal:
+            if now_s - self._drawn_s >= 0.05:
+                self._drawn_s = now_s
+                bar = ("=" * int(share * self.WIDTH)).ljust(self.WIDTH)
+                print(
+                    f"\r\x1b[K{self._title} [{bar}] {share:4.0%} {what}", end="", file=sys.stderr, flush=True
+                )
+        elif now_s - self._said_s >= SAY_EVERY_S:
+            self._said_s = now_s
+            log(logger, logging.INFO, what, percent=round(share * 100))
+
+    def end(self) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,388 @@
+"""The supervisor: opens the port, starts the workers and fronts, restarts what dies, drains all at the end.
+
+It touches no record. Another number of shards than the data directory has is brought about first, by a process of its own
+(reshard_program.py). What it guarantees:
+
+- One server per data directory (lock), and one process per shard: a dead worker is reaped before
+  anyone hears of its end and before its successor is started.
+- Fronts and workers know who may be talked to: `peers` goes out without a worker as soon as it has ended, and with its
+  successor as soon as that one listens.
+- The order of a stop: fronts finish their requests, then workers send each other what their forwards owe, and only when
+  none owes anything, or SETTLE_S are over, they write their last snapshots and go.
+
+Signals: SIGTERM and SIGINT drain; a second one, half a second later or more, kills everything at once. SIGHUP is ignored.
+
+Exit codes:
+
+    0  drained and stopped
+    1  an unexpected error, or a stop that had to be forced
+    2  the configuration or the data directory's layout was refused
+    3  another server holds the data directory
+    4  the address or port cannot be bound
+    5  stopped while a shard was down or a process kept failing
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import topics
+from topics.api.api_keys import parse_keys
+from topics.engine.storage.layout import Layout
+from topics.link.control_channel import (
+    Drain,
+    Failed,
+    Listening,
+    Locked,
+    Message,
+    Owes,
+    Peers,
+    Ping,
+    Pong,
+    Ready,
+    Serving,
+    Settle,
+)
+from topics.system.logs import log
+from topics.system.settings import Settings, complaints
+from workers.process import exit_codes, listeners
+from workers.process import reshard as resharding
+from workers.process.child import Child
+from workers.process.data_directory import PRIVATE_UMASK, DataDirectory
+from workers.process.exit_codes import BadConfiguration, Refusal
+from workers.process.liveness import Heartbeat, ping_interval_s
+from workers.process.slots import FrontMain, FrontSlot, Slot, WorkerMain, WorkerSlot
+
+SHARDS_DEFAULT_MAX = 8
+FRONT_DRAIN_S = 12.0  # fronts give their clients 10 s
+SETTLE_S = 10.0
+SAME_SIGNAL_S = 0.5  # whoever stops a program and its group sends two at once, and means one
+REASON_MAX = 500  # characters of why a child has failed, which every answer for its topics repeats
+WORKER_DRAIN_S = 60.0  # a final snapshot of a full shard on a slow disk
+
+logger = logging.getLogger("topics.supervisor")
+
+
+def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) -> int:
+    """Run the server until it is stopped; the exit code."""
+    # Whoever starts it may ignore it, and then no end could be told.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A umask rather than modes: of every process and file, and the default ACL of a directory still goes before it.
+    os.umask(PRIVATE_UMASK)
+    try:
+        _check(settings)
+        directory = DataDirectory(settings.data_dir)
+        try:
+            return _serve_from(directory, settings, worker_main, front_main)
+        finally:
+            directory.close()
+    except Refusal as refusal:
+        logger.error("not started: %s", refusal)
+        return refusal.exit_code
+    except Exception:
+        logger.exception("unexpected error")
+        return exit_codes.UNEXPECTED
+
+
+def _check(settings: Settings) -> None:
+    """Log what is wrong with the environment, and refuse what is unsafe, or all of it with TOPICS_STRICT_SETTINGS=1."""
+    found = complaints(os.environ)
+    for complaint in found:
+        logger.warning("%s", complaint.text)
+    if problems := settings.problems():
+        raise BadConfiguration("; ".join(problems))
+    if found and settings.strict_settings:
+        names = ", ".join(complaint.variable for complaint in found)
+        raise BadConfiguration(f"TOPICS_STRICT_SETTINGS=1 refuses {names}; correct or unset them")
+
+
+def _serve_from(
+    directory: DataDirectory, settings: Settings, worker_main: WorkerMain, front_main: FrontMain
+) -> int:
+    raise_open_files()
+    bound = listeners.bind(settings.host, settings.port, settings.fronts)
+    # After the port: a start that is refused for it must not touch the number of shards. Clients that connect before all is
+    # done wait for the first front.
+    layout = directory.layout(settings.wal_shards or min(os.cpu_count() or 1, SHARDS_DEFAULT_MAX))
+    shards = settings.wal_shards or layout.shards
+    if shards != layout.shards or directory.has_stale_layouts(layout):
+        code = resharding.run(directory, shards)
+        if code is not None:
+            return code
+        layout = directory.layout(shards)
+    address = listeners.address_of(bound[0])
+    if settings.port_file:
+        listeners.write_port_file(settings.port_file, address)
+    run_dir = directory.make_run_dir()
+    log(
+        logger,
+        logging.INFO,
+        f"topics {topics.__version__} on http://{address}",
+        data_dir=directory.path,
+        shards=layout.shards,
+        fronts=len(bound),
+        pid=os.getpid(),
+        keys=len(parse_keys(settings.api_keys)),
+    )
+    try:
+        supervisor = Supervisor(
+            settings,
+            layout=layout,
+            bound=bound,
+            run_dir=run_dir,
+            worker_main=worker_main,
+            front_main=front_main,
+        )
+        return asyncio.run(supervisor.run())
+    finally:
+        directory.remove_run_dir(run_dir)
+
+
+def raise_open_files() -> None:
+    """A connection is an open file, and so is a segment: take all that the system allows, for the children as well."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Supervisor:
+    """The running processes."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        layout: Layout,
+        bound: Sequence[socket.socket],
+        run_dir: Path,
+        worker_main: WorkerMain,
+        front_main: FrontMain,
+    ) -> None:
+        self._timeout_s = settings.ping_timeout_ms / 1000
+        self._workers = [WorkerSlot(shard, layout, run_dir, worker_main) for shard in range(layout.shards)]
+        self._fronts = [
+            FrontSlot(front, layout.shards, listener, front_main) for front, listener in enumerate(bound)
+        ]
+        self._slots: list[Slot] = [*self._workers, *self._fronts]
+        self._stopping = asyncio.Event()
+        self._stopping_since_s = 0.0
+        self._forced = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._announced = False
+        self._told = Peers([])
+
+    async def run(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_stop_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            for slot in self._slots:
+                self._start(slot)
+            self._tick()
+            await self._stopping.wait()
+            return await self._drain()
+        finally:
+            await self._end_all([slot.child for slot in self._slots if slot.child], limit_s=0)
+
+    def _on_stop_signal(self) -> None:
+        if self._stopping.is_set():
+            if self._loop.time() - self._stopping_since_s < SAME_SIGNAL_S:
+                return
+            log(logger, logging.WARNING, "second signal: killing all processes")
+            self._forced.set()
+            for slot in self._slots:
+                if slot.child:
+                    slot.child.kill()
+            return
+        self._stopping_since_s = self._loop.time()
+        self._stopping.set()
+
+    # A child's life.
+
+    def _start(self, slot: Slot) -> None:
+        slot.restart = None
+        try:
+            slot.child = Child(
+                slot.name,
+                slot.next_life(),
+                inherited=slot.inherited(),
+                heartbeat=Heartbeat(self._timeout_s),
+                on_message=lambda child, message: self._received(slot, child, message),
+                on_end=lambda child: self._ended(slot, child),
+            )
+        except OSError as error:
+            # Out of processes, memory or descriptors: worth another try.
+            self._restart_later(slot, worked_s=0.0, reason=str(error))
+            self._tell_peers()
+            return
+        slot.child.channel.send(self._peers())
+        log(logger, logging.INFO, f"{slot.name} started", pid=slot.child.pid)
+
+    def _received(self, slot: Slot, child: Child, message: Message) -> None:
+        match message:
+            case Pong():
+                child.heartbeat.answered()
+            case Failed(reason):
+                child.reason = reason[:REASON_MAX]
+            case Locked() if isinstance(slot, WorkerSlot):
+                slot.locked = True
+                self._tell_peers()
+            case Listening() if isinstance(slot, WorkerSlot):
+                slot.listening, slot.locked = True, False
+                self._tell_peers()
+            case Ready() | Serving():
+                was_failing = slot.is_failing
+                slot.up_since_s = self._loop.time()
+                if was_failing:
+                    self._tell_peers()
+                log(
+                    logger,
+                    logging.INFO,
+                    f"{slot.name} is {'ready' if isinstance(message, Ready) else 'serving'}",
+                )
+                self._announce()
+            case Owes(owes) if isinstance(slot, WorkerSlot):
+                slot.owes = owes
+                self._look_who_owes()
+            case _:
+                log(logger, logging.WARNING, f"{slot.name} sent what it should not", message=message)
+
+    def _ended(self, slot: Slot, child: Child) -> None:
+        worked_s = 0.0 if slot.up_since_s is None else self._loop.time() - slot.up_since_s
+        slot.vacate()
+        if not self._stopping.is_set():
+            self._restart_later(slot, worked_s=worked_s, reason=child.end_text)
+        elif child.exit_code != 0:
+            log(logger, logging.WARNING, f"{slot.name} ended badly", pid=child.pid, reason=child.end_text)
+        else:
+            log(logger, logging.INFO, f"{slot.name} stopped", pid=child.pid)
+        self._tell_peers()
+        if isinstance(slot, WorkerSlot):
+            self._look_who_owes()
+
+    def _restart_later(self, slot: Slot, *, worked_s: float, reason: str) -> None:
+        delay_s = slot.backoff.delay_after(worked_s)
+        slot.last_end = reason
+        slot.restart = self._loop.call_later(delay_s, self._start, slot)
+        level, what = (logging.ERROR, "keeps failing") if slot.is_failing else (logging.WARNING, "died")
+        log(
+            logger,
+            level,
+            f"{slot.name} {what}",
+            reason=reason,
+            failures=slot.backoff.failures,
+            restart_in_ms=round(delay_s * 1000),
+        )
+
+    def _tick(self) -> None:
+        """Ping everyone and kill who has been silent for too long; their end restarts them."""
+        self._ticker = self._loop.call_later(ping_interval_s(self._timeout_s), self._tick)
+        for child in [slot.child for slot in self._slots if slot.child]:
+            if child.heartbeat.tick():
+                child.channel.send(Ping())
+            elif child.heartbeat.hung and not child.killed:
+                log(logger, logging.ERROR, f"{child.name} does not answer: killing it", pid=child.pid)
+                child.reason = "it did not answer and was killed"
+                child.kill()
+
+    # What the children hear of each other.
+
+    def _peers(self) -> Peers:
+        return Peers(
+            [slot.peer for slot in self._workers if slot.listening],
+            [outage for slot in self._slots if (outage := slot.outage)],
+        )
+
+    def _tell_peers(self) -> None:
+        peers = self._peers()
+        if peers == self._told:
+            return
+        self._told = peers
+        for slot in self._slots:
+            if slot.child:
+                slot.child.channel.send(peers)
+
+    def _announce(self) -> None:
+        if not self._announced and all(slot.up for slot in self._slots):
+            self._announced = True
+            log(logger, logging.INFO, "all processes are up")
+
+    # The end.
+
+    async def _drain(self) -> int:
+        """Fronts first: while they finish their requests, the workers must still answer."""
+        log(logger, logging.INFO, "draining")
+        self._ticker.cancel()
+        # A shard that is down gets no last snapshot, and a process that keeps failing has not done its work.
+        failing = [
+            slot for slot in self._slots if slot.is_failing or (slot in self._workers and not slot.child)
+        ]
+        for slot in self._slots:
+            if slot.restart:
+                slot.restart.cancel()
+        workers = [slot.child for slot in self._workers if slot.child]
+        sound = [slot.child for slot in self._workers if slot.child and not slot.is_failing]
+        fronts = [slot.child for slot in self._fronts if slot.child]
+        for child in fronts:
+            child.channel.send(Drain())
+        for front in self._fronts:
+            front.stop_accepting()
+        await self._end_all(fronts, limit_s=FRONT_DRAIN_S)
+        await self._settle()
+        for child in workers:
+            child.channel.send(Drain())
+        await self._end_all(workers, limit_s=WORKER_DRAIN_S)
+        code = exit_codes.FAILING if failing else exit_codes.CLEAN
+        if self._forced.is_set() or any(child.exit_code != 0 for child in sound):
+            code = exit_codes.UNEXPECTED
+        if failing:
+            names = [slot.name for slot in failing]
+            log(logger, logging.ERROR, "stopped while processes were failing", processes=names)
+        else:
+            log(logger, logging.INFO, "stopped", clean=code == exit_codes.CLEAN)
+        return code
+
+    async def _settle(self) -> None:
+        """Workers that serve send each other what their forwards owe; what is not sent by then goes after the next start."""
+        self._settled.clear()  # a worker that ended meanwhile may have set it
+        for slot in self._workers:
+            if slot.child and slot.up:
+                slot.owes = True  # until it says otherwise
+                slot.child.channel.send(Settle())
+        self._look_who_owes()
+        try:
+            await asyncio.wait_for(self._settled.wait(), SETTLE_S)
+        except TimeoutError:
+            owing = [slot.name for slot in self._workers if slot.owes]
+            log(logger, logging.WARNING, "some copies are put off until the next start", workers=owing)
+
+    def _look_who_owes(self) -> None:
+        """Copies may make their taker owe some, too. It says so before the giver can know that they were taken, so whoever
+        looks after all that has been said by now was read, and finds that nobody owes anything, is right.
+        """
+
+        def look_again() -> None:
+            if not any(slot.owes for slot in self._workers):
+                self._settled.set()
+
+        if self._stopping.is_set() and not any(slot.owes for slot in self._workers):
+            self._loop.call_soon(look_again)
+
+    async def _end_all(self, children: Sequence[Child], limit_s: float) -> None:
+        """Wait until all have ended; kill those that are left at the limit or at a second signal."""
+        ends: asyncio.Future[list[bool]] = asyncio.gather(*(child.ended.wait() for child in children))
+        forced: asyncio.Future[bool] = asyncio.ensure_future(self._forced.wait())
+        await asyncio.wait((ends, forced), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        for child in children:
+            if not child.ended.is_set():
+                log(logger, logging.WARNING, f"{child.name} did not stop: killing it", pid=child.pid)
+                child.kill()
+        await ends

@@ -1,0 +1,1 @@
+"""The shard worker: event loop, disk, metrics, dispatch of requests to services."""

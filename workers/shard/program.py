@@ -1,0 +1,182 @@
+"""A shard worker: one process, started by the supervisor."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import sys
+import time
+
+from topics.api import limits
+from topics.api.api_keys import secrets_of
+from topics.api.config import EngineConfig
+from topics.api.errors import TopicsError
+from topics.engine.runtime.engine import Engine
+from topics.engine.storage.layout import shard_dir
+from topics.link.control_channel import Channel, Drain, Failed, Locked, Message, Ping, Pong
+from topics.system import logs
+from topics.system.launch import WorkerPlace
+from topics.system.settings import Settings
+from workers.shard import failpoints
+from workers.shard.caps import Caps
+from workers.shard.core import ShardCore
+from workers.shard.failpoints import BadFailpoint, FailpointDisk
+from workers.shard.local_store import LocalSegmentStore, claim
+from workers.shard.loop import ShardLoop
+from workers.shard.metrics import ShardMetrics
+from workers.shard.posix_disk import PosixDisk
+from workers.shard.system_clock import SystemClock
+
+logger = logging.getLogger("topics.shard")
+
+SWITCH_INTERVAL_S = 1e-4  # beside a busy loop a finished sync is otherwise noticed 10 ms late
+LOCK_RETRY_S = 0.02
+RESERVE_PARTS = 20
+
+
+def engine_config(settings: Settings, shard: int, generation: int) -> EngineConfig:
+    return EngineConfig(
+        shard=shard,
+        shard_dir=shard_dir(generation, shard),
+        wal_file_bytes=settings.wal_file_bytes,
+        segment_max_events=settings.segment_max_events,
+        segment_max_bytes=settings.segment_max_bytes,
+        segment_max_age_ms=settings.segment_max_age_ms,
+        snapshot_wal_bytes=settings.wal_file_bytes,
+        log_bytes_max=max(limits.LOG_FILES * settings.wal_file_bytes, limits.LOG_BYTES_MIN),
+        cache_bytes=settings.cache_bytes,
+        memory_bytes_max=settings.max_memory_bytes,
+        max_topics=settings.max_topics,
+        max_total_bytes=settings.max_total_bytes,
+        min_free_bytes=part_of_disk(settings, settings.min_free_bytes),
+        reserve_bytes=part_of_disk(settings, limits.RESERVE_BYTES),
+        hot_retain_segments=settings.hot_retain_segments,
+        hot_retain_bytes=settings.hot_retain_bytes,
+        relocate_bytes_per_s=settings.relocate_bytes_per_s,
+        cold_cache_bytes=settings.cold_cache_bytes,
+        cold_dir=os.path.abspath(settings.cold_dir) if settings.cold_dir else "",
+        retire_grace_ms=settings.retire_grace_ms,
+        plan_ttl_ms=settings.plan_ttl_ms,
+        txn_bytes_max=settings.txn_max_bytes,
+        txn_shard_bytes_max=settings.txn_shard_bytes,
+        reclaim_bytes_per_s=settings.reclaim_bytes_per_s,
+        verify=settings.verify,
+    )
+
+
+def part_of_disk(settings: Settings, size: int) -> int:
+    """What is left free or held back; of a small disk no more than a part of it, or nothing could be written there at all."""
+    try:
+        disk = os.statvfs(settings.data_dir)
+    except OSError:
+        return size
+    return min(size, disk.f_blocks * disk.f_frsize // RESERVE_PARTS)
+
+
+def lock_shard(path: str, control: Channel) -> list[Message] | None:
+    """Hold the shard's directory for this process's whole life; None when it is told to stop before it does.
+
+    The worker before may still sit in a sync after the supervisor was killed: two writers on one log must be impossible.
+    """
+    os.makedirs(path, exist_ok=True)
+    fd = os.open(f"{path}/LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    said = False
+    heard: list[Message] = []  # for the loop, which does not run yet
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return heard
+        except BlockingIOError:
+            if not said:
+                logger.warning(
+                    "waiting for the worker before to let go of the shard", extra={"fields": {"path": path}}
+                )
+                control.send(Locked())
+                said = True
+        for message in control.receive():
+            if isinstance(message, Ping):
+                control.send(Pong())
+            elif isinstance(message, Drain):
+                return None
+            else:
+                heard.append(message)
+        time.sleep(LOCK_RETRY_S)
+
+
+def open_disk(data_dir: str, shard: int) -> PosixDisk | FailpointDisk:
+    """The disk; with failpoints in its way when a test asks for them."""
+    disk = PosixDisk(data_dir)
+    folder = os.environ.get(failpoints.VARIABLE)
+    return FailpointDisk(disk, folder, shard) if folder else disk
+
+
+def open_cold(settings: Settings, shard: int) -> LocalSegmentStore | None:
+    """The cold tier, if there is one; with failpoints in its way when a test asks for them."""
+    if not settings.cold_dir:
+        return None
+
+    def through(disk: PosixDisk) -> PosixDisk | FailpointDisk:
+        folder = os.environ.get(failpoints.COLD_VARIABLE)
+        return FailpointDisk(disk, folder, shard) if folder else disk
+
+    try:
+        identity = claim(settings.data_dir, settings.cold_dir)
+        return LocalSegmentStore(settings.cold_dir, shard, identity=identity, through=through)
+    except OSError as error:
+        # What is hot is served all the same.
+        logger.error("the cold tier cannot be used until a restart: %s", error)
+        return None
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def main(place: WorkerPlace, control_socket: socket.socket) -> int:
+    settings = Settings.from_env(os.environ)
+    logs.configure(f"shard {place.shard}", settings.log_format, secrets_of(settings.api_keys))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = engine_config(settings, place.shard, place.generation)
+    control = Channel(control_socket)
+    heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
+    if heard is None:
+        return 0
+    try:
+        disk = open_disk(settings.data_dir, place.shard)
+        cold = open_cold(settings, place.shard)
+    except BadFailpoint as error:
+        logger.critical("the shard cannot run: %s", error)
+        control.send(Failed(str(error)))
+        return 1
+    engine = Engine(disk, SystemClock(), config, cold)
+    caps = Caps(
+        engine,
+        shard=place.shard,
+        shards=place.shards,
+        incarnation=place.incarnation,
+        now_us=now_us,
+    )
+    metrics = ShardMetrics(engine, lambda: disk.write_ns)
+    core = ShardCore(
+        engine,
+        caps,
+        metrics,
+        incarnation=place.incarnation,
+        now_us=now_us,
+        disk=disk,
+        shards=place.shards,
+        max_sessions=settings.max_watch_sessions,
+        max_sessions_per_key=settings.max_watch_sessions_per_key,
+        max_forwards=settings.max_routers,
+    )
+    loop = ShardLoop(core, control, place.path)
+    try:
+        loop.obey(heard)
+        loop.run()
+    except TopicsError as error:
+        logger.critical("the shard cannot run: %s", error, extra={"fields": error.detail})
+        control.send(Failed(str(error)))
+        return 1
+    return 0

@@ -1,0 +1,1 @@
+"""Feeds for watchers, watch sessions, and streams of jobs."""
