@@ -60,9 +60,6 @@ class Failpoints:
         return sorted(set(path.read_text().split())) if path.exists() else []
 
 
-SCARCE = ("ENOSPC", "EMFILE")  # errors that say: not now
-
-
 @dataclass
 class Campaign:
     """What is done is counted in `done`, by kind."""
@@ -210,7 +207,7 @@ class Campaign:
                 failpoints.disarm()
         self.done[f"{error} at {point}"] += 1
         target = workload.acks + 20
-        if latches and error in SCARCE:
+        if latches and error == "ENOSPC":
             self._again_until_latched(f"{point} {error} times={times} shard={shard}")
         # Where it must turn read-only that is waited for: the other shard goes on meanwhile.
         until(lambda: (workload.acks > target and not latches) or self.latched(), 150)

@@ -85,7 +85,7 @@ def test_a_seed_is_written_into_the_patch_and_the_patch_still_applies(tmp_path: 
 def test_the_tree_without_a_bug_is_not_accused(tmp_path: Path) -> None:
     """A simulation that always fails would find every bug."""
     path = tmp_path / "harmless.patch"
-    name = "topics/engine/units.py"
+    name = "topics/engine/core/ports.py"
     first, second, third, *_ = (ROOT / name).read_text().splitlines()
     context = f" {first}\n {second}\n {third}\n"
     path.write_text(
