@@ -14,7 +14,7 @@ import uvloop
 
 import topics
 from router.pressure import FrontPressure
-from router.requests.admission import Gate
+from router.requests.admission import Admission
 from router.requests.call import Services
 from router.server import Server
 from router.shard_client import ShardClient
@@ -53,7 +53,7 @@ async def serve(place: FrontPlace, control: socket.socket, settings: Settings) -
     services = Services(client.core, settings, now_us, topics.__version__, place.started_us)
     services.open_desk(lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000)
     spans = open_spans(place.front)
-    server = Server(services, loop, Gate if spans is None else spans.gate)
+    server = Server(services, loop, Admission if spans is None else spans.gate)
     services.desk.fanout.buffered_bytes = server.buffered_bytes
     pressure = FrontPressure(
         client.core, now_us=now_us, later=services.later, buffered_share=server.buffered_share

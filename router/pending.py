@@ -70,7 +70,7 @@ def refusal(code: str, message: str, detail: dict[str, object] | None = None) ->
     return wire.Reply(0, status, wire.JSON, error_head(status), error_body(code, message, detail))
 
 
-class FrontCore:
+class PendingRequests:
     def __init__(self, shards: int, on_send: Callable[[], None] = lambda: None) -> None:
         self.links = [Link() for _ in range(shards)]
         self.outages: list[Outage] = []  # processes that do not work, as the supervisor says

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.pending import CREDIT_BYTES, PENDING_MAX, FrontCore
+from router.pending import CREDIT_BYTES, PENDING_MAX, PendingRequests
 from topics.engine.shard.pressure import DELAY_MS, NOTHING, SAMPLE_MS, SMOOTHING, part
 from topics.link import wire
 
@@ -19,7 +19,7 @@ TELL_AGAIN_US = 1_000_000
 class FrontPressure:
     def __init__(
         self,
-        core: FrontCore,
+        core: PendingRequests,
         *,
         now_us: Callable[[], int],
         later: Callable[[int, Callable[[], None]], object],

@@ -15,7 +15,7 @@ from router.connections.aiohttp_server import FOREVER_S, AiohttpConnection, Hand
 from router.connections.budget import ByteBudget
 from router.connections.connection import Connection
 from router.connections.http2 import Http2Connection
-from router.requests.admission import Gate
+from router.requests.admission import Admission
 from router.requests.call import Services
 from topics.api.api_keys import parse_keys
 from topics.protocols.http1.framing import HEAD_BYTES_MAX, HEADERS_MAX
@@ -32,7 +32,10 @@ LONG_POLL_GRACE_US = 200_000  # a read younger than that is still being made
 
 class Server:
     def __init__(
-        self, services: Services, loop: asyncio.AbstractEventLoop, make_gate: Callable[..., Gate] = Gate
+        self,
+        services: Services,
+        loop: asyncio.AbstractEventLoop,
+        make_gate: Callable[..., Admission] = Admission,
     ) -> None:
         self.services = services
         self._loop = loop

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import zmq
 
-from router.pending import FrontCore, Message
+from router.pending import Message, PendingRequests
 from topics.link import wire
 from topics.link.control_channel import Peer
 from topics.link.sockets import descriptor, has_input
@@ -32,7 +32,7 @@ class ShardClient:
     """Carries the core's messages. A tick's requests to one shard leave as one message."""
 
     def __init__(self, shards: int, loop: asyncio.AbstractEventLoop, now_us: Callable[[], int]) -> None:
-        self.core = FrontCore(shards, self._schedule)
+        self.core = PendingRequests(shards, self._schedule)
         self._loop = loop
         self._now_us = now_us
         self._context = zmq.Context(1)

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import topics
-from router.requests.admission import PLACES_MAX, Gate
+from router.requests.admission import PLACES_MAX, Admission
 from topics.api.traces import read_traceparent
 from topics.protocols.http.exchange import Request, Respond, Response
 
@@ -43,8 +43,8 @@ class Spans:
         self.tracer = self.provider.get_tracer("topics.front", topics.__version__)
         self.front = front
 
-    def gate(self, *arguments: Any) -> Gate:
-        return TracedGate(self, *arguments)
+    def gate(self, *arguments: Any) -> Admission:
+        return TracedAdmission(self, *arguments)
 
     def flush(self) -> None:
         """Send what is there. Blocks, for FLUSH_S at most: the SDK itself may wait longer than it is told to."""
@@ -55,7 +55,7 @@ class Spans:
             logger.warning("spans could not be sent before the end; is the collector there?")
 
 
-class TracedGate(Gate):
+class TracedAdmission(Admission):
     def __init__(self, spans: Spans, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.spans = spans

@@ -56,7 +56,7 @@ class CannotVerify(Exception):
     """The directory cannot be looked at; the text says why."""
 
 
-class ShardReport(msgspec.Struct, frozen=True):
+class VerifiedShard(msgspec.Struct, frozen=True):
     """A shard as the run leaves it; the findings are what it came upon."""
 
     shard: int
@@ -66,14 +66,14 @@ class ShardReport(msgspec.Struct, frozen=True):
     findings: list[Finding]
 
 
-class Report(msgspec.Struct, frozen=True):
+class VerifyReport(msgspec.Struct, frozen=True):
     """What --json prints."""
 
     data_dir: str
     sound: bool
     repaired: bool
     findings: list[Finding]  # of the directory itself
-    shards: list[ShardReport]
+    shards: list[VerifiedShard]
     losses: list[tuple[str, int, int]]  # announced by the repair: topic, first seq, last seq
     notes: list[str]  # what cannot be known or undone
     quarantined: list[str]
@@ -87,17 +87,17 @@ class _Run:
     repair: bool
     quiet: bool
     findings: list[Finding] = field(default_factory=list)
-    shards: list[ShardReport] = field(default_factory=list)
+    shards: list[VerifiedShard] = field(default_factory=list)
     done: list[Repaired] = field(default_factory=list)
     problem: str = ""
     layout_made: bool = False
 
-    def report(self) -> Report:
+    def report(self) -> VerifyReport:
         damage = [
             f for f in [*self.findings, *(f for s in self.shards for f in s.findings)] if f.kind == "damage"
         ]
         changed = self.layout_made or any(done.quarantined for done in self.done)
-        return Report(
+        return VerifyReport(
             str(self.path),
             sound=not self.problem and (self.repair or not damage),
             repaired=changed,
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return commands.run(["verify", *(sys.argv[1:] if argv is None else argv)])
 
 
-def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -> Report:
+def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -> VerifyReport:
     _check_is_ours(path)
     if cold_dir is not None and not os.path.isdir(cold_dir):
         raise CannotVerify(f"there is no directory {cold_dir}")
@@ -306,7 +306,7 @@ def _check_shard(state: _Run, hot: PosixDisk, shard: int, layout: Layout, cold: 
     later = [finding for finding in found.findings if finding.kind == "unsupported"]
     if later:
         raise CannotVerify(later[0].what)
-    state.shards.append(ShardReport(shard, left.opens, left.topics, left.records, found.findings))
+    state.shards.append(VerifiedShard(shard, left.opens, left.topics, left.records, found.findings))
 
 
 class _Progress:
@@ -337,7 +337,7 @@ class _Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def print_report(report: Report) -> None:
+def print_report(report: VerifyReport) -> None:
     for finding in [*report.findings, *(f for shard in report.shards for f in shard.findings)]:
         where = f"{finding.path} at byte {finding.offset}" if finding.offset else finding.path
         about = f" [topic {finding.topic}]" if finding.topic else ""

@@ -19,9 +19,9 @@ from aiohttp.web_request import BaseRequest
 
 from router.connections.budget import ByteBudget
 from router.connections.websockets import MESSAGE_BYTES_MAX, Socket, asks_for_websocket, converse
-from router.requests.admission import Gate
+from router.requests.admission import Admission
 from router.requests.call import error_response
-from router.watch.sinks import forsake, without_conversation
+from router.watch.sinks import abandon, without_conversation
 from topics.protocols.http.exchange import Body, Request, Response
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Handler:
     """aiohttp's handler: from its request to ours, through the gate, and back."""
 
     def __init__(
-        self, gate: Gate, receiving: ByteBudget, body_bytes_max: int, now_us: Callable[[], int]
+        self, gate: Admission, receiving: ByteBudget, body_bytes_max: int, now_us: Callable[[], int]
     ) -> None:
         self._gate = gate
         self._receiving = receiving
@@ -149,7 +149,7 @@ class Handler:
 
         def respond(response: Response) -> None:
             if answer.done():  # the client is gone, and nobody waits
-                forsake(response)
+                abandon(response)
                 return
             owner.answer_is_here(len(response.body))
             answer.set_result(response)
@@ -159,7 +159,7 @@ class Handler:
             response = await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled():
-                forsake(answer.result())
+                abandon(answer.result())
             raise
         if response.conversation is not None and request.wants_websocket:
             return await converse(owner, web_request, response.conversation, self._message_bytes_max)

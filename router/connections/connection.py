@@ -29,12 +29,12 @@ from router.requests.call import error_response
 from router.watch.sinks import (
     STREAM_STALL_US,
     ConnectionSink,
-    forsake,
-    into_the_void,
+    abandon,
+    discard_bytes,
     without_conversation,
 )
 from topics.protocols.http.exchange import Conversation, Request, Response, Stream
-from topics.protocols.http1.framing import HEAD_BYTES_MAX, Chunks, Refused, read_frame, with_known_method
+from topics.protocols.http1.framing import HEAD_BYTES_MAX, Chunks, FramingError, read_frame, with_known_method
 from topics.protocols.http1.plain_head import PlainHead, find_plain_head
 from topics.protocols.http1.responses import render_head, render_stream_head
 from topics.protocols.websocket.frames import GOING_AWAY, NORMAL, TRY_AGAIN_LATER
@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
         if self.state is SLOW and self._is_receiving:
             try:
                 data = self._feed_slow(data)
-            except Refused as refusal:
+            except FramingError as refusal:
                 self._refuse(error_response(refusal.code, str(refusal)))
                 return
         if self._buffer:
@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
             while self._buffer and self.state is IDLE and not self._stalled_us and self.transport is not None:
                 if not self._take_one():
                     break
-        except Refused as refusal:
+        except FramingError as refusal:
             self._refuse(self._let_read(error_response(refusal.code, str(refusal))))
         finally:
             self._advancing = False
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
 
     def _answer_fast(self, response: Response) -> None:
         if self.transport is None or self.state is not FAST:
-            forsake(response)
+            abandon(response)
             return
         response = without_conversation(response)
         if response.stream is not None:
@@ -451,7 +451,7 @@ class Connection(asyncio.Protocol):
         """Its owner has written all: what is written is sent, and the connection closed."""
         if self.transport is not None and (self.state is STREAM or self.state is SOCKET):
             assert self._sink is not None
-            self._sink.write = into_the_void
+            self._sink.write = discard_bytes
             self._hang_up()
 
     def begin_conversation(self, conversation: Conversation) -> ConversationSink | None:
@@ -539,7 +539,7 @@ class Connection(asyncio.Protocol):
     def answer_slow(self, response: Response, keep_alive: bool, *, old_client: bool, with_body: bool) -> bool:
         """aiohttp's request is answered; returns whether the connection stays."""
         if self.transport is None or self.state is not SLOW:
-            forsake(response)
+            abandon(response)
             return False
         if response.stream is not None:
             self._begin_stream(response, response.stream, with_body=with_body)

@@ -22,10 +22,10 @@ from h2.exceptions import ProtocolError
 
 from router.connections.budget import ByteBudget
 from router.connections.http2_streams import OpenStream, Sinks
-from router.watch.sinks import STREAM_STALL_US, forsake, without_conversation
+from router.watch.sinks import STREAM_STALL_US, abandon, without_conversation
 from topics.api.http_errors import STATUS, error_body, error_head
 from topics.protocols.http.exchange import Request, Respond, Response
-from topics.protocols.http2.session import STREAMS_MAX, Session, read_head, response_headers
+from topics.protocols.http2.session import STREAMS_MAX, Http2Session, read_head, response_headers
 
 # Large enough to keep a socket busy, small enough that a stream's turn is short and the transport's buffer, which no
 # budget counts, stays small.
@@ -55,7 +55,7 @@ THROTTLED = _refusal("throttled", "too many request bytes are on their way; try 
 TIMED_OUT = _refusal("request_timeout", "the request did not arrive in time")
 
 
-class Gate(Protocol):
+class RequestHandler(Protocol):
     def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
         """Decides from the head alone; a response is sent instead of waiting for the body."""
 
@@ -70,7 +70,7 @@ class Http2Connection:
     def __init__(
         self,
         transport: asyncio.Transport,
-        gate: Gate,
+        gate: RequestHandler,
         *,
         body_bytes_max: int,
         receiving: ByteBudget,
@@ -97,7 +97,7 @@ class Http2Connection:
         self._draining = False
         self._closed = False
         self.last_activity_us = now_us()
-        self._h2 = Session()
+        self._h2 = Http2Session()
         self._write()
 
     @property
@@ -317,7 +317,7 @@ class Http2Connection:
 
     def _respond(self, stream: OpenStream, response: Response) -> None:
         if stream.gone:
-            forsake(response)
+            abandon(response)
             return
         self._answer(stream, response)
         if stream.sink is None:  # else it is flushed when its owner has had his say
@@ -333,7 +333,7 @@ class Http2Connection:
         # A stream that begins while the server stops would have nobody to end it.
         if response.stream is None or stream.request.method == b"HEAD" or self._draining:
             self._queue(stream, body, final=True)
-            forsake(response)
+            abandon(response)
         else:
             self._queue(stream, b"", final=False)
             self._sinks.add(stream, response.stream, is_full=self._paused)

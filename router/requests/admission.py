@@ -202,7 +202,7 @@ _PREFLIGHT_HEAD = (
 _ALWAYS = (health.health, health.ready, health.metrics)  # also while the server stops
 
 
-class Gate:
+class Admission:
     def __init__(
         self, services: Services, keys: list[ApiKey], buffered_bytes: Callable[[], int], offload: Offload
     ) -> None:

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import xxhash
 
-from router.pending import POLLS, FrontCore
+from router.pending import POLLS, PendingRequests
 from router.watch.fanout import Fanout, Later
-from router.watch.service import StreamsDesk
+from router.watch.service import StreamService
 from topics.api.api_keys import ApiKey
 from topics.api.http_errors import STATUS, error_body, error_head
 from topics.link import wire
@@ -30,7 +30,7 @@ CATALOG_SHARD = 0
 class Services:
     """What endpoints may use of the front."""
 
-    core: FrontCore
+    core: PendingRequests
     settings: Settings
     now_us: Callable[[], int]
     version: str
@@ -39,14 +39,14 @@ class Services:
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     # What streams need; see `open_desk`.
     later: Later = field(init=False)
-    desk: StreamsDesk = field(init=False)
+    desk: StreamService = field(init=False)
     pressure: Callable[[], float] = lambda: 0.0  # of this front
 
     def open_desk(self, later: Later, wall_ms: Callable[[], int]) -> None:
         """From here on streams can be opened. `later` calls something after so many microseconds."""
         self.later = later
         fanout = Fanout(self.core, self.now_us, later)
-        self.desk = StreamsDesk(
+        self.desk = StreamService(
             self.core, fanout, self.settings, now_us=self.now_us, wall_ms=wall_ms, later=later
         )
 

@@ -25,7 +25,7 @@ from router.requests.endpoints.watch import (
     starts,
     wants_epoch,
 )
-from router.watch.watchers import News, Sub, Watcher
+from router.watch.watchers import SharedPage, Subscription, Watcher
 from topics.api.errors import Forbidden, InvalidRequest, TopicsError
 from topics.api.requests import U32, U64, Epoch, PublishBody, StartBody, WatchBody
 from topics.link import wire
@@ -365,7 +365,7 @@ class SocketWatcher(Watcher):
     def start_of(self, topic: str) -> int:
         return 0  # what is found later is new
 
-    def take(self, sub: Sub, news: News) -> None:
+    def take(self, sub: Subscription, news: SharedPage) -> None:
         if news.tombstone is not None:
             members = tombstone_members(news.topic, news.tombstone, news.tombstone.reason)
             self._write(b'{"op":"tombstone",%b%b}' % (members, self._epoch_member(sub)))
@@ -381,11 +381,11 @@ class SocketWatcher(Watcher):
         if self._sink is not None:
             self._sink.write(frames)
 
-    def _epoch_member(self, sub: Sub) -> bytes:
+    def _epoch_member(self, sub: Subscription) -> bytes:
         return epoch_member(sub.epoch) if self._include_epoch else b""
 
     @staticmethod
-    def _frames(news: News, epoch: bytes) -> bytes:
+    def _frames(news: SharedPage, epoch: bytes) -> bytes:
         frames = text_frame(
             b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]%b}'
             % (news.topic, news.after_gap, news.to_seq, news.head_seq, news.records, epoch)
@@ -396,10 +396,10 @@ class SocketWatcher(Watcher):
             )
         return frames
 
-    def tell_caught_up(self, sub: Sub, head_seq: int) -> None:
+    def tell_caught_up(self, sub: Subscription, head_seq: int) -> None:
         self._write(b'{"op":"caught_up","topic":"%b","head_seq":%d}' % (sub.topic.encode(), head_seq))
 
-    def tell_gone(self, sub: Sub) -> None:
+    def tell_gone(self, sub: Subscription) -> None:
         self.subs.pop(sub.topic, None)
         self._write(
             b'{"op":"topic_deleted","topic":"%b","head_seq":0,"reason":"deleted"}' % sub.topic.encode()

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from router.watch.fanout import Fanout
-from router.watch.watchers import ENDED, News, Sub, Watcher
+from router.watch.watchers import ENDED, SharedPage, Subscription, Watcher
 from topics.engine.commands.topics import Tombstone
 from topics.link.watch import EpochChange, OpenedSession
 from topics.protocols.http import event_ids, sse
 from topics.protocols.http.exchange import Sink
 
 if TYPE_CHECKING:
-    from router.watch.service import StreamsDesk
+    from router.watch.service import StreamService
 
 MOVED_MAX = 32  # of an id that names changes: more are saved before their time, so that it stays short
 HEARD_MAX = 8  # topics of which an id says that the client has heard of their epoch
@@ -24,7 +24,7 @@ class EventStream(Watcher):
     def __init__(
         self,
         fanout: Fanout,
-        desk: StreamsDesk,
+        desk: StreamService,
         wid: str,
         number: int,
         opened: OpenedSession,
@@ -70,7 +70,7 @@ class EventStream(Watcher):
         self._write(sse.RETRY)
         spec = self._spec
         self._desk.opened(self)
-        subs: list[Sub] = []
+        subs: list[Subscription] = []
         for topic, cursor in self._starts.items():
             by_pattern = self._is_by_pattern(topic)
             if not by_pattern or self._covers(topic):
@@ -117,7 +117,7 @@ class EventStream(Watcher):
     def epoch_of(self, topic: str) -> str | None:
         return self._start_epochs.get(topic)
 
-    def has_epoch(self, sub: Sub, before: str | None, gone: Tombstone | None) -> None:
+    def has_epoch(self, sub: Subscription, before: str | None, gone: Tombstone | None) -> None:
         topic = sub.topic
         assert sub.epoch is not None
         change = EpochChange(sub.epoch)
@@ -152,7 +152,7 @@ class EventStream(Watcher):
             if topic in self.subs and change.low <= self.subs[topic].cursor <= change.high
         ]
 
-    def take(self, sub: Sub, news: News) -> None:
+    def take(self, sub: Subscription, news: SharedPage) -> None:
         if news.tombstone is not None:
             self._take_tombstone(sub, news)
         self._move(sub, news.to_seq)
@@ -166,7 +166,7 @@ class EventStream(Watcher):
                 text = self._text(sub, news)
             self._write(text)
 
-    def _take_tombstone(self, sub: Sub, news: News) -> None:
+    def _take_tombstone(self, sub: Subscription, news: SharedPage) -> None:
         gone = news.tombstone
         assert gone is not None
         recreated = gone.reason == "recreated"
@@ -175,10 +175,10 @@ class EventStream(Watcher):
         self._write(sse.tombstone(news.topic, self._event_id(), gone, reason, self._epoch_member(sub)))
         sub.owes_caught_up = True
 
-    def _epoch_member(self, sub: Sub) -> bytes:
+    def _epoch_member(self, sub: Subscription) -> bytes:
         return sse.epoch_member(sub.epoch) if self._spec.include_epoch else b""
 
-    def _text(self, sub: Sub, news: News) -> bytes:
+    def _text(self, sub: Subscription, news: SharedPage) -> bytes:
         event_id, epoch = self._event_id(), self._epoch_member(sub)
         text = sse.record(
             news.topic, event_id, news.records, news.after_gap, news.to_seq, news.head_seq, epoch
@@ -187,10 +187,10 @@ class EventStream(Watcher):
             text += sse.caught_up(news.topic, event_id, news.head_seq)
         return text
 
-    def tell_caught_up(self, sub: Sub, head_seq: int) -> None:
+    def tell_caught_up(self, sub: Subscription, head_seq: int) -> None:
         self._write(sse.caught_up(sub.topic.encode(), self._event_id(), head_seq))
 
-    def tell_gone(self, sub: Sub) -> None:
+    def tell_gone(self, sub: Subscription) -> None:
         if sub.epoch is not None:
             low = max(self._starts.get(sub.topic, 0), 1)
             self._gone[sub.topic] = EpochChange("", sub.epoch, low, sub.cursor)
@@ -210,7 +210,7 @@ class EventStream(Watcher):
 
     # -- where it stands -----------------------------------------------------------------------------------
 
-    def _move(self, sub: Sub, cursor: int) -> None:
+    def _move(self, sub: Subscription, cursor: int) -> None:
         if sub.cursor != cursor:
             sub.cursor = cursor
             sub.piece = None

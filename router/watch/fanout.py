@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
-from router.pending import FrontCore
+from router.pending import PendingRequests
 from router.watch.watchers import (
     BEHIND,
     ENDED,
@@ -25,10 +25,10 @@ from router.watch.watchers import (
     READING,
     RETRY_US,
     WAITING,
-    Feed,
-    LookOutShare,
-    News,
-    Sub,
+    NameWatchShare,
+    SharedPage,
+    Subscription,
+    TopicFeed,
     Watcher,
 )
 from topics.engine.commands.topics import Tombstone
@@ -37,7 +37,7 @@ from topics.link.watch import (
     STREAM_TOPICS_MAX,
     FeedOptions,
     Follow,
-    LookOut,
+    NameWatch,
     WatchRead,
     encode,
     read_page_head,
@@ -56,7 +56,7 @@ _names = msgspec.msgpack.Decoder(list[str]).decode
 
 
 class Fanout:
-    def __init__(self, core: FrontCore, now_us: Callable[[], int], later: Later) -> None:
+    def __init__(self, core: PendingRequests, now_us: Callable[[], int], later: Later) -> None:
         self.core = core
         self.now_us = now_us
         self.later = later
@@ -65,11 +65,11 @@ class Fanout:
         self.on_up: Callable[[int], None] = lambda shard: None
         self.on_down: Callable[[int], None] = lambda shard: None
         self.on_jobs: Callable[[int, wire.Reply], None] = lambda shard, reply: None
-        self._feeds: dict[tuple[str, FeedOptions], Feed] = {}
-        self._by_number: dict[tuple[int, int], Feed] = {}
-        self._by_shard: list[dict[Feed, None]] = [{} for _ in core.links]
-        self._shares: dict[tuple[str, tuple[str, ...] | None], LookOutShare] = {}
-        self._shares_by_number: dict[tuple[int, int], LookOutShare] = {}
+        self._feeds: dict[tuple[str, FeedOptions], TopicFeed] = {}
+        self._by_number: dict[tuple[int, int], TopicFeed] = {}
+        self._by_shard: list[dict[TopicFeed, None]] = [{} for _ in core.links]
+        self._shares: dict[tuple[str, tuple[str, ...] | None], NameWatchShare] = {}
+        self._shares_by_number: dict[tuple[int, int], NameWatchShare] = {}
         self._reading_bytes = 0
         self._starved: deque[Watcher] = deque()
         self.on_end: Callable[[int], None] = lambda stream: None
@@ -98,18 +98,18 @@ class Fanout:
 
     def add(
         self, watcher: Watcher, topic: str, cursor: int, epoch: str | None = None, *, by_pattern: bool
-    ) -> Sub:
+    ) -> Subscription:
         """A topic that will be followed. A watcher that names all of its topics in each event adds them all before it starts any."""
         if topic in watcher.subs:
             self.unsubscribe(watcher, topic)
-        sub = watcher.subs[topic] = Sub(watcher, topic, cursor, epoch, by_pattern=by_pattern)
+        sub = watcher.subs[topic] = Subscription(watcher, topic, cursor, epoch, by_pattern=by_pattern)
         return sub
 
-    def start(self, sub: Sub, options: FeedOptions, group: str | None) -> None:
+    def start(self, sub: Subscription, options: FeedOptions, group: str | None) -> None:
         topic = sub.topic
         feed = None if group is not None else self._feeds.get((topic, options))
         if feed is None:
-            feed = Feed(topic, options, self.shard_of(topic), group)
+            feed = TopicFeed(topic, options, self.shard_of(topic), group)
             if group is None:
                 self._feeds[topic, options] = feed
             self._by_shard[feed.shard][feed] = None
@@ -136,7 +136,7 @@ class Fanout:
         key = pattern, tuple(prefixes) if prefixes is not None else None
         share = self._shares.get(key)
         if share is None:
-            share = self._shares[key] = LookOutShare(pattern, prefixes)
+            share = self._shares[key] = NameWatchShare(pattern, prefixes)
             for shard, link in enumerate(self.core.links):
                 if link.incarnation is not None:
                     self._send_look_out(share, shard)
@@ -179,7 +179,7 @@ class Fanout:
 
     # -- feeds ---------------------------------------------------------------------------------------------
 
-    def _follow(self, feed: Feed) -> None:
+    def _follow(self, feed: TopicFeed) -> None:
         if self.core.links[feed.shard].incarnation is None:
             return  # when it is up
         sub = next(iter(feed.waiting), None)
@@ -201,7 +201,7 @@ class Fanout:
     ) -> int:
         return self.core.send(shard, op, 0, topic, b"", body, self.now_us(), on_reply)
 
-    def _followed(self, feed: Feed, reply: wire.Reply) -> None:
+    def _followed(self, feed: TopicFeed, reply: wire.Reply) -> None:
         if not feed.waiting and not feed.live:
             return  # nobody wants it any more
         if reply.status == 404:
@@ -226,7 +226,7 @@ class Fanout:
             else:
                 self._catch_up(sub, feed)
 
-    def _follow_later(self, feed: Feed) -> None:
+    def _follow_later(self, feed: TopicFeed) -> None:
         delay_us, number = feed.retry_us, feed.number
         feed.retry_us = min(2 * delay_us, RETRY_MAX_US)
 
@@ -238,7 +238,7 @@ class Fanout:
 
         self.later(delay_us, again)
 
-    def _drop_feed(self, feed: Feed) -> None:
+    def _drop_feed(self, feed: TopicFeed) -> None:
         """Nobody follows it any more."""
         self._by_shard[feed.shard].pop(feed, None)
         if self._feeds.get((feed.topic, feed.options)) is feed:
@@ -267,9 +267,9 @@ class Fanout:
         elif reply.kind == wire.END:
             self.on_end(reply.id)
 
-    def _news(self, feed: Feed, reply: wire.Reply) -> None:
+    def _news(self, feed: TopicFeed, reply: wire.Reply) -> None:
         page = read_page_head(reply.head)
-        news = News(feed.topic.encode(), page, bytes(reply.body))
+        news = SharedPage(feed.topic.encode(), page, bytes(reply.body))
         if feed.group is not None:
             self._dealt(feed, news)
             return
@@ -290,14 +290,14 @@ class Fanout:
         self.core.tell(feed.shard, wire.FED, feed.number)
 
     @staticmethod
-    def _take(sub: Sub, news: News) -> None:
+    def _take(sub: Subscription, news: SharedPage) -> None:
         """Pass a page on; after one without records that reaches the head there is still that to be said."""
         sub.watcher.take(sub, news)
         if news.caught_up and sub.owes_caught_up:
             sub.owes_caught_up = False
             sub.watcher.tell_caught_up(sub, news.head_seq)
 
-    def _dealt(self, feed: Feed, news: News) -> None:
+    def _dealt(self, feed: TopicFeed, news: SharedPage) -> None:
         """A page for one member of a group. One that cannot take it leaves it here, to go back should it leave."""
         for sub in list(feed.live):
             if sub.held or sub.watcher.is_full:
@@ -307,14 +307,14 @@ class Fanout:
             else:
                 self._hand_on(sub, feed, news)
 
-    def _hand_on(self, sub: Sub, feed: Feed, news: News) -> None:
+    def _hand_on(self, sub: Subscription, feed: TopicFeed, news: SharedPage) -> None:
         """From here on nobody else gets it."""
         sub.seen = news.to_seq
         self._take(sub, news)
         if feed.number:
             self.core.tell(feed.shard, wire.FED, feed.number)
 
-    def _hand_on_held(self, sub: Sub, feed: Feed) -> None:
+    def _hand_on_held(self, sub: Subscription, feed: TopicFeed) -> None:
         while sub.held and not sub.watcher.is_full:
             self._hand_on(sub, feed, sub.held.popleft())
         if not sub.held:
@@ -322,7 +322,7 @@ class Fanout:
         else:
             self.stalled.setdefault(sub.watcher, self.now_us())
 
-    def _topic_gone(self, feed: Feed) -> None:
+    def _topic_gone(self, feed: TopicFeed) -> None:
         feed.position = None
         gone = [*feed.live, *feed.waiting]
         for sub in gone:
@@ -334,7 +334,7 @@ class Fanout:
                 sub.renewed.names[sub.topic] = None
                 self._found(sub.watcher, sub.topic, *sub.renewed.watchers[sub.watcher])
 
-    def _sub_gone(self, sub: Sub) -> None:
+    def _sub_gone(self, sub: Subscription) -> None:
         watcher = sub.watcher
         for share in watcher.look_outs:
             share.names.pop(sub.topic, None)
@@ -347,7 +347,7 @@ class Fanout:
         else:
             watcher.tell_gone(sub)
 
-    def _end(self, sub: Sub) -> None:
+    def _end(self, sub: Subscription) -> None:
         """Nothing more of this topic for this watcher."""
         feed, sub.state = sub.feed, ENDED
         sub.watcher.behind.pop(sub, None)
@@ -365,7 +365,7 @@ class Fanout:
 
     # -- catching up ---------------------------------------------------------------------------------------
 
-    def _catch_up(self, sub: Sub, feed: Feed) -> None:
+    def _catch_up(self, sub: Subscription, feed: TopicFeed) -> None:
         """Let it join the feed if it stands there; else it has to be read for."""
         feed.live.setdefault(sub)  # also while it is read for: it keeps the feed
         if sub.epoch is None:
@@ -381,7 +381,7 @@ class Fanout:
             self._pump(sub.watcher)
 
     @staticmethod
-    def _fall_behind(sub: Sub) -> None:
+    def _fall_behind(sub: Subscription) -> None:
         if sub.state is not READING:
             sub.state = BEHIND
             sub.watcher.behind[sub] = None
@@ -401,7 +401,7 @@ class Fanout:
             del watcher.behind[sub]
             self._read(sub)
 
-    def _read(self, sub: Sub) -> None:
+    def _read(self, sub: Subscription) -> None:
         feed, watcher = sub.feed, sub.watcher
         assert feed is not None
         if _stands_at(sub, feed):
@@ -422,7 +422,7 @@ class Fanout:
         if sub.read:  # else it is answered already
             sub.read = number
 
-    def _was_read(self, sub: Sub, feed: Feed, cost: int, reply: wire.Reply) -> None:
+    def _was_read(self, sub: Subscription, feed: TopicFeed, cost: int, reply: wire.Reply) -> None:
         watcher = sub.watcher
         watcher.reads -= 1
         self._reading_bytes -= cost
@@ -435,7 +435,7 @@ class Fanout:
         if not refused_at_once:
             self._serve_starved()
 
-    def _read_ended(self, sub: Sub, feed: Feed, reply: wire.Reply) -> None:
+    def _read_ended(self, sub: Subscription, feed: TopicFeed, reply: wire.Reply) -> None:
         if reply.status == 404:
             self._sub_gone(sub)
             return
@@ -450,7 +450,7 @@ class Fanout:
         sub.state = LIVE
         watcher = sub.watcher
         _set_epoch(sub, page.epoch, page.tombstone)
-        watcher.take(sub, News(feed.topic.encode(), page, bytes(reply.body)))
+        watcher.take(sub, SharedPage(feed.topic.encode(), page, bytes(reply.body)))
         sub.fresh = False
         if sub.feed is not feed:
             return  # it was ended by what it took
@@ -465,7 +465,7 @@ class Fanout:
             self._fall_behind(sub)
         # Else it stands at the feed, or ahead of it, and the page that it has read already will find it there.
 
-    def _try_again(self, sub: Sub, feed: Feed) -> None:
+    def _try_again(self, sub: Subscription, feed: TopicFeed) -> None:
         if sub.feed is feed and sub in feed.waiting and feed.position is not None:
             del feed.waiting[sub]
             self._catch_up(sub, feed)
@@ -479,19 +479,19 @@ class Fanout:
 
     # -- patterns ------------------------------------------------------------------------------------------
 
-    def _send_look_out(self, share: LookOutShare, shard: int) -> None:
+    def _send_look_out(self, share: NameWatchShare, shard: int) -> None:
         number = self._ask(
             shard,
             wire.LOOK_OUT,
             b"",
-            encode(LookOut(share.pattern, share.prefixes)),
+            encode(NameWatch(share.pattern, share.prefixes)),
             partial(self._looked_out, share, shard),
         )
         if number:
             share.numbers[shard] = number
             self._shares_by_number[shard, number] = share
 
-    def _looked_out(self, share: LookOutShare, shard: int, reply: wire.Reply) -> None:
+    def _looked_out(self, share: NameWatchShare, shard: int, reply: wire.Reply) -> None:
         if not share.watchers:
             return
         if reply.status == 200:
@@ -501,11 +501,11 @@ class Fanout:
         elif self.core.links[shard].incarnation is not None:
             self.later(RETRY_US, partial(self._look_out_again, share, shard, share.numbers.get(shard)))
 
-    def _look_out_again(self, share: LookOutShare, shard: int, number: int | None) -> None:
+    def _look_out_again(self, share: NameWatchShare, shard: int, number: int | None) -> None:
         if share.watchers and share.numbers.get(shard) == number and self.core.links[shard].incarnation:
             self._send_look_out(share, shard)
 
-    def _share_found(self, share: LookOutShare, name: str, *, is_new: bool = False) -> None:
+    def _share_found(self, share: NameWatchShare, name: str, *, is_new: bool = False) -> None:
         share.names[name] = None
         for watcher, (options, group) in list(share.watchers.items()):
             known = watcher.subs.get(name)
@@ -524,7 +524,7 @@ class Fanout:
         cursor, epoch = (watcher.start_of(name), watcher.epoch_of(name)) if known is None else (0, None)
         self.subscribe(watcher, name, cursor, options, epoch=epoch, group=group, by_pattern=True)
 
-    def _leave_share(self, watcher: Watcher, share: LookOutShare) -> None:
+    def _leave_share(self, watcher: Watcher, share: NameWatchShare) -> None:
         share.watchers.pop(watcher, None)
         if share.watchers:
             return
@@ -536,7 +536,7 @@ class Fanout:
 
     # -- shards come and go --------------------------------------------------------------------------------
 
-    def _feed_lost(self, feed: Feed) -> None:
+    def _feed_lost(self, feed: TopicFeed) -> None:
         feed.position = None
         if feed.number:
             self._by_number.pop((feed.shard, feed.number), None)
@@ -569,12 +569,12 @@ class Fanout:
         self.on_up(shard)
 
 
-def _stands_at(sub: Sub, feed: Feed) -> bool:
+def _stands_at(sub: Subscription, feed: TopicFeed) -> bool:
     """Whether the feed's next page is the sub's too."""
     return sub.cursor == feed.position and sub.epoch == feed.epoch
 
 
-def _set_epoch(sub: Sub, epoch: str, gone: Tombstone | None = None) -> None:
+def _set_epoch(sub: Subscription, epoch: str, gone: Tombstone | None = None) -> None:
     if sub.epoch != epoch:
         before, sub.epoch = sub.epoch, epoch
         sub.watcher.has_epoch(sub, before, gone)

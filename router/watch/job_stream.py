@@ -17,7 +17,7 @@ from topics.protocols.http import sse
 from topics.protocols.http.exchange import Sink
 
 if TYPE_CHECKING:
-    from router.watch.service import StreamsDesk
+    from router.watch.service import StreamService
 
 HEARTBEAT_US = 15_000_000
 
@@ -34,11 +34,11 @@ class _ErrorBody(msgspec.Struct):
 _error_body = msgspec.json.Decoder(_ErrorBody).decode
 
 
-class JobStream:
+class JobEventStream:
     heartbeat_us = HEARTBEAT_US
 
     def __init__(
-        self, desk: StreamsDesk, shard: int, number: int, topic: str, on_closed: Callable[[], None]
+        self, desk: StreamService, shard: int, number: int, topic: str, on_closed: Callable[[], None]
     ) -> None:
         self.shard = shard
         self.number = number  # of its WORK

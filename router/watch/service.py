@@ -14,10 +14,10 @@ from functools import partial
 
 import msgspec
 
-from router.pending import FrontCore
+from router.pending import PendingRequests
 from router.watch.event_stream import EventStream
 from router.watch.fanout import Fanout, Later
-from router.watch.job_stream import JobStream
+from router.watch.job_stream import JobEventStream
 from router.watch.watchers import Watcher
 from topics.api.api_keys import ApiKey
 from topics.link import wire
@@ -36,10 +36,10 @@ STALLED_US = 30_000_000  # a client that takes nothing for so long is let go
 _was_taken = msgspec.msgpack.Decoder(bool).decode
 
 
-class StreamsDesk:
+class StreamService:
     def __init__(
         self,
-        core: FrontCore,
+        core: PendingRequests,
         fanout: Fanout,
         settings: Settings,
         *,
@@ -61,9 +61,9 @@ class StreamsDesk:
         self._sockets: dict[Watcher, None] = {}
         self._unsaved: dict[EventStream, None] = {}
         self._is_saving = False  # a timer runs
-        self._jobs: dict[int, JobStream] = {}
-        self.stalled: dict[JobStream, int] = {}  # whose clients take nothing, and since when
-        self._beats: list[tuple[int, int, EventStream | JobStream]] = []
+        self._jobs: dict[int, JobEventStream] = {}
+        self.stalled: dict[JobEventStream, int] = {}  # whose clients take nothing, and since when
+        self._beats: list[tuple[int, int, EventStream | JobEventStream]] = []
         self._beat_at_us: int | None = None
         fanout.on_end = self._taken_over
         fanout.on_up = self._shard_up
@@ -203,17 +203,17 @@ class StreamsDesk:
 
     # -- streams of jobs -----------------------------------------------------------------------------------
 
-    def expect_jobs(self, stream: JobStream) -> None:
+    def expect_jobs(self, stream: JobEventStream) -> None:
         """Its shard has opened it; its client may still have to be told."""
         self._jobs[stream.number] = stream
 
-    def jobs_opened(self, stream: JobStream) -> None:
+    def jobs_opened(self, stream: JobEventStream) -> None:
         self._plan_beat(stream, self._beat_due_us(stream, self.now_us()))
 
-    def jobs_passed_on(self, stream: JobStream) -> None:
+    def jobs_passed_on(self, stream: JobEventStream) -> None:
         self._core.tell(stream.shard, wire.WORKED, stream.number)
 
-    def jobs_closed(self, stream: JobStream) -> None:
+    def jobs_closed(self, stream: JobEventStream) -> None:
         """Its client is gone, or it was ended: what is not settled goes to others."""
         self._jobs.pop(stream.number, None)
         self.stalled.pop(stream, None)
@@ -244,13 +244,13 @@ class StreamsDesk:
     # -- time ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _beat_due_us(stream: EventStream | JobStream, since_us: int) -> int:
+    def _beat_due_us(stream: EventStream | JobEventStream, since_us: int) -> int:
         """When it is to be heard of again. Streams share ticks: a wake-up each would cost more than the beats."""
         tick_us = BEAT_TICK_US if stream.heartbeat_us >= BEAT_TICK_FROM_US else 1
         due_us = since_us + stream.heartbeat_us
         return due_us + -due_us % tick_us
 
-    def _plan_beat(self, stream: EventStream | JobStream, at_us: int) -> None:
+    def _plan_beat(self, stream: EventStream | JobEventStream, at_us: int) -> None:
         heapq.heappush(self._beats, (at_us, stream.number, stream))
         if self._beat_at_us is None or at_us < self._beat_at_us:
             self._beat_at_us = at_us
@@ -262,7 +262,7 @@ class StreamsDesk:
         now_us, now_ms = self.now_us(), self._wall_ms()
         self._beat_at_us = None
         beats = self._beats
-        again: list[tuple[int, EventStream | JobStream]] = []
+        again: list[tuple[int, EventStream | JobEventStream]] = []
         while beats and beats[0][0] <= now_us:
             stream = heapq.heappop(beats)[2]
             if stream.is_closed:
@@ -285,7 +285,9 @@ class StreamsDesk:
             for socket in list(self._sockets):
                 socket.ping()
         late_us = self.now_us() - STALLED_US
-        late: list[Watcher | JobStream] = [w for w, at_us in self.fanout.stalled.items() if at_us <= late_us]
+        late: list[Watcher | JobEventStream] = [
+            w for w, at_us in self.fanout.stalled.items() if at_us <= late_us
+        ]
         late += [stream for stream, at_us in self.stalled.items() if at_us <= late_us]
         for client in late:
             client.end_with("slow_consumer", "nothing was taken for 30 s; reconnect to go on")
@@ -293,6 +295,10 @@ class StreamsDesk:
 
     def drain(self) -> None:
         """The server stops: every stream ends, and may be continued when it is back."""
-        streams: list[Watcher | JobStream] = [*self._streams.values(), *self._jobs.values(), *self._sockets]
+        streams: list[Watcher | JobEventStream] = [
+            *self._streams.values(),
+            *self._jobs.values(),
+            *self._sockets,
+        ]
         for stream in streams:
             stream.end_with("server_shutting_down", "the server is stopping; reconnect to go on")

@@ -24,7 +24,7 @@ logger = logging.getLogger("topics.front")
 STREAM_STALL_US = 60_000_000
 
 
-def forsake(response: Response) -> None:
+def abandon(response: Response) -> None:
     """Nobody is there to take this response; whoever would have filled it hears so."""
     for stream in (response.stream, response.conversation):
         if stream is not None:
@@ -35,7 +35,7 @@ def without_conversation(response: Response) -> Response:
     """What a client gets that has not asked for a WebSocket, or not as the protocol demands."""
     if response.conversation is None:
         return response
-    forsake(response)
+    abandon(response)
     return no_upgrade()
 
 
@@ -45,7 +45,7 @@ def no_upgrade() -> Response:
     return Response(status, body, head=error_head(status) + b"Sec-WebSocket-Version: 13\r\n")
 
 
-def into_the_void(_data: bytes) -> None:
+def discard_bytes(_data: bytes) -> None:
     """What is written after the end."""
 
 
@@ -116,10 +116,10 @@ class ConnectionSink(OwnedSink):
 
     @property
     def is_over(self) -> bool:
-        return self.write is into_the_void
+        return self.write is discard_bytes
 
     def _take_no_more(self) -> None:
-        self.write = into_the_void
+        self.write = discard_bytes
 
     def close(self) -> None:
         self._take_no_more()

@@ -30,7 +30,7 @@ RETRY_US = 50_000  # until a shard that could not answer is asked again
 WAITING, BEHIND, READING, LIVE, ENDED = "waiting", "behind", "reading", "live", "ended"
 
 
-class News:
+class SharedPage:
     """A page as watchers take it. Texts that several of them get are made once."""
 
     __slots__ = (
@@ -61,7 +61,7 @@ class News:
         self.texts: dict[bytes, bytes] = {}
 
 
-class Feed:
+class TopicFeed:
     __slots__ = (
         "epoch",
         "group",
@@ -85,12 +85,12 @@ class Feed:
         self.epoch = ""  # of the topic, once it is followed
         self.position: int | None = None  # where the next page begins; None: it is not followed yet
         self.is_at_head = False  # there was nothing more when its last page was read
-        self.live: dict[Sub, None] = {}
-        self.waiting: dict[Sub, None] = {}
+        self.live: dict[Subscription, None] = {}
+        self.waiting: dict[Subscription, None] = {}
         self.retry_us = RETRY_US
 
 
-class Sub:
+class Subscription:
     __slots__ = (
         "by_pattern",
         "cursor",
@@ -117,14 +117,14 @@ class Sub:
         self.epoch = epoch  # that the cursor is of; None: it is not known, and that of the topic is taken
         self.by_pattern = by_pattern
         self.state = WAITING
-        self.feed: Feed | None = None
+        self.feed: TopicFeed | None = None
         self.fresh = True  # nothing was read since the stream opened
         self.owes_caught_up = True
         self.piece: bytes | None = None  # of the event id, while the cursor stays
         self.read = 0  # number of the read that is under way
-        self.held: deque[News] = deque()  # pages of a group for which there was no room
+        self.held: deque[SharedPage] = deque()  # pages of a group for which there was no room
         self.seen = 0  # where it knows its group to have been: what it was dealt last
-        self.renewed: LookOutShare | None = (
+        self.renewed: NameWatchShare | None = (
             None  # has found a new topic of this name before this one was gone
         )
 
@@ -135,11 +135,11 @@ class Watcher(ABC):
     def __init__(self, fanout: Fanout, prefixes: list[str] | None) -> None:
         self.fanout = fanout
         self.prefixes = prefixes
-        self.subs: dict[str, Sub] = {}
-        self.behind: dict[Sub, None] = {}
-        self.holding: dict[Sub, None] = {}  # members of groups with pages that wait for room
+        self.subs: dict[str, Subscription] = {}
+        self.behind: dict[Subscription, None] = {}
+        self.holding: dict[Subscription, None] = {}  # members of groups with pages that wait for room
         self.reads = 0
-        self.look_outs: list[LookOutShare] = []
+        self.look_outs: list[NameWatchShare] = []
         self.is_closed = False
         self.is_starved = False
 
@@ -148,14 +148,14 @@ class Watcher(ABC):
     def is_full(self) -> bool: ...
 
     @abstractmethod
-    def take(self, sub: Sub, news: News) -> None:
+    def take(self, sub: Subscription, news: SharedPage) -> None:
         """Write a page. The cursor moves with it."""
 
     @abstractmethod
-    def tell_caught_up(self, sub: Sub, head_seq: int) -> None: ...
+    def tell_caught_up(self, sub: Subscription, head_seq: int) -> None: ...
 
     @abstractmethod
-    def tell_gone(self, sub: Sub) -> None:
+    def tell_gone(self, sub: Subscription) -> None:
         """The topic was deleted."""
 
     @abstractmethod
@@ -170,7 +170,7 @@ class Watcher(ABC):
         """Of the cursor that `start_of` gives."""
         return None
 
-    def has_epoch(self, sub: Sub, before: str | None, gone: Tombstone | None) -> None:  # noqa: B027 - not all keep it
+    def has_epoch(self, sub: Subscription, before: str | None, gone: Tombstone | None) -> None:  # noqa: B027 - not all keep it
         """The sub has come to another epoch; the page that tells of it, if it has to be told, follows."""
 
     def ping(self) -> None:  # noqa: B027 - not every protocol has one
@@ -181,7 +181,7 @@ class Watcher(ABC):
         """Close it, and say why."""
 
 
-class LookOutShare:
+class NameWatchShare:
     """A pattern that watchers of this front share, and the names it has found."""
 
     __slots__ = ("names", "numbers", "pattern", "prefixes", "watchers")

@@ -58,21 +58,21 @@ def run_worker(folder: Path, place: WorkerPlace, control: socket.socket) -> int:
 
 def wrap_front(marks: Marks) -> None:
     from router.connections.connection import Connection
-    from router.pending import FrontCore
+    from router.pending import PendingRequests
     from router.shard_client import ShardClient
 
     put = marks.put
     received_ns = 0
     plain_received = Connection.data_received
-    plain_send: Callable[..., int] = FrontCore.send
-    plain_link, plain_receive, plain_write = ShardClient._send, FrontCore.receive, Connection._write
+    plain_send: Callable[..., int] = PendingRequests.send
+    plain_link, plain_receive, plain_write = ShardClient._send, PendingRequests.receive, Connection._write
 
     def data_received(self: Connection, data: bytes) -> None:
         nonlocal received_ns
         received_ns = perf_counter_ns()
         plain_received(self, data)
 
-    def send(self: FrontCore, *arguments: Any) -> int:
+    def send(self: PendingRequests, *arguments: Any) -> int:
         *request, on_reply = arguments
         began_ns = received_ns  # a request is placed inside of the call that received its bytes
 
@@ -90,7 +90,7 @@ def wrap_front(marks: Marks) -> None:
         put(points.LINKED, 0, 0, perf_counter_ns())
         plain_link(self)
 
-    def receive(self: FrontCore, *arguments: Any) -> None:
+    def receive(self: PendingRequests, *arguments: Any) -> None:
         put(points.RETURNED, 0, 0, perf_counter_ns())
         plain_receive(self, *arguments)
 
@@ -99,7 +99,7 @@ def wrap_front(marks: Marks) -> None:
         plain_write(self, *arguments, **options)
 
     _replace(Connection, data_received=data_received, _write=write)
-    _replace(FrontCore, send=send, receive=receive)
+    _replace(PendingRequests, send=send, receive=receive)
     _replace(ShardClient, _send=link)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from router.connections.connection import CLOSING, IDLE, Connection
-from router.pending import FrontCore
+from router.pending import PendingRequests
 from router.requests.call import Services
 from router.server import Server
 from tests.support.shard_rig import Rig
@@ -39,7 +39,7 @@ class InlineServer(Server):
 class FrontRig(Rig):
     """A shard whose replies go to a front's core."""
 
-    front: FrontCore | None = None
+    front: PendingRequests | None = None
 
     def _keep(self, peer: bytes, parts: list[wire.Buffer]) -> None:
         if self.front is None:
@@ -94,7 +94,7 @@ class FrontWorld:
         self.rig = FrontRig()
         made = self.rig.ask(wire.WRITE, "t", {"records": RECORDS})
         assert made is not None and made.status == 201
-        self.core = FrontCore(1)
+        self.core = PendingRequests(1)
         self.core.worker_up(0, self.rig.incarnation)
         self.rig.front = self.core
         settings = Settings(

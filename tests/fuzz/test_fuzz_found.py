@@ -19,7 +19,7 @@ from tests.support.faults import fault
 from tests.support.shard_rig import WORKER, Rig
 from tests.support.sim_disk import SimDisk
 from topics.api.errors import Corrupt
-from topics.engine.shard.quotas import Report
+from topics.engine.shard.quotas import QuotaReport
 from topics.engine.storage import wal
 from topics.engine.storage.files import write_digest_file
 from topics.engine.storage.intents import MAGIC, intent_path, pending_intents
@@ -88,8 +88,8 @@ def test_a_bad_message_leaves_the_shard_serving(data: bytes) -> None:
         b"",
         b"\xc1",
         b"nonsense",
-        msgspec.msgpack.encode(Report(7, 1, 0, 0)),
-        msgspec.msgpack.encode(Report(0, 1, 0, 0)),
+        msgspec.msgpack.encode(QuotaReport(7, 1, 0, 0)),
+        msgspec.msgpack.encode(QuotaReport(0, 1, 0, 0)),
     ],
 )
 def test_a_report_that_is_none_is_dropped(body: bytes) -> None:
@@ -105,7 +105,7 @@ def test_a_report_that_is_none_is_dropped(body: bytes) -> None:
     "dropped with a line in the log; the shard serves on",
 )
 def test_a_report_at_the_wrong_shard_is_dropped() -> None:
-    run_one(TARGETS["messages"], b"\x03" + msgspec.msgpack.encode(Report(1, 1, 0, 0)))
+    run_one(TARGETS["messages"], b"\x03" + msgspec.msgpack.encode(QuotaReport(1, 1, 0, 0)))
 
 
 @fault(

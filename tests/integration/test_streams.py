@@ -19,7 +19,7 @@ from router.connections.connection import CLOSING, LINGER_US, STREAM, Connection
 from router.requests.call import Services
 from router.server import Server
 from router.watch.sinks import STREAM_STALL_US
-from tests.support.connection_bench import Gate, Transport, World, fast, others, rest, run, slow
+from tests.support.connection_bench import Admission, Transport, World, fast, others, rest, run, slow
 from tests.support.faults import fault
 from topics.protocols.http.exchange import Request, Respond, Response, Sink
 from topics.system.settings import Settings
@@ -70,7 +70,7 @@ class StreamGate:
         self.taps: list[Tap] = []
         self.waiting: list[Callable[[], None]] = []
         self.asked = asyncio.Event()
-        self.echo: Gate | None = None  # has the requests for topics
+        self.echo: Admission | None = None  # has the requests for topics
 
     def let_read(self, origin: bytes, response: Response) -> Response:
         return response
@@ -165,7 +165,7 @@ def test_fields_that_a_stream_needs_reach_the_gate() -> None:
 def test_answers_before_a_stream_come_first_and_requests_after_it_are_nothing() -> None:
     async def test() -> None:
         world, gate = stream_world()
-        gate.echo = echo = Gate()
+        gate.echo = echo = Admission()
         connection, transport = world.connect()
         connection.data_received(fast() + slow(b"/v0/topics/b") + slow(b"/s") + fast() * 10)
         await rest(40)

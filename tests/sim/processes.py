@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from router.pending import FrontCore
-from router.requests.admission import Gate
+from router.pending import PendingRequests
+from router.requests.admission import Admission
 from router.requests.call import Services
 from tests.sim.world import MS, DiskLine, Links, MachineClock, S, World
 from tests.support.sim_disk import SimDisk, SimulatedCrash
@@ -366,12 +366,12 @@ class SimFront:
         self.number = number
         self.name = b"front-%d-%d" % (number, life)
         self.alive = True
-        self.core = FrontCore(server.shards, self._schedule)
+        self.core = PendingRequests(server.shards, self._schedule)
         now_us = server.machine.clock.monotonic_us
         self.services = Services(self.core, server.settings, now_us, "sim", now_us())
         self.services.random_bytes = random.Random(life).randbytes  # names of sessions
         self.services.open_desk(self._later, server.machine.clock.wall_ms)
-        self.gate = Gate(self.services, [], lambda: 0, self._offload)
+        self.gate = Admission(self.services, [], lambda: 0, self._offload)
         self._scheduled = False
         self.world.after(1 * S, self._expire)
 

@@ -260,7 +260,7 @@ def test_a_chase_looks_at_what_is_new_once(monkeypatch: pytest.MonkeyPatch) -> N
     looks = 0
     line_up = for_all._line_up
 
-    def counted(log: TopicLog) -> forwarder.Stream:
+    def counted(log: TopicLog) -> forwarder.CopiedTopic:
         nonlocal looks
         looks += 1
         return line_up(log)

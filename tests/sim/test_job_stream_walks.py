@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from router.watch.job_stream import JobStream
+from router.watch.job_stream import JobEventStream
 from tests.support import length
 from tests.support.watch_rig import Answers, Client, Front, Town
 from topics.link import wire
@@ -208,7 +208,7 @@ class Walk:
                 worker.client.leave()
             elif worker.answers:
                 stream = worker.answers[0].stream
-                assert isinstance(stream, JobStream)
+                assert isinstance(stream, JobEventStream)
                 stream.closed()
             else:
                 worker.answers.request.leave()

@@ -275,7 +275,7 @@ class QueueMachine(RuleBasedStateMachine):
         for letter in letters:
             self.moved(letter, done=not refused)
 
-    def moved(self, letter: k.Letter, done: bool) -> None:
+    def moved(self, letter: k.DeadLetter, done: bool) -> None:
         job = self.model.jobs[letter.seq]
         assert job.place == "moving", job
         if done:

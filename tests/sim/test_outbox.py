@@ -349,11 +349,11 @@ def test_what_was_given_back_stays_so_when_the_next_letter_was_taken(target: str
 # ---- the target's side
 
 
-def letter(number: int, target: str = "t", source_id: int = 1025, data: bytes = b"1") -> con.Letter:
-    return con.Letter("q", source_id, "", number, number, target, 3, "", data, b"{}", None, None)
+def letter(number: int, target: str = "t", source_id: int = 1025, data: bytes = b"1") -> con.DeadLetter:
+    return con.DeadLetter("q", source_id, "", number, number, target, 3, "", data, b"{}", None, None)
 
 
-def send(rig: Rig, letters: list[con.Letter], **options: Any) -> wire.Reply | None:
+def send(rig: Rig, letters: list[con.DeadLetter], **options: Any) -> wire.Reply | None:
     return rig.ask(wire.LETTERS, "t", encode_letters(letters), peer=WORKER + b"1-1", **options)
 
 
@@ -375,8 +375,8 @@ def test_letters_are_answered_when_they_are_synced_and_taken_once() -> None:
         rig.rest()
         (reply,) = answers(rig)
         assert (reply.status, reply.kind) == (200, wire.INTERNAL)
-        taken = msgspec.msgpack.decode(reply.body, type=con.LettersTaken)
-        assert taken == con.LettersTaken("t", 1025, numbers[-1])
+        taken = msgspec.msgpack.decode(reply.body, type=con.DeadLettersTaken)
+        assert taken == con.DeadLettersTaken("t", 1025, numbers[-1])
     reply = rig.ask(wire.DIFF)
     assert reply is not None and len(json.loads(bytes(reply.body))["records"]) == 3
 

@@ -79,7 +79,7 @@ class Page(bytearray):
     """A body that can be seen to go."""
 
 
-class Gate:
+class Admission:
     """Echoes a request; one whose path ends with `wait` is answered when the test says so."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class World:
         config = Settings(fast_path=fast_path)
         services = Services(cast(Any, None), config, lambda: self.now_us, "0", 0)
         self.server = Server(services, asyncio.get_running_loop())
-        self.gate = Gate()
+        self.gate = Admission()
         self.server.gate = cast(Any, self.gate)
         handler = Handler(cast(Any, self.gate), self.server.receiving, BODY_BYTES_MAX, self.server.now_us)
         self.server._aiohttp = web.Server(cast(Any, handler))

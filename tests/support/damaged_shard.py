@@ -20,7 +20,7 @@ from topics.engine.commands import topics as c
 from topics.engine.core.subjects import TagMatch
 from topics.engine.storage.wal import Envelope, scan
 from topics.engine.tools.repair import Repaired, repair_shard
-from topics.engine.tools.verify import Finding, Found, verify_shard
+from topics.engine.tools.verify import Finding, ShardFiles, verify_shard
 
 CONFIG = msgspec.structs.replace(SMALL, inline_bytes=300, wal_file_bytes=2048)
 TOPICS = ("sealed", "plain", "small", "tail")
@@ -43,7 +43,7 @@ class Damaged:
     def clock(self) -> SimClock:
         return SimClock(self.wall_ms)
 
-    def verify(self) -> Found:
+    def verify(self) -> ShardFiles:
         return ended(verify_shard(self.disk, self.clock(), CONFIG, 1))
 
     def repair(self, run: int = 1) -> Repaired:

@@ -51,7 +51,7 @@ class Transport:
         return data
 
 
-class Gate:
+class Admission:
     """Answers a path from `answers`; what is not there waits for the test."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Bench:
     def __init__(self, *, receiving: int = 1 << 20, sending: int = 8 << 20) -> None:
         self.now_us = 1_000_000_000
         self.transport = Transport()
-        self.gate = Gate()
+        self.gate = Admission()
         self.receiving = ByteBudget(receiving)
         self.sending = ByteBudget(sending)
         self.server = Http2Connection(

@@ -1,6 +1,6 @@
 """An engine with one topic `q` in a test's hands, and short ways to claim, settle and look at its consumers.
 
-`Letters` go by hand: `ship` does what a server does between two shards, with one engine at both ends.
+`DeadLetters` go by hand: `ship` does what a server does between two shards, with one engine at both ends.
 """
 
 from __future__ import annotations
@@ -128,22 +128,22 @@ class LeaseHarness(Harness):
 
     # ---- dead letters
 
-    def letters(self) -> list[k.Letter]:
+    def letters(self) -> list[k.DeadLetter]:
         """The next ones that may be sent, of `q`."""
         shard = self.engine.shard
         source = next((log for log in shard.moving.values() if log.name == "q"), None)
         return [] if source is None else shard.letters_of(source, LETTERS_AT_ONCE, LETTER_BYTES)
 
-    def deliver(self, letters: list[k.Letter]) -> None:
+    def deliver(self, letters: list[k.DeadLetter]) -> None:
         """To their target."""
         first = letters[0]
-        taken = self.do(k.TakeLetters(first.target, first.source_id, letters))
+        taken = self.do(k.TakeDeadLetters(first.target, first.source_id, letters))
         assert (taken.topic, taken.source_id) == (first.target, first.source_id)
         assert (
             taken.last_number >= letters[-1].number
         )  # it may have had later ones whose records are gone by now
 
-    def end_move(self, letters: list[k.Letter], *, done: bool = True) -> None:
+    def end_move(self, letters: list[k.DeadLetter], *, done: bool = True) -> None:
         last = letters[-1]
         self.do(k.EndMove("q", last.source_id, last.number, done))
 

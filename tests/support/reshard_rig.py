@@ -220,13 +220,13 @@ class Fleet:
 
     # ---- letters and copies, carried by hand
 
-    def letters(self, topic: str) -> list[k.Letter]:
+    def letters(self, topic: str) -> list[k.DeadLetter]:
         seat = self.seat(topic)
         return seat.engine.shard.letters_of(seat.engine.shard.published[topic], 64, 1 << 20)
 
-    def take_letters(self, letters: list[k.Letter]) -> k.LettersTaken:
-        taken = self.do(k.TakeLetters(letters[0].target, letters[0].source_id, letters))
-        assert isinstance(taken, k.LettersTaken)
+    def take_letters(self, letters: list[k.DeadLetter]) -> k.DeadLettersTaken:
+        taken = self.do(k.TakeDeadLetters(letters[0].target, letters[0].source_id, letters))
+        assert isinstance(taken, k.DeadLettersTaken)
         return taken
 
     def ship(self, topic: str) -> int:

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from router.pending import FrontCore
+from router.pending import PendingRequests
 from router.requests.call import Call, Services
 from router.watch.event_stream import EventStream
-from router.watch.service import StreamsDesk
+from router.watch.service import StreamService
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import FRONT, Rig
 from tests.support.sim_clock import SimClock
@@ -241,12 +241,12 @@ class Front:
     def __init__(self, town: Town, name: bytes, settings: Settings) -> None:
         self.name = name
         self.town = town
-        self.core = FrontCore(town.shards)
+        self.core = PendingRequests(town.shards)
         self.services = Services(self.core, settings, town.now_us, "test", 0)
         self.services.open_desk(town.later, town.clock.wall_ms)
 
     @property
-    def desk(self) -> StreamsDesk:
+    def desk(self) -> StreamService:
         return self.services.desk
 
     def client(self) -> Client:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import length
 from topics.api import limits
-from topics.engine.shard.quotas import Catalog, Escrow, Grant, Message, Recall, Report
+from topics.engine.shard.quotas import Catalog, Escrow, Message, QuotaGrant, QuotaRecall, QuotaReport
 
 MANY_BYTES = 1 << 40
 
@@ -30,7 +30,7 @@ def begun(shards: int, max_topics: int, max_total_bytes: int = 0) -> tuple[Catal
     return catalog, escrows
 
 
-def ask(escrow: Escrow, topics: int = 0, size: int = 0, used: tuple[int, int] = (0, 0)) -> Report:
+def ask(escrow: Escrow, topics: int = 0, size: int = 0, used: tuple[int, int] = (0, 0)) -> QuotaReport:
     report = escrow.want(topics, size, *used)
     assert report is not None
     return report
@@ -45,8 +45,12 @@ def only(messages: list[Message]) -> Any:
 
 
 def test_messages_travel_as_arrays() -> None:
-    decoder = msgspec.msgpack.Decoder(Report | Grant | Recall)
-    for message in (Report(1, 2, 3, 4, 5, 6, 7, 8, True), Grant(1, 2, True, 3, 4), Recall(5, 6)):
+    decoder = msgspec.msgpack.Decoder(QuotaReport | QuotaGrant | QuotaRecall)
+    for message in (
+        QuotaReport(1, 2, 3, 4, 5, 6, 7, 8, True),
+        QuotaGrant(1, 2, True, 3, 4),
+        QuotaRecall(5, 6),
+    ):
         assert decoder.decode(msgspec.msgpack.encode(message)) == message
 
 
@@ -57,7 +61,7 @@ def test_nothing_is_granted_before_every_shard_has_reported() -> None:
     assert catalog.report(ask(first, 1, used=(5, 0))) == []
     assert catalog.report(second.begin(0, 0)) == []
     ((shard, grant),) = catalog.report(third.begin(0, 0))
-    assert (shard, grant) == (0, Grant(8, 0, False))
+    assert (shard, grant) == (0, QuotaGrant(8, 0, False))
 
 
 @pytest.mark.parametrize(
@@ -73,18 +77,18 @@ def test_topics_come_in_chunks_while_there_is_plenty(cap: int, shards: int, chun
 @pytest.mark.parametrize("cap, want, granted", [(MANY_BYTES, 10, limits.GRANT_BYTES_MAX), (1600, 10, 200)])
 def test_bytes_come_in_chunks_while_there_is_plenty(cap: int, want: int, granted: int) -> None:
     catalog, escrows = begun(2, 0, cap)
-    assert only(catalog.report(ask(escrows[0], 0, want))) == Grant(0, granted, False)
+    assert only(catalog.report(ask(escrows[0], 0, want))) == QuotaGrant(0, granted, False)
 
 
 def test_a_large_want_is_granted_in_full() -> None:
     catalog, escrows = begun(2, 0, 1600)
-    assert only(catalog.report(ask(escrows[0], 0, 900))) == Grant(0, 900, False)
+    assert only(catalog.report(ask(escrows[0], 0, 900))) == QuotaGrant(0, 900, False)
 
 
 def test_just_what_is_wanted_when_space_is_short() -> None:
     catalog, escrows = begun(2, 0, 1600)
     catalog.report(ask(escrows[0], 0, 1300))
-    assert only(catalog.report(ask(escrows[1], 0, 10))) == Grant(0, 10, False)
+    assert only(catalog.report(ask(escrows[1], 0, 10))) == QuotaGrant(0, 10, False)
 
 
 def test_only_what_is_wanted_grows() -> None:
@@ -97,11 +101,11 @@ def test_a_want_that_does_not_fit_recalls_from_the_others_and_takes_what_they_re
     assert a.granted(only(catalog.report(ask(a, 4))))
     assert a.topics == 4
     ((shard, recall),) = catalog.report(ask(b, 2))
-    assert (shard, recall) == (0, Recall(1))
+    assert (shard, recall) == (0, QuotaRecall(1))
     answer = a.recalled(recall, 2, 0)
     assert a.topics == 2
     assert answer is not None
-    assert catalog.report(answer) == [(1, Grant(2, 0, False))]
+    assert catalog.report(answer) == [(1, QuotaGrant(2, 0, False))]
 
 
 def test_a_want_larger_than_what_remains_gets_nothing_and_hears_that_it_is_final() -> None:
@@ -111,17 +115,17 @@ def test_a_want_larger_than_what_remains_gets_nothing_and_hears_that_it_is_final
     answer = a.recalled(recall, 0, 40)
     assert answer is not None
     (message,) = catalog.report(answer)
-    assert message == (1, Grant(1, 0, True))
+    assert message == (1, QuotaGrant(1, 0, True))
     assert b.granted(message[1])
     assert (b.topics, b.bytes) == (1, 0)
     # The 60 that are left are there for whom they suffice.
-    assert only(catalog.report(ask(b, 0, 60))) == Grant(0, 60, False)
+    assert only(catalog.report(ask(b, 0, 60))) == QuotaGrant(0, 60, False)
 
 
 def test_alone_a_shard_is_told_at_once() -> None:
     catalog, (a,) = begun(1, 2)
     a.granted(only(catalog.report(ask(a, 2))))
-    assert only(catalog.report(ask(a, 1, used=(2, 0)))) == Grant(0, 0, True)
+    assert only(catalog.report(ask(a, 1, used=(2, 0)))) == QuotaGrant(0, 0, True)
 
 
 def test_two_shards_that_want_at_once_do_not_wait_for_each_other() -> None:
@@ -138,14 +142,14 @@ def test_two_shards_that_want_at_once_do_not_wait_for_each_other() -> None:
     assert answer is not None
     assert (answer.granted_topics, answer.want_topics) == (0, 3)
     out = catalog.report(answer)
-    assert out[0] == (0, Grant(2, 0, False))
-    assert a.granted(Grant(2, 0, False))
+    assert out[0] == (0, QuotaGrant(2, 0, False))
+    assert a.granted(QuotaGrant(2, 0, False))
     # Now b is first: but a has used all there is.
     (recalled,) = out[1:]
-    assert recalled == (0, Recall(1))
-    answer = a.recalled(Recall(1), 4, 0)
+    assert recalled == (0, QuotaRecall(1))
+    answer = a.recalled(QuotaRecall(1), 4, 0)
     assert answer is not None
-    assert catalog.report(answer) == [(1, Grant(0, 0, True))]
+    assert catalog.report(answer) == [(1, QuotaGrant(0, 0, True))]
 
 
 def test_a_recall_that_crosses_a_grant_counts_the_grant_as_held() -> None:
@@ -156,50 +160,50 @@ def test_a_recall_that_crosses_a_grant_counts_the_grant_as_held() -> None:
     # Before its recall arrives, a asks too; c answers and so frees enough for both.
     late = ask(a, 1)
     assert catalog.report(late) == []
-    freed = c.recalled(Recall(1), 0, 0)
+    freed = c.recalled(QuotaRecall(1), 0, 0)
     assert freed is not None
     out = catalog.report(freed)
-    assert out == [(1, Grant(3, 0, False)), (0, Grant(1, 0, False))]
+    assert out == [(1, QuotaGrant(3, 0, False)), (0, QuotaGrant(1, 0, False))]
     # a meets the recall first. Its report repeats the want that was granted already: that is void.
-    crossing = a.recalled(Recall(1), 0, 0)
+    crossing = a.recalled(QuotaRecall(1), 0, 0)
     assert crossing is not None
     assert (crossing.granted_topics, crossing.want_topics) == (0, 1)
     assert catalog.report(crossing) == []
-    assert a.granted(Grant(1, 0, False))
+    assert a.granted(QuotaGrant(1, 0, False))
     assert not a.is_asking
     # And what is under way is not free: 6 - 3 - 1.
-    assert catalog.report(ask(c, 3)) == [(0, Recall(1)), (1, Recall(1))]
+    assert catalog.report(ask(c, 3)) == [(0, QuotaRecall(1)), (1, QuotaRecall(1))]
 
 
 def test_a_report_from_before_the_recall_is_no_answer_to_it() -> None:
     catalog, (a, b) = begun(2, 2)
     a.granted(only(catalog.report(ask(a, 2))))
     crossing = ask(a, 3)
-    assert catalog.report(ask(b, 1)) == [(0, Recall(1))]
+    assert catalog.report(ask(b, 1)) == [(0, QuotaRecall(1))]
     assert catalog.report(crossing) == []
-    answer = a.recalled(Recall(1), 0, 0)
+    answer = a.recalled(QuotaRecall(1), 0, 0)
     assert answer is not None
-    assert catalog.report(answer)[0] == (1, Grant(1, 0, False))
+    assert catalog.report(answer)[0] == (1, QuotaGrant(1, 0, False))
 
 
 def test_a_shard_that_is_down_is_not_waited_for_and_its_grant_stays_counted() -> None:
     catalog, (a, b) = begun(2, 4)
     a.granted(only(catalog.report(ask(a, 4))))
-    assert catalog.report(ask(b, 1)) == [(0, Recall(1))]
-    assert catalog.shard_down(0) == [(1, Grant(0, 0, True))]
-    b.granted(Grant(0, 0, True))
+    assert catalog.report(ask(b, 1)) == [(0, QuotaRecall(1))]
+    assert catalog.shard_down(0) == [(1, QuotaGrant(0, 0, True))]
+    b.granted(QuotaGrant(0, 0, True))
     # The next one is refused at once, until a is back and says what it really uses.
-    assert catalog.report(ask(b, 1)) == [(1, Grant(0, 0, True))]
-    b.granted(Grant(0, 0, True))
+    assert catalog.report(ask(b, 1)) == [(1, QuotaGrant(0, 0, True))]
+    b.granted(QuotaGrant(0, 0, True))
     assert catalog.report(Escrow(0, 2).begin(3, 0)) == []
-    assert only(catalog.report(ask(b, 1))) == Grant(1, 0, False)
+    assert only(catalog.report(ask(b, 1))) == QuotaGrant(1, 0, False)
 
 
 def test_a_new_incarnation_answers_the_recall_of_the_old_one() -> None:
     catalog, (a, b) = begun(2, 4)
     a.granted(only(catalog.report(ask(a, 4))))
-    assert catalog.report(ask(b, 1)) == [(0, Recall(1))]
-    assert catalog.report(Escrow(0, 2).begin(3, 0)) == [(1, Grant(1, 0, False))]
+    assert catalog.report(ask(b, 1)) == [(0, QuotaRecall(1))]
+    assert catalog.report(Escrow(0, 2).begin(3, 0)) == [(1, QuotaGrant(1, 0, False))]
 
 
 def test_reports_of_the_dead_are_ignored() -> None:
@@ -208,9 +212,9 @@ def test_reports_of_the_dead_are_ignored() -> None:
     assert catalog.report(Escrow(0, 2).begin(3, 0)) == []
     assert catalog.report(late) == []
     assert catalog.report(beginning) == []
-    assert only(catalog.report(ask(b, 1))) == Grant(1, 0, False)
+    assert only(catalog.report(ask(b, 1))) == QuotaGrant(1, 0, False)
     catalog.shard_down(1)
-    assert catalog.report(Report(1, 1, 0, 0, 1)) == []
+    assert catalog.report(QuotaReport(1, 1, 0, 0, 1)) == []
 
 
 def test_a_want_of_the_dead_leaves_the_line() -> None:
@@ -218,10 +222,10 @@ def test_a_want_of_the_dead_leaves_the_line() -> None:
     a.granted(only(catalog.report(ask(a, 4))))
     catalog.report(ask(b, 1))
     assert catalog.report(ask(c, 1)) == []
-    assert catalog.shard_down(1) == [(0, Recall(1))]  # c is first now, and a alone is asked
-    answer = a.recalled(Recall(1), 3, 0)  # the recall for b
+    assert catalog.shard_down(1) == [(0, QuotaRecall(1))]  # c is first now, and a alone is asked
+    answer = a.recalled(QuotaRecall(1), 3, 0)  # the recall for b
     assert answer is not None
-    assert catalog.report(answer) == [(2, Grant(1, 0, False))]
+    assert catalog.report(answer) == [(2, QuotaGrant(1, 0, False))]
 
 
 def test_a_lowered_cap_grants_nothing_until_usage_has_fallen() -> None:
@@ -233,12 +237,12 @@ def test_a_lowered_cap_grants_nothing_until_usage_has_fallen() -> None:
     answer = a.recalled(recall, 6, 0)
     assert answer is not None
     (message,) = catalog.report(answer)
-    assert message == (1, Grant(0, 0, True))
+    assert message == (1, QuotaGrant(0, 0, True))
     b.granted(message[1])
     ((_, recall),) = catalog.report(ask(b, 1, used=(1, 0)))
     answer = a.recalled(recall, 3, 0)
     assert answer is not None
-    assert only(catalog.report(answer)) == Grant(1, 0, False)
+    assert only(catalog.report(answer)) == QuotaGrant(1, 0, False)
 
 
 def test_one_want_at_a_time_and_none_without_a_catalog() -> None:
@@ -248,13 +252,13 @@ def test_one_want_at_a_time_and_none_without_a_catalog() -> None:
     a.catalog_lost()
     assert not a.is_asking
     assert a.want(1, 0, 0, 0) is None
-    assert not a.granted(Grant(1, 0, False))
-    assert a.recalled(Recall(1), 0, 0) is None
+    assert not a.granted(QuotaGrant(1, 0, False))
+    assert a.recalled(QuotaRecall(1), 0, 0) is None
     report = a.begin(0, 0)
     assert (report.session, report.seen, report.begins) == (2, 0, True)
-    assert not a.granted(Grant(1, 0, False, 1, 1))
-    assert not a.granted(Grant(1, 0, False, 0, 2))
-    assert a.recalled(Recall(1, 1), 0, 0) is None
+    assert not a.granted(QuotaGrant(1, 0, False, 1, 1))
+    assert not a.granted(QuotaGrant(1, 0, False, 0, 2))
+    assert a.recalled(QuotaRecall(1, 1), 0, 0) is None
     assert a.want(1, 0, 0, 0) is not None
 
 
@@ -262,7 +266,7 @@ def test_usage_that_comes_to_light_counts_as_held() -> None:
     catalog, (a, b) = begun(2, 0, 100)
     report = ask(a, 0, 10, used=(0, 50))
     assert (report.granted_bytes, report.want_bytes) == (50, 10)
-    assert only(catalog.report(report)) == Grant(0, 12, False)
+    assert only(catalog.report(report)) == QuotaGrant(0, 12, False)
     ((_, recall),) = catalog.report(ask(b, 0, 60))
     answer = a.recalled(recall, 0, 70)
     assert answer is not None
@@ -272,7 +276,7 @@ def test_usage_that_comes_to_light_counts_as_held() -> None:
 def test_a_want_that_fits_by_now_is_answered_all_the_same() -> None:
     catalog, (a, _) = begun(2, 4)
     a.granted(only(catalog.report(ask(a, 2))))
-    assert only(catalog.report(ask(a, 1))) == Grant(1, 0, False)
+    assert only(catalog.report(ask(a, 1))) == QuotaGrant(1, 0, False)
 
 
 def test_late_news_of_a_death_do_not_touch_the_next_incarnation() -> None:
@@ -280,8 +284,8 @@ def test_late_news_of_a_death_do_not_touch_the_next_incarnation() -> None:
     second = Escrow(0, 2)
     catalog.report(second.begin(3, 0))
     assert catalog.shard_down(0, incarnation=1) == []
-    assert catalog.report(ask(b, 2)) == [(0, Recall(2, 1))]
-    assert catalog.shard_down(0, incarnation=2) == [(1, Grant(0, 0, True))]
+    assert catalog.report(ask(b, 2)) == [(0, QuotaRecall(2, 1))]
+    assert catalog.shard_down(0, incarnation=2) == [(1, QuotaGrant(0, 0, True))]
 
 
 # ---- whole clusters
@@ -312,7 +316,7 @@ class Worker:
             not size or self.used[1] + size <= self.escrow.bytes
         )
 
-    def take(self, topics: int, size: int) -> Report | None:
+    def take(self, topics: int, size: int) -> QuotaReport | None:
         """A client wants so many topics and bytes. Returns the report that this leads to."""
         if self.parked or not self.fits(topics, size):
             self.parked.append((topics, size))
@@ -324,7 +328,7 @@ class Worker:
         self.used = self.used[0] + topics, self.used[1] + size
         self.answers.append(True)
 
-    def go_on(self, *, final: bool) -> Report | None:
+    def go_on(self, *, final: bool) -> QuotaReport | None:
         """Ask the parked again from the front. `final` is about the first of them."""
         assert self.escrow is not None
         while self.parked:
@@ -348,8 +352,8 @@ class Cluster:
         self.max_topics = self.rng.choice([1, 3, 10, 40])
         self.max_bytes = self.rng.choice([50, 400, 3000])
         self.workers = [Worker(shard) for shard in range(self.shards)]
-        self.up: list[deque[Report]] = [deque() for _ in self.workers]
-        self.down: list[deque[Grant | Recall]] = [deque() for _ in self.workers]
+        self.up: list[deque[QuotaReport]] = [deque() for _ in self.workers]
+        self.down: list[deque[QuotaGrant | QuotaRecall]] = [deque() for _ in self.workers]
         self.catalog: Catalog | None = None
         self.history: list[list[tuple[int, int]]] = []  # step by step what each shard uses and waits for
         self.asked_at = [0] * self.shards
@@ -405,7 +409,7 @@ class Cluster:
         if self.catalog is not None:
             self.dead.append((worker.shard, worker.incarnation))
 
-    def post(self, worker: Worker, report: Report | None) -> None:
+    def post(self, worker: Worker, report: QuotaReport | None) -> None:
         if report is not None:
             self.up[worker.shard].append(report)
 
@@ -426,7 +430,7 @@ class Cluster:
         if worker.escrow is None or not self.down[shard]:
             return
         message = self.down[shard].popleft()
-        if isinstance(message, Recall):
+        if isinstance(message, QuotaRecall):
             self.post(worker, worker.escrow.recalled(message, *worker.used))
         elif worker.escrow.granted(message):
             self.post(worker, worker.go_on(final=message.final))

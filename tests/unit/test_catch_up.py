@@ -511,12 +511,12 @@ def test_a_dest_that_is_dropped_meanwhile() -> None:
 
 def test_what_a_record_says_about_performance_is_left_alone() -> None:
     body = b'{"records":[{"data":{"performance":{"x":1}}}],"performance":{"server_total_ms":1.0}}'
-    _, _, _, said = catch_up.say_late((200, wire.JSON, b"", body))
+    _, _, _, said = catch_up.mark_late((200, wire.JSON, b"", body))
     found = json.loads(bytes(said))
     assert found["records"] == [{"data": {"performance": {"x": 1}}}]
     assert found["performance"] == {"catch_up_timed_out": True, "server_total_ms": 1.0}
-    assert catch_up.say_late((200, wire.JSON, b"", b"{}"))[3] == b"{}"
-    assert catch_up.say_late((200, wire.FEED, b"", b"x"))[3] == b"x"
+    assert catch_up.mark_late((200, wire.JSON, b"", b"{}"))[3] == b"{}"
+    assert catch_up.mark_late((200, wire.FEED, b"", b"x"))[3] == b"x"
 
 
 @fault(

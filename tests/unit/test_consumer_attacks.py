@@ -63,7 +63,7 @@ class Rig(Harness):
         for source in list(self.engine.shard.moving.values()):
             while letters := self.engine.shard.letters_of(source, 64, 1 << 20):
                 last = letters[-1]
-                self.do(k.TakeLetters(last.target, last.source_id, letters))
+                self.do(k.TakeDeadLetters(last.target, last.source_id, letters))
                 self.do(k.EndMove(source.name, last.source_id, last.number, True))
                 self.rest()
 

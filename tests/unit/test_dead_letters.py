@@ -211,8 +211,8 @@ def test_a_refusal_of_new_letters_does_not_bring_back_those_that_were_taken() ->
     exhaust(h)
     letters = h.letters()
     assert [letter.seq for letter in letters] == [1, 2]
-    reply = h.send(k.TakeLetters("dead", letters[0].source_id, letters))
-    taken = reply.last_number if isinstance(reply, k.LettersTaken) else 0
+    reply = h.send(k.TakeDeadLetters("dead", letters[0].source_id, letters))
+    taken = reply.last_number if isinstance(reply, k.DeadLettersTaken) else 0
     for number, done in ((taken, True), (letters[-1].number, False)):
         if number:
             h.do(k.EndMove("q", letters[0].source_id, number, done))

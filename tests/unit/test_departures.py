@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from topics.engine.storage.segments import SegmentMeta
-from topics.engine.upkeep.pending_deletions import Departures
+from topics.engine.upkeep.pending_deletions import PendingDeletions
 
 
 def test_what_an_older_snapshot_alone_names_goes_and_the_rest_stays() -> None:
-    left = Departures()
+    left = PendingDeletions()
     first, second, other = SegmentMeta(1, 0), SegmentMeta(1, 1), SegmentMeta(7, 0)
     left.add(3, first, last_snapshot=4)
     left.add(3, second, last_snapshot=5)
@@ -21,7 +21,7 @@ def test_what_an_older_snapshot_alone_names_goes_and_the_rest_stays() -> None:
 
 
 def test_those_of_a_topic_that_is_gone_are_nobodys() -> None:
-    left = Departures()
+    left = PendingDeletions()
     left.add(3, SegmentMeta(1, 0), last_snapshot=4)
     left.add(8, SegmentMeta(1, 0), last_snapshot=4)
     left.forget(3)

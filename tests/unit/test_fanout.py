@@ -13,7 +13,7 @@ import pytest
 from router.watch import fanout as fanout_module
 from router.watch.event_stream import EventStream
 from router.watch.fanout import READS_PER_WATCHER
-from router.watch.watchers import RETRY_US, Sub
+from router.watch.watchers import RETRY_US, Subscription
 from tests.support import length
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Town
@@ -28,7 +28,7 @@ def stream_of(client: Client) -> EventStream:
     return client.stream
 
 
-def sub_of(client: Client, topic: str = "t") -> Sub:
+def sub_of(client: Client, topic: str = "t") -> Subscription:
     return stream_of(client).subs[topic]
 
 

@@ -28,7 +28,13 @@ from tests.support.connection_bench import (
     run,
     slow,
 )
-from topics.protocols.http1.framing import CHUNK_EXTRA_BYTES_MAX, HEAD_BYTES_MAX, Chunks, Refused, read_frame
+from topics.protocols.http1.framing import (
+    CHUNK_EXTRA_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    Chunks,
+    FramingError,
+    read_frame,
+)
 from topics.protocols.http1.plain_head import read_plain_head
 
 CORPUS = {
@@ -312,9 +318,9 @@ def test_a_chunked_body_may_be_cut_anywhere() -> None:
     ],
 )
 def test_chunks_that_are_none(body: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(FramingError):
         follow([body])
-    with pytest.raises(Refused):
+    with pytest.raises(FramingError):
         follow([body[i : i + 1] for i in range(len(body))])
 
 

@@ -16,8 +16,8 @@ from typing import Any, cast
 import pytest
 
 from router.connections.budget import ByteBudget
-from router.pending import FrontCore
-from router.requests.admission import LARGE_ANSWER, SLOW_READERS_BYTES_MAX, Gate
+from router.pending import PendingRequests
+from router.requests.admission import LARGE_ANSWER, SLOW_READERS_BYTES_MAX, Admission
 from router.requests.call import Services
 from tests.support.faults import fault
 from topics.link import wire
@@ -34,13 +34,13 @@ class Bench:
     """A gate over one shard; what is given to another thread runs at once unless its queue is full or slow."""
 
     def __init__(self) -> None:
-        self.core = FrontCore(1)
+        self.core = PendingRequests(1)
         self.core.worker_up(0, 1)
         self.buffered = 0
         self.queue_is_full = self.queue_is_slow = False
         self.queue: list[Callable[[], None]] = []
         services = Services(self.core, Settings(), lambda: 0, "0", 0)
-        self.gate = Gate(services, [], lambda: self.buffered, self._offload)
+        self.gate = Admission(services, [], lambda: self.buffered, self._offload)
         self.answers: list[Response] = []
 
     def _offload(

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router import pending
-from router.pending import BUDGET_MS, CREDIT_BYTES, GIVE_UP_US, REQUEST_COST, TAKEN_EVERY_BYTES, FrontCore
+from router.pending import (
+    BUDGET_MS,
+    CREDIT_BYTES,
+    GIVE_UP_US,
+    REQUEST_COST,
+    TAKEN_EVERY_BYTES,
+    PendingRequests,
+)
 from router.requests.call import Call, Services, ask_all, ask_owner
 from tests.support.faults import fault
 from topics.engine.core.placement import shard_of
@@ -45,22 +52,22 @@ class Answers(list[wire.Reply]):
         return json.loads(bytes(self.only.body))["error"]
 
 
-def core_with(shards: int = 2) -> FrontCore:
-    core = FrontCore(shards)
+def core_with(shards: int = 2) -> PendingRequests:
+    core = PendingRequests(shards)
     for shard in range(shards):
         core.worker_up(shard, 1)
     return core
 
 
 def send(
-    core: FrontCore, shard: int = 0, *, op: int = wire.WRITE, body: wire.Buffer = b"", at: int = 0
+    core: PendingRequests, shard: int = 0, *, op: int = wire.WRITE, body: wire.Buffer = b"", at: int = 0
 ) -> Answers:
     answers = Answers()
     core.send(shard, op, 0, b"t", b"", body, at, answers)
     return answers
 
 
-def sent(core: FrontCore) -> list[tuple[int, wire.Request]]:
+def sent(core: PendingRequests) -> list[tuple[int, wire.Request]]:
     """What leaves now, read as the shards would."""
     found = []
     for shard, parts in core.take_messages():
@@ -69,7 +76,7 @@ def sent(core: FrontCore) -> list[tuple[int, wire.Request]]:
     return found
 
 
-def answer(core: FrontCore, shard: int, *numbers: int, incarnation: int = 1, status: int = 200) -> None:
+def answer(core: PendingRequests, shard: int, *numbers: int, incarnation: int = 1, status: int = 200) -> None:
     items = [wire.reply_head(number, status, wire.JSON, b"", 2) + b"{}" for number in numbers]
     core.receive(shard, wire.message_head(incarnation) + b"".join(items))
 
@@ -149,7 +156,7 @@ def test_a_fault_in_one_answer_does_not_cost_the_others_theirs() -> None:
 # ---- placement
 
 
-def call_for(core: FrontCore, topic: str) -> Call:
+def call_for(core: PendingRequests, topic: str) -> Call:
     services = Services(core, Settings(), lambda: 0, "1", 0)
     request = Request(b"POST", b"", b"", 5, b"body")
     return Call(request, topic.encode(), None, services)
@@ -411,7 +418,7 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = FrontCore(2)
+        self.core = PendingRequests(2)
         self.now_us = 0
         self.incarnation = 0
         self.asked: list[Answers] = []

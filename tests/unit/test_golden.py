@@ -32,9 +32,9 @@ from topics.engine.storage.control import (
     ConfigChanged,
     ConsumerStored,
     Copied,
+    DeadLettersTaken,
     Deletion,
     InflowOpen,
-    LettersTaken,
     OutflowOpen,
     TimeCeiling,
     TopicCreated,
@@ -63,7 +63,7 @@ from topics.engine.storage.transaction_file import (
     write_entries,
 )
 from topics.engine.storage.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan
-from topics.engine.topic.consumer import ConsumerRow, Event, LettersRow
+from topics.engine.topic.consumer import ConsumerRow, DeadLettersRow, Event
 from topics.engine.topic.flows import InflowRow, OutflowRow
 from topics.engine.topic.merges import FailedGroup, Input, Merged, MergedGroup, Merges
 from topics.engine.topic.transactions import (
@@ -234,7 +234,7 @@ CONSUMER_ROWS = [
                 [2],
             ),
         ],
-        letters=LettersRow(3, [(2, "", 4, "dead", 2, "why")], [(1024, 8)], 1),
+        letters=DeadLettersRow(3, [(2, "", 4, "dead", 2, "why")], [(1024, 8)], 1),
     )
 ]
 # What happens to consumers, as the log holds it.
@@ -242,7 +242,7 @@ CONSUMER_EVENTS: list[tuple[int, object]] = [
     (frames.CONSUMER_PUT, ConsumerStored("mail", CONSUMER_CONFIG, 7, [1], TS)),
     (frames.LEASE, Event("mail", 1, [2, 3], TS + 30_000, b"w-1", 78, [1, 2], 4, streamed=True)),
     (frames.LEASE, Event("", 6, [4], deliveries=[2], number=2, target="dead", reason="why")),
-    (frames.LETTERS_TAKEN, LettersTaken(1024, 8)),
+    (frames.LETTERS_TAKEN, DeadLettersTaken(1024, 8)),
     (frames.CONSUMER_DELETE, "mail"),
 ]
 EVENTS_NUMBER = 9

@@ -14,7 +14,7 @@ from topics.link import wire
 from topics.link.jobs import PUSH_BYTES, Work, encode
 from workers.shard.answer_window import READS_PER_TURN
 from workers.shard.core import PROBE_EVERY_US
-from workers.watch import jobs as jobs_desk
+from workers.watch import jobs as job_streams
 
 OTHER = b"other front"
 
@@ -58,7 +58,7 @@ def test_a_shard_that_recovers_says_so() -> None:
     "client", "more streams of jobs are opened than a worker keeps", "429 throttled, detail.limit job_streams"
 )
 def test_there_are_no_more_streams_than_a_shard_keeps(rig: JobRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_desk, "STREAMS_MAX", 2)
+    monkeypatch.setattr(job_streams, "STREAMS_MAX", 2)
     first, second = rig.work(), rig.work()
     error = error_of(rig.answer(rig.work()))
     assert (error["code"], error["detail"]) == ("throttled", {"limit": "job_streams", "max": 2})
@@ -190,7 +190,7 @@ def test_a_push_is_no_larger_than_its_bound_unless_it_is_one_record(rig: JobRig)
 def test_a_front_whose_clients_take_little_gets_small_pushes(
     rig: JobRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_desk, "AHEAD_BYTES_MAX", 50_000)
+    monkeypatch.setattr(job_streams, "AHEAD_BYTES_MAX", 50_000)
     for _ in range(20):
         rig.ask(wire.WRITE, "q", {"records": [{"data": "x" * 6000}]})
     first = rig.work(max=10)
@@ -281,7 +281,7 @@ def test_nothing_is_claimed_for_a_front_that_takes_nothing(rig: JobRig) -> None:
 
 
 def test_many_streams_are_served_over_several_turns(rig: JobRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_desk, "CLAIMS_PER_TURN", 2)
+    monkeypatch.setattr(job_streams, "CLAIMS_PER_TURN", 2)
     rig.write(10, "q")
     keys = [rig.receive(wire.WORK, "q", encode(Work("", "n"))) for _ in range(10)]
     rig.rest()

@@ -19,7 +19,7 @@ from topics.engine.storage.sealing import drain
 from topics.engine.storage.tiered import TieredDisk
 from topics.engine.tools.inspect.files import inspect
 from topics.engine.tools.repair import repair_shard
-from topics.engine.tools.verify import Found, verify_shard
+from topics.engine.tools.verify import ShardFiles, verify_shard
 from topics.system.read_only_disk import ReadOnlyDisk
 
 
@@ -37,7 +37,7 @@ def with_merges() -> tuple[Harness, ObjectStore]:
     return h, store
 
 
-def verify(h: Harness, store: ObjectStore) -> Found:
+def verify(h: Harness, store: ObjectStore) -> ShardFiles:
     return drain(verify_shard(TieredDisk(h.disk, store), SimClock(), h.config, 1, store))
 
 

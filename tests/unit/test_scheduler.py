@@ -20,7 +20,7 @@ from topics.engine.shard.scheduler import (
     TOP,
     WAIT_MAX_MS,
     WEIGHTS,
-    Entry,
+    ScheduledEntry,
     Scheduler,
     band_of,
 )
@@ -37,7 +37,9 @@ def scheduler() -> Scheduler[Topic]:
     return Scheduler(lambda topic: topic.priority)
 
 
-def add(made: Scheduler[Topic], name: str, priority: float, now_ms: int = 0, **kwargs: bool) -> Entry[Topic]:
+def add(
+    made: Scheduler[Topic], name: str, priority: float, now_ms: int = 0, **kwargs: bool
+) -> ScheduledEntry[Topic]:
     return made.add(Topic(name, priority), now_ms, **kwargs)
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.sim_disk import SimDisk
 from tests.unit.test_event_ids import made
 from tests.unit.test_sessions import FRONT, PATTERN, T0, make, opened, saved
-from topics.engine.storage.watch_file import Entry
+from topics.engine.storage.watch_file import WatchEntry
 from topics.link.watch import SaveSession
 from topics.protocols.http import event_ids
 from workers.watch import session_file
@@ -90,7 +90,7 @@ class Story:
             self.file.write(self.sessions.rows(), self.sessions.changes(), [])
         else:
             rows, changes = [list(map(msgspec.Raw, some)) for some in (taken.rows, taken.changes)]
-            self.file.append(Entry(rows, [], changes, taken.ended))
+            self.file.append(WatchEntry(rows, [], changes, taken.ended))
 
     def lose_worker(self) -> None:
         self.sessions = Sessions(0)

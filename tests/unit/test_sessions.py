@@ -41,7 +41,7 @@ from workers.watch.sessions import (
     UNDO_SAVES_MIN,
     SessionRow,
     Sessions,
-    TakeOver,
+    StreamOwner,
 )
 
 FRONT, OTHER = b"front-1", b"front-2"
@@ -304,7 +304,7 @@ def test_a_newer_stream_takes_over_when_the_older_has_saved() -> None:
     sessions = make({"a": 0})
     opened(sessions, 7)
     ask = OpenSession("w", b"", 8)
-    assert sessions.open(OTHER, ask, T0) == TakeOver(FRONT, 7)
+    assert sessions.open(OTHER, ask, T0) == StreamOwner(FRONT, 7)
     assert saved(sessions, 1, {"a": 5}, stream=7), "it goes on until it is told to end"
     assert saved(sessions, 2, {"a": 6}, stream=7, closes=True)
     assert sessions.open(OTHER, ask, T0) == OpenedSession(PLAIN, {"a": 6}, 2)
@@ -362,7 +362,7 @@ def test_when_its_front_died_an_id_may_also_move_a_session_forward() -> None:
     sessions = make({"a": 5, "b": 5})
     opened(sessions)
     sessions.front_gone(OTHER, T0)
-    assert isinstance(sessions.open(OTHER, OpenSession("w", b"", 9), T0), TakeOver)
+    assert isinstance(sessions.open(OTHER, OpenSession("w", b"", 9), T0), StreamOwner)
     sessions.front_gone(FRONT, T0)
     assert opened(sessions, 2, made({"a": 8, "b": 1})).cursors == {"a": 8, "b": 1}
     assert saved(sessions, FIRST_ERA + 1, {}, stream=2, closes=True)
@@ -390,7 +390,7 @@ def test_a_stream_that_outlives_the_worker_keeps_its_session() -> None:
     sessions = restarted(sessions)
     assert not saved(sessions, 3, {"a": 1}, stream=5)
     assert saved(sessions, 3, {"a": 7}, stream=4, peer=OTHER), "fronts have other names in the new worker"
-    assert sessions.open(FRONT, OpenSession("w", b"", 9), T0) == TakeOver(OTHER, 4)
+    assert sessions.open(FRONT, OpenSession("w", b"", 9), T0) == StreamOwner(OTHER, 4)
     sessions.sweep(T0 + 2 * SESSION_TTL_MS)
     assert sessions.count == 1
     assert saved(sessions, 4, {"a": 8}, stream=4, peer=OTHER, closes=True)

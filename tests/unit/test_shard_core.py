@@ -15,7 +15,7 @@ from tests.support.engine_harness import SMALL
 from tests.support.faults import fault
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics.api.limits import MIB
-from topics.engine.shard.quotas import Grant
+from topics.engine.shard.quotas import QuotaGrant
 from topics.link import wire
 from topics.link.reports import Readiness, ShardReport
 from workers.codec import replies
@@ -325,7 +325,7 @@ def lone_shard() -> Rig:
 
 
 def grant(rig: Rig, topics: int, *, final: bool = False) -> None:
-    rig.caps.receive(msgspec.msgpack.encode(Grant(topics, 0, final, 1, 1)))
+    rig.caps.receive(msgspec.msgpack.encode(QuotaGrant(topics, 0, final, 1, 1)))
 
 
 def test_a_write_over_the_grant_waits_for_more() -> None:
@@ -344,7 +344,7 @@ def test_the_last_word_of_the_catalog_is_a_429_for_all_that_take_no_less() -> No
     silent_catalog(rig)
     keys = [rig.receive(wire.WRITE, str(size), write("x" * size)) for size in (500, 600, 10)]
     rig.rest()
-    rig.caps.receive(msgspec.msgpack.encode(Grant(3, 0, True, 1, 1)))
+    rig.caps.receive(msgspec.msgpack.encode(QuotaGrant(3, 0, True, 1, 1)))
     rig.rest()
     for key in keys[:2]:
         assert error_of(rig.replies[key])["detail"] == {"limit": "max_total_bytes", "max": 1000}
@@ -363,10 +363,10 @@ def test_a_final_word_for_one_that_gave_up_refuses_nobody_else() -> None:
     rig.clock.advance(PARK_US // 1000 - 999)
     rig.rest()
     assert error_of(rig.replies[large])["code"] == "not_ready"
-    rig.caps.receive(msgspec.msgpack.encode(Grant(1, 0, True, 1, 1)))
+    rig.caps.receive(msgspec.msgpack.encode(QuotaGrant(1, 0, True, 1, 1)))
     rig.rest()
     assert small not in rig.replies
-    rig.caps.receive(msgspec.msgpack.encode(Grant(0, 1, False, 1, 1)))
+    rig.caps.receive(msgspec.msgpack.encode(QuotaGrant(0, 1, False, 1, 1)))
     rig.rest()
     assert rig.replies[small].status == 201
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.pending import CREDIT_BYTES, FrontCore, Pending
+from router.pending import CREDIT_BYTES, Pending, PendingRequests
 from router.pressure import TELL_AGAIN_US, FrontPressure
 from tests.support.faults import fault
 from tests.support.shard_rig import error_of
@@ -155,7 +155,7 @@ def test_a_sync_that_takes_long_is_pressure(rig: FeedRig) -> None:
 
 class Front:
     def __init__(self) -> None:
-        self.core = FrontCore(2)
+        self.core = PendingRequests(2)
         self.core.set_peers({0: 7, 1: 8})
         self.now_us = 1_000_000
         self.share = 0.0

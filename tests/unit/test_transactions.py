@@ -43,7 +43,7 @@ from topics.engine.commands import transactions as t
 from topics.engine.commands.topics import Records
 from topics.engine.shard.transaction_commit import STAGE_KIND
 from topics.engine.storage.files import HEADER_BYTES
-from topics.engine.tools.verify import Found, verify_shard
+from topics.engine.tools.verify import ShardFiles, verify_shard
 from workers.shard.metrics import ShardMetrics
 
 CLASSES = [FSYNC, DISK, MEMORY, EPHEMERAL]
@@ -649,5 +649,5 @@ def test_verify_knows_the_files_and_finds_what_has_rotted_in_them() -> None:
     assert (damage.path, damage.topic, damage.records) == (path, "t", 2)
 
 
-def verify(h: Harness) -> Generator[str, None, Found]:
+def verify(h: Harness) -> Generator[str, None, ShardFiles]:
     return verify_shard(h.disk, SimClock(h.clock.wall_ms()), SMALL, 1)

@@ -18,7 +18,7 @@ from topics.api.config import TopicConfig
 from topics.api.errors import Stopping, TopicsError
 from topics.engine.commands import topics as c
 from topics.engine.core.subjects import TagMatch
-from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.shard.topic_upkeep import UpkeepPending
 
 SEGMENTS = 40  # of four records each: a turn loads about four of them
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=1 << 22, cache_bytes=1 << 22, segment_max_events=1000)
@@ -202,7 +202,7 @@ def test_a_standing_task_is_not_held_up_by_a_topic_in_line() -> None:
     stored(h)
     h.restart()
     log = h.engine.shard.published["t"]
-    with pytest.raises(Untended):
+    with pytest.raises(UpkeepPending):
         h.engine.shard._touch(log)
     h.engine.shard.refresh(log)
     assert not log.is_away

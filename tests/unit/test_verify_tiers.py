@@ -19,7 +19,7 @@ from topics.engine.storage.sealing import drain
 from topics.engine.storage.segment_store import DiskSegmentStore
 from topics.engine.storage.tiered import TieredDisk
 from topics.engine.tools.repair import CannotRepair, Repaired, repair_shard
-from topics.engine.tools.verify import Found, verify_shard
+from topics.engine.tools.verify import ShardFiles, verify_shard
 
 FIRST = "topics/0000000000000400/seg-0000000000000001-0"
 
@@ -31,7 +31,7 @@ def stopped() -> tuple[Harness, ObjectStore]:
     return h, store
 
 
-def verify(h: Harness, store: ObjectStore | None) -> Found:
+def verify(h: Harness, store: ObjectStore | None) -> ShardFiles:
     disk = TieredDisk(h.disk, store) if store is not None else h.disk
     return drain(verify_shard(disk, SimClock(), h.config, 1, store))  # type: ignore[arg-type]
 

@@ -19,15 +19,15 @@ from topics.link.watch import (
     SESSION_TTL_MS,
     CreateSession,
     Find,
-    Found,
-    LookOut,
+    FoundTopic,
+    NameWatch,
     OpenedSession,
     OpenSession,
     SaveSession,
     SessionSpec,
     encode,
 )
-from workers.watch import service as watch_desk
+from workers.watch import service as watch_service
 from workers.watch.service import JOB_KIND, SAVE_MS, TAKE_OVER_MS
 
 Key = tuple[bytes, int]
@@ -39,7 +39,7 @@ SPEC = SessionSpec(PLAIN, 15_000, ["t"])
 
 
 def look_out(rig: FeedRig, pattern: str, prefixes: list[str] | None = None, peer: bytes = FRONT) -> Key:
-    key = rig.receive(wire.LOOK_OUT, "", encode(LookOut(pattern, prefixes)), peer=peer)
+    key = rig.receive(wire.LOOK_OUT, "", encode(NameWatch(pattern, prefixes)), peer=peer)
     rig.rest()
     return key
 
@@ -68,7 +68,7 @@ def test_a_look_out_that_comes_with_the_topic_s_creation_hears_of_it_once() -> N
         rig = FeedRig()
         if first == wire.WRITE:
             rig.receive(wire.WRITE, "a.1", {"records": [{"data": 1}]})
-        key = rig.receive(wire.LOOK_OUT, "", encode(LookOut("a.>")))
+        key = rig.receive(wire.LOOK_OUT, "", encode(NameWatch("a.>")))
         if first == wire.LOOK_OUT:
             rig.receive(wire.WRITE, "a.1", {"records": [{"data": 1}]})
         rig.rest()
@@ -118,7 +118,7 @@ def test_a_look_out_ends_with_unfollow_and_with_its_front() -> None:
 
 
 def test_a_front_has_no_more_look_outs_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_desk, "LOOK_OUTS_PER_FRONT_MAX", 2)
+    monkeypatch.setattr(watch_service, "LOOK_OUTS_PER_FRONT_MAX", 2)
     rig = FeedRig()
     keys = [look_out(rig, "a.>") for _ in range(3)]
     assert [rig.replies[key].status for key in keys] == [200, 200, 400]
@@ -134,10 +134,10 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
     assert len(rig.core.desk._look_outs) == 0
 
 
-def find(rig: FeedRig, **wish: Any) -> list[Found]:
+def find(rig: FeedRig, **wish: Any) -> list[FoundTopic]:
     reply = rig.ask(wire.FIND, "", encode(Find(**wish)))
     assert reply is not None and reply.status == 200
-    return sorted(msgspec.msgpack.decode(reply.body, type=list[Found]), key=lambda row: row.name)
+    return sorted(msgspec.msgpack.decode(reply.body, type=list[FoundTopic]), key=lambda row: row.name)
 
 
 def test_find_tells_of_names_and_of_what_patterns_match() -> None:
@@ -148,16 +148,19 @@ def test_find_tells_of_names_and_of_what_patterns_match() -> None:
     assert find(rig) == []
     assert find(rig, names=["none"]) == []
     a1, a2, b = (rig.core.engine.shard.published[name].epoch for name in ("a.1", "a.2", "b"))
-    assert find(rig, names=["b", "a.1", "none"]) == [Found("a.1", 0, 1, [], a1), Found("b", 1, 1, [], b)]
+    assert find(rig, names=["b", "a.1", "none"]) == [
+        FoundTopic("a.1", 0, 1, [], a1),
+        FoundTopic("b", 1, 1, [], b),
+    ]
     rows = find(rig, names=["a.2"], patterns=["b", "a.*", ">"])
     assert rows == [
-        Found("a.1", 0, 1, [1, 2], a1), Found("a.2", 3, 1, [], a2), Found("b", 1, 1, [0, 2], b)
+        FoundTopic("a.1", 0, 1, [1, 2], a1), FoundTopic("a.2", 3, 1, [], a2), FoundTopic("b", 1, 1, [0, 2], b)
     ]  # fmt: skip
     assert [row.name for row in find(rig, patterns=[">"], prefixes=["a."])] == ["a.1", "a.2"]
 
 
 def test_find_stops_where_no_stream_could_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_desk, "STREAM_TOPICS_MAX", 3)
+    monkeypatch.setattr(watch_service, "STREAM_TOPICS_MAX", 3)
     monkeypatch.setattr("workers.watch.name_search.NAMES_PER_STEP", 2)
     rig = FeedRig()
     for i in range(9):
@@ -367,7 +370,7 @@ def test_a_save_that_fails_is_made_up_for(call: str, is_first: int) -> None:
 
 
 def test_a_save_takes_a_slice_and_the_next_one_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_desk, "SAVE_ROWS_MAX", 3)
+    monkeypatch.setattr(watch_service, "SAVE_ROWS_MAX", 3)
     rig = FeedRig()
     wids = [f"w{n}" for n in range(10)]
     for wid in wids:

@@ -28,7 +28,7 @@ from topics.engine.storage.watch_file import (
     ENTRY_BYTES,
     MARK,
     START_BYTES,
-    Entry,
+    WatchEntry,
     append,
     read_entries,
     write_base,
@@ -39,7 +39,7 @@ from topics.link.watch import CreateSession, EpochChange, FeedOptions, OpenSessi
 from workers.watch import session_file
 from workers.watch.feeds import GroupRow
 from workers.watch.session_file import WatchFile, WatchRows
-from workers.watch.sessions import SessionRow, Sessions, Undo
+from workers.watch.sessions import CursorUndo, SessionRow, Sessions
 
 DIR = CONFIG.shard_dir
 PATH = f"{DIR}/watch"
@@ -56,7 +56,7 @@ specs = st.builds(
     patterns=st.lists(names, max_size=2),
     group=st.none() | names,
 )
-undos = st.builds(Undo, numbers, numbers, st.dictionaries(names, st.none() | numbers, max_size=3))
+undos = st.builds(CursorUndo, numbers, numbers, st.dictionaries(names, st.none() | numbers, max_size=3))
 rows = st.builds(
     SessionRow,
     names,
@@ -122,7 +122,9 @@ class Table:
             self.file.write(self.sessions.rows(), self.sessions.changes(), groups)
         else:
             rows, changes = [list(map(msgspec.Raw, some)) for some in (taken.rows, taken.changes)]
-            entry = Entry(rows, session_file.group_rows(groups), changes, taken.ended, ended_groups or [])
+            entry = WatchEntry(
+                rows, session_file.group_rows(groups), changes, taken.ended, ended_groups or []
+            )
             self.file.append(entry)
 
     def content(self) -> dict[str, SessionRow]:
@@ -182,7 +184,7 @@ def test_a_file_of_version_1_is_read() -> None:
     disk = shard_disk()
     overwrite(disk, PATH, bytes.fromhex(VERSION_1))
     spec = SessionSpec(FeedOptions(nodes=("n",)), 15_000, ["orders"], ["a.>"], "crew", True)
-    undo = Undo(3, 2, {"orders": 6, "a.1": None})
+    undo = CursorUndo(3, 2, {"orders": 6, "a.1": None})
     told = EpochChange("1.0", "0.9", 1, 5)
     session = SessionRow(
         "wid_1", b"key", spec, {"orders": 7}, 3, 9, True, ["a.1"], [undo], {"orders": "1.0"}, {"orders": told}
@@ -517,7 +519,7 @@ def test_an_entry_behind_damage_is_found_however_far_it_is(torn: int) -> None:
     disk = shard_disk()
     table, _ = saved_twice(disk)
     *_, (_, end, _) = read_entries(disk, PATH)
-    append(disk, PATH, table.file._salt, end + 1 + torn, Entry())
+    append(disk, PATH, table.file._salt, end + 1 + torn, WatchEntry())
     with pytest.raises(Corrupt, match=f"{PATH} at byte {end}"):
         list(read_entries(disk, PATH))
 
@@ -549,16 +551,16 @@ def test_rows_that_make_no_sense_are_damage_though_the_digest_fits(payload: byte
 @pytest.mark.parametrize(
     "entry",
     [
-        Entry(sessions=[msgspec.Raw(b"\x01")]),
-        Entry(groups=[msgspec.Raw(b"\x90")]),
-        Entry(changes=[msgspec.Raw(msgspec.msgpack.encode(["unknown", 0, False, [], {}]))]),
+        WatchEntry(sessions=[msgspec.Raw(b"\x01")]),
+        WatchEntry(groups=[msgspec.Raw(b"\x90")]),
+        WatchEntry(changes=[msgspec.Raw(msgspec.msgpack.encode(["unknown", 0, False, [], {}]))]),
     ],
 )
 def test_rows_of_an_entry_that_make_no_sense_are_damage(
-    entry: Entry, caplog: pytest.LogCaptureFixture
+    entry: WatchEntry, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = shard_disk()
-    write_base(disk, PATH, 1, [Entry(), entry])
+    write_base(disk, PATH, 1, [WatchEntry(), entry])
     assert session_file.read(disk, DIR) == WatchRows([], [])
     assert "the rows cannot be read" in caplog.text
 

@@ -69,7 +69,7 @@ class Find(msgspec.Struct, frozen=True, array_like=True):
     prefixes: list[str] | None = None  # of the key, for the patterns
 
 
-class Found(msgspec.Struct, frozen=True, array_like=True):
+class FoundTopic(msgspec.Struct, frozen=True, array_like=True):
     """A topic that is there."""
 
     name: str
@@ -79,7 +79,7 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
     epoch: str = ""
 
 
-class LookOut(msgspec.Struct, frozen=True, array_like=True):
+class NameWatch(msgspec.Struct, frozen=True, array_like=True):
     pattern: str
     prefixes: list[str] | None = None
 

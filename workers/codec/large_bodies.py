@@ -65,7 +65,7 @@ class TooMuchBeside(TopicsError):
 
 
 @dataclass(slots=True)
-class Group:
+class RecordGroup:
     """Some records of a body: its bytes from `start` to `end`, without the commas around them."""
 
     start: int
@@ -74,11 +74,11 @@ class Group:
     count: int
 
 
-class Cutting:
+class RecordCutter:
     """Cuts a JSON body at the commas between its records."""
 
     def __init__(self, body: wire.Buffer) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[RecordGroup] = []
         self._body = memoryview(body)
         self._scan = Scan(body, SLICE_BYTES)
         self._in_records = False
@@ -141,7 +141,7 @@ class Cutting:
         return -1
 
     def _end_group(self, end: int, count: int) -> None:
-        self.groups.append(Group(self._start, end, self._first, count))
+        self.groups.append(RecordGroup(self._start, end, self._first, count))
         self._first += count
         self._start, self._least = end, 0
         if self._first >= limits.BATCH_RECORDS_MAX:
@@ -155,7 +155,7 @@ class Cutting:
     def _end_records(self, end: int) -> None:
         is_empty = not self.groups and not bytes(self._body[self._start : end]).strip()
         if not is_empty:
-            self.groups.append(Group(self._start, end, self._first, 1))
+            self.groups.append(RecordGroup(self._start, end, self._first, 1))
             self._beside.append(_PLACEHOLDER)
         self._start, self._in_records, self._least = end, False, 0
 
@@ -171,13 +171,13 @@ class Cutting:
             )
 
 
-class LineCutting:
+class LineCutter:
     """Cuts a body at the ends of its lines."""
 
     rest = _PLACEHOLDER
 
     def __init__(self, body: wire.Buffer) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[RecordGroup] = []
         self._scan = Scan(body, SLICE_BYTES)
 
     def steps(self) -> Generator[None]:
@@ -186,7 +186,7 @@ class LineCutting:
             cut = scan.text.rfind(b"\n") + 1
             if cut:
                 lines, least = lines + scan.text.count(b"\n"), 0
-                self.groups.append(Group(start, scan.at + cut, 0, 0))
+                self.groups.append(RecordGroup(start, scan.at + cut, 0, 0))
                 start = scan.at + cut
             else:
                 least += scan.least_bytes
@@ -196,7 +196,7 @@ class LineCutting:
             if scan.end - start > RECORD_TEXT_MAX or least > RECORD_LEAST_MAX:
                 raise record_too_large(lines)
             yield
-        self.groups.append(Group(start, scan.end, 0, 0))
+        self.groups.append(RecordGroup(start, scan.end, 0, 0))
 
 
 def record_too_large(number: int) -> RecordTooLarge:
@@ -211,7 +211,7 @@ def read_large(request: wire.Request, traceparent: str, read_rest: Callable[[], 
     """Read a body in steps. `read_rest` reads the request as it is without its records."""
     body = memoryview(request.body)
     is_lines = request.op == wire.WRITE_LINES
-    cutting = LineCutting(body) if is_lines else Cutting(body)
+    cutting = LineCutter(body) if is_lines else RecordCutter(body)
     yield from cutting.steps()
     request.body = cutting.rest
     command, options = read_rest()
@@ -264,7 +264,7 @@ def _read_group(request: wire.Request, text: bytes, *, is_lines: bool) -> tuple[
     return body.records, unknown
 
 
-def _moved(message: str, group: Group) -> str:
+def _moved(message: str, group: RecordGroup) -> str:
     """Messages about a group count from where it begins."""
     by = {"[": group.first, "record ": group.first, "byte ": group.start - len(_BEFORE)}
     return _PLACE.sub(lambda found: f"{found[1]}{int(found[2]) + by[found[1]]}", message, count=1)

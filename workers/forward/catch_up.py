@@ -51,7 +51,7 @@ _HEADER = b"Topics-Catch-Up-Timed-Out: true\r\n"
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldRead:
     """A read that waits; `go` begins it."""
 
     peer: bytes
@@ -60,29 +60,29 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
-class Round:
+class CatchUpRound:
     until_us: int
-    held: list[Held] = field(default_factory=list)
+    held: list[HeldRead] = field(default_factory=list)
     left: int = 0  # shards that have not answered
     is_late: bool = False
     is_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Course:
+class TopicCatchUp:
     """The rounds of one topic."""
 
     topic: str
-    running: Round
-    gathering: Round | None = None
+    running: CatchUpRound
+    gathering: CatchUpRound | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Question:
+class CatchUpQuery:
     """Of a round, to the shard of a source."""
 
-    course: Course
-    round: Round
+    course: TopicCatchUp
+    round: CatchUpRound
     uids: list[int]
 
 
@@ -102,12 +102,12 @@ class CatchUps:
         self._forwarder = forwarder
         self._shards = shards
         self._now_us = now_us
-        self._courses: dict[str, Course] = {}
-        self._rounds: deque[Round] = deque()  # in the order of their ends
+        self._courses: dict[str, TopicCatchUp] = {}
+        self._rounds: deque[CatchUpRound] = deque()  # in the order of their ends
         self._sources: dict[int, int | None] = {}  # the shard of a rule's source; None: any may have some
         self._held = 0
         self._on_way = [0] * shards  # questions, by shard
-        self._lines: list[deque[Question]] = [
+        self._lines: list[deque[CatchUpQuery]] = [
             deque() for _ in range(shards)
         ]  # those that wait for an answer to another
         self.rounds = 0
@@ -148,7 +148,7 @@ class CatchUps:
         course = self._courses.get(topic)
         if course is None:
             running = self._new_round()
-            course = self._courses[topic] = Course(topic, running)
+            course = self._courses[topic] = TopicCatchUp(topic, running)
             self._begin(course)
             if running.is_over and not running.is_late:
                 return False
@@ -158,9 +158,9 @@ class CatchUps:
                 course.gathering = self._new_round()
             held_in = course.gathering
         if held_in.is_over or self._held >= HELD_MAX:
-            self._say_late(request)
+            self._answer_late(request)
             return False
-        held_in.held.append(Held(peer, request, go))
+        held_in.held.append(HeldRead(peer, request, go))
         self._held += 1
         return True
 
@@ -185,12 +185,12 @@ class CatchUps:
 
     # -- rounds --------------------------------------------------------------------------------------------
 
-    def _new_round(self) -> Round:
-        made = Round(self._now_us() + WAIT_US)
+    def _new_round(self) -> CatchUpRound:
+        made = CatchUpRound(self._now_us() + WAIT_US)
         self._rounds.append(made)
         return made
 
-    def _begin(self, course: Course) -> None:
+    def _begin(self, course: TopicCatchUp) -> None:
         log = self._published.get(course.topic)
         running = course.running
         by_shard = self._by_shard(log.inflows) if log is not None and log.inflows else {}
@@ -201,7 +201,7 @@ class CatchUps:
             if shard == self._own:
                 self._forwarder.chase(uids, lambda behind: self._heard(course, running, is_late=bool(behind)))
             else:
-                self._lines[shard].append(Question(course, running, uids))
+                self._lines[shard].append(CatchUpQuery(course, running, uids))
                 self._ask_next(shard)
         self._heard(course, running, is_late=False)
 
@@ -217,7 +217,7 @@ class CatchUps:
                 self._on_way[shard] -= 1
                 self._heard(question.course, question.round, is_late=True)
 
-    def _answered(self, shard: int, question: Question, reply: wire.Reply | None) -> None:
+    def _answered(self, shard: int, question: CatchUpQuery, reply: wire.Reply | None) -> None:
         """A source that could not ask this shard has not waited: it may not have heard yet that this one is up."""
         self._on_way[shard] -= 1
         is_late = reply is None or reply.status != 200
@@ -226,19 +226,19 @@ class CatchUps:
         self._heard(question.course, question.round, is_late=is_late)
         self._ask_next(shard)
 
-    def _heard(self, course: Course, running: Round, *, is_late: bool) -> None:
+    def _heard(self, course: TopicCatchUp, running: CatchUpRound, *, is_late: bool) -> None:
         running.is_late = running.is_late or is_late
         running.left -= 1
         if not running.left and not running.is_over:
             self._end(course)
 
-    def _end(self, course: Course) -> None:
+    def _end(self, course: TopicCatchUp) -> None:
         over, course.running.is_over = course.running, True
         held, over.held = over.held, []
         self._held -= len(held)
         for read in held:
             if over.is_late:
-                self._say_late(read.request)
+                self._answer_late(read.request)
             read.go()
         if course.gathering is not None:
             course.running, course.gathering = course.gathering, None
@@ -246,7 +246,7 @@ class CatchUps:
         else:
             del self._courses[course.topic]
 
-    def _say_late(self, request: wire.Request) -> None:
+    def _answer_late(self, request: wire.Request) -> None:
         request.flags |= LATE
         self.late += 1
 
@@ -270,7 +270,7 @@ class CatchUps:
                 self._end(course)
 
 
-def say_late(rendered: tuple[int, int, bytes, wire.Buffer]) -> tuple[int, int, bytes, wire.Buffer]:
+def mark_late(rendered: tuple[int, int, bytes, wire.Buffer]) -> tuple[int, int, bytes, wire.Buffer]:
     """An answer to a read that was late, which says so."""
     status, kind, head, body = rendered
     if kind == wire.FRAMES:

@@ -20,14 +20,14 @@ GATHERED_MIN = 64
 
 
 @dataclass(slots=True, eq=False)
-class Copied:
+class CopyState:
     """A topic that is copied, as far as its rounds are concerned."""
 
     rests_until_us: int = 0  # its next round begins no earlier
     is_resting: bool = False  # some of its flows wait for that
 
 
-T = TypeVar("T", bound=Copied)
+T = TypeVar("T", bound=CopyState)
 
 
 class CopyRounds(Generic[T]):

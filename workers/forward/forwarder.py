@@ -43,7 +43,7 @@ from topics.engine.shard.scheduler import WAIT_MAX_MS, Scheduler
 from topics.engine.topic.log import TopicLog
 from topics.link import wire
 from workers.forward import messages as forward_messages
-from workers.forward.copy_rounds import Copied, CopyRounds
+from workers.forward.copy_rounds import CopyRounds, CopyState
 from workers.peers.links import PeerLinks
 
 logger = logging.getLogger("topics.shard")
@@ -66,7 +66,7 @@ UNKNOWN = -1
 
 
 @dataclass(slots=True, eq=False)
-class Chase:
+class CatchUpTarget:
     """What somebody wants to catch up with."""
 
     until_us: int
@@ -81,15 +81,15 @@ class Chase:
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
+class OutgoingFlow:
     uid: int
-    stream: Stream
+    stream: CopiedTopic
     shard: int  # of the dest
     state: int = IDLE
     mark: int = UNKNOWN  # up to here the dest has all
     pause_ms: int = 0
     paused_until_us: int = 0
-    chases: list[tuple[int, Chase]] = field(default_factory=list)  # up to which seq
+    chases: list[tuple[int, CatchUpTarget]] = field(default_factory=list)  # up to which seq
 
 
 Read = tuple[
@@ -98,19 +98,19 @@ Read = tuple[
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Stream(Copied):
+class CopiedTopic(CopyState):
     """A topic that is copied."""
 
     log: TopicLog
-    flows: dict[int, Flow] = field(default_factory=dict)  # by rule
-    ready: deque[Flow] = field(default_factory=deque)
+    flows: dict[int, OutgoingFlow] = field(default_factory=dict)  # by rule
+    ready: deque[OutgoingFlow] = field(default_factory=deque)
     outflows: tuple[int, ...] = ()  # as they were when `flows` was made from them
     head: int = UNKNOWN  # as it was when idle flows were last looked at
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
-    flow: Flow
+class CopyBatch:
+    flow: OutgoingFlow
     after: int
     upto: int
     bytes: int
@@ -121,24 +121,24 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Way:
+class DestinationWindow:
     """To one shard: what is on its way, and who waits until there is less."""
 
     batches: int = 0
     bytes: int = 0
-    crowd: Scheduler[Flow] = field(default_factory=lambda: Scheduler(_priority_of))
+    crowd: Scheduler[OutgoingFlow] = field(default_factory=lambda: Scheduler(_priority_of))
 
     @property
     def is_crowded(self) -> bool:
         return self.batches >= BATCHES_MAX or self.bytes + BATCH_BYTES > BYTES_MAX
 
 
-def _priority_of(flow: Flow) -> float:
+def _priority_of(flow: OutgoingFlow) -> float:
     log = flow.stream.log
     return effective_priority(log.view.config, log.last_read_ts or None, log.last_touch)
 
 
-Submit = Callable[[Batch, fwd.TakeCopies], None]
+Submit = Callable[[CopyBatch, fwd.TakeCopies], None]
 Wanted = tuple[int, object, bool]  # after which seq, by which filter, whether it may circle
 
 
@@ -157,19 +157,19 @@ class Forwarder:
         self._links = links
         self._submit = submit  # copies for a topic of this shard; the answer comes to `answered`
         self._now_us = now_us
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, CopiedTopic] = {}
         self._read_of = (0, UNKNOWN)  # a topic and its head
         self._reads: dict[Wanted, fwd.Copies] = {}  # of it
-        self._by_rule: dict[int, dict[Stream, None]] = {}
+        self._by_rule: dict[int, dict[CopiedTopic, None]] = {}
         self._swept = 0  # streams after the last sweep
-        self._owing: dict[int, dict[Flow, None]] = {}  # flows that are not idle, by rule
-        self._ways = [Way() for _ in range(shards)]
+        self._owing: dict[int, dict[OutgoingFlow, None]] = {}  # flows that are not idle, by rule
+        self._ways = [DestinationWindow() for _ in range(shards)]
         # Whose topics were dropped: the dests may forget how far they were.
-        self._leaving: deque[Flow] = deque()
-        self._pausing: list[tuple[int, int, Flow]] = []  # until when, a number, who
+        self._leaving: deque[OutgoingFlow] = deque()
+        self._pausing: list[tuple[int, int, OutgoingFlow]] = []  # until when, a number, who
         self._pauses = 0
-        self._rounds: CopyRounds[Stream] = CopyRounds(now_us)
-        self._chases: deque[Chase] = deque()  # in the order of their ends
+        self._rounds: CopyRounds[CopiedTopic] = CopyRounds(now_us)
+        self._chases: deque[CatchUpTarget] = deque()  # in the order of their ends
         self._peers: dict[int, int] = {}
         self._is_closed = False
         self.batches_sent = 0
@@ -294,7 +294,7 @@ class Forwarder:
         for log in list(self._shard.flowing.values()):
             self._line_up(log)
 
-    def _line_up(self, log: TopicLog) -> Stream:
+    def _line_up(self, log: TopicLog) -> CopiedTopic:
         """Idle flows that owe something now are ready, or rest."""
         stream = self._streams.get(log.id)
         if stream is None:
@@ -314,15 +314,15 @@ class Forwarder:
                     self._owe(flow)
         return stream
 
-    def _add_stream(self, log: TopicLog) -> Stream:
+    def _add_stream(self, log: TopicLog) -> CopiedTopic:
         if len(self._streams) > 2 * self._swept + SWEEP_MIN:
             for stream in [stream for stream in self._streams.values() if stream.log.dropped]:
                 self._match_rules(stream)
             self._swept = len(self._streams)
-        self._streams[log.id] = stream = Stream(log=log)
+        self._streams[log.id] = stream = CopiedTopic(log=log)
         return stream
 
-    def _match_rules(self, stream: Stream) -> None:
+    def _match_rules(self, stream: CopiedTopic) -> None:
         """A flow for each rule of the topic, and none for others."""
         log = stream.log
         stream.outflows = log.outflows
@@ -339,12 +339,12 @@ class Forwarder:
         for uid in uids:
             if uid not in stream.flows:
                 dest = self._shard.outflows[uid].forward.dest
-                stream.flows[uid] = Flow(uid, stream, shard_of(dest, len(self._ways)))
+                stream.flows[uid] = OutgoingFlow(uid, stream, shard_of(dest, len(self._ways)))
                 self._by_rule.setdefault(uid, {})[stream] = None
         if not stream.flows:
             self._streams.pop(log.id, None)
 
-    def _remove(self, flow: Flow) -> None:
+    def _remove(self, flow: OutgoingFlow) -> None:
         self._owe_nothing(flow, GONE)
         for _, chase in flow.chases:
             chase.part_done()
@@ -352,26 +352,26 @@ class Forwarder:
 
     # -- states of a flow ----------------------------------------------------------------------------------
 
-    def _owe(self, flow: Flow) -> None:
+    def _owe(self, flow: OutgoingFlow) -> None:
         flow.state = READY
         flow.stream.ready.append(flow)
         self._owing.setdefault(flow.uid, {})[flow] = None
 
-    def _make_ready(self, flow: Flow) -> None:
+    def _make_ready(self, flow: OutgoingFlow) -> None:
         self._owe(flow)
         log = flow.stream.log
         self._shard.flowing[log.id] = log
 
-    def _may_rest(self, flow: Flow) -> bool:
+    def _may_rest(self, flow: OutgoingFlow) -> bool:
         stream = flow.stream
         return flow.mark != UNKNOWN and self._rounds.may_rest(stream, stream.log.view.head - flow.mark)
 
-    def _rest(self, flow: Flow) -> None:
+    def _rest(self, flow: OutgoingFlow) -> None:
         flow.state = RESTING
         self._owing.setdefault(flow.uid, {})[flow] = None
         self._rounds.rest(flow.stream)
 
-    def _owe_nothing(self, flow: Flow, state: int) -> None:
+    def _owe_nothing(self, flow: OutgoingFlow, state: int) -> None:
         flow.state = state
         flows = self._owing.get(flow.uid)
         if flows is not None:
@@ -379,7 +379,7 @@ class Forwarder:
             if not flows:
                 del self._owing[flow.uid]
 
-    def _pause(self, flow: Flow, *, is_full: bool = False) -> None:
+    def _pause(self, flow: OutgoingFlow, *, is_full: bool = False) -> None:
         """The same once more, after a while. Nobody waits for it who wants to catch up; and unless the dest is full, and so
         as far as it can be, they are told.
         """
@@ -394,7 +394,7 @@ class Forwarder:
                 chase.behind.append(flow.uid)
             chase.part_done()
 
-    def _go_on(self, flow: Flow) -> None:
+    def _go_on(self, flow: OutgoingFlow) -> None:
         """The dest has said how far it is. Those who waited for it hear that last: they may ask for more at once, and must find
         the flow as it is then.
         """
@@ -408,7 +408,7 @@ class Forwarder:
         self._reach(flow)
 
     @staticmethod
-    def _reach(flow: Flow) -> None:
+    def _reach(flow: OutgoingFlow) -> None:
         """Those who waited for no more than what the dest has."""
         if flow.chases:
             reached = [chase for seq, chase in flow.chases if seq <= flow.mark]
@@ -418,7 +418,7 @@ class Forwarder:
 
     # -- out -----------------------------------------------------------------------------------------------
 
-    def _send(self, flow: Flow) -> int:
+    def _send(self, flow: OutgoingFlow) -> int:
         way = self._ways[flow.shard]
         if way.is_crowded:
             flow.state = CROWDED
@@ -438,9 +438,9 @@ class Forwarder:
             self._pause(flow)
         return BATCH_COST + len(copies.frames)
 
-    def _post(self, flow: Flow, copies: fwd.Copies) -> bool:
+    def _post(self, flow: OutgoingFlow, copies: fwd.Copies) -> bool:
         """Whether it is on its way."""
-        batch = Batch(flow, copies.after, copies.upto, len(copies.frames))
+        batch = CopyBatch(flow, copies.after, copies.upto, len(copies.frames))
         way = self._ways[flow.shard]
         way.batches += 1
         way.bytes += batch.bytes
@@ -468,7 +468,7 @@ class Forwarder:
                 copies.is_gone = True
                 self._post(flow, copies)
 
-    def _copies(self, flow: Flow) -> fwd.Copies | None:
+    def _copies(self, flow: OutgoingFlow) -> fwd.Copies | None:
         """One read for all rules that want the same, also over several slices of a topic."""
         log = flow.stream.log
         forward = self._shard.outflows[flow.uid].forward
@@ -487,7 +487,7 @@ class Forwarder:
         copies.upto, copies.frames, copies.lost = found.upto, found.frames, found.lost
         return copies
 
-    def _nothing_found(self, flow: Flow) -> None:
+    def _nothing_found(self, flow: OutgoingFlow) -> None:
         if flow.mark >= flow.stream.log.view.head:
             self._go_on(flow)
         else:
@@ -495,7 +495,7 @@ class Forwarder:
 
     # -- answers -------------------------------------------------------------------------------------------
 
-    def _heard(self, batch: Batch, reply: wire.Reply | None) -> None:
+    def _heard(self, batch: CopyBatch, reply: wire.Reply | None) -> None:
         """Of another worker; None: nobody knows."""
         if reply is None:
             self._not_taken(batch)
@@ -508,14 +508,14 @@ class Forwarder:
         else:
             self._not_taken(batch)
 
-    def answered(self, batch: Batch, result: object) -> None:
+    def answered(self, batch: CopyBatch, result: object) -> None:
         """Of the own engine."""
         if isinstance(result, fwd.CopiesTaken):
             self._taken(batch, result)
         else:
             self._not_taken(batch)
 
-    def _taken(self, batch: Batch, taken: fwd.CopiesTaken) -> None:
+    def _taken(self, batch: CopyBatch, taken: fwd.CopiesTaken) -> None:
         self._leave(batch)
         flow = batch.flow
         if flow.state != SENT:
@@ -529,7 +529,7 @@ class Forwarder:
         else:
             self._go_on(flow)
 
-    def _not_taken(self, batch: Batch) -> None:
+    def _not_taken(self, batch: CopyBatch) -> None:
         """That shard is down, or has refused it, or may have taken it all the same: it is asked again how far it is."""
         self._leave(batch)
         flow = batch.flow
@@ -537,19 +537,19 @@ class Forwarder:
         if flow.state == SENT:
             self._pause(flow)
 
-    def _leave(self, batch: Batch) -> None:
+    def _leave(self, batch: CopyBatch) -> None:
         way = self._ways[batch.flow.shard]
         way.batches -= 1
         way.bytes -= batch.bytes
         self._let_in(way)
 
-    def _crowd(self, flow: Flow) -> None:
+    def _crowd(self, flow: OutgoingFlow) -> None:
         """Wait until there is less on its way to that shard; those whose copies somebody waits for go first."""
         now_ms = self._now_us() // 1000
         since_ms = now_ms - WAIT_MAX_MS if flow.chases else now_ms
         self._ways[flow.shard].crowd.add(flow, now_ms, since_ms=since_ms)
 
-    def _let_in(self, way: Way) -> None:
+    def _let_in(self, way: DestinationWindow) -> None:
         """One for one: those who were let in before may not have sent anything yet."""
         while (entry := way.crowd.pick(self._now_us() // 1000)) is not None:
             way.crowd.done(entry, BATCH_COST)
@@ -562,7 +562,7 @@ class Forwarder:
     def chase(self, uids: Iterable[int], done: Callable[[list[int]], None]) -> None:
         """Bring all that these rules have published so far to their dests. `done` hears of it, perhaps at once."""
         self._look_at_news()
-        chase = Chase(self._now_us() + CHASE_US, done)
+        chase = CatchUpTarget(self._now_us() + CHASE_US, done)
         for uid in uids:
             for flow in list(self._owing.get(uid, ())):
                 flow.chases.append((flow.stream.log.view.head, chase))

@@ -58,11 +58,11 @@ HELD_BYTES_MAX = 16 * MIB
 FAULT_OF_A_LETTER = 400  # such a refusal says nothing about the letters behind it
 
 encode_letters = msgspec.msgpack.Encoder().encode
-_decode_letters = msgspec.msgpack.Decoder(list[cmd.Letter]).decode
-_decode_taken = msgspec.msgpack.Decoder(cmd.LettersTaken).decode
+_decode_letters = msgspec.msgpack.Decoder(list[cmd.DeadLetter]).decode
+_decode_taken = msgspec.msgpack.Decoder(cmd.DeadLettersTaken).decode
 
 
-def read_letters(topic: str, body: wire.Buffer) -> cmd.TakeLetters:
+def read_dead_letters(topic: str, body: wire.Buffer) -> cmd.TakeDeadLetters:
     """What another worker sends."""
     try:
         letters = _decode_letters(body)
@@ -72,11 +72,11 @@ def read_letters(topic: str, body: wire.Buffer) -> cmd.TakeLetters:
         (letter.target, letter.source_id) != (topic, letters[0].source_id) for letter in letters
     ):
         raise InvalidRequest("a batch has letters of one source for one target")
-    return cmd.TakeLetters(topic, letters[0].source_id, letters)
+    return cmd.TakeDeadLetters(topic, letters[0].source_id, letters)
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class OutboxTopic:
     """A topic that has letters to send."""
 
     topic_id: int
@@ -86,10 +86,10 @@ class Source:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class OutboxBatch:
     """Letters on their way. `done` is there as soon as the target has answered."""
 
-    source: Source
+    source: OutboxTopic
     topic: str
     source_id: int
     last: int
@@ -109,7 +109,7 @@ class HeldAnswer:
     send: Callable[[], None]
 
 
-Submit = Callable[[Batch, Command], None]
+Submit = Callable[[OutboxBatch, Command], None]
 
 
 class Outbox:
@@ -127,8 +127,8 @@ class Outbox:
         self._shards = shards
         self._submit = submit  # a command to the own engine, whose answer comes to `answered`
         self._now_us = now_us
-        self._sources: dict[int, Source] = {}  # each of them in line, pausing or with a batch on its way
-        self._line: deque[Source] = deque()
+        self._sources: dict[int, OutboxTopic] = {}  # each of them in line, pausing or with a batch on its way
+        self._line: deque[OutboxTopic] = deque()
         self._pausing: list[tuple[int, int]] = []  # until when, topic id
         self._batches = 0
         self._bytes = 0
@@ -158,7 +158,7 @@ class Outbox:
         if not self._may_send or not (moving or self._sources):
             return
         for topic_id in sorted(moving.keys() - self._sources.keys()):
-            self._sources[topic_id] = source = Source(topic_id, BATCH_LETTERS)
+            self._sources[topic_id] = source = OutboxTopic(topic_id, BATCH_LETTERS)
             self._line.append(source)
         now_us = self._now_us()
         while self._pausing and self._pausing[0][0] <= now_us:
@@ -173,7 +173,7 @@ class Outbox:
 
     # -- answers that wait ---------------------------------------------------------------------------------
 
-    def hold(self, command: cmd.Moves, size: int, send: Callable[[], None]) -> bool:
+    def hold(self, command: cmd.MovesDeadLetters, size: int, send: Callable[[], None]) -> bool:
         """Whether the answer to a command that sent letters has to wait for them. If so, `send` is called later."""
         log = self._engine.shard.published.get(command.topic)
         if log is None or len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
@@ -202,7 +202,7 @@ class Outbox:
 
     # -- out -----------------------------------------------------------------------------------------------
 
-    def _send_from(self, source: Source) -> None:
+    def _send_from(self, source: OutboxTopic) -> None:
         try:
             letters = self._letters_of(source)
         except (TopicsError, OSError) as error:  # one topic that cannot be read must not take the shard down
@@ -214,25 +214,25 @@ class Outbox:
             return
         first = letters[0]
         size = sum(len(letter.data) + len(letter.meta) + LETTER_BYTES for letter in letters)
-        batch = Batch(source, first.source, first.source_id, letters[-1].number, len(letters), size)
+        batch = OutboxBatch(source, first.source, first.source_id, letters[-1].number, len(letters), size)
         self._batches += 1
         self._bytes += size
         shard = shard_of(first.target, self._shards)
         if shard == self._engine.config.shard:
-            self._submit(batch, cmd.TakeLetters(first.target, first.source_id, letters))
+            self._submit(batch, cmd.TakeDeadLetters(first.target, first.source_id, letters))
         elif not self._links.ask(
             shard, wire.LETTERS, first.target.encode(), encode_letters(letters), partial(self._heard, batch)
         ):
             self._later(batch)
 
-    def _letters_of(self, source: Source) -> list[cmd.Letter]:
+    def _letters_of(self, source: OutboxTopic) -> list[cmd.DeadLetter]:
         shard = self._engine.shard
         log = shard.moving.get(source.topic_id)
         return shard.letters_of(log, source.count, BATCH_BYTES) if log is not None else []
 
     # -- answers -------------------------------------------------------------------------------------------
 
-    def _heard(self, batch: Batch, reply: wire.Reply | None) -> None:
+    def _heard(self, batch: OutboxBatch, reply: wire.Reply | None) -> None:
         """Of another worker; None: nobody knows."""
         if reply is None:
             self._later(batch)
@@ -245,20 +245,20 @@ class Outbox:
         else:
             self._not_taken(batch, reply.status)
 
-    def answered(self, batch: Batch, result: object) -> None:
+    def answered(self, batch: OutboxBatch, result: object) -> None:
         """Of the own engine: to letters for a topic of this shard, or to the end of a move."""
         if batch.done is not None:
             self._ended(batch, result)
-        elif isinstance(result, cmd.LettersTaken):
+        elif isinstance(result, cmd.DeadLettersTaken):
             self._taken(batch, result)
         else:
             assert isinstance(result, TopicsError)
             self._not_taken(batch, STATUS[result.code])
 
-    def _taken(self, batch: Batch, taken: cmd.LettersTaken) -> None:
+    def _taken(self, batch: OutboxBatch, taken: cmd.DeadLettersTaken) -> None:
         self._end(batch, min(batch.last, taken.last_number), done=True)
 
-    def _not_taken(self, batch: Batch, status: int) -> None:
+    def _not_taken(self, batch: OutboxBatch, status: int) -> None:
         if status >= 500:  # that shard starts, or may not write, or may have taken them all the same
             self._later(batch)
         elif batch.count > 1:
@@ -269,11 +269,11 @@ class Outbox:
             alone = status == FAULT_OF_A_LETTER
             self._end(batch, batch.last if alone else max(batch.last, batch.source.refused), done=False)
 
-    def _end(self, batch: Batch, number: int, *, done: bool) -> None:
+    def _end(self, batch: OutboxBatch, number: int, *, done: bool) -> None:
         batch.done = done
         self._submit(batch, cmd.EndMove(batch.topic, batch.source_id, number, done))
 
-    def _ended(self, batch: Batch, result: object) -> None:
+    def _ended(self, batch: OutboxBatch, result: object) -> None:
         if not isinstance(result, cmd.MoveEnded):  # the topic is gone, or the shard may not write
             self._later(batch)
             return
@@ -283,19 +283,19 @@ class Outbox:
             source.count = min(2 * source.count, BATCH_LETTERS)
         self._next(batch)
 
-    def _next(self, batch: Batch) -> None:
+    def _next(self, batch: OutboxBatch) -> None:
         self._leave(batch)
         self._line.append(batch.source)
 
-    def _later(self, batch: Batch) -> None:
+    def _later(self, batch: OutboxBatch) -> None:
         """The same once more, after a while."""
         self._leave(batch)
         self._pause(batch.source)
 
-    def _pause(self, source: Source) -> None:
+    def _pause(self, source: OutboxTopic) -> None:
         source.pause_ms = min(max(2 * source.pause_ms, PAUSE_MS_MIN), PAUSE_MS_MAX)
         heapq.heappush(self._pausing, (self._now_us() + source.pause_ms * 1000, source.topic_id))
 
-    def _leave(self, batch: Batch) -> None:
+    def _leave(self, batch: OutboxBatch) -> None:
         self._batches -= 1
         self._bytes -= batch.bytes

@@ -30,7 +30,7 @@ _body = BodyType(ForwardBody)
 
 
 @dataclass(slots=True)
-class Wish:
+class ForwardSpec:
     """A rule as it is asked for: without a uid, and in no state yet."""
 
     forward: Forward
@@ -38,7 +38,7 @@ class Wish:
     prefixes: tuple[str, ...] | None
 
 
-def read_wish(request: wire.Request, args: wire.Args) -> Wish:
+def read_wish(request: wire.Request, args: wire.Args) -> ForwardSpec:
     body: ForwardBody = read_body(_body, request)
     filters = _filters(body.filter)
     prefixes = prefixes_of(args)
@@ -58,7 +58,7 @@ def read_wish(request: wire.Request, args: wire.Args) -> Wish:
         body.allow_cycle,
         body.guarantee,
     )
-    return Wish(forward, body.create_dest, prefixes)
+    return ForwardSpec(forward, body.create_dest, prefixes)
 
 
 def prefixes_of(args: wire.Args) -> tuple[str, ...] | None:

@@ -34,7 +34,7 @@ Ask = Callable[[int, int, bytes, bytes, OnAnswer], bool]
 
 
 @dataclass(slots=True, eq=False)
-class Ending:
+class RuleRemoval:
     """Rules that went with a topic, and who waits for the end of them."""
 
     forwards: Ended
@@ -44,7 +44,7 @@ class Ending:
 
 
 @dataclass(slots=True, eq=False)
-class Counting:
+class TotalsQuery:
     """A wish for totals. Some of them rest on what is not synced yet, and come later."""
 
     peer: bytes
@@ -62,7 +62,7 @@ class Forwarding:
         shards: int,
         ask: Ask,
         submit: Submit,
-        count: Callable[[Counting, fwd.TakeCopies], None],
+        count: Callable[[TotalsQuery, fwd.TakeCopies], None],
         send: Send,
         now_us: Callable[[], int],
     ) -> None:
@@ -76,7 +76,7 @@ class Forwarding:
         self._now_us = now_us
         self.forwarder = Forwarder(engine, links, shards=shards, submit=submit, now_us=now_us)
         self.catch_ups = CatchUps(engine, links, self.forwarder, shards=shards, now_us=now_us)
-        self._endings: list[Ending] = []
+        self._endings: list[RuleRemoval] = []
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.CATCH_UP: self._on_catch_up,
             wire.FORWARD_TOTALS: self._on_totals,
@@ -131,7 +131,7 @@ class Forwarding:
             self._total(peer, request, wish)
 
     def _total(self, peer: bytes, request: wire.Request, wish: messages.WantTotals) -> None:
-        counting = Counting(peer, request, {})
+        counting = TotalsQuery(peer, request, {})
         for topic, uid in wish.inflows:
             log = self._shard.published.get(topic)
             inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
@@ -145,12 +145,12 @@ class Forwarding:
                 self._count(counting, fwd.TakeCopies(topic, fwd.Copies(rule, "", 0, [], (0, 0), 0, 0)))
         self._counted(counting)
 
-    def counted(self, counting: Counting, result: object) -> None:
+    def counted(self, counting: TotalsQuery, result: object) -> None:
         if isinstance(result, fwd.CopiesTaken):  # else the topic, or the rule, is gone
             counting.totals[result.uid] = result.total
         self._counted(counting)
 
-    def _counted(self, counting: Counting) -> None:
+    def _counted(self, counting: TotalsQuery) -> None:
         counting.left -= 1
         if not counting.left:
             is_late = bool(counting.request.flags & LATE)
@@ -167,29 +167,29 @@ class Forwarding:
             self.forwarder.closed(uid)
             self.catch_ups.forget(uid)
         now_us = self._now_us()
-        ending = Ending(forwards, answer, now_us + ENDING_US, now_us)
+        ending = RuleRemoval(forwards, answer, now_us + ENDING_US, now_us)
         self._endings.append(ending)
         self._tell(ending)
 
-    def _tell(self, ending: Ending) -> None:
+    def _tell(self, ending: RuleRemoval) -> None:
         ending.again_at_us = None
         body = messages.encode(messages.ForwardsGone(ending.forwards))
         if not self._ask(CATALOG_SHARD, wire.FORWARDS_GONE, b"", body, partial(self._told, ending)):
             ending.again_at_us = self._now_us() + TELL_AGAIN_US
 
-    def _told(self, ending: Ending, reply: wire.Reply | None) -> None:
+    def _told(self, ending: RuleRemoval, reply: wire.Reply | None) -> None:
         if reply is not None and reply.status == 200:
             self._ended(ending)
         else:
             ending.again_at_us = self._now_us() + TELL_AGAIN_US
 
-    def _ended(self, ending: Ending) -> None:
+    def _ended(self, ending: RuleRemoval) -> None:
         if ending in self._endings:
             self._endings.remove(ending)
             self._answer(ending)
 
     @staticmethod
-    def _answer(ending: Ending) -> None:
+    def _answer(ending: RuleRemoval) -> None:
         answer, ending.answer = ending.answer, None
         if answer is not None:
             answer()

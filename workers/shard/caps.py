@@ -20,7 +20,7 @@ import msgspec
 from topics.api.errors import OverGrant, TopicsError
 from topics.engine.commands.topics import Command
 from topics.engine.runtime.engine import Engine
-from topics.engine.shard.quotas import Catalog, Escrow, Grant, Recall, Report
+from topics.engine.shard.quotas import Catalog, Escrow, QuotaGrant, QuotaRecall, QuotaReport
 from topics.link import wire
 from workers.peers.links import PARK_US
 
@@ -29,8 +29,8 @@ PARKED_MAX = 10_000  # writes; the next one is told to come back
 Push: TypeAlias = tuple[bytes, bytes]  # peer, message body
 
 _encode = msgspec.msgpack.encode
-_decode_report = msgspec.msgpack.Decoder(Report).decode
-_decode_push = msgspec.msgpack.Decoder(Grant | Recall).decode
+_decode_report = msgspec.msgpack.Decoder(QuotaReport).decode
+_decode_push = msgspec.msgpack.Decoder(QuotaGrant | QuotaRecall).decode
 
 
 class Unavailable(TopicsError):
@@ -38,7 +38,7 @@ class Unavailable(TopicsError):
 
 
 @dataclass(slots=True, eq=False)
-class Parked:
+class ParkedWrite:
     """A write that waits for room. Asked again and parked again, it keeps its time."""
 
     since_us: int
@@ -63,12 +63,12 @@ class Caps:
         self._peers: dict[int, tuple[int, bytes]] = {}  # shard → incarnation, its socket at the catalog
         self._catalog_is_up = shard == 0
         self._serving = False
-        self._parked: list[Parked] = []
-        self._again: list[Parked] = []  # to be asked again in the next turn
-        self._retried: dict[int, Parked] = {}  # by the token's id: those that this turn asks again
+        self._parked: list[ParkedWrite] = []
+        self._again: list[ParkedWrite] = []  # to be asked again in the next turn
+        self._retried: dict[int, ParkedWrite] = {}  # by the token's id: those that this turn asks again
         self._asked_for: Any = None  # the token that the outstanding want is for
         self._last_chance: dict[int, Any] = {}  # tokens by their ids, whose refusal would be final
-        self._inbox: deque[Grant | Recall] = deque()
+        self._inbox: deque[QuotaGrant | QuotaRecall] = deque()
         self._pushes: list[Push] = []
         self.reports: list[bytes] = []  # for the catalog, when another worker hosts it
 
@@ -105,7 +105,7 @@ class Caps:
             return Unavailable("too many writes wait for room under a cap of the server; try again")
         before = self._retried.get(id(token))
         since_us = before.since_us if before is not None else self._now_us()
-        self._parked.append(Parked(since_us, token, error))
+        self._parked.append(ParkedWrite(since_us, token, error))
         self._ask()
         return None
 
@@ -169,7 +169,7 @@ class Caps:
         if self._caps_bytes:
             shard.bytes_granted = self._escrow.bytes
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: QuotaReport) -> None:
         if self._catalog is not None:
             self._deliver(self._catalog.report(report))
         else:
@@ -192,18 +192,18 @@ class Caps:
         """Hear what has come, up to a grant whose writes are yet to be asked again."""
         while self._inbox and not self._again:
             message = self._inbox.popleft()
-            if isinstance(message, Recall):
+            if isinstance(message, QuotaRecall):
                 self._hear_recall(message)
             else:
                 self._hear_grant(message)
 
-    def _hear_recall(self, recall: Recall) -> None:
+    def _hear_recall(self, recall: QuotaRecall) -> None:
         report = self._escrow.recalled(recall, *self._used())
         self._hand_over()
         if report is not None:
             self._report(report)
 
-    def _hear_grant(self, grant: Grant) -> None:
+    def _hear_grant(self, grant: QuotaGrant) -> None:
         if not self._escrow.granted(grant):
             return
         self._hand_over()
@@ -250,7 +250,7 @@ class Caps:
         self._deliver(self._catalog.shard_down(shard, incarnation))
         self.attend()
 
-    def _deliver(self, messages: list[tuple[int, Grant | Recall]]) -> None:
+    def _deliver(self, messages: list[tuple[int, QuotaGrant | QuotaRecall]]) -> None:
         for shard, message in messages:
             if shard == self._shard:
                 self._inbox.append(message)

@@ -29,22 +29,22 @@ from topics.link import wire
 from workers.codec import replies
 from workers.codec.large_bodies import LARGE_BYTES, LargeBodies, Steps, read_large, read_large_record
 from workers.codec.large_bodies import OPS as LARGE_OPS
-from workers.forward.catch_up import LATE, READS, say_late
-from workers.forward.forwarder import Batch as CopyBatch
-from workers.forward.outbox import Batch, Outbox
-from workers.forward.rules.service import Operation, RulesDesk
-from workers.forward.service import Counting, Forwarding
+from workers.forward.catch_up import LATE, READS, mark_late
+from workers.forward.forwarder import CopyBatch
+from workers.forward.outbox import Outbox, OutboxBatch
+from workers.forward.rules.service import Operation, RuleService
+from workers.forward.service import Forwarding, TotalsQuery
 from workers.peers.links import BUDGET_MS, Message, OnAnswer, PeerLinks
 from workers.shard.answer_window import AnswerWindow
 from workers.shard.caps import Caps
 from workers.shard.held_reads import HeldReads, share_pages
 from workers.shard.metrics import ShardMetrics
-from workers.shard.operations import Doors, Read, is_headers_only
+from workers.shard.operations import OperationCodec, Read, is_headers_only
 from workers.shard.outgoing import Outgoing, Sends
 from workers.shard.pressure import ShardPressure
 from workers.watch.feeds import Feed
-from workers.watch.jobs import JobsDesk
-from workers.watch.service import JOB_KIND, WatchDesk
+from workers.watch.jobs import JobStreams
+from workers.watch.service import JOB_KIND, WatchService
 
 logger = logging.getLogger("topics.shard")
 
@@ -124,7 +124,7 @@ class ShardCore:
         self._peers: dict[int, int] = {}
         self._turn = Turn()
         self._turns_again: list[Turn] = []  # of writes that were parked, and are asked again in this turn
-        self.desk = WatchDesk(
+        self.desk = WatchService(
             engine,
             disk,
             max_sessions=max_sessions,
@@ -146,21 +146,21 @@ class ShardCore:
             now_us=now_us,
         )
         engine.shard.copier = self.forwarding.forwarder
-        self.jobs = JobsDesk(
+        self.jobs = JobStreams(
             engine,
             send=self._send,
             ask=partial(self._ask_for_desk, op=wire.WORK),
             takes=self._window.is_open,
             is_headers_only=partial(is_headers_only, engine),
         )
-        self._doors = Doors(engine)
+        self._doors = OperationCodec(engine)
         self._asked_own: dict[int, OnAnswer] = {}
         self._own_replies: deque[wire.Reply] = deque()
         self._own_number = 0
         self._held_ms = 0  # of the sync whose answers are being made
-        self.rules: RulesDesk | None = None
+        self.rules: RuleService | None = None
         if engine.config.shard == 0:
-            self.rules = RulesDesk(
+            self.rules = RuleService(
                 engine,
                 shards=shards,
                 max_forwards=max_forwards,
@@ -329,7 +329,7 @@ class ShardCore:
             self._waiting.append((token, command))  # type: ignore[arg-type]
         return token  # type: ignore[return-value]
 
-    def _submit(self, asker: Batch | CopyBatch | Counting | Operation, command: cmd.Command) -> None:
+    def _submit(self, asker: OutboxBatch | CopyBatch | TotalsQuery | Operation, command: cmd.Command) -> None:
         """What this shard itself has for its engine; the answer comes to whoever asks."""
         request = wire.Request(0, self._now_us(), DESK_BUDGET_MS, wire.LETTERS, 0, b"", b"", b"")
         self._waiting.append(((b"", request, asker, self._turn, command), command))
@@ -340,11 +340,11 @@ class ShardCore:
 
     def _own_answered(self, asker: object, result: object) -> None:
         match asker:
-            case Batch():
+            case OutboxBatch():
                 self.outbox.answered(asker, result)
             case CopyBatch():
                 self.forwarding.forwarder.answered(asker, result)
-            case Counting():
+            case TotalsQuery():
                 self.forwarding.counted(asker, result)
             case Operation():
                 assert self.rules is not None
@@ -650,7 +650,7 @@ class ShardCore:
             self._refuse(peer, request, result)
             return
         elif (
-            isinstance(command, con.Moves)
+            isinstance(command, con.MovesDeadLetters)
             and command.letters
             and self._waits(token, command, result, sync_ms)
         ):
@@ -668,7 +668,7 @@ class ShardCore:
                 self.forwarding.stepped(result)
             try:
                 rendered = self._doors.render(request, result, options, total_ms, sync_ms)
-                status, kind, head, body = say_late(rendered) if request.flags & LATE else rendered
+                status, kind, head, body = mark_late(rendered) if request.flags & LATE else rendered
             except Exception as error:  # one odd record must not take the shard down with every read of it
                 logger.exception("an answer could not be made")
                 unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}
@@ -682,7 +682,7 @@ class ShardCore:
         self.metrics.answered(request.op, command, now_us - request.received_us)
         self._send(peer, request.id, status, kind, head, body)
 
-    def _waits(self, token: Token, command: con.Moves, result: object, sync_ms: float) -> bool:
+    def _waits(self, token: Token, command: con.MovesDeadLetters, result: object, sync_ms: float) -> bool:
         """Whether the answer to a command that sent dead letters waits until they are where they go."""
         size = int(sum(result.page.lengths)) if isinstance(result, con.Claimed) else 0
         return self.outbox.hold(command, size, lambda: self._answer(token, result, self._now_us(), sync_ms))

@@ -19,13 +19,13 @@ from workers.codec import consumer_replies, consumer_requests, replies, requests
 from workers.codec import merges as consolidation_requests
 from workers.codec import transactions as transaction_requests
 from workers.forward.messages import encode_step_done, read_copies, read_step
-from workers.forward.outbox import read_letters
+from workers.forward.outbox import read_dead_letters
 from workers.forward.requests import prefixes_of
 
 Read = tuple[cmd.Command, Any]  # what is asked, and how the answer is wanted
 
 
-class Doors:
+class OperationCodec:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.read: dict[int, Callable[[str, wire.Request, wire.Args], Read]] = {
@@ -46,7 +46,7 @@ class Doors:
             **consumer_requests.READERS,
             wire.CONSOLIDATE: consolidation_requests.read,
             **transaction_requests.READERS,
-            wire.LETTERS: lambda t, r, a: (read_letters(t, r.body), None),
+            wire.LETTERS: lambda t, r, a: (read_dead_letters(t, r.body), None),
             wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
             wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
         }
@@ -101,7 +101,7 @@ class Doors:
                 return replies.deleted_ranges(result, total_ms)
             case mrg.MergeAnswer():
                 return consolidation_requests.rendered(result, total_ms)
-            case con.LettersTaken() | fwd.CopiesTaken():
+            case con.DeadLettersTaken() | fwd.CopiesTaken():
                 return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)
             case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():
                 return 200, wire.INTERNAL, b"", encode_step_done(result)

@@ -48,7 +48,7 @@ class Feed:
     options: FeedOptions
     position: int  # where its next page begins
     unfed: deque[tuple[int, int]] = field(default_factory=deque)  # pages that were sent and not passed on
-    group: Group | None = None
+    group: FeedGroup | None = None
     token: Any = None  # of the read that stands in the engine
     asked: cmd.Diff | None = None  # and the read, while the engine has not seen it
     is_early: bool = False  # it began before it was known how much is synced
@@ -59,7 +59,7 @@ class Feed:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class FeedGroup:
     topic: str
     topic_id: int
     name: str
@@ -92,8 +92,8 @@ class Feeds:
         self._now_ms = now_ms
         self._feeds: dict[tuple[bytes, int], Feed] = {}
         self._per_front: dict[bytes, int] = {}
-        self._groups: dict[tuple[str, str], Group] = {}
-        self._waiting: list[Group] = []  # that are not ready to be dealt
+        self._groups: dict[tuple[str, str], FeedGroup] = {}
+        self._waiting: list[FeedGroup] = []  # that are not ready to be dealt
         self._rendered: OrderedDict[tuple[int, int, int, FeedOptions], bytes] = OrderedDict()
         # For the file: what it has, and which groups it is to hear of.
         self._stored_groups: dict[tuple[str, str], GroupRow] = {}
@@ -172,9 +172,9 @@ class Feeds:
     def _head(log: TopicLog, options: FeedOptions) -> int:
         return min(log.safe_head, log.view.head) if options.strong else log.view.head
 
-    def _ask(self, asker: Feed | Group) -> None:
+    def _ask(self, asker: Feed | FeedGroup) -> None:
         """Let a read stand in the engine; where there is nothing new it need not even look."""
-        if isinstance(asker, Group):
+        if isinstance(asker, FeedGroup):
             options, position, peer = asker.options, asker.cursor, b""
         else:
             options, position, peer = asker.options, asker.position, asker.peer
@@ -198,7 +198,7 @@ class Feeds:
         if not at_head or log.expiring:
             self._shard.dirty[log.id] = log  # it is read when it is its topic's turn
 
-    def _withdraw(self, asker: Feed | Group) -> None:
+    def _withdraw(self, asker: Feed | FeedGroup) -> None:
         if asker.asked is not None:
             asker.asked.standing = False  # should the engine see it only now: nobody would take it out again
             asker.asked = None
@@ -207,7 +207,7 @@ class Feeds:
             self._shard.unpark(asker.token, log)
         asker.token = None
 
-    def answered(self, asker: Feed | Group, token: Any, result: object) -> None:
+    def answered(self, asker: Feed | FeedGroup, token: Any, result: object) -> None:
         """The read that stood for it has found something."""
         if asker.token is not token:
             return  # it was withdrawn meanwhile
@@ -222,7 +222,7 @@ class Feeds:
             return
         if result.seqs:
             log.last_read_ts = self._clock.now_ms
-        if isinstance(asker, Group):
+        if isinstance(asker, FeedGroup):
             self._deal(asker, result)
             return
         if asker.is_early:
@@ -238,10 +238,10 @@ class Feeds:
         if asker.has_room:
             self._ask(asker)
 
-    def _fail(self, asker: Feed | Group, error: TopicsError) -> None:
+    def _fail(self, asker: Feed | FeedGroup, error: TopicsError) -> None:
         """The topic is gone, or cannot be read: the fronts hear of it, and follow again if they want to."""
         status, body = error_parts(error)
-        if isinstance(asker, Group):
+        if isinstance(asker, FeedGroup):
             self._withdraw(asker)
             feeds, asker.members = asker.members, []
             asker.empty_since_ms = self._now_ms()
@@ -277,7 +277,7 @@ class Feeds:
 
     # -- groups --------------------------------------------------------------------------------------------
 
-    def _join(self, feed: Feed, log: TopicLog, wish: Follow) -> Group:
+    def _join(self, feed: Feed, log: TopicLog, wish: Follow) -> FeedGroup:
         assert wish.group is not None
         group = self._groups.get((feed.topic, wish.group))
         if group is not None and group.topic_id != log.id:
@@ -288,7 +288,7 @@ class Feeds:
             if len(self._groups) >= GROUPS_MAX:
                 self._remove(feed)
                 raise Throttled("too many groups", limit="groups", max=GROUPS_MAX)
-            group = Group(feed.topic, log.id, wish.group, _now(log, wish.epoch, wish.from_seq))
+            group = FeedGroup(feed.topic, log.id, wish.group, _now(log, wish.epoch, wish.from_seq))
             self._groups[feed.topic, wish.group] = group
             self._group_changed(group)
         if group.restored:
@@ -301,7 +301,7 @@ class Feeds:
         group.members.append(feed)
         return group
 
-    def _leave(self, feed: Feed, group: Group, *, hand_back: bool) -> None:
+    def _leave(self, feed: Feed, group: FeedGroup, *, hand_back: bool) -> None:
         place = group.members.index(feed)
         group.members.remove(feed)
         if place < group.turn:
@@ -316,7 +316,7 @@ class Feeds:
         else:
             self._deal_on(group)
 
-    def _deal_on(self, group: Group) -> None:
+    def _deal_on(self, group: FeedGroup) -> None:
         """Read on for a group if somebody has room."""
         log = self._shard.published.get(group.topic)
         if log is not None and log.id != group.topic_id:
@@ -324,10 +324,10 @@ class Feeds:
         elif group.token is None and not self._is_waiting(group) and any(m.has_room for m in group.members):
             self._ask(group)
 
-    def _is_waiting(self, group: Group) -> bool:
+    def _is_waiting(self, group: FeedGroup) -> bool:
         return group.restored and group.ready_ms > self._now_ms()
 
-    def _deal(self, group: Group, page: cmd.Page) -> None:
+    def _deal(self, group: FeedGroup, page: cmd.Page) -> None:
         takers = [member for member in group.members if member.has_room]
         if not takers:
             return  # nobody has it, and the cursor stays
@@ -351,7 +351,7 @@ class Feeds:
         self._group_changed(group)
         self._deal_on(group)
 
-    def _group_changed(self, group: Group) -> None:
+    def _group_changed(self, group: FeedGroup) -> None:
         self._changed_groups[group.topic, group.name] = None
 
     @property
@@ -383,7 +383,7 @@ class Feeds:
             topic, topic_id, name, cursor = row
             log = self._shard.published.get(topic)
             if log is not None and log.id == topic_id and len(self._groups) < GROUPS_MAX:
-                group = Group(topic, topic_id, name, min(cursor, log.view.head), restored=True)
+                group = FeedGroup(topic, topic_id, name, min(cursor, log.view.head), restored=True)
                 group.empty_since_ms = self._now_ms()
                 self._groups[topic, name] = group
                 self._stored_groups[topic, name] = row

@@ -62,7 +62,7 @@ class JobStream:
     ahead: deque[int] = field(default_factory=deque)  # bytes of pushes that are not WORKED
 
 
-class JobsDesk:
+class JobStreams:
     def __init__(
         self,
         engine: Engine,

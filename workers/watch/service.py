@@ -20,24 +20,24 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.ports import Disk
 from topics.engine.core.subjects import SubjectTrie
 from topics.engine.runtime.engine import Engine, Job
-from topics.engine.storage.watch_file import Entry
+from topics.engine.storage.watch_file import WatchEntry
 from topics.link import wire
 from topics.link.watch import (
     STREAM_TOPICS_MAX,
     CreateSession,
     Find,
     Follow,
-    Found,
-    LookOut,
+    FoundTopic,
+    NameWatch,
     OpenSession,
     SessionRequest,
     encode,
 )
 from workers.peers.links import Send
 from workers.watch import session_file
-from workers.watch.feeds import GROUPS_MAX, Feed, Feeds, Group
+from workers.watch.feeds import GROUPS_MAX, Feed, FeedGroup, Feeds
 from workers.watch.name_search import NameSearch
-from workers.watch.sessions import Sessions, TakeOver
+from workers.watch.sessions import Sessions, StreamOwner
 
 if TYPE_CHECKING:
     from workers.shard.core import Token
@@ -53,23 +53,23 @@ JOB_KIND = "watch"
 
 _find = msgspec.msgpack.Decoder(Find).decode
 _follow = msgspec.msgpack.Decoder(Follow).decode
-_look_out = msgspec.msgpack.Decoder(LookOut).decode
+_look_out = msgspec.msgpack.Decoder(NameWatch).decode
 _session: Callable[[wire.Buffer], SessionRequest] = msgspec.msgpack.Decoder(SessionRequest).decode
 
 
 @dataclass(slots=True, eq=False)
-class Finding:
+class TopicSearch:
     """A FIND whose topics are being asked for one by one."""
 
     peer: bytes
     number: int
     left: int
-    found: list[Found] = field(default_factory=list)
+    found: list[FoundTopic] = field(default_factory=list)
     places: dict[str, list[int]] = field(default_factory=dict)  # which patterns found what is looked at
 
 
 @dataclass(slots=True, eq=False)
-class Opening:
+class WaitingStream:
     """A stream that waits for the one before it to end."""
 
     peer: bytes
@@ -78,7 +78,7 @@ class Opening:
     until_ms: int
 
 
-class WatchDesk:
+class WatchService:
     def __init__(
         self,
         engine: Engine,
@@ -97,14 +97,14 @@ class WatchDesk:
         self._now_ms: Callable[[], int] = lambda: now_us() // 1000
         self.sessions = Sessions(max_sessions, max_sessions_per_key)
         self.feeds = Feeds(engine, send, self._ask_for_feed, self._now_ms)
-        self._look_outs: dict[tuple[bytes, int], LookOut] = {}
+        self._look_outs: dict[tuple[bytes, int], NameWatch] = {}
         self._per_front: dict[bytes, int] = {}
         self._trie: SubjectTrie[tuple[bytes, int]] = SubjectTrie()
         self._streams: dict[bytes, int] = {}  # how many are open, by front
         # Topics that were made while their look-out was searching: they go with its answer.
         self._made_meanwhile: dict[tuple[bytes, int], list[str]] = {}
         self._work: deque[Callable[[], bool]] = deque()  # searches, a step of one at a time
-        self._opening: list[Opening] = []
+        self._opening: list[WaitingStream] = []
         self._made: list[tuple[bytes, int]] = []  # answers that wait for the next save
         self._answers: list[tuple[bytes, int]] = []  # that wait for the save that runs
         self._file = session_file.WatchFile(disk, engine.config.shard_dir)
@@ -175,12 +175,12 @@ class WatchDesk:
 
     # -- topics --------------------------------------------------------------------------------------------
 
-    def _ask_for_feed(self, peer: bytes, asker: Feed | Group, command: cmd.Diff | None) -> Token:
+    def _ask_for_feed(self, peer: bytes, asker: Feed | FeedGroup, command: cmd.Diff | None) -> Token:
         return self._ask(peer, 0, asker, command)
 
     def _on_find(self, peer: bytes, request: wire.Request) -> None:
         wish = _find(request.body)
-        finding = Finding(peer, request.id, len(wish.names))
+        finding = TopicSearch(peer, request.id, len(wish.names))
         for name in wish.names:
             self._ask(peer, 0, finding, cmd.State(name, touch=False))
         if wish.patterns:
@@ -201,7 +201,7 @@ class WatchDesk:
         search = NameSearch(patterns, prefixes, STREAM_TOPICS_MAX, done)
         self._work.append(lambda: search.step(self._engine.shard.names))
 
-    def _look_at(self, finding: Finding, rows: deque[tuple[str, list[int]]]) -> bool:
+    def _look_at(self, finding: TopicSearch, rows: deque[tuple[str, list[int]]]) -> bool:
         """Some of the topics that were found, as they stand; True when that were the last."""
         for _ in range(min(TOPICS_PER_STEP, len(rows))):
             name, places = rows.popleft()
@@ -214,28 +214,28 @@ class WatchDesk:
                     continue
                 head = log.view.head
                 earliest = min(log.view.first_seq, head + 1)
-                finding.found.append(Found(name, head, earliest, places, log.epoch))
+                finding.found.append(FoundTopic(name, head, earliest, places, log.epoch))
         if rows:
             return False
         self._found_one(finding)
         return True
 
-    def _found_one(self, finding: Finding) -> None:
+    def _found_one(self, finding: TopicSearch) -> None:
         finding.left -= 1
         if not finding.left:
             self._reply(finding.peer, finding.number, encode(finding.found))
 
     def answered(self, asker: object, token: Any, result: object) -> None:
         """The engine has answered one of the desk's own questions."""
-        if isinstance(asker, Finding):
+        if isinstance(asker, TopicSearch):
             if isinstance(result, cmd.TopicState):
                 places = asker.places.get(result.topic, [])
                 asker.found.append(
-                    Found(result.topic, result.head_seq, result.earliest_seq, places, result.epoch)
+                    FoundTopic(result.topic, result.head_seq, result.earliest_seq, places, result.epoch)
                 )
             self._found_one(asker)
         else:
-            assert isinstance(asker, Feed | Group)
+            assert isinstance(asker, Feed | FeedGroup)
             self.feeds.answered(asker, token, result)
 
     def _on_follow(self, peer: bytes, request: wire.Request) -> None:
@@ -294,17 +294,17 @@ class WatchDesk:
             self.sessions.create(wish, self._wall_ms())
             self._made.append((peer, request.id))
         elif isinstance(wish, OpenSession):
-            self._open(Opening(peer, request.id, wish, self._now_ms() + TAKE_OVER_MS))
+            self._open(WaitingStream(peer, request.id, wish, self._now_ms() + TAKE_OVER_MS))
         else:
             taken = self.sessions.save(peer, wish, self._wall_ms())
             self._reply(peer, request.id, encode(taken))
             if wish.closes:
                 self._open_again(wish.wid)
 
-    def _open(self, opening: Opening, *, force: bool = False) -> None:
+    def _open(self, opening: WaitingStream, *, force: bool = False) -> None:
         try:
             opened = self.sessions.open(opening.peer, opening.request, self._wall_ms())
-            if isinstance(opened, TakeOver):
+            if isinstance(opened, StreamOwner):
                 # Said again when it is forced: the first one may have come before that stream was known to its front.
                 self._send(opened.peer, opened.stream, 200, wire.END, b"", b"")
                 if not force:
@@ -322,7 +322,7 @@ class WatchDesk:
         for opening in waiting:
             self._open(opening)
 
-    def _refuse(self, opening: Opening, error: TopicsError) -> None:
+    def _refuse(self, opening: WaitingStream, error: TopicsError) -> None:
         status, body = error_parts(error)
         self._send(opening.peer, opening.number, status, wire.JSON, error_head(status), body)
 
@@ -384,7 +384,7 @@ class WatchDesk:
             rows, changes, all_groups = self.sessions.rows(), self.sessions.changes(), self.feeds.group_rows()
             return lambda: self._file.write(rows, changes, all_groups)
         return lambda: self._file.append(
-            Entry(
+            WatchEntry(
                 [msgspec.Raw(row) for row in taken.rows],
                 session_file.group_rows(groups),
                 [msgspec.Raw(change) for change in taken.changes],

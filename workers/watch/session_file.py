@@ -16,7 +16,7 @@ import msgspec
 from topics.api.errors import Corrupt
 from topics.engine.core.ports import Disk
 from topics.engine.storage.files import WATCH_NAME
-from topics.engine.storage.watch_file import Entry, append, read_entries, write_base
+from topics.engine.storage.watch_file import WatchEntry, append, read_entries, write_base
 from workers.watch.feeds import GroupRow
 from workers.watch.sessions import SessionChange, SessionRow, StoredSessions
 
@@ -59,7 +59,7 @@ class WatchFile:
         entries = _whole(sessions, changes, groups)
         self._base_end = self._end = write_base(self._disk, self._path, self._salt, entries)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: WatchEntry) -> None:
         end, self._end = self._end, 0
         self._end = append(self._disk, self._path, self._salt, end, entry)
 
@@ -70,13 +70,13 @@ def group_rows(groups: Iterable[GroupRow]) -> list[msgspec.Raw]:
 
 def _whole(
     sessions: Iterable[bytes], changes: Iterable[bytes], groups: Sequence[GroupRow]
-) -> Iterator[Entry]:
+) -> Iterator[WatchEntry]:
     for some in _pieces(sessions):
-        yield Entry(sessions=some)
+        yield WatchEntry(sessions=some)
     for some in _pieces(changes):
-        yield Entry(changes=some)
+        yield WatchEntry(changes=some)
     for at in range(0, len(groups), _GROUPS_PER_ENTRY):
-        yield Entry(groups=group_rows(groups[at : at + _GROUPS_PER_ENTRY]))
+        yield WatchEntry(groups=group_rows(groups[at : at + _GROUPS_PER_ENTRY]))
 
 
 def _pieces(rows: Iterable[bytes]) -> Iterator[list[msgspec.Raw]]:
@@ -121,7 +121,7 @@ def read(disk: Disk, shard_dir: str, *, may_fail: bool = True) -> WatchRows | No
     return WatchRows(sessions.rows(), list(groups.values()))
 
 
-def _apply(entry: Entry, sessions: StoredSessions, groups: dict[tuple[str, str], GroupRow]) -> None:
+def _apply(entry: WatchEntry, sessions: StoredSessions, groups: dict[tuple[str, str], GroupRow]) -> None:
     for wid in entry.ended:
         sessions.end(wid)
     for key in entry.ended_groups:

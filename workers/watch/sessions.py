@@ -68,7 +68,7 @@ T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Undo(msgspec.Struct, frozen=True, array_like=True):
+class CursorUndo(msgspec.Struct, frozen=True, array_like=True):
     """How to get from the cursors of a save to those of the save before."""
 
     number: int
@@ -91,7 +91,7 @@ class SessionRow(msgspec.Struct, frozen=True, array_like=True):
     stream: int  # that had it then; 0: none
     maybe_old: bool
     learned: list[str]
-    undo: list[Undo]
+    undo: list[CursorUndo]
     epochs: dict[str, str] = {}
     changes: dict[str, EpochChange] = {}
 
@@ -107,7 +107,7 @@ class SessionChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SessionChanges:
     """What the file is to hear of; rows and changes are encoded."""
 
     ended: list[str]
@@ -116,7 +116,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
+class StreamOwner:
     """The stream that has the session, by its front and that front's number for it."""
 
     peer: bytes
@@ -135,7 +135,7 @@ class _Session:
     is_restored: bool = False  # from the file, and not opened since
     orphan: int = 0  # the stream that had it when the worker died, and that may still be there
     learned: set[str] = field(default_factory=set)  # topics that came after the session was made
-    undo: deque[Undo] = field(default_factory=deque)
+    undo: deque[CursorUndo] = field(default_factory=deque)
     undo_size: int = 0
     epochs: dict[str, str] = field(default_factory=dict)  # of topics whose epoch is known
     changes: dict[str, EpochChange] = field(default_factory=dict)  # that the client may not have heard of
@@ -185,7 +185,7 @@ class _Session:
             else:
                 continue
             before[topic] = old
-        self._remember(Undo(number, self.save, before))
+        self._remember(CursorUndo(number, self.save, before))
         self.save = number
         if self.saves is not None:
             self.saves.append((number, changed))
@@ -202,7 +202,7 @@ class _Session:
                 if change.before:
                     self.changes[topic] = change
 
-    def _remember(self, undo: Undo) -> None:
+    def _remember(self, undo: CursorUndo) -> None:
         if undo.number <= undo.previous:  # nobody counts like this: what an older number meant is not known
             self.undo.clear()
             self.undo_size = 0
@@ -321,8 +321,8 @@ class _Session:
             _set(self.changes, topic, told)
         self.orphan, self.maybe_old = change.stream, change.maybe_old
 
-    def _stored_undo(self) -> list[Undo]:
-        newest: list[Undo] = []
+    def _stored_undo(self) -> list[CursorUndo]:
+        newest: list[CursorUndo] = []
         size = 0
         for undo in reversed(self.undo):
             size += undo.size
@@ -450,7 +450,7 @@ class Sessions:
 
     def open(
         self, peer: bytes, request: OpenSession, now_ms: int, *, force: bool = False
-    ) -> OpenedSession | TakeOver:
+    ) -> OpenedSession | StreamOwner:
         """Give the session to a stream. `force`: though the stream that has it has not let go."""
         self.sweep(now_ms)
         session = self._find(request)
@@ -458,7 +458,7 @@ class Sessions:
             return _opened(session)
         if session.stream and (session.peer, session.stream) != (peer, request.stream):
             if not force:
-                return TakeOver(session.peer, session.stream)
+                return StreamOwner(session.peer, session.stream)
             session.maybe_old = True
         moved = session.moved_to(request.last_event_id)
         if moved or session.maybe_old or session.is_restored:
@@ -556,10 +556,10 @@ class Sessions:
 
     # -- the file ------------------------------------------------------------------------------------------
 
-    def take(self, limit: int) -> Taken:
+    def take(self, limit: int) -> SessionChanges:
         """What the file has not heard of, of up to so many sessions that have changed. Fewer if many need another row."""
         encoded_bytes = 0
-        taken = Taken(list(self._ended), [], [])
+        taken = SessionChanges(list(self._ended), [], [])
         rows = self._new
         self._new, self._ended = {}, {}
         for wid in list(islice(self._changed, limit)):

@@ -23,7 +23,7 @@ from topics.link.watch import (
     CreateSession,
     FeedOptions,
     Find,
-    Found,
+    FoundTopic,
     OpenedSession,
     OpenSession,
     SaveSession,
@@ -43,7 +43,7 @@ OPEN_WAIT_US = 25_000_000  # a browser gives up for good on any answer but 200, 
 
 _body = BodyType(WatchBody)
 _names = CountBound("topics", WATCH_TOPICS_MAX, dict)
-_found = msgspec.msgpack.Decoder(list[Found]).decode
+_found = msgspec.msgpack.Decoder(list[FoundTopic]).decode
 _opened = msgspec.msgpack.Decoder(OpenedSession).decode
 
 OnResolved = Callable[["Resolved"], None]
@@ -52,7 +52,9 @@ OnResolved = Callable[["Resolved"], None]
 class Resolved(msgspec.Struct):
     """Topics that were asked for, as they are."""
 
-    topics: dict[str, tuple[int, Found]]  # name → where to begin, what was found; in the order of the request
+    topics: dict[
+        str, tuple[int, FoundTopic]
+    ]  # name → where to begin, what was found; in the order of the request
     patterns: list[str]
     epochs: dict[str, str]  # of where to begin
 
@@ -138,12 +140,12 @@ def resolve(
 
 
 def _resolved(
-    wanted: dict[str, StartBody], patterns: list[str], rows: list[Found], lenient: bool
+    wanted: dict[str, StartBody], patterns: list[str], rows: list[FoundTopic], lenient: bool
 ) -> Resolved:
     found = {row.name: row for row in rows}
     if len(found) > STREAM_TOPICS_MAX:
         raise InvalidRequest(f"the patterns match more than {STREAM_TOPICS_MAX} topics; narrow them")
-    topics: dict[str, tuple[int, Found]] = {}
+    topics: dict[str, tuple[int, FoundTopic]] = {}
     epochs: dict[str, str] = {}
     for name, start in wanted.items():
         if is_pattern(name):
@@ -161,7 +163,7 @@ def _resolved(
     return Resolved(topics, patterns, {name: row.epoch for name, (_, row) in topics.items()} | epochs)
 
 
-def _start(start: StartBody, row: Found) -> int:
+def _start(start: StartBody, row: FoundTopic) -> int:
     return row.head_seq if start.tail else start.from_seq
 
 
@@ -269,7 +271,7 @@ def open_stream(call: Call, respond: Respond) -> None:
     only_looks = call.request.method == b"HEAD"
     wid = call.topic.decode("utf-8", "replace")
     leave = None if only_looks else desk.take_place(call.key, in_place_of=wid)
-    opening = Opening(call, respond, leave)
+    opening = StreamOpening(call, respond, leave)
     if leave is not None:
         before = call.request.leave
         call.request.leave = lambda: (before(), opening.client_left())  # type: ignore[assignment, func-returns-value]
@@ -284,7 +286,7 @@ def raise_not_acceptable(respond: Respond) -> None:
     respond(error_response("not_acceptable", "a stream is text/event-stream; accept that"))
 
 
-class Opening:
+class StreamOpening:
     """A stream that is about to be opened: its session is asked for, until its shard can answer."""
 
     def __init__(self, call: Call, respond: Respond, leave: Callable[[], None] | None) -> None:
@@ -316,14 +318,18 @@ class Opening:
             if not self._gone:
                 services.later(OPEN_RETRY_US, self.ask)
         elif reply.status == 503:
-            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(services.draining)))
+            self._finish(
+                Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=RefusedStream(services.draining))
+            )
         elif reply.status != 200:
             self._finish(from_reply(reply))
         elif self._gone:
             self._release(_opened(reply.body))
         elif self._call.request.method == b"HEAD":
             # A stream, so that it is not said to be empty; nothing of it is sent.
-            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(services.draining)))
+            self._finish(
+                Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=RefusedStream(services.draining))
+            )
         elif self._leave is None:
             self._finish(no_place(self._call))
         else:
@@ -355,7 +361,7 @@ class Opening:
         self._call.services.desk.release(wish)
 
 
-class Farewell:
+class RefusedStream:
     """A stream that cannot begin now. A browser comes back to it, as it would not to any answer but 200."""
 
     def __init__(self, stopping: bool) -> None:

@@ -8,12 +8,12 @@ from router.requests.call import Call, from_reply
 from router.requests.endpoints.watch import (
     OPEN_RETRY_US,
     OPEN_WAIT_US,
-    Farewell,
+    RefusedStream,
     accepts_stream,
     no_place,
     raise_not_acceptable,
 )
-from router.watch.job_stream import JobStream
+from router.watch.job_stream import JobEventStream
 from topics.api import limits
 from topics.api.errors import InvalidRequest
 from topics.engine.commands.consumers import QUEUE
@@ -49,7 +49,7 @@ def _open(call: Call, respond: Respond, consumer: str, max_default: int) -> None
         return
     wish = _wish(call, consumer, max_default)
     leave = None if call.request.method == b"HEAD" else call.services.desk.take_place(call.key)
-    opening = Opening(call, respond, wish, leave)
+    opening = JobStreamOpening(call, respond, wish, leave)
     if leave is not None:
         before = call.request.leave
         call.request.leave = lambda: (before(), opening.client_left())  # type: ignore[assignment, func-returns-value]
@@ -71,7 +71,7 @@ def _wish(call: Call, consumer: str, max_default: int) -> Work:
     )
 
 
-class Opening:
+class JobStreamOpening:
     """A stream that is about to be opened: its shard is asked, until it can answer."""
 
     def __init__(self, call: Call, respond: Respond, wish: Work, leave: Callable[[], None] | None) -> None:
@@ -102,17 +102,21 @@ class Opening:
             if not self._gone:
                 services.later(OPEN_RETRY_US, self.ask)
         elif reply.status == 503:
-            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(services.draining)))
+            self._finish(
+                Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=RefusedStream(services.draining))
+            )
         elif reply.status != 200:
             self._finish(from_reply(reply))
         elif self._gone:
             services.desk.leave_jobs(self._shard, self._number)
         elif services.draining:
             services.desk.leave_jobs(self._shard, self._number)
-            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(stopping=True)))
+            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=RefusedStream(stopping=True)))
         elif self._call.request.method == b"HEAD":
             # A stream, so that it is not said to be empty; nothing of it is sent.
-            self._finish(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=Farewell(services.draining)))
+            self._finish(
+                Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=RefusedStream(services.draining))
+            )
         elif self._leave is None:
             self._finish(no_place(self._call))
         else:
@@ -121,7 +125,7 @@ class Opening:
     def _open(self) -> None:
         assert self._leave is not None
         desk = self._call.services.desk
-        opened = JobStream(desk, self._shard, self._number, self._topic, self._leave)
+        opened = JobEventStream(desk, self._shard, self._number, self._topic, self._leave)
         self._leave = None
         desk.expect_jobs(opened)
         self._respond(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=opened))

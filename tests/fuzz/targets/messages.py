@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from router.pending import FrontCore
+from router.pending import PendingRequests
 from tests.fuzz.runner import Target, logged_errors
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import FRONT, WORKER, Rig
 from topics.api.http_errors import STATUS
-from topics.engine.shard.quotas import Grant, Recall, Report
+from topics.engine.shard.quotas import QuotaGrant, QuotaRecall, QuotaReport
 from topics.link import wire
 from topics.link.control_channel import LineBuffer, Peer, Peers, Ping, encode
 
@@ -78,7 +78,7 @@ def _to_catalog(data: bytes) -> None:
     rig.core.receive(WORKER + b"1", wire.message_head(rig.incarnation) + head + data)
     for shard in (1, 2):
         rig.caps.receive_report(
-            WORKER + b"%d" % shard, msgspec.msgpack.encode(Report(shard, 1 << 62, 0, 0, begins=True))
+            WORKER + b"%d" % shard, msgspec.msgpack.encode(QuotaReport(shard, 1 << 62, 0, 0, begins=True))
         )
     _still_serves(rig)
 
@@ -106,7 +106,7 @@ def _to_other_shard(data: bytes) -> None:
 
 
 def _to_front(data: bytes) -> None:
-    core = FrontCore(2)
+    core = PendingRequests(2)
     core.worker_up(0, 1)
     answers: dict[int, list[wire.Reply]] = {}
     for number in range(1, 5):
@@ -172,11 +172,11 @@ def seeds() -> list[bytes]:
     ]
     replies = [wire.reply_head(number, 200, 0, b"X: y\r\n", 2) + b"{}" for number in range(1, 5)]
     reports = [
-        Report(1, 5, 3, 100, begins=True),
-        Report(2, 1, 0, 0, 5, 500, 2, 1),
-        Report(0, 9, 0, 0, begins=True),
+        QuotaReport(1, 5, 3, 100, begins=True),
+        QuotaReport(2, 1, 0, 0, 5, 500, 2, 1),
+        QuotaReport(0, 9, 0, 0, begins=True),
     ]
-    words = [Grant(5, 100, True, 1, 1), Recall(1, 1), Grant(1 << 62, 0, False)]
+    words = [QuotaGrant(5, 100, True, 1, 1), QuotaRecall(1, 1), QuotaGrant(1 << 62, 0, False)]
     lines = encode(Ping()) + encode(Peers([Peer(0, 1, "/x"), Peer(1, 2, "/y")]))
     head = wire.message_head(1)
     return (

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 from urllib.parse import quote_from_bytes
 
-from router.requests.admission import Gate
+from router.requests.admission import Admission
 from router.requests.call import Services
 from tests.fuzz.runner import Target
 from topics.api.api_keys import ALL_SCOPES, find_key, parse_keys, secrets_of
@@ -99,7 +99,7 @@ def _query(data: bytes) -> None:
 
 def _place(data: bytes) -> None:
     """A name that is percent-encoded in a path comes out as it went in."""
-    gate = Gate(Services(None, Settings(), int, "0", 0), [], int, lambda *_: False)  # type: ignore[arg-type]
+    gate = Admission(Services(None, Settings(), int, "0", 0), [], int, lambda *_: False)  # type: ignore[arg-type]
     methods, topic, *_ = gate._find_place(b"/v0/topics/" + quote_from_bytes(data, safe="").encode())
     assert topic == data and (methods is not None) == bool(data)
     methods, topic, *_ = gate._find_place(b"/" + data)

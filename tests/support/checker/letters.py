@@ -31,14 +31,14 @@ def check_letters(history: History, target: str, sources: list[Jobs], problems: 
         for op in history.ops
         if op.kind == "diff" and op.topic == target and op.ok and op.answer["caught_up"] and not op.request.get("from_seq")
     ]  # fmt: skip
-    letters = Letters(target, sources, problems)
+    letters = DeadLetters(target, sources, problems)
     for page in pages:
         letters.check_page(page)
     for source in sources:
         letters.check_source(source, pages)
 
 
-class Letters:
+class DeadLetters:
     def __init__(self, target: str, sources: list[Jobs], problems: list[Problem]) -> None:
         self.target, self.problems = target, problems
         self.sources = {source.ledger.topic: source for source in sources}

@@ -11,7 +11,7 @@ from errno import EIO, ENOSPC
 import msgspec
 import numpy as np
 
-from topics.engine.cold.merge.service import Consolidator
+from topics.engine.cold.merge.service import MergeService
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
@@ -46,7 +46,7 @@ class ColdEraser:
         shard: Shard,
         reader: Reader,
         checkpointer: Checkpointer,
-        consolidator: Consolidator,
+        consolidator: MergeService,
     ) -> None:
         self._disk = disk
         self._store = store

@@ -28,8 +28,8 @@ from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import ColdStoreFailed, Corrupt, ErasePutOff, ShardReadOnly, TopicsError
 from topics.engine.cold.erase import ColdEraser
-from topics.engine.cold.merge.service import Consolidator
-from topics.engine.core.pacing import Growth, Pace, Work
+from topics.engine.cold.merge.service import MergeService
+from topics.engine.core.pacing import GrowthRate, RateLimit, Work
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
@@ -72,7 +72,7 @@ class Relocator:
         reader: Reader,
         checkpointer: Checkpointer,
         config: EngineConfig,
-        consolidator: Consolidator,
+        consolidator: MergeService,
     ) -> None:
         self._consolidator = consolidator
         self._disk = disk
@@ -97,8 +97,8 @@ class Relocator:
         self._refused: set[tuple[int, int, int]] = set()  # segments that are damaged: they stay
         self._pause_ms = 0
         self._retry_ms = 0  # nothing is tried before
-        self._growth = Growth(shard.clock, lambda: shard.counters["bytes_written"])
-        self.pace = Pace(shard.clock, self._rate)
+        self._growth = GrowthRate(shard.clock, lambda: shard.counters["bytes_written"])
+        self.pace = RateLimit(shard.clock, self._rate)
         self.erasing: TopicLog | None = None  # a segment of it is being written again
         self.problem = ""  # why the last try failed
         if store is not None:

@@ -19,7 +19,7 @@ NackKind: TypeAlias = Literal["retry", "release", "dead"]
 
 
 @dataclass(slots=True)
-class Moves:
+class MovesDeadLetters:
     """A command that may send dead letters. The shard notes the number of the last one that it sent, and when."""
 
     topic: str
@@ -28,7 +28,7 @@ class Moves:
 
 
 @dataclass(slots=True)
-class Claim(Moves):
+class Claim(MovesDeadLetters):
     """Hand out records under leases, each to one node until it is settled or its lease has expired.
 
     Without anything to hand out the answer is empty, or waits: up to `wait_ms`, or, `standing`, for as long as it takes.
@@ -60,7 +60,7 @@ class Claimed:
 
 
 @dataclass(slots=True)
-class Settle(Moves):
+class Settle(MovesDeadLetters):
     """What became of records that `node` has leases on. A seq without such a lease is skipped.
 
     `lease_ids` is empty or as long as `seqs`; 0 stands for "whichever lease the node has". At a consumer that
@@ -214,7 +214,7 @@ class ConsumerList:
 
 
 @dataclass(slots=True)
-class Letter:
+class DeadLetter:
     """A record on its way to a dead letter topic. (source id, number) names it for good: numbers of one source rise."""
 
     source: str  # topic name
@@ -234,16 +234,16 @@ class Letter:
 
 
 @dataclass(slots=True)
-class TakeLetters:
+class TakeDeadLetters:
     """At the target: append those letters that are not there yet, in one batch, and remember the last number."""
 
     topic: str
     source_id: int
-    letters: list[Letter]
+    letters: list[DeadLetter]
 
 
 @dataclass(slots=True)
-class LettersTaken:
+class DeadLettersTaken:
     topic: str
     source_id: int
     last_number: int
@@ -272,11 +272,11 @@ ConsumerChange: TypeAlias = (
     | DropConsumer
     | PauseConsumer
     | ResetConsumer
-    | TakeLetters
+    | TakeDeadLetters
     | EndMove
 )
 ConsumerQuery: TypeAlias = GetConsumer | ListConsumers
 ConsumerResult: TypeAlias = (
-    Claimed | Settled | Released | ConsumerState | ConsumerDropped | ConsumerReset | ConsumerList | LettersTaken
+    Claimed | Settled | Released | ConsumerState | ConsumerDropped | ConsumerReset | ConsumerList | DeadLettersTaken
     | MoveEnded
 )  # fmt: skip

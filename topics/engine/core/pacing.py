@@ -17,7 +17,7 @@ Made = TypeVar("Made")
 Work = Generator[None, None, Made]
 
 
-class Pace:
+class RateLimit:
     """`rate` tells how many bytes a second are allowed at this moment; 0: as many as can be."""
 
     def __init__(self, clock: EngineClock, rate: Callable[[], int]) -> None:
@@ -88,7 +88,7 @@ def _advancing(work: Work[Made], steps: int) -> Callable[[], list[Made]]:
     return advance
 
 
-class Growth:
+class GrowthRate:
     """How fast a count grows: over the last one to two spans of PACE_SPAN_MS, so that neither a burst nor a pause decides."""
 
     def __init__(self, clock: EngineClock, count: Callable[[], int]) -> None:

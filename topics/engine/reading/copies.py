@@ -31,7 +31,7 @@ _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(slots=True)
-class Run:
+class CopyRun:
     """Records that go into one write: JSON or raw bytes, never both."""
 
     raw: bool
@@ -72,7 +72,7 @@ class Run:
         return self._records
 
 
-class Unpacking:
+class CopyUnpacker:
     """Batches as runs. The dests of one source at one shard get the same batch one after the other, so the last one is kept:
     looking whether the next is the same takes a fraction of unpacking it. Frames that are equal are so with topic, seqs
     and digests.
@@ -81,9 +81,9 @@ class Unpacking:
     def __init__(self) -> None:
         self._frames = b""
         self._how: tuple[int, bool, bool, bool] | None = None
-        self._runs: list[Run] = []
+        self._runs: list[CopyRun] = []
 
-    def runs_of(self, copies: Copies, after: int) -> list[Run]:
+    def runs_of(self, copies: Copies, after: int) -> list[CopyRun]:
         """Not to be changed: others may get them, too."""
         forward = copies.forward
         if forward.guarantee == "exactly_once":  # names the rule in each record
@@ -95,7 +95,7 @@ class Unpacking:
         return self._runs
 
 
-def runs_of(copies: Copies, after: int) -> list[Run]:
+def runs_of(copies: Copies, after: int) -> list[CopyRun]:
     """What is to be appended of a batch, beyond the source's seq `after`, in order."""
     starts: list[int] = []
     frames.frame_starts(copies.frames, 0, len(copies.frames), starts)
@@ -112,7 +112,7 @@ def runs_of(copies: Copies, after: int) -> list[Run]:
     return [_plain_run(copies.forward, columns)]
 
 
-def _plain_run(forward: Forward, columns: frames.Columns) -> Run:
+def _plain_run(forward: Forward, columns: frames.Columns) -> CopyRun:
     """Records that bring nothing but data, tag and node, and were never copied before."""
     data, headers = columns.buffer, columns.headers
     node_at = columns.starts + frames.HEADER_BYTES
@@ -122,7 +122,9 @@ def _plain_run(forward: Forward, columns: frames.Columns) -> Run:
     count = len(columns.starts)
     none: list[bytes | None] = [None] * count
     zeros = [0] * count
-    run = Run(False, headers["seq"].tolist(), _slices(data, payload_at, ends), headers["data_len"].tolist())
+    run = CopyRun(
+        False, headers["seq"].tolist(), _slices(data, payload_at, ends), headers["data_len"].tolist()
+    )
     run.tags = _present(data, tag_at, payload_at, headers, frames.HAS_TAG) if forward.preserve_tag else none
     run.nodes = _present(data, node_at, tag_at, headers, frames.HAS_NODE) if forward.preserve_node else none
     run.meta_lens = run.header_lens = zeros
@@ -144,10 +146,10 @@ def _present(
     return [text if is_there else None for text, is_there in found]
 
 
-def _one_by_one(copies: Copies, starts: list[int], after: int) -> list[Run]:
+def _one_by_one(copies: Copies, starts: list[int], after: int) -> list[CopyRun]:
     data, forward = copies.frames, copies.forward
-    runs: list[Run] = []
-    run: Run | None = None
+    runs: list[CopyRun] = []
+    run: CopyRun | None = None
     unpack = frames.HEADER.unpack_from
     exact = forward.guarantee == "exactly_once"
     for start in starts:
@@ -160,7 +162,7 @@ def _one_by_one(copies: Copies, starts: list[int], after: int) -> list[Run]:
             continue
         raw = bool(flags & frames.RAW)
         if run is None or run.raw != raw:
-            run = Run(raw)
+            run = CopyRun(raw)
             runs.append(run)
         node_at = start + frames.HEADER_BYTES
         tag_at = node_at + node_len

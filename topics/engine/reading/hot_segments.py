@@ -81,7 +81,7 @@ class _OpenSegment:
         self.verified: set[int] = set()
 
 
-class OpenSegments:
+class HotSegments:
     def __init__(self, disk: Disk, topic_dir: Callable[[int], str]) -> None:
         self._disk = disk
         self._topic_dir = topic_dir

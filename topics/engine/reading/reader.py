@@ -20,7 +20,7 @@ from topics.engine.core.subjects import TagFilter
 from topics.engine.reading.cold_blocks import BlockCache
 from topics.engine.reading.cold_frames import ColdFrames
 from topics.engine.reading.frame_reader import Expected, Frames, Offsets, read_frames
-from topics.engine.reading.hot_segments import CheckedRows, OpenSegments
+from topics.engine.reading.hot_segments import CheckedRows, HotSegments
 from topics.engine.reading.selection import Picked, Wanted, collect
 from topics.engine.reading.tail_cache import TailCache
 from topics.engine.storage.frames import DEAD, HAS_NODE, HAS_TAG, is_record
@@ -49,7 +49,7 @@ class Reader:
         self.cache = TailCache(cache_bytes)
         self.cold = BlockCache(cold_cache_bytes)
         self.wal_handles: dict[int, int] = {}
-        self._segments = OpenSegments(disk, self.topic_dir)
+        self._segments = HotSegments(disk, self.topic_dir)
         self._cold_frames = ColdFrames(disk, self.cold, self.topic_dir)
         # By topic and chunk, in the log.
         self._checked: OrderedDict[tuple[int, int], CheckedRows] = OrderedDict()

@@ -52,7 +52,7 @@ class Wanted:
         return min(high, upto, low + self._rows_left)
 
     @property
-    def tired(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether this read has looked at enough, whatever it found."""
         return self._match is not None and (self._rows_left <= 0 or self._names_left <= 0)
 
@@ -116,7 +116,7 @@ def collect(
                 picked.append((chunk, rows))
             examined = chunk.first_seq + examined_row
             low = upto
-            if wanted is not None and wanted.tired:
+            if wanted is not None and wanted.is_exhausted:
                 full = True
         if full:
             break

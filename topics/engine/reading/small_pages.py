@@ -15,7 +15,7 @@ LOOKED_AT_MAX = 64  # rows, dead ones included
 
 
 @dataclass(slots=True)
-class FewRecords:
+class SmallPages:
     """The columns of a page as plain lists."""
 
     log: TopicLog

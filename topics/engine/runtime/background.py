@@ -15,7 +15,7 @@ from topics.engine.runtime.group_commit import GroupCommit
 from topics.engine.shard.staging import EraseRequest
 from topics.engine.storage.files import is_out_of_resources
 from topics.engine.topic.log import TopicLog
-from topics.engine.upkeep.compaction import Reclaimer
+from topics.engine.upkeep.compaction import Compactor
 from topics.engine.upkeep.erase import erase_steps
 
 SLICES_PER_TURN = 64
@@ -28,7 +28,7 @@ class Background(GroupCommit):
         self.relocator = Relocator(
             disk, cold, self.shard, self.reader, self.checkpointer, config, self.consolidator
         )
-        self.reclaimer = Reclaimer(disk, self.shard, self.reader, self.checkpointer, config)
+        self.reclaimer = Compactor(disk, self.shard, self.reader, self.checkpointer, config)
         self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
         self._checkpoint_wanted = False

@@ -13,7 +13,7 @@ from contextlib import suppress
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import Conflict, ShardReadOnly
-from topics.engine.cold.merge.service import Consolidator
+from topics.engine.cold.merge.service import MergeService
 from topics.engine.commands.topics import Append, Change
 from topics.engine.core.clock import EngineClock
 from topics.engine.core.ports import Clock, Disk, SegmentStore
@@ -54,7 +54,7 @@ class GroupCommit(ABC):
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
-        self.consolidator = Consolidator(disk, cold, self.shard, self.reader, self.checkpointer, config)
+        self.consolidator = MergeService(disk, cold, self.shard, self.reader, self.checkpointer, config)
         self.shard.merge = self.consolidator.handle
         self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
         self._parked_since_ms = 0  # the oldest of them that no sync has begun for

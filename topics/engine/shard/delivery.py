@@ -4,7 +4,7 @@
     jobs      claims that stand or wait: refills of job streams, answers to claims
     copies    batches of forwards
 
-A publication puts its topic among the news (`dirty`, `fed`, `hungry`, `flowing`); `deliver` lists it with what it has to
+A publication puts its topic among the news (`dirty`, `fed`, `claims_due`, `flowing`); `deliver` lists it with what it has to
 deliver, at most once, and serves listed topics until the room of a turn is used up. A topic is served up to the state that
 it had when it was picked, in slices: what comes meanwhile is delivered when its turn comes again.
 
@@ -26,9 +26,9 @@ from topics.engine.core.clock import EngineClock
 from topics.engine.core.priority import effective_priority
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.pressure import Measures
-from topics.engine.shard.scheduler import TOP, WAIT_MAX_MS, Entry, Scheduler, band_of
+from topics.engine.shard.scheduler import TOP, WAIT_MAX_MS, ScheduledEntry, Scheduler, band_of
 from topics.engine.shard.staging import Waiter
-from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.shard.transaction_commit import Committing
 from topics.engine.topic.consumer import Consumer
 from topics.engine.topic.log import TopicLog
@@ -55,13 +55,13 @@ class Copier(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Due:
+class DueTopic:
     """What one topic has to deliver."""
 
     log: TopicLog
     kinds: int = 0  # FRAMES: its waiters look again; UNSENT: those of them that could not be answered; COPIES
-    hungry: dict[int, Consumer] = field(default_factory=dict)  # whose claims look again, by identity
-    entry: Entry[Due] | None = None
+    claims_due: dict[int, Consumer] = field(default_factory=dict)  # whose claims look again, by identity
+    entry: ScheduledEntry[DueTopic] | None = None
     gathers: bool = False  # it waits for more before it is listed
     is_picked: bool = False  # it is being served
     left: int = 0  # waiters that the slices so far have not come to
@@ -73,16 +73,16 @@ class Delivery(Committing):
         super().__init__(config, clock, reader, boot_id)
         self.copier: Copier | None = None  # None: nobody sends copies, they wait
         self.measures = Measures()
-        self.scheduler: Scheduler[Due] = Scheduler(self._priority_of)
-        self._dues: dict[int, Due] = {}
-        self._gathering: list[tuple[int, int, Due]] = []  # until when, a number, what
+        self.scheduler: Scheduler[DueTopic] = Scheduler(self._priority_of)
+        self._dues: dict[int, DueTopic] = {}
+        self._gathering: list[tuple[int, int, DueTopic]] = []  # until when, a number, what
         self._gatherings = 0
         self.paused: dict[int, TopicLog] = {}  # topics whose pushes wait until there is less pressure
         self._put_off: dict[
-            Due, int
+            DueTopic, int
         ] = {}  # whose turn came among answers, with nothing but copies; since when they wait
 
-    def _priority_of(self, due: Due) -> float:
+    def _priority_of(self, due: DueTopic) -> float:
         log = due.log
         return effective_priority(log.view.config, log.last_read_ts or None, self.now_ms)
 
@@ -91,7 +91,7 @@ class Delivery(Committing):
     @property
     def has_news(self) -> bool:
         """Whether something other than copies was published, or asked for, that is not listed yet."""
-        return bool(self.dirty or self.fed or self.hungry)
+        return bool(self.dirty or self.fed or self.claims_due)
 
     @property
     def has_copies(self) -> bool:
@@ -128,7 +128,7 @@ class Delivery(Committing):
         unwoken, self.unwoken = self.unwoken, {}
         for log in unwoken.values():
             self._line_up(log, UNSENT)
-        self.hungry |= self.unserved
+        self.claims_due |= self.unserved
         self.unserved = {}
 
     def _copies_came(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
@@ -144,10 +144,10 @@ class Delivery(Committing):
 
     # -- listing -------------------------------------------------------------------------------------------
 
-    def _line_up(self, log: TopicLog, kind: int = 0) -> Due:
+    def _line_up(self, log: TopicLog, kind: int = 0) -> DueTopic:
         due = self._dues.get(log.id)
         if due is None:
-            due = self._dues[log.id] = Due(log)
+            due = self._dues[log.id] = DueTopic(log)
         elif due.is_picked:
             due.again |= kind
             return due
@@ -167,7 +167,7 @@ class Delivery(Committing):
             heapq.heappush(self._gathering, (until_ms, self._gatherings, due))
         return due
 
-    def _enlist(self, due: Due, *, since_ms: int | None = None, may_lower: bool = True) -> None:
+    def _enlist(self, due: DueTopic, *, since_ms: int | None = None, may_lower: bool = True) -> None:
         due.gathers = False
         lowered = may_lower and self.measures.defers and due.kinds == COPIES
         due.entry = self.scheduler.add(due, self.clock.mono_ms, lowered=lowered, since_ms=since_ms)
@@ -181,10 +181,10 @@ class Delivery(Committing):
             fed, self.fed = self.fed, {}
             for log in fed.values():
                 self.feed(log)
-        if self.hungry:
-            hungry, self.hungry = self.hungry, {}
-            for key, (log, consumer) in hungry.items():
-                self._line_up(log).hungry[key] = consumer
+        if self.claims_due:
+            claims_due, self.claims_due = self.claims_due, {}
+            for key, (log, consumer) in claims_due.items():
+                self._line_up(log).claims_due[key] = consumer
         if with_copies and self.copier is not None:
             self._list_copies(self.copier)
         while self._gathering and self._gathering[0][0] <= self.clock.mono_ms:
@@ -229,17 +229,19 @@ class Delivery(Committing):
             if log.consumers is not None:
                 self.feed(log)
 
-    def _serve_due(self, entry: Entry[Due], room: int, now_ms: int, *, with_copies: bool) -> int:
+    def _serve_due(
+        self, entry: ScheduledEntry[DueTopic], room: int, now_ms: int, *, with_copies: bool
+    ) -> int:
         due = entry.item
         due.is_picked = True
         may_push = entry.band > 0 or not self.measures.defers
-        is_mixed = due.kinds != COPIES or bool(due.hungry)
+        is_mixed = due.kinds != COPIES or bool(due.claims_due)
         used = 0
         if due.kinds & (FRAMES | UNSENT):
             used += self._serve_frames(due, room, may_push=may_push)
-        if due.hungry and used < room:
+        if due.claims_due and used < room:
             used += self._serve_jobs(due, room - used, may_push=may_push)
-        if due.kinds == COPIES and not due.hungry:
+        if due.kinds == COPIES and not due.claims_due:
             if not with_copies:
                 self._put_copies_off(entry, used)
                 return used
@@ -249,14 +251,14 @@ class Delivery(Committing):
             if used < room:
                 used += self._serve_copies(due, room - used)
         used += PICK_COST
-        if due.kinds or due.hungry:
+        if due.kinds or due.claims_due:
             self.scheduler.sliced(entry, used, now_ms)
         else:
             self.scheduler.done(entry, used)
             self._end(due)
         return used
 
-    def _end(self, due: Due) -> None:
+    def _end(self, due: DueTopic) -> None:
         """Up to where it was when it was picked, all is delivered."""
         due.entry, due.is_picked = None, False
         if not due.again:
@@ -266,7 +268,7 @@ class Delivery(Committing):
         due.kinds = again
         self._enlist(due)
 
-    def _put_copies_off(self, entry: Entry[Due], used: int) -> None:
+    def _put_copies_off(self, entry: ScheduledEntry[DueTopic], used: int) -> None:
         """They wait for a turn without answers, and lose nothing of their age by it."""
         due = entry.item
         self.scheduler.done(entry, used)
@@ -277,7 +279,7 @@ class Delivery(Committing):
         else:
             self._enlist(due, since_ms=entry.since_ms)
 
-    def _lower(self, entry: Entry[Due], used: int) -> None:
+    def _lower(self, entry: ScheduledEntry[DueTopic], used: int) -> None:
         """Its copies wait one band lower."""
         due = entry.item
         self.scheduler.done(entry, used)
@@ -285,14 +287,14 @@ class Delivery(Committing):
         due.entry, due.is_picked, due.again = None, False, 0
         self._enlist(due, since_ms=entry.since_ms)
 
-    def _serve_frames(self, due: Due, room: int, *, may_push: bool) -> int:
+    def _serve_frames(self, due: DueTopic, room: int, *, may_push: bool) -> int:
         """Let reads that stand or wait look again. Those that were not looked at come first in the next slice."""
         log = due.log
         is_changed = bool(due.kinds & FRAMES)
         try:
             if log.stored is not None or log.deferred:
                 self._touch(log)
-        except Untended:
+        except UpkeepPending:
             self.upkeep.wait(log, lambda error: self._look_again(log), name="frames")
             due.kinds, due.left = due.kinds & ~(FRAMES | UNSENT), 0
             return 0
@@ -327,16 +329,16 @@ class Delivery(Committing):
     def _look_again(self, log: TopicLog) -> None:
         self.dirty[log.id] = log
 
-    def _serve_jobs(self, due: Due, room: int, *, may_push: bool) -> int:
+    def _serve_jobs(self, due: DueTopic, room: int, *, may_push: bool) -> int:
         used = 0
-        while due.hungry and used < room:
-            consumer = due.hungry.pop(next(iter(due.hungry)))
+        while due.claims_due and used < room:
+            consumer = due.claims_due.pop(next(iter(due.claims_due)))
             used += self.serve_consumer(due.log, consumer, room - used, may_push=may_push)
             if not may_push and consumer.streams:
                 self.paused[due.log.id] = due.log
         return used
 
-    def _serve_copies(self, due: Due, room: int) -> int:
+    def _serve_copies(self, due: DueTopic, room: int) -> int:
         due.kinds &= ~COPIES
         if self.copier is None:
             return 0

@@ -21,12 +21,12 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.clock import EngineClock
 from topics.engine.core.subjects import SubjectTrie, parse_pattern
 from topics.engine.reading.cold_blocks import ColdMiss
-from topics.engine.reading.copies import Run, Unpacking, runs_of
+from topics.engine.reading.copies import CopyRun, CopyUnpacker, runs_of
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.appends import frame_bytes_at_most
-from topics.engine.shard.consumers.dead_letters import Letters
+from topics.engine.shard.consumers.dead_letters import DeadLetters
 from topics.engine.shard.staging import CONTROL_BYTES
-from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.control import Copied, InflowOpen, OutflowOpen
 from topics.engine.topic.flows import (
@@ -44,7 +44,7 @@ START_BYTES = 24  # at most, of one start in an outflow's frame
 GONE = -1  # the mark of a source that was dropped
 
 
-class Forwards(Letters):
+class Forwards(DeadLetters):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
         self.forwards: dict[int, fwd.Forward] = {}  # the catalog's, by uid
@@ -52,7 +52,7 @@ class Forwards(Letters):
         self.outflows: dict[int, Outflow] = {}
         self._patterns: SubjectTrie[int] = SubjectTrie()
         self._literals: dict[str, list[int]] = {}
-        self._unpacking = Unpacking()
+        self._unpacking = CopyUnpacker()
         self._nowhere = self.new_log(0, "", TopicConfig())  # what belongs to no topic waits for its sync here
 
     def forward_rows(self) -> tuple[list[fwd.Forward], int, list[OutflowRow]]:
@@ -218,7 +218,7 @@ class Forwards(Letters):
             return None
         try:
             self._touch(log)
-        except Untended:
+        except UpkeepPending:
             self.upkeep.wait(
                 log, lambda error: self._copies_came(log, forward.uid, error), name=("copies", forward.uid)
             )
@@ -425,7 +425,7 @@ class Forwards(Letters):
 
     def _fitting_runs(
         self, log: TopicLog, copies: fwd.Copies, mark: int, result: fwd.CopiesTaken
-    ) -> tuple[list[Run], int]:
+    ) -> tuple[list[CopyRun], int]:
         """What is to be appended, and up to which seq of the source."""
         config = log.config
         if config.discard != "reject" or not (config.cap_records or config.cap_bytes):
@@ -434,7 +434,7 @@ class Forwards(Letters):
         return runs, self._fit(log, copies, runs, result)
 
     @staticmethod
-    def _fit(log: TopicLog, copies: fwd.Copies, runs: list[Run], result: fwd.CopiesTaken) -> int:
+    def _fit(log: TopicLog, copies: fwd.Copies, runs: list[CopyRun], result: fwd.CopiesTaken) -> int:
         """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""
         config = log.config
         taken = log.transactions.promised if log.transactions is not None else (0, 0)
@@ -460,7 +460,7 @@ class Forwards(Letters):
         first, last = copies.lost
         return max(0, min(last, upto) - max(first, mark + 1) + 1)
 
-    def _stage_copies(self, log: TopicLog, runs: list[Run], lost: int) -> Op | None:
+    def _stage_copies(self, log: TopicLog, runs: list[CopyRun], lost: int) -> Op | None:
         """Returns the last append, which the answer can wait for: the mark is in the same envelope."""
         config = log.config
         writes = [(run.records(), run.sizes) for run in runs if run.seqs]
@@ -495,7 +495,7 @@ class Forwards(Letters):
         self.add_op(op)
 
 
-def _fitting(run: Run, records: int | None, size: int | None) -> int:
+def _fitting(run: CopyRun, records: int | None, size: int | None) -> int:
     """How many of a run's records fit into what is left."""
     count = len(run.seqs)
     if records is not None:

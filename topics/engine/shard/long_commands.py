@@ -24,7 +24,7 @@ from typing import TypeAlias
 from topics.api import limits
 from topics.api.errors import Throttled
 from topics.engine.commands.topics import Change, Command
-from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.topic.log import TopicLog
 
 Work: TypeAlias = Generator[int, None, None]
@@ -101,7 +101,7 @@ class LongCommands:
             long = self._line.popleft()
             try:
                 self._enter(long)
-            except Untended:  # it goes on when its topic does
+            except UpkeepPending:  # it goes on when its topic does
                 untended.append(long)
                 continue
             except Exception as error:

@@ -45,7 +45,7 @@ from topics.api import limits
 UNLIMITED = 1 << 62
 
 
-class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+class QuotaReport(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """What a shard holds, and how much more than that it wants."""
 
     shard: int
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     begins: bool = False  # the first of a session
 
 
-class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
+class QuotaGrant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
     """How much more a shard may hold. `final`: this is all there is, what was wanted is not."""
 
     topics: int
@@ -69,12 +69,12 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
     session: int = 1
 
 
-class Recall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):
+class QuotaRecall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):
     incarnation: int = 1
     session: int = 1
 
 
-Message: TypeAlias = tuple[int, Grant | Recall]  # to which shard
+Message: TypeAlias = tuple[int, QuotaGrant | QuotaRecall]  # to which shard
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class _Seat:
     sent: int = 0  # messages of this session
     recall: int = 0  # number of the last recall
     is_down: bool = False
-    unseen: list[tuple[int, Grant]] = field(default_factory=list)  # grants under way, by number
+    unseen: list[tuple[int, QuotaGrant]] = field(default_factory=list)  # grants under way, by number
 
     def held(self) -> tuple[int, int]:
         topics = self.topics + sum(grant.topics for _, grant in self.unseen)
@@ -106,7 +106,7 @@ class Catalog:
         self._line: dict[int, tuple[int, int]] = {}  # shard → what it wants, first come first
         self._recalled: list[int] | None = None  # who is yet to answer the recall for the first in line
 
-    def report(self, report: Report) -> list[Message]:
+    def report(self, report: QuotaReport) -> list[Message]:
         """A shard reports; returns what to send, and to whom."""
         seat = self._seat_for(report)
         if seat is None:
@@ -132,7 +132,7 @@ class Catalog:
         self._leave(shard)
         return self._serve()
 
-    def _seat_for(self, report: Report) -> _Seat | None:
+    def _seat_for(self, report: QuotaReport) -> _Seat | None:
         """The seat that a report is about; None when it comes from a session that is over."""
         seat = self._seats.get(report.shard)
         if report.begins:
@@ -169,7 +169,7 @@ class Catalog:
             if short and self._recalled:
                 break
             seat = self._seats[shard]
-            grant = Grant(
+            grant = QuotaGrant(
                 self._share(topics, free_topics, self._topics_max, limits.GRANT_TOPICS_MAX),
                 self._share(size, free_bytes, self._bytes_max, limits.GRANT_BYTES_MAX),
                 short,
@@ -200,9 +200,9 @@ class Catalog:
                 seat.sent += 1
                 seat.recall = seat.sent
                 self._recalled.append(shard)
-                out.append((shard, Recall(seat.incarnation, seat.session)))
+                out.append((shard, QuotaRecall(seat.incarnation, seat.session)))
 
-    def _grant(self, shard: int, grant: Grant, out: list[Message]) -> None:
+    def _grant(self, shard: int, grant: QuotaGrant, out: list[Message]) -> None:
         seat = self._seats[shard]
         seat.sent += 1
         seat.unseen.append((seat.sent, grant))
@@ -228,7 +228,7 @@ class Escrow:
     def is_asking(self) -> bool:
         return self._asked is not None
 
-    def begin(self, used_topics: int, used_bytes: int) -> Report:
+    def begin(self, used_topics: int, used_bytes: int) -> QuotaReport:
         """A catalog is there: start with what is used. What was granted beyond that returns by this."""
         self._session += 1
         self._seen = 0
@@ -237,7 +237,7 @@ class Escrow:
         self.topics, self.bytes = used_topics, used_bytes
         return self._report(begins=True)
 
-    def want(self, topics: int, size: int, used_topics: int, used_bytes: int) -> Report | None:
+    def want(self, topics: int, size: int, used_topics: int, used_bytes: int) -> QuotaReport | None:
         """Ask for what a request takes on top of what is used, as far as it is not granted.
 
         None while a want is outstanding or no catalog is known.
@@ -252,7 +252,7 @@ class Escrow:
             return self._report(topics, size)  # it fits by now; asked all the same, so that an answer comes
         return report
 
-    def granted(self, grant: Grant) -> bool:
+    def granted(self, grant: QuotaGrant) -> bool:
         """The answer to the outstanding want. False when it belongs to a session that is over: ignore it."""
         if not self._is_current(grant):
             return False
@@ -262,7 +262,7 @@ class Escrow:
         self.bytes += grant.bytes
         return True
 
-    def recalled(self, recall: Recall, used_topics: int, used_bytes: int) -> Report | None:
+    def recalled(self, recall: QuotaRecall, used_topics: int, used_bytes: int) -> QuotaReport | None:
         """Keep what is used and report. None when the recall belongs to a session that is over."""
         if not self._is_current(recall):
             return None
@@ -275,13 +275,13 @@ class Escrow:
         self._connected = False
         self._asked = None
 
-    def _is_current(self, message: Grant | Recall) -> bool:
+    def _is_current(self, message: QuotaGrant | QuotaRecall) -> bool:
         return self._connected and (message.incarnation, message.session) == (
             self._incarnation,
             self._session,
         )
 
-    def _ask(self, used_topics: int, used_bytes: int) -> Report:
+    def _ask(self, used_topics: int, used_bytes: int) -> QuotaReport:
         """A report with what the outstanding want needs beyond the grant as it is now."""
         topics, size = self._asked or (0, 0)
         return self._report(
@@ -289,8 +289,8 @@ class Escrow:
             max(0, used_bytes + size - self.bytes) if size else 0,
         )
 
-    def _report(self, want_topics: int = 0, want_bytes: int = 0, *, begins: bool = False) -> Report:
-        return Report(
+    def _report(self, want_topics: int = 0, want_bytes: int = 0, *, begins: bool = False) -> QuotaReport:
+        return QuotaReport(
             self._shard,
             self._incarnation,
             self.topics,

@@ -18,7 +18,7 @@ from topics.engine.commands import topics as cmd
 from topics.engine.reading.hot_segments import DamagedSegment
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
-from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.control import Deletion
 from topics.engine.storage.index import SMALL, Chunk
@@ -194,13 +194,13 @@ class Queries(Staging):
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
         rows: list[cmd.TopicState] = []
         timed: TopicLog | None = None  # one whose state depends on what time it is
-        untended: Untended | None = None
+        untended: UpkeepPending | None = None
         for name in islice(self._listed(command), size + 1):
             log = self.published[name]
             if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred or log.is_over_cap:
                 try:
                     self._touch(log)
-                except Untended as error:  # the others are put in line as well
+                except UpkeepPending as error:  # the others are put in line as well
                     untended = error
                     continue
                 self._postpone_if_expiring(log)

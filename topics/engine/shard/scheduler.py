@@ -45,7 +45,7 @@ def band_of(priority: float) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Entry(Generic[T]):
+class ScheduledEntry(Generic[T]):
     """Somebody who waits. It is listed until it is done or discarded, and not used again."""
 
     item: T
@@ -62,17 +62,17 @@ class Band(Generic[T]):
     credit: int = 0
     size: int = 0
     used: int = 0  # costs since the start
-    current: Entry[T] | None = None  # who was picked and is not done
-    waiting: list[tuple[int, int, Entry[T]]] = field(default_factory=list)  # since when, number, who
+    current: ScheduledEntry[T] | None = None  # who was picked and is not done
+    waiting: list[tuple[int, int, ScheduledEntry[T]]] = field(default_factory=list)  # since when, number, who
 
-    def add(self, entry: Entry[T]) -> None:
+    def add(self, entry: ScheduledEntry[T]) -> None:
         if len(self.waiting) > 2 * self.size + STALE_MAX:
             self.waiting = [row for row in self.waiting if self._has(row[2])]
             heapq.heapify(self.waiting)
         self.size += 1
         heapq.heappush(self.waiting, (entry.since_ms, entry.number, entry))
 
-    def take(self) -> Entry[T] | None:
+    def take(self) -> ScheduledEntry[T] | None:
         """Who is next. Those who have left the band meanwhile are dropped on the way."""
         while self.current is None and self.waiting:
             entry = heapq.heappop(self.waiting)[2]
@@ -80,7 +80,7 @@ class Band(Generic[T]):
                 self.current = entry
         return self.current
 
-    def _has(self, entry: Entry[T]) -> bool:
+    def _has(self, entry: ScheduledEntry[T]) -> bool:
         return entry.is_listed and entry.band == self.number
 
 
@@ -91,8 +91,8 @@ class Scheduler(Generic[T]):
         self._turn = 0  # of which band; the top one comes after it
         self._size = 0
         self._numbers = 0
-        self._young: list[Entry[T]] = []  # not looked at since they were listed
-        self._aging: list[tuple[int, int, Entry[T]]] = []  # when it may rise, number, who
+        self._young: list[ScheduledEntry[T]] = []  # not looked at since they were listed
+        self._aging: list[tuple[int, int, ScheduledEntry[T]]] = []  # when it may rise, number, who
         self._look_at_ms = 0
         self.picks = 0
         self.waited_ms = 0  # all that were picked together
@@ -102,18 +102,20 @@ class Scheduler(Generic[T]):
 
     # -- who waits -----------------------------------------------------------------------------------------
 
-    def add(self, item: T, now_ms: int, *, lowered: bool = False, since_ms: int | None = None) -> Entry[T]:
+    def add(
+        self, item: T, now_ms: int, *, lowered: bool = False, since_ms: int | None = None
+    ) -> ScheduledEntry[T]:
         """`since_ms`: it has waited before, elsewhere."""
         since_ms = now_ms if since_ms is None else since_ms
         self._numbers += 1
-        entry = Entry(item, since_ms, self._numbers, 0, lowered)
+        entry = ScheduledEntry(item, since_ms, self._numbers, 0, lowered)
         entry.band = self._band_of(entry, now_ms)
         self.bands[entry.band].add(entry)
         self._size += 1
         self._young.append(entry)
         return entry
 
-    def discard(self, entry: Entry[T]) -> None:
+    def discard(self, entry: ScheduledEntry[T]) -> None:
         """It does not wait any more. Without effect when it is not listed."""
         if not entry.is_listed:
             return
@@ -126,7 +128,7 @@ class Scheduler(Generic[T]):
 
     # -- who is next ---------------------------------------------------------------------------------------
 
-    def pick(self, now_ms: int) -> Entry[T] | None:
+    def pick(self, now_ms: int) -> ScheduledEntry[T] | None:
         """The next one; it is to be reported by `done`, `sliced` or `discard` before the next pick."""
         if not self._size:
             self._young.clear()
@@ -147,24 +149,24 @@ class Scheduler(Generic[T]):
             if band.size:
                 band.credit += WEIGHTS[band.number] * QUANTUM
 
-    def done(self, entry: Entry[T], cost: int) -> None:
+    def done(self, entry: ScheduledEntry[T], cost: int) -> None:
         """It has nothing left."""
         self._charge(entry, cost)
         self.discard(entry)
 
-    def sliced(self, entry: Entry[T], cost: int, now_ms: int) -> None:
+    def sliced(self, entry: ScheduledEntry[T], cost: int, now_ms: int) -> None:
         """Some of what it has was served, and the rest comes when its band has the next turn."""
         self._charge(entry, cost)
         entry.since_ms = now_ms
 
-    def _charge(self, entry: Entry[T], cost: int) -> None:
+    def _charge(self, entry: ScheduledEntry[T], cost: int) -> None:
         band = self.bands[entry.band]
         band.credit -= cost
         band.used += cost
 
     # -- age -----------------------------------------------------------------------------------------------
 
-    def _band_of(self, entry: Entry[T], now_ms: int) -> int:
+    def _band_of(self, entry: ScheduledEntry[T], now_ms: int) -> int:
         waited_ms = now_ms - entry.since_ms
         if waited_ms >= WAIT_MAX_MS:
             return TOP
@@ -188,7 +190,7 @@ class Scheduler(Generic[T]):
             if entry.band < TOP:
                 self._watch(entry, now_ms)
 
-    def _watch(self, entry: Entry[T], now_ms: int) -> None:
+    def _watch(self, entry: ScheduledEntry[T], now_ms: int) -> None:
         """Look again when it may have reached the next band: its priority may fall meanwhile, and never rises by itself."""
         waits_ms = WAIT_MAX_MS
         if entry.band + entry.is_lowered < TOP:

@@ -29,7 +29,7 @@ from topics.engine.core.topic_ids import ID_STEP, OwnIds
 from topics.engine.reading.cold_blocks import ColdMiss, ColdReads
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.long_commands import LongCommand, LongCommands
-from topics.engine.shard.topic_upkeep import Untended, Upkeep
+from topics.engine.shard.topic_upkeep import Upkeep, UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.control import TimeCeiling
 from topics.engine.topic.log import Op, Range, TopicLog
@@ -202,14 +202,14 @@ class Staging:
             if self.upkeep:
                 self._wait_in_line(getattr(command, "topic", ""))
             self._handlers[type(command)](token, command)
-        except (Postpone, Untended, TopicsError, OSError) as error:
+        except (Postpone, UpkeepPending, TopicsError, OSError) as error:
             self._end_with(token, command, error)
 
     def _end_with(self, token: object, command: cmd.Command, error: Exception) -> None:
         """What becomes of a command whose handler, or whose work, raised this."""
         if isinstance(error, Postpone):
             self.add_op(Op(error.log, token, command=command, later=True))
-        elif isinstance(error, Untended):
+        elif isinstance(error, UpkeepPending):
             self._wait_for_upkeep(token, command, error.log)
         elif isinstance(error, Conflict | TopicNotFound):
             # A conflict tells of what is staged, a 404 to a writer of a drop that readers do not see yet: neither may
@@ -234,7 +234,7 @@ class Staging:
         """Those who came before for the same topic go on first."""
         log = self.staged.get(topic) or self.published.get(topic)
         if log is not None and self.upkeep.holds(log):
-            raise Untended(log)
+            raise UpkeepPending(log)
 
     def _wait_for_upkeep(self, token: object, command: cmd.Command, log: TopicLog) -> None:
         def resume(error: TopicsError | None) -> None:

@@ -1,6 +1,6 @@
 """Upkeep of topics: loading their rows, and removing records that a TTL or a cap has ended. A bounded share each turn.
 
-Small work is done at once, within the turn's budget. A topic with more to do is queued (`Untended`): requests to it wait in the order
+Small work is done at once, within the turn's budget. A topic with more to do is queued (`UpkeepPending`): requests to it wait in the order
 of their arrival, and other topics are served meanwhile. When its work is done the waiting requests resume, some each turn, before
 newer requests to the same topic.
 
@@ -22,7 +22,7 @@ from topics.engine.topic.log import TopicLog
 Resume: TypeAlias = Callable[[TopicsError | None], None]
 
 
-class Untended(Exception):
+class UpkeepPending(Exception):
     """The topic is queued for upkeep and nothing was changed. The caller waits with `Upkeep.wait`."""
 
     def __init__(self, log: TopicLog) -> None:
@@ -92,7 +92,7 @@ class Upkeep:
                 self._line[log.id] = begun
             else:
                 place.work = begun.work
-        raise Untended(log)
+        raise UpkeepPending(log)
 
     def put_in_line(self, log: TopicLog) -> None:
         """A topic needs something from the next turn on, whether it is asked or not."""

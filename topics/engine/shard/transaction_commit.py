@@ -37,7 +37,7 @@ from topics.engine.storage.transaction_file import (
     write_entries,
 )
 from topics.engine.topic.log import Op
-from topics.engine.topic.transactions import Advanced, Asked, Decided, Decision, Staged
+from topics.engine.topic.transactions import Advanced, CommitWaiter, Decided, Decision, Staged
 
 STAGE_KIND = "stage"  # of jobs: they may take long, and have a thread of their own
 NAMED_MAX = 20  # parts that a refusal names, and chunks of each
@@ -175,7 +175,7 @@ class Committing(Transactions):
 
     # -- up to the decision --------------------------------------------------------------------------------
 
-    def _prepare(self, txn: Transaction, asked: Asked) -> Steps:
+    def _prepare(self, txn: Transaction, asked: CommitWaiter) -> Steps:
         """Do what it takes to commit, as the first in line wants it, or tell why not."""
         refusal: TopicsError
         try:

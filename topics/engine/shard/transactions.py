@@ -46,7 +46,7 @@ from topics.engine.storage.transaction_file import (
 from topics.engine.topic.log import Op, TopicLog
 from topics.engine.topic.transactions import (
     Advanced,
-    Asked,
+    CommitWaiter,
     Decided,
     Opened,
     OpenTransaction,
@@ -253,7 +253,7 @@ class Transactions(Forwards):
                 max=limits.TXN_COMMITS_WAITING_MAX,
             )
         self._refresh(txn)
-        asked = Asked(token, command, self.clock.mono_ms + command.wait_ms)
+        asked = CommitWaiter(token, command, self.clock.mono_ms + command.wait_ms)
         self._txn_look_ms = min(self._txn_look_ms, asked.until_ms)
         txn.asked.append(asked)
         self.busy[txn] = None

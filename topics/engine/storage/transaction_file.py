@@ -58,7 +58,7 @@ class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
     largest: int  # of one record
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TransactionEntry(msgspec.Struct, frozen=True):
     """One entry as it lies in a file. `chunk` is None for a decision."""
 
     offset: int
@@ -133,7 +133,7 @@ def _body_holds(disk: Disk, handle: int, at: int, length: int, digest: bytes) ->
 # -- files -------------------------------------------------------------------------------------------------
 
 
-def entries(disk: Disk, path: str) -> Iterator[Entry]:
+def entries(disk: Disk, path: str) -> Iterator[TransactionEntry]:
     """Every entry up to the first that is not whole. Raises Corrupt when the file has not even its header."""
     handle = disk.open(path)
     try:
@@ -148,13 +148,13 @@ def entries(disk: Disk, path: str) -> Iterator[Entry]:
             body_at = offset + ENTRY_BYTES + len(head)
             if not _body_holds(disk, handle, body_at, body_len, digest):
                 return
-            yield Entry(offset, body_at + body_len - offset, chunk)
+            yield TransactionEntry(offset, body_at + body_len - offset, chunk)
             offset = body_at + body_len
     finally:
         disk.close(handle)
 
 
-def read_staged(disk: Disk, path: str) -> list[Entry]:
+def read_staged(disk: Disk, path: str) -> list[TransactionEntry]:
     """What is there after a start; nothing when there is no file, or none that came to hold anything."""
     try:
         return list(entries(disk, path))

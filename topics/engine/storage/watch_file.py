@@ -43,7 +43,7 @@ ENTRY_BYTES = _HEAD.size + DIGEST_BYTES
 MARK = b"\xc1wch"  # 0xc1 is in no text, and no type of msgpack
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class WatchEntry(msgspec.Struct, frozen=True, array_like=True):
     """What has changed. What ended comes first: another of its name may have been made since. Rows are the worker's."""
 
     sessions: list[msgspec.Raw] = []
@@ -54,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Entry).decode
+_decode = msgspec.msgpack.Decoder(WatchEntry).decode
 
 
 def _start(salt: int, base_end: int) -> bytes:
@@ -62,13 +62,13 @@ def _start(salt: int, base_end: int) -> bytes:
     return start + xxh(start)
 
 
-def encode_entry(salt: int, offset: int, entry: Entry) -> bytes:
+def encode_entry(salt: int, offset: int, entry: WatchEntry) -> bytes:
     payload = _encode(entry)
     fields = _HEAD.pack(MARK, len(payload), xxh(payload))
     return b"".join((fields, xxh(_PLACE.pack(salt, offset) + fields), payload))
 
 
-def write_base(disk: Disk, path: str, salt: int, entries: Iterable[Entry]) -> int:
+def write_base(disk: Disk, path: str, salt: int, entries: Iterable[WatchEntry]) -> int:
     """Replace the file by these entries, one at a time in memory; it lasts once this returns. Returns its length."""
     temp = path + TEMP_SUFFIX
     handle = disk.open(temp, create=True)
@@ -87,7 +87,7 @@ def write_base(disk: Disk, path: str, salt: int, entries: Iterable[Entry]) -> in
     return end
 
 
-def append(disk: Disk, path: str, salt: int, end: int, entry: Entry) -> int:
+def append(disk: Disk, path: str, salt: int, end: int, entry: WatchEntry) -> int:
     """Add an entry at the end of the file; it lasts once this returns. Returns the new length."""
     data = encode_entry(salt, end, entry)
     handle = disk.open(path)
@@ -99,7 +99,7 @@ def append(disk: Disk, path: str, salt: int, end: int, entry: Entry) -> int:
     return end + len(data)
 
 
-def read_entries(disk: Disk, path: str) -> Iterator[tuple[int, int, Entry]]:
+def read_entries(disk: Disk, path: str) -> Iterator[tuple[int, int, WatchEntry]]:
     """All entries, each with its offset and where it ends. Raises Corrupt where one has rotted, and UnsupportedFormat for what a
     later version wrote.
     """
@@ -128,7 +128,7 @@ def _version(disk: Disk, path: str, start: bytes) -> int:
     return version
 
 
-def _read_appended(disk: Disk, handle: int, path: str, start: bytes) -> Iterator[tuple[int, int, Entry]]:
+def _read_appended(disk: Disk, handle: int, path: str, start: bytes) -> Iterator[tuple[int, int, WatchEntry]]:
     salt, base_end = _PLACE.unpack_from(start, HEADER_BYTES)
     at, size = START_BYTES, disk.size(handle)
     while at < size:
@@ -169,7 +169,7 @@ def _is_followed(disk: Disk, handle: int, salt: int, at: int, size: int) -> bool
     return False
 
 
-def _entry(path: str, offset: int, payload: bytes) -> Entry:
+def _entry(path: str, offset: int, payload: bytes) -> WatchEntry:
     try:
         return _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

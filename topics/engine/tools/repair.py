@@ -55,7 +55,14 @@ from topics.engine.tools.salvage_segments import (
     rewrite,
     salvage_segment,
 )
-from topics.engine.tools.verify import Found, expected_chain, own_ids, quiet, read_everything, verify_shard
+from topics.engine.tools.verify import (
+    ShardFiles,
+    expected_chain,
+    own_ids,
+    quiet,
+    read_everything,
+    verify_shard,
+)
 from topics.engine.topic.log import add_loss
 from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
 
@@ -69,7 +76,7 @@ class CannotRepair(TopicsError):
     """Nothing was changed; the text says why."""
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True):
+class RepairPlan(msgspec.Struct, frozen=True, array_like=True):
     """The renames of one repair, in this order: old files to the quarantine, then new ones to their places."""
 
     away: list[tuple[str, str]]
@@ -78,8 +85,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Repaired:
-    found: Found  # before the repair
-    after: Found | None = None  # None: nothing was damaged
+    found: ShardFiles  # before the repair
+    after: ShardFiles | None = None  # None: nothing was damaged
     losses: list[tuple[str, int, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what cannot be known or undone
     named: dict[str, str] = field(default_factory=dict)  # topics that got a name, and where theirs was
@@ -133,7 +140,7 @@ def _settle(
         )
     seen = {log.name: list(log.view.losses) for log in engine.shard.by_id.values()}
     lost = [(name, first, last) for name, first, last, reason in engine.report.losses if reason == "corrupt"]
-    yield from read_everything(engine, Found())
+    yield from read_everything(engine, ShardFiles())
     for log in engine.shard.by_id.values():
         lost += [(log.name, first, last) for first, last, reason in log.view.losses
                  if reason == "corrupt" and (first, last, reason) not in seen[log.name]]  # fmt: skip
@@ -149,7 +156,7 @@ def _settle(
 
 def _prove(
     overlay: OverlayDisk, clock: Clock, config: EngineConfig, shards: int, cold: SegmentStore | None
-) -> Generator[str, None, Found]:
+) -> Generator[str, None, ShardFiles]:
     found = yield from verify_shard(overlay, clock, config, shards, cold)
     if found.damage:
         first = found.damage[0]
@@ -164,7 +171,13 @@ def _prove(
 
 class _Mender:
     def __init__(
-        self, disk: OverlayDisk, clock: Clock, config: EngineConfig, shards: int, found: Found, done: Repaired
+        self,
+        disk: OverlayDisk,
+        clock: Clock,
+        config: EngineConfig,
+        shards: int,
+        found: ShardFiles,
+        done: Repaired,
     ) -> None:
         self._disk = disk
         self._now_ms = clock.wall_ms()
@@ -347,7 +360,7 @@ class _Rebuilder:
     """
 
     def __init__(
-        self, disk: OverlayDisk, config: EngineConfig, shards: int, found: Found, done: Repaired
+        self, disk: OverlayDisk, config: EngineConfig, shards: int, found: ShardFiles, done: Repaired
     ) -> None:
         self._disk = disk
         self._config = config
@@ -551,7 +564,7 @@ def _carry_out(disk: Disk, overlay: OverlayDisk, shard: int, run: int, done: Rep
         write_whole(disk, f"{root}/cold/{path}", read_file(disk, path))
         disk.sync_dir(parent(f"{root}/cold/{path}"))
     hot = disk.hot if isinstance(disk, TieredDisk) else disk
-    plan = Plan([(path, f"{root}/{path}") for path in old if hot.exists(path)], into)
+    plan = RepairPlan([(path, f"{root}/{path}") for path in old if hot.exists(path)], into)
     write_digest_file(disk, f"{root}/plan-{shard:02d}", PLAN_MAGIC, msgspec.msgpack.encode(plan))
     finish_repairs(disk, shard)
     done.quarantined = [new_place for _, new_place in plan.away] + [
@@ -565,7 +578,7 @@ def finish_repairs(disk: Disk, shard: int) -> bool:
     for run in disk.list(QUARANTINE):
         path = f"{QUARANTINE}/{run}/plan-{shard:02d}"
         if disk.exists(path):
-            plan = msgspec.msgpack.decode(read_digest_file(disk, path, PLAN_MAGIC), type=Plan)
+            plan = msgspec.msgpack.decode(read_digest_file(disk, path, PLAN_MAGIC), type=RepairPlan)
             _rename_all(disk, plan.away, once=True)
             _rename_all(disk, plan.into, once=False)
             disk.remove(path)

@@ -66,7 +66,7 @@ class LogFile:
 
 
 @dataclass(slots=True)
-class Entry:
+class SalvagedEntry:
     lsn: int
     synced_lsn: int
     body: bytes
@@ -96,7 +96,7 @@ class Note:
 @dataclass(slots=True)
 class SalvagedLog:
     files: list[LogFile]
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[SalvagedEntry] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
     damage: list[Note] = field(default_factory=list)
     torn: list[Note] = field(default_factory=list)
@@ -378,7 +378,7 @@ class LogWalk:
             elif envelope.lsn <= log.last_lsn:
                 return
             body = file.scanned.data[envelope.start : envelope.end]
-            log.entries.append(Entry(envelope.lsn, envelope.synced_lsn, body))
+            log.entries.append(SalvagedEntry(envelope.lsn, envelope.synced_lsn, body))
             log.last_lsn = envelope.lsn
         self._digests[file.number, envelope.lsn] = envelope.digest
 
@@ -396,7 +396,7 @@ class LogWalk:
         what = f"the first entry, number {lsn}, is damaged; the older copy of what it held is used"
         self._hole(lsn, lsn, file.path, FILE_HEADER_BYTES, _seqs_in(at - FILE_HEADER_BYTES), what)
         log.holes[-1].before += 1
-        log.entries.append(Entry(lsn, 0, b"".join([entry.body for entry in tail])))
+        log.entries.append(SalvagedEntry(lsn, 0, b"".join([entry.body for entry in tail])))
         log.last_lsn = lsn
 
     def _check_chain(self, file: LogFile, before: LogFile | None) -> None:
@@ -651,7 +651,7 @@ def _last_unknown(known: _Known, hole: Hole) -> int:
     return max(last, known.ceiling) if hole.begins_file and known.durability == "disk" else last
 
 
-def _columns(entry: Entry) -> frames.Columns:
+def _columns(entry: SalvagedEntry) -> frames.Columns:
     return decode(entry.body, [Envelope(entry.lsn, 0, 0, 0, len(entry.body), b"")])[0]
 
 
@@ -677,7 +677,7 @@ def rewrite_log(
     entries = list(log.entries)
     ends_at = max([log.last_lsn, base_lsn, *(hole.last_lsn for hole in log.holes)])
     if len(entries) in extra or not entries:
-        entries.append(Entry(ends_at + 1, 0, b""))
+        entries.append(SalvagedEntry(ends_at + 1, 0, b""))
     number = max((file.number for file in log.files), default=0) + 1
     start = WalStart(number, 0, base_lsn, bytes(8), _boot_id(disk, shard_dir, log))
     first = frames.encode_control(frames.WAL_START, 0, ts, start)
@@ -695,7 +695,7 @@ def _write_file(
     number: int,
     shard: int,
     base_lsn: int,
-    entries: list[Entry],
+    entries: list[SalvagedEntry],
     extra: dict[int, bytes],
 ) -> None:
     salt = disk.random_u64()

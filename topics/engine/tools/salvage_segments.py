@@ -32,7 +32,7 @@ from topics.engine.storage.segments import (
     segment_path,
 )
 from topics.engine.topic.log import Range
-from topics.engine.upkeep.loading import Content, index_of_records
+from topics.engine.upkeep.loading import SegmentIndex, index_of_records
 
 
 @dataclass(slots=True)
@@ -245,10 +245,10 @@ def _check_open(disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta) ->
     except Corrupt as error:
         return [Fault(error.path, error.offset, error.problem)]
     made = index_of_records(path, salvage.data, HEADER_BYTES, meta, None, topic_id)
-    return _compare(topic_dir, meta, Content(rows, tags, nodes, expiries, None), made)
+    return _compare(topic_dir, meta, SegmentIndex(rows, tags, nodes, expiries, None), made)
 
 
-def _compare(topic_dir: str, meta: SegmentMeta, stored: Content, made: Content) -> list[Fault]:
+def _compare(topic_dir: str, meta: SegmentMeta, stored: SegmentIndex, made: SegmentIndex) -> list[Fault]:
     idx, names = segment_path(topic_dir, meta, "idx"), segment_path(topic_dir, meta, "dict")
     live = made.rows["length"] > 0
     made.rows["flags"] &= 0xFF ^ frames.ERASED  # an erase changes records and their digests, not the index

@@ -79,7 +79,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Found:
+class ShardFiles:
     """The state of a shard's files as far as it can be read; what a repair starts from."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Found:
 
 def verify_shard(
     disk: Disk, clock: Clock, config: EngineConfig, shards: int, cold: SegmentStore | None = None
-) -> Generator[str, None, Found]:
+) -> Generator[str, None, ShardFiles]:
     """Check one shard. Yields what it is looking at; the disk is only read. With a cold tier the disk shows both."""
     view = OverlayDisk(disk)
     checker = _Checker(view, config, shards, cold)
@@ -147,7 +147,7 @@ class _Checker:
         self._shards = shards
         self._meta_dir = f"{config.shard_dir}/meta"
         self._wal_dir = f"{config.shard_dir}/wal"
-        self.found = Found()
+        self.found = ShardFiles()
         # Of transactions: files and the topics that these are of; how far commits are, by topic and id, as the log says.
         self._staged_names: set[tuple[int, str]] = set()
         self._advanced: dict[tuple[int, int], int] = {}
@@ -564,7 +564,7 @@ def expected_chain(before: SegmentMeta | None, meta: SegmentMeta) -> bytes | Non
 
 
 def _dry_run(
-    disk: OverlayDisk, clock: Clock, config: EngineConfig, found: Found
+    disk: OverlayDisk, clock: Clock, config: EngineConfig, found: ShardFiles
 ) -> Generator[str, None, None]:
     yield "a trial start"
     engine = Engine(disk, clock, quiet(config))
@@ -589,7 +589,7 @@ def _dry_run(
             found.add("damage", config.shard_dir, 0, problem)
 
 
-def read_everything(engine: Engine, found: Found) -> Generator[str, None, None]:
+def read_everything(engine: Engine, found: ShardFiles) -> Generator[str, None, None]:
     """Every record of every topic, as clients get them. What cannot be read becomes a loss in the engine."""
     known = {finding.topic for finding in found.damage}
     for name, log in list(engine.shard.published.items()):

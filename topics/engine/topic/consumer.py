@@ -15,7 +15,7 @@ comes up, and a heap that is mostly such is made anew, a few entries with each t
 
 No call does more than a turn has time for. What time has done to thousands of leases, and how many of a million records a
 filter leaves, is worked off in slices: `catch_up`. A consumer that is behind with it hands nothing out meanwhile. Slices grow
-once writers undo more than is done (`Pace`), so that this ends whatever they do.
+once writers undo more than is done (`SlicePace`), so that this ends whatever they do.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ConsumerRow(msgspec.Struct, array_like=True):
     streamed: list[int] = []
 
 
-class Entry:
+class PendingEntry:
     """One record in hand."""
 
     __slots__ = ("connection", "deliveries", "doom", "id", "node", "state", "streamed", "until_ms")
@@ -168,7 +168,7 @@ class LazyHeap(Generic[T]):
         return old if old and (not new or old[0] < new[0]) else new
 
 
-class WantedCount:
+class MatchCount:
     """How many live records of a range a filter leaves, counted block by block over several turns.
 
     Blocks with records that go meanwhile are counted once more at the end.
@@ -228,7 +228,7 @@ class WantedCount:
         self._again.update(dict.fromkeys(range(low, high)))
 
 
-class Pace:
+class SlicePace:
     """How far work in slices has come, in microseconds or so: what it should have taken, as of its beginning, and what it took."""
 
     __slots__ = ("due", "spent")
@@ -323,11 +323,11 @@ class Consumer:
         self.rescan = 0  # below it the cursor may meet what is in hand
         self.policy: tuple[object, object] = (None, None)  # as of which config of the topic
         self.firsts: list[int] = []  # chosen records below the cursor that were never handed out, ascending
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, PendingEntry] = {}
         self.counts = [0, 0, 0, 0]  # entries by state
         self.connections: dict[int, set[int]] = {}  # seqs that were handed out over one, and are leased
-        self.counting: WantedCount | None = None  # from the cursor on, if that takes longer than a turn
-        self.pace: Pace | None = None  # of counting, while it is behind with that
+        self.counting: MatchCount | None = None  # from the cursor on, if that takes longer than a turn
+        self.pace: SlicePace | None = None  # of counting, while it is behind with that
         self._forget_heaps()
         self.counters = Counters()
         self.created_ms = 0
@@ -506,7 +506,7 @@ class Consumer:
         if self.ahead is None:
             self.ahead, self.counted_to, self.counting = 0, self.cursor, None
         if self.counting is None:
-            self.counting = WantedCount(self.filter, max(self.counted_to, self.cursor), end)
+            self.counting = MatchCount(self.filter, max(self.counted_to, self.cursor), end)
         took = self.counting.go_on(rows)
         if self.counting.is_done:
             self.ahead += self.counting.total
@@ -569,7 +569,7 @@ class Consumer:
             for seq, deliveries in zip(seqs, event.deliveries, strict=True):
                 entry = self.entries.get(seq)
                 if entry is None:  # in replay: its leases were not logged
-                    entry = self.entries[seq] = Entry()
+                    entry = self.entries[seq] = PendingEntry()
                     self.counts[READY] += 1
                     entry.deliveries = deliveries
                 self._leave_connection(seq, entry)
@@ -610,7 +610,7 @@ class Consumer:
         for i, seq in enumerate(seqs):
             entry = entries.get(seq)
             if entry is None:
-                entry = entries[seq] = Entry()
+                entry = entries[seq] = PendingEntry()
                 self.counts[LEASED] += 1
                 entry.state = LEASED
             else:
@@ -645,18 +645,18 @@ class Consumer:
         entry.until_ms = due_ms
         self._delayed.push((due_ms, seq), self.counts[DELAYED])
 
-    def _make_ready(self, seq: int, entry: Entry) -> None:
+    def _make_ready(self, seq: int, entry: PendingEntry) -> None:
         self._leave_connection(seq, entry)
         self._set(entry, READY)
         entry.until_ms = 0
         self._returned.push(seq, self.counts[READY])
 
-    def _set(self, entry: Entry, state: int) -> None:
+    def _set(self, entry: PendingEntry, state: int) -> None:
         self.counts[entry.state] -= 1
         self.counts[state] += 1
         entry.state = state
 
-    def _leave_connection(self, seq: int, entry: Entry) -> None:
+    def _leave_connection(self, seq: int, entry: PendingEntry) -> None:
         connection = entry.connection
         if connection:
             entry.connection = 0
@@ -720,7 +720,7 @@ class Consumer:
         self.created_ms, self.paused_until_ms = row.created_ms, row.paused_until_ms
         self.counters = Counters(*row.counters)
         for seq, state, deliveries, node, lease_id, until_ms in row.entries:
-            entry = self.entries[seq] = Entry()
+            entry = self.entries[seq] = PendingEntry()
             entry.state, entry.deliveries, entry.node = state, deliveries, node
             entry.id, entry.until_ms = lease_id, until_ms
             self.counts[state] += 1
@@ -766,7 +766,7 @@ class Consumer:
 
 
 @dataclass(slots=True, eq=False)
-class Retiring:
+class RetentionCheck:
     """Records that may be needed by none any more, and what is answered once that is known and they are gone."""
 
     first: int  # from here
@@ -776,7 +776,7 @@ class Retiring:
     work: Iterator[int] | None = None
 
 
-class LettersRow(msgspec.Struct, array_like=True):
+class DeadLettersRow(msgspec.Struct, array_like=True):
     """What a snapshot keeps of a topic's letters."""
 
     next_number: int
@@ -815,8 +815,8 @@ class TopicConsumers:
         self.taken: dict[int, int] = {}  # source topic → the highest number that came from it
         self.dead_lettered = 0  # by the queue itself
         self.changes = 0  # of consumers that may need other records than before
-        self.recounts: list[WantedCount] = []  # under way, of other ranges than from a cursor on
-        self.retiring: deque[Retiring] = deque()
+        self.recounts: list[MatchCount] = []  # under way, of other ranges than from a cursor on
+        self.retiring: deque[RetentionCheck] = deque()
 
     def every(self) -> list[Consumer]:
         return [self.queue, *self.named.values()] if self.queue is not None else list(self.named.values())
@@ -921,11 +921,11 @@ class TopicConsumers:
         while len(self.taken) > SOURCES_MAX:
             del self.taken[next(iter(self.taken))]
 
-    def row(self) -> LettersRow:
+    def row(self) -> DeadLettersRow:
         letters = [(number, *letter) for number, letter in self.letters.items()]
-        return LettersRow(self.next_number, letters, list(self.taken.items()), self.dead_lettered)
+        return DeadLettersRow(self.next_number, letters, list(self.taken.items()), self.dead_lettered)
 
-    def restore(self, row: LettersRow) -> None:
+    def restore(self, row: DeadLettersRow) -> None:
         self.next_number, self.dead_lettered = row.next_number, row.dead_lettered
         self.letters = {letter[0]: letter[1:] for letter in row.letters}
         self.numbers = {(letter[0], letter[1]): number for number, letter in self.letters.items()}

@@ -112,7 +112,7 @@ class Staged:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class CommitWaiter:
     """Somebody wants it committed, and waits for a while."""
 
     token: object
@@ -142,7 +142,7 @@ class OpenTransaction(Generic[LogT]):
     # Who waits.
     waiting: list[Staged] = field(default_factory=list)
     writing: list[Staged] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[CommitWaiter] = field(default_factory=list)
     resume_ms: int = 0  # work on it goes on then
 
     @property

@@ -40,12 +40,12 @@ from topics.engine.storage.segments import (
 )
 from topics.engine.storage.snapshot import SnapshotWriter, list_snapshots, read_snapshot, remove_snapshot
 from topics.engine.storage.wal import Wal, WalFile
-from topics.engine.topic.consumer import ConsumerRow, LettersRow
+from topics.engine.topic.consumer import ConsumerRow, DeadLettersRow
 from topics.engine.topic.flows import Epochs, InflowRow, OutflowRow
 from topics.engine.topic.log import Loss, Range, Run, TopicLog
 from topics.engine.topic.merges import NO_MERGES, Merges
 from topics.engine.topic.transactions import TransactionsRow
-from topics.engine.upkeep.pending_deletions import Departures
+from topics.engine.upkeep.pending_deletions import PendingDeletions
 from topics.engine.upkeep.usage import TierUsage
 
 SYNCFS_FROM = 64  # with more files than this one syncfs beats many fdatasyncs
@@ -95,7 +95,7 @@ class TopicRow(msgspec.Struct, array_like=True):
     may_expire: bool  # has records with a TTL of their own
     inline: tuple[int, int, bytes] | None = None  # first seq, rows and frames of a topic without files
     consumers: list[ConsumerRow] = []
-    letters: LettersRow | None = None
+    letters: DeadLettersRow | None = None
     inflows: list[InflowRow] = []
     epochs: Epochs = []
     merges: Merges | None = None
@@ -149,7 +149,7 @@ class _Capture:
     stored_head: int  # up to here all records are stored by it, also those that were in RAM; 0: those are not
 
 
-def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], LettersRow | None]:
+def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], DeadLettersRow | None]:
     """What a topic's row keeps of its consumers. A queue without durable leases is as after a restart."""
     if log.consumers is None:
         return [], None
@@ -167,8 +167,8 @@ class Checkpointer:
         self.meta_dir = f"{config.shard_dir}/meta"
         self.snapshots: list[tuple[int, int]] = []  # number and base_lsn, newest last; two are kept
         self.rows: dict[int, bytes] = {}  # encoded row of every topic as of its last capture
-        self._doomed = Departures()  # segments that are replaced, or empty
-        self._relieved = Departures()  # those that are cold now: only .data leaves the hot tier
+        self._doomed = PendingDeletions()  # segments that are replaced, or empty
+        self._relieved = PendingDeletions()  # those that are cold now: only .data leaves the hot tier
         self.usage = TierUsage()
         self.capturing = False  # from the first capture until memory points at what was captured
         # What is being written again: a chunk whose files are read, a topic that must stay in memory.

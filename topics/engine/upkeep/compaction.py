@@ -21,7 +21,7 @@ import numpy as np
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import Corrupt, TopicsError
-from topics.engine.core.pacing import Made, Pace, Work
+from topics.engine.core.pacing import Made, RateLimit, Work
 from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
@@ -41,7 +41,7 @@ COPY_STEP_BYTES = 2 * BLOCK_BYTES  # what one step of copying reads and writes
 COPY_STEPS = 2  # in one job
 
 
-class Reclaimer:
+class Compactor:
     def __init__(
         self, disk: Disk, shard: Shard, reader: Reader, checkpointer: Checkpointer, config: EngineConfig
     ) -> None:
@@ -52,7 +52,7 @@ class Reclaimer:
         self._config = config
         self._look_at: dict[int, TopicLog] = {}  # topics that may have a segment to be written again
         self._refused: dict[tuple[int, int, int], None] = {}  # damaged: a copy would bless what is rotten
-        self.pace = Pace(shard.clock, self._rate)
+        self.pace = RateLimit(shard.clock, self._rate)
         self._pause_ms = 0
         self.retry_ms = 0  # nothing is begun before
         self.working_on: TopicLog | None = None  # files of it are being read and written

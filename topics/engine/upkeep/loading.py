@@ -53,7 +53,7 @@ DEFERRED_UNITS = 500  # of replaying one entry of the log
 
 
 @dataclass(slots=True)
-class Content:
+class SegmentIndex:
     """The index of one segment, with ids as in its files."""
 
     rows: Rows
@@ -67,7 +67,7 @@ class Content:
 
 
 @dataclass(slots=True)
-class Found:
+class LoadProgress:
     """What was read of a topic so far."""
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Loader:
 
     def _read_all(self, log: TopicLog, metas: list[SegmentMeta]) -> Work:
         """Make chunks, tags and nodes of the segments that can be read; announce those that cannot."""
-        found = Found()
+        found = LoadProgress()
         if log.inline is not None:
             first_seq, count, data = log.inline
             meta = SegmentMeta(first_seq, rows=count, data_bytes=len(data))
@@ -154,7 +154,7 @@ class Loader:
                 return
         self._adopt(log, found)
 
-    def _read_newest(self, log: TopicLog, meta: SegmentMeta) -> tuple[SegmentMeta, Content]:
+    def _read_newest(self, log: TopicLog, meta: SegmentMeta) -> tuple[SegmentMeta, SegmentIndex]:
         """The index of a segment. An erase takes the records of a generation away as soon as the log names the next one: where the
         index of the old one is damaged as well, the next one is taken at once.
         """
@@ -179,7 +179,7 @@ class Loader:
         found = {name[1] for name in names if name is not None and name[0] == meta.first_seq}
         return sorted((generation for generation in found if generation > meta.generation), reverse=True)
 
-    def _add(self, log: TopicLog, found: Found, meta: SegmentMeta, content: Content) -> Work:
+    def _add(self, log: TopicLog, found: LoadProgress, meta: SegmentMeta, content: SegmentIndex) -> Work:
         """One segment more. From here on its chunk holds the only copy of the rows."""
         chunk, live = self._make_chunk(log, meta, content)
         if log.inline is not None:
@@ -211,7 +211,7 @@ class Loader:
         found.bytes += int(chunk.rows["size"][live].sum(dtype=np.int64))
         found.gone += [meta.first_seq + row for row in content.lost]
 
-    def _adopt(self, log: TopicLog, found: Found) -> None:
+    def _adopt(self, log: TopicLog, found: LoadProgress) -> None:
         """The topic is in memory from here on; what could not be read is announced."""
         if log.inline is not None:
             log.runs = [(log.inline[0], log.inline[2])]
@@ -233,7 +233,7 @@ class Loader:
         for first, last in as_ranges(sorted(seq for seq in found.gone if seq >= first_seq)):
             self.announce(log, first, last, "corrupt")
 
-    def _make_chunk(self, log: TopicLog, meta: SegmentMeta, content: Content) -> tuple[Chunk, Mask]:
+    def _make_chunk(self, log: TopicLog, meta: SegmentMeta, content: SegmentIndex) -> tuple[Chunk, Mask]:
         live: Mask = content.rows["length"] != 0
         if content.deleted is not None:
             content.rows["flags"][content.deleted] |= frames.DEAD
@@ -252,7 +252,7 @@ class Loader:
             chunk.hashed, chunk.mended = content.hashed, content.mended
         return chunk, live
 
-    def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> Content:
+    def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> SegmentIndex:
         """The index of one segment; rebuilt from its records when it is damaged and they are not."""
         disk, directory = self._disk, self._reader.topic_dir(log.id)
         broken = cut_to_meta(disk, directory, meta)
@@ -273,7 +273,7 @@ class Loader:
                 raise broken
             rows = read_rows(disk, directory, meta)
             tags, nodes, expiries = read_dict(disk, directory, meta)
-            content = Content(rows, tags, nodes, expiries, deleted)
+            content = SegmentIndex(rows, tags, nodes, expiries, deleted)
             self._check_index(directory, meta, content, summary)
             return content
         except (Corrupt, UnsupportedFormat, OSError) as error:
@@ -293,7 +293,9 @@ class Loader:
         if (summary.rows, summary.data_bytes) != (meta.rows, meta.data_bytes) or link != meta.link:
             raise Corrupt(path, 0, "this is another segment than the one that was sealed")
 
-    def _check_index(self, directory: str, meta: SegmentMeta, content: Content, summary: Sum | None) -> None:
+    def _check_index(
+        self, directory: str, meta: SegmentMeta, content: SegmentIndex, summary: Sum | None
+    ) -> None:
         """Digests, from .sum or from the snapshot; and that nothing points outside."""
         path, rows = segment_path(directory, meta, "idx"), content.rows
         wanted = (meta.idx_digest, meta.dict_digest)
@@ -321,7 +323,7 @@ class Loader:
         if not meta.sealed:
             content.hashed = IndexHash.of_files(self._disk, directory, meta)
 
-    def _rebuild(self, log: TopicLog, meta: SegmentMeta, deleted: Mask | None) -> Content:
+    def _rebuild(self, log: TopicLog, meta: SegmentMeta, deleted: Mask | None) -> SegmentIndex:
         """Rows, names and expiries again from the records themselves."""
         path = segment_path(self._reader.topic_dir(log.id), meta, "data")
         if meta.tier == COLD and not self._disk.exists(path):
@@ -533,7 +535,7 @@ def _is_unreadable(error: Exception) -> bool:
 
 def index_of_records(
     path: str, data: bytes, start_at: int, meta: SegmentMeta, deleted: Mask | None, topic_id: int
-) -> Content:
+) -> SegmentIndex:
     """An index made from frames that lie back to back from `start_at` on. One of another topic is no record here."""
     starts: list[int] = []
     try:
@@ -570,7 +572,7 @@ def index_of_records(
     rows["ts"] = np.maximum.accumulate(rows["ts"])  # time never decreases, also over the dead
     # With a bad record among them nobody knows which absent rows were dead before: all are announced.
     absent = rows["length"] == 0 if deleted is None else (rows["length"] == 0) & ~deleted
-    return Content(
+    return SegmentIndex(
         rows,
         [name or b"" for name in tags.names[1:]],
         [name or b"" for name in nodes.names[1:]],

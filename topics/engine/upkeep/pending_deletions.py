@@ -5,7 +5,7 @@ from __future__ import annotations
 from topics.engine.storage.segments import SegmentMeta
 
 
-class Departures:
+class PendingDeletions:
     def __init__(self) -> None:
         self._by_topic: dict[int, list[tuple[int, SegmentMeta]]] = {}  # with the last snapshot that names it
 

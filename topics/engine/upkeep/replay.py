@@ -20,10 +20,10 @@ from topics.engine.storage.control import (
     ConfigChanged,
     ConsumerStored,
     Copied,
+    DeadLettersTaken,
     Deletion,
     Floors,
     InflowOpen,
-    LettersTaken,
     Lost,
     OutflowOpen,
     Skipped,
@@ -392,7 +392,7 @@ class Replay:
             if consumer is not None:
                 self._shard.remove_consumer(log, consumer)
         elif kind == frames.LETTERS_TAKEN:
-            taken = decode(payload, type=LettersTaken)
+            taken = decode(payload, type=DeadLettersTaken)
             log.consumers = log.consumers or TopicConsumers()
             log.consumers.took(taken.source_id, taken.number)
         elif kind == frames.ERASE_DONE:

@@ -1,6 +1,6 @@
 """A request and a response, as plain values: what the three ways in have in common.
 
-The fast path, aiohttp and HTTP/2 each make a `Request` and hand it to `Gate.handle` with a function that takes the
+The fast path, aiohttp and HTTP/2 each make a `Request` and hand it to `Admission.handle` with a function that takes the
 `Response`. That function is called exactly once, at once or later, always on the loop's thread.
 """
 

@@ -26,7 +26,7 @@ _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*
 HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
 
 
-class Refused(Exception):
+class FramingError(Exception):
     """The request is not read any further. `code` is that of the error."""
 
     def __init__(self, message: str, code: str = "invalid_request") -> None:
@@ -53,10 +53,10 @@ def read_frame(data: bytes) -> Frame | None:
     version = _check_line(data, line_end)
     block = data[line_end + 2 : end + 2]
     if _FIELDS.fullmatch(block) is None:
-        raise Refused("a header line is malformed")
+        raise FramingError("a header line is malformed")
     fields = [(name.lower(), value) for name, value in _FIELD.findall(block)]
     if len(fields) > HEADERS_MAX:
-        raise Refused(f"a request has at most {HEADERS_MAX} headers", "header_fields_too_large")
+        raise FramingError(f"a request has at most {HEADERS_MAX} headers", "header_fields_too_large")
     _check_host([value for name, value in fields if name == b"host"], version)
     lengths = [value for name, value in fields if name == b"content-length"]
     codings = [value for name, value in fields if name == b"transfer-encoding"]
@@ -64,16 +64,16 @@ def read_frame(data: bytes) -> Frame | None:
         _check_codings(codings, lengths, version)
         return Frame(end + 4, 0, True)
     if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
-        raise Refused("Content-Length must be one number")
+        raise FramingError("Content-Length must be one number")
     return Frame(end + 4, int(lengths[0]) if lengths else 0, False)
 
 
 def _check_part(data: bytes) -> None:
     """A head that cannot become a good one is not waited for."""
     if len(data) >= HEAD_BYTES_MAX:
-        raise Refused(f"a request's head has at most {HEAD_BYTES_MAX} bytes", "header_fields_too_large")
+        raise FramingError(f"a request's head has at most {HEAD_BYTES_MAX} bytes", "header_fields_too_large")
     if data.count(b"\n") != data.count(b"\r\n") or b"\0" in data:
-        raise Refused("the request is not HTTP: lines end with CR LF")
+        raise FramingError("the request is not HTTP: lines end with CR LF")
     line_end = data.find(b"\r\n")
     if line_end >= 0:
         _check_line(data, line_end)
@@ -83,10 +83,10 @@ def _check_line(data: bytes, line_end: int) -> bytes:
     """Checks the request line; returns the minor version."""
     found = _LINE.fullmatch(data, 0, line_end)
     if found is None:
-        raise Refused("the request line is not `METHOD /path HTTP/1.1`")
+        raise FramingError("the request line is not `METHOD /path HTTP/1.1`")
     method, target, version = found.groups()
     if method == b"CONNECT" or not (_TARGET.match(target) or (method, target) == (b"OPTIONS", b"*")):
-        raise Refused("this server is no proxy: ask for a path")
+        raise FramingError("this server is no proxy: ask for a path")
     return version
 
 
@@ -102,16 +102,16 @@ def with_known_method(head: bytes) -> bytes:
 
 def _check_host(hosts: list[bytes], version: bytes) -> None:
     if len(hosts) > 1 or (not hosts and version == b"1"):
-        raise Refused("a request needs one Host header")
+        raise FramingError("a request needs one Host header")
     if hosts and not HOST.fullmatch(hosts[0]):
-        raise Refused("the Host header is malformed")
+        raise FramingError("the Host header is malformed")
 
 
 def _check_codings(codings: list[bytes], lengths: list[bytes], version: bytes) -> None:
     if lengths:
-        raise Refused("a request has Content-Length or Transfer-Encoding, not both")
+        raise FramingError("a request has Content-Length or Transfer-Encoding, not both")
     if len(codings) > 1 or codings[0].lower() != b"chunked" or version != b"1":
-        raise Refused("the only Transfer-Encoding taken is chunked, in HTTP/1.1")
+        raise FramingError("the only Transfer-Encoding taken is chunked, in HTTP/1.1")
 
 
 class Chunks:
@@ -139,7 +139,7 @@ class Chunks:
         end = data.find(b"\n", at) + 1
         part = data[at : end or len(data)]
         if len(self._line) + len(part) > CHUNK_LINE_BYTES_MAX:
-            raise Refused("a line of the chunked body is too long")
+            raise FramingError("a line of the chunked body is too long")
         line = self._line + part
         self._line = b"" if end else line
         return (line if end else b""), at + len(part)
@@ -147,14 +147,14 @@ class Chunks:
     def _spend(self, size: int) -> None:
         self._extra += size
         if self._extra > CHUNK_EXTRA_BYTES_MAX:
-            raise Refused("the chunked body has too many extensions or trailers")
+            raise FramingError("the chunked body has too many extensions or trailers")
 
     def _read_size(self, data: bytes, at: int, parts: list[bytes]) -> int:
         line, at = self._take_line(data, at)
         if line:
             found = _CHUNK_LINE.fullmatch(line)
             if found is None:
-                raise Refused("the size of a chunk is malformed")
+                raise FramingError("the size of a chunk is malformed")
             digits = found[1]
             self._spend(len(line) - len(digits) - 2)
             self._size = int(digits, 16)
@@ -172,7 +172,7 @@ class Chunks:
         for i in (2, 1):
             place = self._size - i
             if 0 <= place < len(part) and part[place] != (13 if i == 2 else 10):
-                raise Refused("a chunk does not end where its size says")
+                raise FramingError("a chunk does not end where its size says")
         self._size -= len(part)
         parts.append(part)
         if not self._size:
@@ -186,6 +186,6 @@ class Chunks:
             self.done = True
         elif line:
             if _FIELDS.fullmatch(line) is None:
-                raise Refused("a trailer is malformed")
+                raise FramingError("a trailer is malformed")
             self._spend(len(line))
         return at

@@ -61,7 +61,7 @@ NOT_IN_HTTP2 = frozenset(
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-class Session(H2Connection):
+class Http2Session(H2Connection):
     # 65,536 by default, which is several MiB for each connection that lives long.
     MAX_CLOSED_STREAMS = 2048
 

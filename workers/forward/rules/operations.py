@@ -42,11 +42,11 @@ from topics.engine.commands.forwards import (
 from topics.engine.core.placement import shard_of
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
-from topics.link.watch import Find, Found
+from topics.link.watch import Find, FoundTopic
 from workers.codec.replies import Rendered
 from workers.forward import messages
 from workers.forward.parts import digest_of
-from workers.forward.requests import Wish, forward_dropped, forward_put
+from workers.forward.requests import ForwardSpec, forward_dropped, forward_put
 from workers.forward.rules.book import RuleBook
 
 logger = logging.getLogger("topics.shard")
@@ -54,7 +54,7 @@ logger = logging.getLogger("topics.shard")
 PAUSE_MS_MIN, PAUSE_MS_MAX = 50, 1_000
 ENDED_AT_ONCE = 64  # rules; their steps are on their way together
 
-_decode_found = msgspec.msgpack.Decoder(list[Found]).decode
+_decode_found = msgspec.msgpack.Decoder(list[FoundTopic]).decode
 _replace = msgspec.structs.replace
 
 
@@ -62,7 +62,7 @@ class NotReady(TopicsError):
     code = "not_ready"
 
 
-class Refused(TopicsError):
+class StepRefused(TopicsError):
     """Another worker has refused a step; a client gets its words."""
 
     def __init__(self, reply: wire.Reply) -> None:
@@ -71,7 +71,7 @@ class Refused(TopicsError):
 
 
 @dataclass(slots=True)
-class Asked:
+class WorkerRequest:
     """A question to a worker. It is asked until there is an answer, if it is `urgent`, and else once."""
 
     shard: int
@@ -81,7 +81,7 @@ class Asked:
 
 
 # What an operation waits for: something to be logged here, or the answers of workers. One that is not urgent may have None.
-Wait: TypeAlias = PutForward | tuple[DropForward, ...] | list[Asked]
+Wait: TypeAlias = PutForward | tuple[DropForward, ...] | list[WorkerRequest]
 Steps: TypeAlias = Generator[Wait, Any, Rendered | None]
 Doing: TypeAlias = Generator[Wait, Any, None]
 TotalMs: TypeAlias = Callable[[], float]
@@ -108,7 +108,7 @@ class RuleOperations:
 
     # -- making --------------------------------------------------------------------------------------------
 
-    def put(self, wish: Wish, total_ms: TotalMs) -> Steps:
+    def put(self, wish: ForwardSpec, total_ms: TotalMs) -> Steps:
         known = self._book.find(wish.forward.name)
         if known is not None and not self._book.is_shown(known):
             yield from self.go_on_with(known.uid)
@@ -132,7 +132,7 @@ class RuleOperations:
             yield from self._change(changed)
         return forward_put(changed, False, total_ms())
 
-    def _check_wish(self, wish: Wish, known: Forward | None) -> Doing:
+    def _check_wish(self, wish: ForwardSpec, known: Forward | None) -> Doing:
         """In the contract's order."""
         forward, book = wish.forward, self._book
         if not wish.create_dest:
@@ -158,13 +158,13 @@ class RuleOperations:
     def _check_dest(self, dest: str) -> Doing:
         shard = shard_of(dest, self._shards)
         self._need_up([shard])
-        (reply,) = yield [Asked(shard, wire.FIND, msgspec.msgpack.encode(Find([dest])))]
+        (reply,) = yield [WorkerRequest(shard, wire.FIND, msgspec.msgpack.encode(Find([dest])))]
         if reply.status != 200:
-            raise Refused(reply)
+            raise StepRefused(reply)
         if not _decode_found(reply.body):
             raise TopicNotFound(dest)
 
-    def _make(self, wish: Wish) -> Doing:
+    def _make(self, wish: ForwardSpec) -> Doing:
         self._need_up([shard_of(wish.forward.dest, self._shards), *self._source_shards(wish.forward)])
         forward = _replace(wish.forward, uid=self._engine.shard.forward_uid + 1)
         yield PutForward(forward)
@@ -176,7 +176,7 @@ class RuleOperations:
         (reply,) = yield [_step(shard_of(forward.dest, self._shards), opening)]
         if reply.status != 200:
             yield (DropForward(forward.uid),)
-            raise Refused(reply)
+            raise StepRefused(reply)
         inflow = messages.read_step_done(reply.body)
         assert isinstance(inflow, InflowOpened)
         forward = _replace(forward, made_dest=inflow.made_dest)
@@ -189,7 +189,7 @@ class RuleOperations:
             if any(map(_is_ok, replies)):  # which may have copied something before it was closed
                 text = "a worker could not take its part, so the router is undone; other parts may have copied records"
                 raise NotReady(text, outcome="unknown")
-            raise Refused(refused)
+            raise StepRefused(refused)
         opened = [messages.read_step_done(reply.body) for reply in replies]
         made_source = any(isinstance(outflow, OutflowOpened) and outflow.made_source for outflow in opened)
         yield PutForward(_replace(forward, state="active", made_source=made_source))
@@ -243,7 +243,7 @@ class RuleOperations:
         self._look_again_at(closings, replies)
         yield tuple(DropForward(rule.uid) for rule in rules)
 
-    def _look_again_at(self, asked: list[Asked], replies: list[wire.Reply | None]) -> None:
+    def _look_again_at(self, asked: list[WorkerRequest], replies: list[wire.Reply | None]) -> None:
         self.check_soon(
             question.shard for question, reply in zip(asked, replies, strict=True) if not _is_ok(reply)
         )
@@ -279,14 +279,14 @@ class RuleOperations:
         elif rule is not None and rule.state == "making":
             try:
                 yield from self._build(rule, create_dest=True)
-            except Refused as refused:  # whoever asked for it was told that nobody knows
+            except StepRefused as refused:  # whoever asked for it was told that nobody knows
                 fields = {"router": rule.name, "why": str(refused)}
                 logger.warning("a forward is undone", extra={"fields": fields})
         return None
 
     def check(self, shard: int, pause_ms: int) -> Steps:
         body = messages.encode(self._parts_of(shard))
-        (reply,) = yield [Asked(shard, wire.FORWARDS_CHECK, body, urgent=False)]
+        (reply,) = yield [WorkerRequest(shard, wire.FORWARDS_CHECK, body, urgent=False)]
         pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
         # Until all is done; who is down is looked at when it comes.
         if shard in self.living or shard == self._own:
@@ -346,7 +346,7 @@ class RuleOperations:
                 raise NotReady("a shard that this router needs is not ready; try again shortly", shard=shard)
 
 
-def _check_same_way(wish: Wish, known: Forward) -> None:
+def _check_same_way(wish: ForwardSpec, known: Forward) -> None:
     if (known.source, known.dest) == (wish.forward.source, wish.forward.dest):
         return
     # The refusal below would name topics that the key may not know of.
@@ -361,8 +361,8 @@ def _check_same_way(wish: Wish, known: Forward) -> None:
     )
 
 
-def _step(shard: int, step: messages.Step, *, urgent: bool = True) -> Asked:
-    return Asked(shard, wire.FORWARD_STEP, messages.encode_step(step), urgent)
+def _step(shard: int, step: messages.Step, *, urgent: bool = True) -> WorkerRequest:
+    return WorkerRequest(shard, wire.FORWARD_STEP, messages.encode_step(step), urgent)
 
 
 def _is_ok(reply: wire.Reply | None) -> bool:

@@ -30,7 +30,7 @@ Answer: TypeAlias = Callable[[Rendered | TopicsError], None]
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class RuleQuery:
     """A look at rules whose totals are being asked for."""
 
     answer: Answer
@@ -62,7 +62,7 @@ class RuleReads:
             raise ForwardNotFound(args.forward)
         if not rule.is_covered_by(prefixes_of(args)):
             raise Forbidden("this key may not use that router")
-        self._begin(Reading(answer, total_ms, [rule], self._now_us() + PATIENCE_US))
+        self._begin(RuleQuery(answer, total_ms, [rule], self._now_us() + PATIENCE_US))
 
     def list(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
         prefixes = prefixes_of(args)
@@ -74,9 +74,9 @@ class RuleReads:
             dest=args.dest,
             count=args.page_size + 1,
         )
-        self._begin(Reading(answer, total_ms, rows, self._now_us() + PATIENCE_US, args.page_size))
+        self._begin(RuleQuery(answer, total_ms, rows, self._now_us() + PATIENCE_US, args.page_size))
 
-    def _begin(self, reading: Reading) -> None:
+    def _begin(self, reading: RuleQuery) -> None:
         """One message a shard."""
         if self._open >= READS_MAX:
             raise Throttled(
@@ -93,13 +93,13 @@ class RuleReads:
         for shard, inflows in wanted.items():
             self._ask_for(reading, shard, topic, messages.encode(messages.WantTotals(inflows)))
 
-    def _ask_for(self, reading: Reading, shard: int, topic: bytes, body: bytes) -> None:
+    def _ask_for(self, reading: RuleQuery, shard: int, topic: bytes, body: bytes) -> None:
         again = partial(self._ask_for, reading, shard, topic, body)
         heard = partial(self._heard, reading, again)
         if not self._ask(shard, wire.FORWARD_TOTALS, topic, body, heard):
             heard(None)
 
-    def _heard(self, reading: Reading, again: Callable[[], None], reply: wire.Reply | None) -> None:
+    def _heard(self, reading: RuleQuery, again: Callable[[], None], reply: wire.Reply | None) -> None:
         if reply is None or reply.status not in (200, 404):
             if self._now_us() < reading.until_us:
                 self._again.append((self._now_us() + AGAIN_US, again))
@@ -120,7 +120,7 @@ class RuleReads:
             self._again.popleft()[1]()
 
     @staticmethod
-    def _add(reading: Reading, reply: wire.Reply) -> None:
+    def _add(reading: RuleQuery, reply: wire.Reply) -> None:
         try:
             heard = messages.read_totals(reply.body)
         except InvalidRequest as error:
@@ -130,7 +130,7 @@ class RuleReads:
         reading.totals |= heard.totals
         reading.timed_out |= heard.catch_up_timed_out
 
-    def _finish(self, reading: Reading) -> None:
+    def _finish(self, reading: RuleQuery) -> None:
         self._open -= 1
         rows, totals = reading.forwards, reading.totals
         if reading.failed:

@@ -27,12 +27,12 @@ from workers.forward.rules.book import RuleBook
 from workers.forward.rules.operations import (
     PAUSE_MS_MAX,
     PAUSE_MS_MIN,
-    Asked,
     NotReady,
-    Refused,
     RuleOperations,
+    StepRefused,
     Steps,
     Wait,
+    WorkerRequest,
 )
 from workers.forward.rules.reads import Ask, RuleReads
 
@@ -47,7 +47,7 @@ Send: TypeAlias = Callable[[bytes, int, int, int, bytes, wire.Buffer], None]
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class RuleClient:
     """Who is to be answered, at a front or another worker."""
 
     peer: bytes
@@ -62,9 +62,9 @@ class Operation:
     """One that waits, or runs: then `steps` is where it is."""
 
     begin: Callable[[], Steps]
-    client: Client | None = None
+    client: RuleClient | None = None
     steps: Steps | None = None
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[WorkerRequest] = field(default_factory=list)
     answers: dict[int, wire.Reply | None] = field(default_factory=dict)  # by places in `asked`
     unasked: list[int] = field(default_factory=list)  # places: to be asked at the next chance
     has_logged: bool = False  # after a restart it is gone on with
@@ -74,7 +74,7 @@ class Operation:
     failure: TopicsError | None = None  # of one of them
 
 
-class RulesDesk:
+class RuleService:
     def __init__(
         self,
         engine: Engine,
@@ -134,7 +134,7 @@ class RulesDesk:
     def receive(self, peer: bytes, request: wire.Request) -> bool:
         """Whether it was for this desk; a TopicsError is what the asker is to be told."""
         op, now_us = request.op, self._now_us()
-        client = Client(peer, request.id, request.received_us, now_us + PATIENCE_US)
+        client = RuleClient(peer, request.id, request.received_us, now_us + PATIENCE_US)
         args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
         total_ms = partial(self._total_ms, client)
         if op == wire.FORWARDS_GONE:
@@ -314,11 +314,11 @@ class RulesDesk:
 
     # -- out -----------------------------------------------------------------------------------------------
 
-    def _total_ms(self, client: Client) -> float:
+    def _total_ms(self, client: RuleClient) -> float:
         return (self._now_us() - client.received_us) / 1000
 
-    def _answer(self, client: Client, result: Rendered | TopicsError) -> None:
-        if isinstance(result, Refused):
+    def _answer(self, client: RuleClient, result: Rendered | TopicsError) -> None:
+        if isinstance(result, StepRefused):
             reply = result.reply
             result = reply.status, wire.JSON, reply.head, reply.body
         elif isinstance(result, TopicsError):

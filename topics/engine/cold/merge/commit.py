@@ -13,8 +13,8 @@ from typing import Any
 
 from topics.api.errors import InputsChanged, OutputInvalid, TopicNotFound
 from topics.engine.cold.manifests import Manifests
-from topics.engine.cold.merge.planner import Plan, Planner
-from topics.engine.cold.merge.verify import Acceptance, InputDamaged, Refused, Stopped
+from topics.engine.cold.merge.planner import ActivePlan, Planner
+from topics.engine.cold.merge.verify import Acceptance, CommitStopped, InputDamaged, OutputRefused
 from topics.engine.cold.retirement import Retirement
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced, WaitUntil
@@ -37,7 +37,7 @@ GONE = f"{CHANGED}: these segments are not the topic's any more"
 Prepared = dict[int, tuple[SegmentMeta, Joined]]  # by group: the new segment, and its rows in memory
 
 
-class Committer:
+class MergeCommitter:
     def __init__(
         self,
         disk: Disk,
@@ -73,7 +73,7 @@ class Committer:
             for chunk, wanted in zip(chunks, group.inputs, strict=True)
         )
 
-    def go_on(self, plan: Plan) -> Generator[Step, Any, bool]:
+    def go_on(self, plan: ActivePlan) -> Generator[Step, Any, bool]:
         """One group more, or the end: True when all of it is published."""
         log = plan.log
         if log.dropped:
@@ -95,7 +95,7 @@ class Committer:
         plan.todo.pop(0)
         return False
 
-    def _take_over(self, plan: Plan, group: PlanGroup) -> Steps:
+    def _take_over(self, plan: ActivePlan, group: PlanGroup) -> Steps:
         """Compare what the job has made of a group with its inputs, and put it into place beside them."""
         if group.group in plan.made:
             return
@@ -115,13 +115,13 @@ class Committer:
         try:
             made = yield Blocking(MOVE_KIND, work.run)
             if plan.watch.stopped:
-                raise Stopped("the plan was given up")
+                raise CommitStopped("the plan was given up")
             plan.made[group.group] = made
         except InputDamaged as error:
             plan.fail(group, error.segment, error.reason)
             self._planner.refuse(log.id, group, error.segment)
             self._doubt(log.id, meta)
-        except Refused as error:
+        except OutputRefused as error:
             self._doubt(log.id, meta)
             if error.outdated:
                 plan.fail(group, "", f"{CHANGED}: {error.reason}")
@@ -129,11 +129,11 @@ class Committer:
             # So that whoever does the plan again does this group again.
             yield from delete_keys(self._store, [sidecar_key(plan.id, group.group)])
             raise OutputInvalid(group.group, error.reason) from None
-        except (OSError, Stopped):
+        except (OSError, CommitStopped):
             self._doubt(log.id, meta)
             raise
 
-    def _publish(self, plan: Plan) -> Steps:
+    def _publish(self, plan: ActivePlan) -> Steps:
         log, shard = plan.log, self._shard
         prepared: Prepared = {}
         changes = log.flag_changes
@@ -168,7 +168,7 @@ class Committer:
         """On another thread: the rows as they will be in memory."""
         return join_rows(chunks, sealed_rows(self._disk, self._reader.topic_dir(log.id), meta))
 
-    def _merged(self, plan: Plan, prepared: Prepared) -> Merged:
+    def _merged(self, plan: ActivePlan, prepared: Prepared) -> Merged:
         log = plan.log
         groups: list[MergedGroup] = []
         inputs: list[list[Input]] = []
@@ -195,7 +195,7 @@ class Committer:
         manifest = self._manifests.next_number(log.id)
         return Merged(plan.id, manifest, log.cap_lost, log.ttl_lost, groups, inputs, failed)
 
-    def _swap(self, plan: Plan, merged: Merged, prepared: Prepared, *, is_fresh: bool) -> None:
+    def _swap(self, plan: ActivePlan, merged: Merged, prepared: Prepared, *, is_fresh: bool) -> None:
         log, shard, checkpointer = plan.log, self._shard, self._checkpointer
         for group, inputs in zip(merged.groups, merged.inputs, strict=True):
             chunks = chunks_of(log, group.first_seq, group.next_seq)
@@ -240,7 +240,7 @@ class Committer:
         delete_segment(self._store, directory, meta)
         remove_files(self._disk, directory, meta, "sum", "dict", "idx")
 
-    def discard(self, plan: Plan) -> None:
+    def discard(self, plan: ActivePlan) -> None:
         """Nobody will publish what is in place of a plan."""
         for meta in plan.made.values():
             self._doubt(plan.log.id, meta)

@@ -12,7 +12,7 @@ import msgspec
 from topics.api import limits
 from topics.api.errors import Corrupt, InputsChanged, LeaseLost, Throttled
 from topics.engine.cold.manifests import Name, describe
-from topics.engine.cold.merge.verify import Source, Watch
+from topics.engine.cold.merge.verify import CommitProgress, MergeInput
 from topics.engine.commands.merges import MergeParameters
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, WaitSynced
@@ -43,7 +43,7 @@ PLAN_BYTES_MAX = 64 * limits.MIB
 NO_CHAIN = bytes(8)
 
 
-class Plan:
+class ActivePlan:
     """A plan in memory: who has it, and how far its commit is. The lease is forgotten by a restart, the plan is not."""
 
     def __init__(self, log: TopicLog, made: PlanFile, now_ms: int) -> None:
@@ -64,7 +64,7 @@ class Plan:
         self.made: dict[int, SegmentMeta] = {}  # outputs that are in place and not published
         self.failed: dict[int, FailedGroup] = {}
         self.waiting: list[tuple[int, object]] = []  # until when, and who
-        self.watch = Watch()
+        self.watch = CommitProgress()
 
     # -- the lease -----------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Plan:
             self.committing = True
             self.failed = {}
             self.todo = [group.group for group in self.groups]
-            self.watch = Watch()
+            self.watch = CommitProgress()
 
     def fail(self, group: PlanGroup, segment: str, reason: str) -> None:
         self.failed[group.group] = FailedGroup(group.group, segment, reason)
@@ -113,13 +113,13 @@ class _Chosen:
     dead: list[Mask]
 
     @classmethod
-    def of(cls, sources: list[Source]) -> _Chosen:
+    def of(cls, sources: list[MergeInput]) -> _Chosen:
         return cls(
             [one.meta for one in sources], [one.rows for one in sources], [one.dead() for one in sources]
         )
 
 
-def _candidate(source: Source | None) -> Candidate | None:
+def _candidate(source: MergeInput | None) -> Candidate | None:
     if source is None:
         return None
     size = source.meta.data_bytes - HEADER_BYTES
@@ -155,9 +155,9 @@ class Planner:
         )
 
     @staticmethod
-    def source(log: TopicLog, chunk: Chunk) -> Source:
+    def source(log: TopicLog, chunk: Chunk) -> MergeInput:
         assert chunk.meta is not None
-        return Source(chunk.meta, chunk.rows, log.view.first_seq)
+        return MergeInput(chunk.meta, chunk.rows, log.view.first_seq)
 
     def make(self, log: TopicLog, parameters: MergeParameters) -> Generator[Step, Any, PlanFile | None]:
         """Choose, and write it down. None: there is nothing to do."""
@@ -196,7 +196,7 @@ class Planner:
         epoch: int,
         now_ms: int,
         parameters: MergeParameters,
-        sources: list[Source | None],
+        sources: list[MergeInput | None],
     ) -> PlanFile | None:
         """On another thread: rows may be deleted meanwhile, and are dead or not in what comes of it."""
         store = self._store

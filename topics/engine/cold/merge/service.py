@@ -32,9 +32,9 @@ from topics.api.errors import (
     TopicsError,
 )
 from topics.engine.cold.manifests import Manifests
-from topics.engine.cold.merge.commit import Committer, committed_body
-from topics.engine.cold.merge.planner import PLAN_BYTES_MAX, Plan, Planner
-from topics.engine.cold.merge.verify import Stopped
+from topics.engine.cold.merge.commit import MergeCommitter, committed_body
+from topics.engine.cold.merge.planner import PLAN_BYTES_MAX, ActivePlan, Planner
+from topics.engine.cold.merge.verify import CommitStopped
 from topics.engine.cold.retirement import Retirement
 from topics.engine.commands import merges as mrg
 from topics.engine.core.ports import Disk, SegmentStore
@@ -57,7 +57,7 @@ from topics.engine.upkeep.checkpoint import Checkpointer
 Asked = tuple[object, mrg.MergeCommand]
 
 
-class Consolidator:
+class MergeService:
     def __init__(
         self,
         disk: Disk,
@@ -78,9 +78,9 @@ class Consolidator:
         self.retirement.is_planned = self._is_planned
         self._planner = Planner(disk, store, shard, reader)
         self._asked: deque[Asked] = deque()
-        self._plans: dict[int, Plan] = {}  # by topic
+        self._plans: dict[int, ActivePlan] = {}  # by topic
         self._trash: dict[str, None] = {}  # plans whose staging is to be removed
-        self._committer = Committer(
+        self._committer = MergeCommitter(
             disk, store, shard, reader, checkpointer, self._planner, self.manifests, self.retirement
         )
         self.is_known = False  # the store was looked at: what plans and pins there are is known
@@ -146,7 +146,7 @@ class Consolidator:
         else:
             self._reply(token, mrg.MergeAnswer(committed_body(done)))
 
-    def _plan(self, log: TopicLog, plan_id: str) -> Plan:
+    def _plan(self, log: TopicLog, plan_id: str) -> ActivePlan:
         plan = self._plans.get(log.id)
         if plan is None or plan.id != plan_id:
             raise PlanNotFound(plan_id)
@@ -197,7 +197,7 @@ class Consolidator:
             return self.is_urgent
         return bool(self._trash or self._committer.doubtful or self.manifests.due or self._is_due())
 
-    def _committing(self) -> Plan | None:
+    def _committing(self) -> ActivePlan | None:
         return next((plan for plan in self._plans.values() if plan.committing), None)
 
     def _is_due(self) -> bool:
@@ -332,7 +332,7 @@ class Consolidator:
         made = yield from self._planner.make(log, command.parameters)
         if made is None:
             return {"topic": log.name, "plan_id": None, "groups": []}
-        plan = Plan(log, made, self._shard.now_ms)
+        plan = ActivePlan(log, made, self._shard.now_ms)
         if log.dropped or log.erasing:
             self._trash[plan.id] = None
             raise InputsChanged("the topic has changed meanwhile; ask again")
@@ -341,7 +341,7 @@ class Consolidator:
         return self._leased(plan, made, command)
 
     def _still_good(
-        self, log: TopicLog, plan: Plan, command: mrg.PlanMerge
+        self, log: TopicLog, plan: ActivePlan, command: mrg.PlanMerge
     ) -> Generator[Step, Any, PlanFile | None]:
         """The plan as it was made, if it is what is asked for and some of it can still be done."""
         if plan.parameters != command.parameters or log.erasing:
@@ -354,7 +354,7 @@ class Consolidator:
         found: PlanFile | None = yield Blocking(MOVE_KIND, partial(self._planner.read, plan.id))
         return found
 
-    def _leased(self, plan: Plan, made: PlanFile, command: mrg.PlanMerge) -> dict[str, object]:
+    def _leased(self, plan: ActivePlan, made: PlanFile, command: mrg.PlanMerge) -> dict[str, object]:
         lease = command.lease if command.lease == plan.lease else ""
         plan.take(lease or f"{self._disk.random_u64():016x}", command.lease_ms, self._mono_ms)
         plan.used_ms = self._shard.now_ms + command.lease_ms
@@ -372,7 +372,7 @@ class Consolidator:
 
     # -- commit --------------------------------------------------------------------------------------------
 
-    def _commit(self, plan: Plan) -> Steps:
+    def _commit(self, plan: ActivePlan) -> Steps:
         """One step more of a commit: a group, or the end."""
         try:
             is_done = yield from self._committer.go_on(plan)
@@ -389,7 +389,7 @@ class Consolidator:
                 return
             plan.end_commit(self._replying(_store_failed(error)))
             raise
-        except Stopped:
+        except CommitStopped:
             plan.end_commit(self._replying(InputsChanged("the plan was given up")))
         except OutputInvalid as error:
             plan.end_commit(self._replying(error))
@@ -401,7 +401,7 @@ class Consolidator:
         finally:
             self._checkpointer.moving_of = None
 
-    def _tell(self, plan: Plan) -> Steps:
+    def _tell(self, plan: ActivePlan) -> Steps:
         """It is done, whatever becomes of the rest: a manifest that cannot be written now is written later."""
         log = plan.log
         done = log.merges.find(plan.id)
@@ -416,7 +416,7 @@ class Consolidator:
 
     # -- giving up -----------------------------------------------------------------------------------------
 
-    def _give_up(self, plan: Plan, reason: TopicsError) -> None:
+    def _give_up(self, plan: ActivePlan, reason: TopicsError) -> None:
         """Forget a plan, and remove what there is of it."""
         if self._plans.get(plan.log.id) is plan:
             del self._plans[plan.log.id]
@@ -541,7 +541,7 @@ class Consolidator:
         if log is None or known or made.plan_id != plan_id or log.id in self._plans:
             self._trash[plan_id] = None
             return
-        self._plans[log.id] = Plan(log, made, self._shard.now_ms)
+        self._plans[log.id] = ActivePlan(log, made, self._shard.now_ms)
 
     def _is_planned(self, topic_id: int, name: tuple[int, int]) -> bool:
         plan = self._plans.get(topic_id)

@@ -67,7 +67,7 @@ MARK_BYTES = 32  # of a row in .del, at most: blocks of one range each
 NO_FILE = frozenset((EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, ENXIO, EPERM, ESPIPE))
 
 
-class Refused(TopicsError):
+class OutputRefused(TopicsError):
     """The output is not what the plan asked for. `outdated`: it was, and rows that were dead then live now."""
 
     def __init__(self, reason: str, *, outdated: bool = False) -> None:
@@ -85,12 +85,12 @@ class InputDamaged(TopicsError):
         self.reason = reason
 
 
-class Stopped(TopicsError):
+class CommitStopped(TopicsError):
     """Nobody wants the outcome any more."""
 
 
 @dataclass(slots=True)
-class Watch:
+class CommitProgress:
     """How far a commit is, and whether it is to go on. Written by one thread and read by another, a word at a time."""
 
     done_bytes: int = 0
@@ -99,11 +99,11 @@ class Watch:
     def passed(self, size: int) -> None:
         self.done_bytes += size
         if self.stopped:
-            raise Stopped("the plan was given up")
+            raise CommitStopped("the plan was given up")
 
 
 @dataclass(slots=True)
-class Source:
+class MergeInput:
     """An input: its segment, its rows in memory, and below which seq nothing is alive."""
 
     meta: SegmentMeta
@@ -139,8 +139,8 @@ class Acceptance:
         directory: str,
         plan_id: str,
         group: PlanGroup,
-        sources: Sequence[Source],
-        watch: Watch,
+        sources: Sequence[MergeInput],
+        watch: CommitProgress,
     ) -> None:
         self._disk = disk
         self._store = store
@@ -165,7 +165,7 @@ class Acceptance:
         try:
             said = decode_sidecar(path, self._staged(path, SIDECAR_BYTES_MAX), group.group)
         except ValueError as error:
-            raise Refused(str(error)) from None
+            raise OutputRefused(str(error)) from None
         if isinstance(said, FailedSidecar):
             raise InputDamaged(said.segment[:64], said.failed[:1000])
         # Nothing is kept that the inputs do not have, so nothing that is read here is larger than they are.
@@ -202,7 +202,7 @@ class Acceptance:
         try:
             return read_whole(self._store, key, size_max)
         except Corrupt as error:
-            raise Refused(str(error)) from None
+            raise OutputRefused(str(error)) from None
         except OSError as error:
             raise _refused_or_store(key, error) from None
 
@@ -211,7 +211,7 @@ class Acceptance:
         try:
             summary = msgspec.msgpack.decode(without_digest(".sum", content, SUM_MAGIC), type=Sum)
         except (TopicsError, msgspec.DecodeError) as error:
-            raise Refused(f".sum: {error}") from None
+            raise OutputRefused(f".sum: {error}") from None
         _demand(content[-8:].hex() == said.sum_digest, "sum_digest is not the digest that ends .sum")
         wanted = {
             "first_seq": group.first_seq,
@@ -251,7 +251,7 @@ class Acceptance:
         try:
             tags, nodes, expiries = parse_dict(".dict", content)
         except Corrupt as error:
-            raise Refused(str(error)) from None
+            raise OutputRefused(str(error)) from None
         for names, count in ((tags, summary.tag_names), (nodes, summary.node_names)):
             _demand(len(names) == count == len(set(names)), ".dict has another number of names, or one twice")
         return tags, nodes, expiries
@@ -309,7 +309,7 @@ class Acceptance:
         for column in ("offset", "flags", "tag", "node", "size"):
             _demand(not rows[column][~present].any(), f"a row without a record has a {column}")
 
-    def _compare_presence(self, source: Source, before: Rows, here: Mask) -> None:
+    def _compare_presence(self, source: MergeInput, before: Rows, here: Mask) -> None:
         meta = source.meta
         there = before["length"] > 0
         _demand(not (here & ~there).any(), f"a record of {_name(meta)} has come from nowhere")
@@ -322,7 +322,7 @@ class Acceptance:
         if missing.any():
             seq = meta.first_seq + int(missing.argmax())
             outdated = planned is not None and not (missing & ~planned).any()
-            raise Refused(f"record {seq} lives and is missing", outdated=outdated)
+            raise OutputRefused(f"record {seq} lives and is missing", outdated=outdated)
 
     def _planned_dead(self, meta: SegmentMeta) -> Mask | None:
         key = next((one.dead for one in self._group.inputs if one.first_seq == meta.first_seq), None)
@@ -463,12 +463,12 @@ class _BlockDigests:
         self._room = BLOCK_BYTES
 
 
-def _refused_or_store(key: str, error: OSError) -> Refused | OSError:
+def _refused_or_store(key: str, error: OSError) -> OutputRefused | OSError:
     """What is wrong with a file that a job has put there is no failure of the store."""
     if isinstance(error, FileNotFoundError):
-        return Refused(f"{key} is missing")
+        return OutputRefused(f"{key} is missing")
     if error.errno in NO_FILE:
-        return Refused(
+        return OutputRefused(
             f"{key} cannot be read: {error.strerror}; it must be a plain file that the server may read"
         )
     return error
@@ -476,7 +476,7 @@ def _refused_or_store(key: str, error: OSError) -> Refused | OSError:
 
 def _demand(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise Refused(otherwise)
+        raise OutputRefused(otherwise)
 
 
 def _renamed(old: Sequence[bytes], new: Sequence[bytes]) -> npt.NDArray[np.int64]:

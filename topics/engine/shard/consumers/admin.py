@@ -37,9 +37,9 @@ from topics.engine.topic.consumer import (
     RESET,
     Consumer,
     Event,
-    Pace,
+    MatchCount,
+    SlicePace,
     TopicConsumers,
-    WantedCount,
     counting_cost,
     filter_of,
 )
@@ -94,7 +94,7 @@ class Consumers(Settling):
         consumer = self.store_consumer(log, stored)
         consumer.active_ms = self.now_ms
         self._set_idle_timer(log, consumer)
-        self._is_hungry(log, consumer)
+        self._wake_claims(log, consumer)
         self.touched[log.id] = log
         yield from self._answer_change(token, log, consumer, created=known is None)
 
@@ -350,7 +350,7 @@ class Consumers(Settling):
         self.log_event(log, event)
         consumer.apply(event)
         consumer.active_ms = self.now_ms
-        self._is_hungry(log, consumer)
+        self._wake_claims(log, consumer)
         yield from self._answer_change(token, log, consumer)
 
     def _reset_consumer(self, token: object, command: con.ResetConsumer) -> None:
@@ -367,8 +367,8 @@ class Consumers(Settling):
         """Count what it passes by or gets again while its cursor stays where it is, then move it at once."""
         assert log.consumers is not None
         yield from self._caught_up(log, consumer)
-        count: WantedCount | None = None
-        pace = Pace(counting_cost(consumer.filter, log.next_seq - log.first_seq))
+        count: MatchCount | None = None
+        pace = SlicePace(counting_cost(consumer.filter, log.next_seq - log.first_seq))
         consumer.is_held = True
         try:
             while True:
@@ -376,7 +376,7 @@ class Consumers(Settling):
                 low, high = min(from_seq, to_seq), max(from_seq, to_seq)
                 if count is None or count.filter is not consumer.filter or count.first > low:
                     self._end_count(log, count)
-                    count = WantedCount(consumer.filter, low, high)
+                    count = MatchCount(consumer.filter, low, high)
                     log.consumers.recounts.append(count)
                 count.stop = max(count.stop, high)  # the end goes on
                 took, share = 1, share_of(pace)
@@ -393,7 +393,7 @@ class Consumers(Settling):
         finally:
             consumer.is_held = False
             self._end_count(log, count)
-            self._is_hungry(log, consumer)
+            self._wake_claims(log, consumer)
         again, skips = (count.total, 0) if to_seq < from_seq else (0, count.total)
         skips += sum(seq < to_seq for seq in consumer.entries)
         state = self._consumer_state(log, consumer)
@@ -424,7 +424,7 @@ class Consumers(Settling):
         return places[command.to]
 
     @staticmethod
-    def _end_count(log: TopicLog, count: WantedCount | None) -> None:
+    def _end_count(log: TopicLog, count: MatchCount | None) -> None:
         if count is not None and log.consumers is not None:
             log.consumers.recounts.remove(count)
 

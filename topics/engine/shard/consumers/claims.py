@@ -33,15 +33,15 @@ from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.consumers.leases import (
     CAUGHT_UP_AT_ONCE,
-    HandingOut,
-    Hungry,
+    ClaimsDue,
+    Leases,
     is_durable,
     part_of,
     size_of,
 )
 from topics.engine.shard.long_commands import Work
-from topics.engine.shard.topic_upkeep import Untended
-from topics.engine.topic.consumer import FORGOTTEN, PASSED_AT_ONCE, READY, Consumer, Event, Retiring
+from topics.engine.shard.topic_upkeep import UpkeepPending
+from topics.engine.topic.consumer import FORGOTTEN, PASSED_AT_ONCE, READY, Consumer, Event, RetentionCheck
 from topics.engine.topic.log import Op, TopicLog
 
 TIMERS_DONE_MAX = 64  # so few outdated timers are kept, however few are current
@@ -53,7 +53,7 @@ CATCH_UP_COST = (
 
 
 @dataclass(slots=True, eq=False)
-class Claimer:
+class WaitingClaim:
     """A claim that waits."""
 
     number: int
@@ -65,11 +65,11 @@ class Claimer:
     done: bool = False
 
 
-class Claims(HandingOut):
+class Claims(Leases):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        self.unserved: dict[int, Hungry] = {}  # those of them with claims that may not be answered yet
-        self.timers: list[tuple[int, int, TopicLog, Consumer, Claimer | None]] = []
+        self.unserved: dict[int, ClaimsDue] = {}  # those of them with claims that may not be answered yet
+        self.timers: list[tuple[int, int, TopicLog, Consumer, WaitingClaim | None]] = []
         self._stale_timers = 0  # of claims that were answered before their time
         # Consumers that go when nobody uses them, by the number of their timer.
         self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
@@ -90,11 +90,11 @@ class Claims(HandingOut):
             return
         if command.standing:  # a stream is refilled when it is its topic's turn
             self._park_claim(token, command, log, consumer, once=False)
-            self._is_hungry(log, consumer)
+            self._wake_claims(log, consumer)
             return
         if self.is_behind(log, consumer):
             self._park_claim(token, command, log, consumer, once=not command.wait_ms)
-            self._is_hungry(log, consumer)
+            self._wake_claims(log, consumer)
             return
         if not self._serve_one(token, command, log, consumer, may_wait=bool(command.wait_ms)):
             self._park_claim(token, command, log, consumer, once=False)
@@ -111,7 +111,7 @@ class Claims(HandingOut):
                 limit="max_waiting",
                 max=consumer.config.max_waiting,
             )
-        claimer = Claimer(next(self.numbers), token, command, log, consumer, once)
+        claimer = WaitingClaim(next(self.numbers), token, command, log, consumer, once)
         consumer.waiters[claimer.number] = claimer
         if command.connection:
             consumer.parked[command.connection] = claimer
@@ -127,7 +127,7 @@ class Claims(HandingOut):
                 heapq.heapify(self.timers)
                 self._stale_timers = 0
 
-    def _unpark_claim(self, claimer: Claimer) -> None:
+    def _unpark_claim(self, claimer: WaitingClaim) -> None:
         claimer.done = True
         self._stale_timers += not claimer.once and not claimer.command.standing
         del claimer.consumer.waiters[claimer.number]
@@ -145,7 +145,7 @@ class Claims(HandingOut):
                 log.consumers.every() if log.consumers is not None and log.consumers.waiting else ()
             ):
                 for claimer in list(consumer.waiters.values()):
-                    assert isinstance(claimer, Claimer)
+                    assert isinstance(claimer, WaitingClaim)
                     if is_it(claimer.token):
                         self._unpark_claim(claimer)
 
@@ -156,7 +156,7 @@ class Claims(HandingOut):
         log = self.published.get(topic)
         consumer = log.consumers.find(name) if log is not None and log.consumers is not None else None
         for claimer in consumer.waiters.values() if consumer is not None else ():
-            assert isinstance(claimer, Claimer)
+            assert isinstance(claimer, WaitingClaim)
             if is_it(claimer.token):
                 self._unpark_claim(claimer)
                 return True
@@ -190,11 +190,11 @@ class Claims(HandingOut):
         assert log.consumers is not None
         for consumer in log.consumers.every():
             if consumer.waiters:
-                self.hungry[id(consumer)] = log, consumer
+                self.claims_due[id(consumer)] = log, consumer
 
-    def _is_hungry(self, log: TopicLog, consumer: Consumer) -> None:
+    def _wake_claims(self, log: TopicLog, consumer: Consumer) -> None:
         if consumer.waiters:
-            self.hungry[id(consumer)] = log, consumer
+            self.claims_due[id(consumer)] = log, consumer
 
     # -- serving those that wait ---------------------------------------------------------------------------
 
@@ -210,22 +210,22 @@ class Claims(HandingOut):
         while self.timers and self.timers[0][0] <= now_ms:
             _, _, log, consumer, claimer = heapq.heappop(self.timers)
             if claimer is None:
-                self.hungry[id(consumer)] = log, consumer
+                self.claims_due[id(consumer)] = log, consumer
             elif claimer.done:
                 self._stale_timers -= 1
             else:
                 self._give_up_waiting(claimer)
 
-    def _give_up_waiting(self, claimer: Claimer) -> None:
+    def _give_up_waiting(self, claimer: WaitingClaim) -> None:
         """Its time is up."""
         is_behind = self.is_behind(claimer.log, claimer.consumer)
         if is_behind and claimer.consumer.name:
             # Answered as soon as the consumer has caught up: at a later time it may be behind again.
             claimer.once = True
-            self._is_hungry(claimer.log, claimer.consumer)
+            self._wake_claims(claimer.log, claimer.consumer)
             return
         if is_behind or not self.may_wake(claimer.token):
-            self._is_hungry(claimer.log, claimer.consumer)
+            self._wake_claims(claimer.log, claimer.consumer)
             again_ms = self.clock.mono_ms + AGAIN_MS
             heapq.heappush(
                 self.timers, (again_ms, next(self.numbers), claimer.log, claimer.consumer, claimer)
@@ -242,7 +242,7 @@ class Claims(HandingOut):
         if consumer.window_ms and consumer.window_ms > self.clock.mono_ms:
             return 0
         window_ms, consumer.window_ms = consumer.window_ms, 0
-        claimers = cast("list[Claimer]", list(consumer.waiters.values()))
+        claimers = cast("list[WaitingClaim]", list(consumer.waiters.values()))
         if not may_push:
             claimers = [claimer for claimer in claimers if not claimer.command.standing]
         if log.dropped or self.read_only is not None or consumer.dropped:
@@ -254,7 +254,7 @@ class Claims(HandingOut):
                 took = self.catch_up(log, consumer)
                 if self.is_behind(log, consumer):
                     consumer.window_ms = window_ms
-                    self.hungry[id(consumer)] = log, consumer
+                    self.claims_due[id(consumer)] = log, consumer
                     return max(1, took // CAUGHT_UP_AT_ONCE) * CATCH_UP_COST
             self._answer_settled(log, consumer)
             if not claimers:
@@ -276,8 +276,10 @@ class Claims(HandingOut):
                 size = self._serve_in_turn(log, consumer, claimers, room)
         except ColdMiss as miss:
             self._wait_with_claims(log, consumer, miss)
-        except Untended:
-            self.upkeep.wait(log, lambda error: self._is_hungry(log, consumer), name=("claims", id(consumer)))
+        except UpkeepPending:
+            self.upkeep.wait(
+                log, lambda error: self._wake_claims(log, consumer), name=("claims", id(consumer))
+            )
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
         except OSError as error:
@@ -299,7 +301,7 @@ class Claims(HandingOut):
 
         def resume(error: TopicsError | None) -> None:
             if error is None or self._is_outdated(miss):
-                self._is_hungry(log, consumer)
+                self._wake_claims(log, consumer)
             else:
                 self.fail_claims(log, error, consumer)
 
@@ -308,7 +310,9 @@ class Claims(HandingOut):
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
 
-    def _serve_in_turn(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer], room: int) -> int:
+    def _serve_in_turn(
+        self, log: TopicLog, consumer: Consumer, claimers: list[WaitingClaim], room: int
+    ) -> int:
         """One after the other, until there is nothing left: thousands may wait for one record."""
         left = room
         is_empty = False
@@ -316,7 +320,7 @@ class Claims(HandingOut):
             if is_empty and not claimer.once:
                 continue
             if left <= 0:
-                self._is_hungry(log, consumer)  # the next turn goes on
+                self._wake_claims(log, consumer)  # the next turn goes on
                 break
             if not self.may_wake(claimer.token):
                 self.unserved[id(consumer)] = log, consumer
@@ -339,7 +343,7 @@ class Claims(HandingOut):
             return
         for one in [consumer] if consumer is not None else log.consumers.every():
             for claimer in list(one.waiters.values()):
-                assert isinstance(claimer, Claimer)
+                assert isinstance(claimer, WaitingClaim)
                 self._unpark_claim(claimer)
                 self.ready.append((claimer.token, error))
             unanswered, one.unanswered = one.unanswered, []
@@ -378,9 +382,9 @@ class Claims(HandingOut):
         consumer.passed(before, [])
         self._retire_passed(log, consumer, before, cursor)
         if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
-            self._is_hungry(log, consumer)  # it has looked at enough for one turn, and goes on in the next
+            self._wake_claims(log, consumer)  # it has looked at enough for one turn, and goes on in the next
 
-    def _deal(self, log: TopicLog, consumer: Consumer, claimers: list[Claimer]) -> int:
+    def _deal(self, log: TopicLog, consumer: Consumer, claimers: list[WaitingClaim]) -> int:
         """Claims that came in one window share what there is: one record each, turn by turn."""
         assert log.consumers is not None
         wanted = sum(claimer.command.max for claimer in claimers)
@@ -580,7 +584,7 @@ class Claims(HandingOut):
             # What all of them are done with: the process may have ended before it was gone.
             stop = min(consumer.cursor for consumer in consumers.named.values())
             if log.count and log.first_seq < stop and log.config.type != "queue":
-                self._retire_later(log, Retiring(log.first_seq, stop), None)
+                self._retire_later(log, RetentionCheck(log.first_seq, stop), None)
 
     def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
         """From now on its time runs, if it goes when nobody uses it."""

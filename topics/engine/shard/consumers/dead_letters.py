@@ -29,19 +29,19 @@ from topics.engine.shard.appends import frame_bytes_at_most
 from topics.engine.shard.consumers.admin import Consumers
 from topics.engine.shard.consumers.leases import SEQ_BYTES, no_page, rows_of
 from topics.engine.shard.staging import CONTROL_BYTES, as_ranges
-from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
-from topics.engine.storage.control import LettersTaken
+from topics.engine.storage.control import DeadLettersTaken
 from topics.engine.topic.consumer import MOVED, UNMOVED, Event, TopicConsumers
 from topics.engine.topic.log import Op, TopicLog
 
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Letters(Consumers):
+class DeadLetters(Consumers):
     # -- source --------------------------------------------------------------------------------------------
 
-    def letters_of(self, log: TopicLog, count: int, max_bytes: int) -> list[con.Letter]:
+    def letters_of(self, log: TopicLog, count: int, max_bytes: int) -> list[con.DeadLetter]:
         """The next letters that may be sent, in the order of their numbers, all for one target."""
         consumers = log.consumers
         if consumers is None or log.dropped or not consumers.letters:
@@ -50,7 +50,7 @@ class Letters(Consumers):
         try:
             self._touch(log)
             return self._find_letters(log, consumers, count, max_bytes)
-        except Untended:
+        except UpkeepPending:
             self.moving.pop(log.id, None)
             self.upkeep.wait(log, lambda error: self._look_again_for_letters(log, error), name="letters")
             return []
@@ -76,8 +76,8 @@ class Letters(Consumers):
 
     def _find_letters(
         self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
-    ) -> list[con.Letter]:
-        found: list[con.Letter] = []
+    ) -> list[con.DeadLetter]:
+        found: list[con.DeadLetter] = []
         left = 0
         # Until some are found, or nothing more was lost on the way: what is damaged is gone, with its letter.
         while not found and left != len(consumers.letters):
@@ -89,8 +89,8 @@ class Letters(Consumers):
 
     def _next_letters(
         self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
-    ) -> list[con.Letter]:
-        found: list[con.Letter] = []
+    ) -> list[con.DeadLetter]:
+        found: list[con.DeadLetter] = []
         target = ""
         for number, (consumer, seq, to, deliveries, reason) in list(islice(consumers.letters.items(), count)):
             if number > consumers.safe_number or (target and to != target):
@@ -112,7 +112,7 @@ class Letters(Consumers):
 
     def _letter(
         self, log: TopicLog, consumer: str, seq: int, number: int, target: str, deliveries: int, reason: str
-    ) -> con.Letter | None:
+    ) -> con.DeadLetter | None:
         page = no_page(log)
         try:
             if not log.is_live(seq):
@@ -131,7 +131,7 @@ class Letters(Consumers):
             added["$dead_letter_consumer"] = consumer
         if reason:
             added["$dead_letter_reason"] = reason
-        return con.Letter(
+        return con.DeadLetter(
             log.name, log.id, consumer, seq, number, target, deliveries, reason, data, _with(meta, added),
             page.tags[0] if page.tags is not None else None,
             page.nodes[0] if page.nodes is not None else None, raw, header_len,
@@ -167,7 +167,7 @@ class Letters(Consumers):
                 event = Event(name, MOVED, seqs)
             self.log_event(log, event)
             consumers.apply(event)
-            self._is_hungry(log, consumer)
+            self._wake_claims(log, consumer)
         for name, seqs in by_consumer.items() if command.done else ():
             # Only now: what one of them deletes may have been on its way for another, and counts there.
             if not name:
@@ -181,7 +181,7 @@ class Letters(Consumers):
 
     # -- target --------------------------------------------------------------------------------------------
 
-    def _take_letters(self, token: object, command: con.TakeLetters) -> None:
+    def _take_letters(self, token: object, command: con.TakeDeadLetters) -> None:
         self._writable()
         log = self._for_write(command.topic)
         has = 0
@@ -189,7 +189,7 @@ class Letters(Consumers):
             has = log.consumers.taken.get(command.source_id, 0)
         letters = [letter for letter in command.letters if letter.number > has]
         last = max([has, *(letter.number for letter in command.letters)])
-        result = con.LettersTaken(command.topic, command.source_id, last)
+        result = con.DeadLettersTaken(command.topic, command.source_id, last)
         if not letters:
             assert log is not None
             # What it already has may not be synced yet, and the source is about to delete it.
@@ -209,10 +209,10 @@ class Letters(Consumers):
         if log.consumers is None:
             log.consumers = TopicConsumers()
         log.consumers.took(command.source_id, last)
-        taken = LettersTaken(command.source_id, last)
+        taken = DeadLettersTaken(command.source_id, last)
         self.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, self.now_ms, taken))
 
-    def _append_letters(self, log: TopicLog | None, name: str, letters: list[con.Letter]) -> Op:
+    def _append_letters(self, log: TopicLog | None, name: str, letters: list[con.DeadLetter]) -> Op:
         """Append them as one write that waits for its sync, whatever the class."""
         config = log.config if log is not None else TopicConfig()
         records = cmd.Records(

@@ -29,12 +29,12 @@ from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.hot_segments import DamagedSegment
 from topics.engine.reading.reader import Reader
 from topics.engine.reading.selection import Picked
-from topics.engine.reading.small_pages import FewRecords
+from topics.engine.reading.small_pages import SmallPages
 from topics.engine.shard.appends import Writes
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.reads import Queries
 from topics.engine.shard.staging import CONTROL_BYTES
-from topics.engine.shard.topic_upkeep import Untended
+from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.index import Chunk
 from topics.engine.topic.consumer import (
@@ -45,8 +45,8 @@ from topics.engine.topic.consumer import (
     PASSED_AT_ONCE,
     Consumer,
     Event,
-    Pace,
-    Retiring,
+    RetentionCheck,
+    SlicePace,
     TopicConsumers,
 )
 from topics.engine.topic.log import Op, Range, TopicLog
@@ -60,12 +60,12 @@ RETIRED_A_TURN, RETIRED_A_SLICE = 2000, 500
 RETIRED_WINDOW = 512  # records that are looked at together
 SEQ_BYTES = 24  # at most, of one record in an event
 Seqs: TypeAlias = npt.NDArray[np.uint64]
-Hungry: TypeAlias = "tuple[TopicLog, Consumer]"
+ClaimsDue: TypeAlias = "tuple[TopicLog, Consumer]"
 QUEUE_CONFIG = ConsumerConfig(max_ack_pending=limits.PENDING_MAX, max_waiting=limits.WAITERS_PER_TOPIC_MAX)
 
 
 @dataclass(slots=True)
-class Policy:
+class DeliveryPolicy:
     """How a consumer hands out: by its own config, or, of a queue, by the topic's."""
 
     lease_ms: int
@@ -82,22 +82,24 @@ class Policy:
         return self.lease_ms
 
 
-def policy_of(config: TopicConfig, consumer: Consumer) -> Policy:
+def policy_of(config: TopicConfig, consumer: Consumer) -> DeliveryPolicy:
     """Made again only when a config has changed: every claim asks."""
     known_for, policy = consumer.policy
     if known_for is not config:
         policy = _make_policy(config, consumer)
         consumer.policy = config, policy
-    assert isinstance(policy, Policy)
+    assert isinstance(policy, DeliveryPolicy)
     return policy
 
 
-def _make_policy(config: TopicConfig, consumer: Consumer) -> Policy:
+def _make_policy(config: TopicConfig, consumer: Consumer) -> DeliveryPolicy:
     own = consumer.config
     if consumer.name == con.QUEUE:
         max_deliver = config.max_deliveries if config.dead_letter else 0
-        return Policy(config.lease_ms, (), max_deliver, config.dead_letter, own.max_ack_pending)
-    return Policy(own.ack_wait_ms, own.backoff_ms, own.max_deliver, own.dead_letter, own.max_ack_pending)
+        return DeliveryPolicy(config.lease_ms, (), max_deliver, config.dead_letter, own.max_ack_pending)
+    return DeliveryPolicy(
+        own.ack_wait_ms, own.backoff_ms, own.max_deliver, own.dead_letter, own.max_ack_pending
+    )
 
 
 def is_durable(log: TopicLog, consumer: Consumer) -> bool:
@@ -107,12 +109,12 @@ def is_durable(log: TopicLog, consumer: Consumer) -> bool:
     return log.config.leases_durable and log.config.durability != "ephemeral"
 
 
-class HandingOut(Writes, Queries):
+class Leases(Writes, Queries):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
         # Of the next lease. Begins at random, so that no lease of before a restart is taken for one of now.
         self.lease_id = 0
-        self.hungry: dict[int, Hungry] = {}  # consumers whose claims must look again, by identity
+        self.claims_due: dict[int, ClaimsDue] = {}  # consumers whose claims must look again, by identity
         self.on_settled: Callable[[int], None] = lambda connection: None  # it has one lease less
         # Whether a stream of a consumer is open.
         self.is_followed: Callable[[str, str], bool] = lambda topic, consumer: False
@@ -156,7 +158,7 @@ class HandingOut(Writes, Queries):
     def catch_up(self, log: TopicLog, consumer: Consumer) -> int:
         """A slice of what a consumer is behind with; returns what that took, in microseconds or so."""
         if consumer.pace is None:
-            consumer.pace = Pace(consumer.uncounted(log, log.next_seq))
+            consumer.pace = SlicePace(consumer.uncounted(log, log.next_seq))
         took, share = 1, share_of(consumer.pace)
         while took < share:
             if not consumer.pass_time(self.now_ms):
@@ -175,7 +177,7 @@ class HandingOut(Writes, Queries):
         """What could be told of `lag` without much work: as of when it was last counted, None: never. It is counted anew."""
         if not self.is_behind(log, consumer):
             return self.lag(log, consumer)
-        self.hungry[id(consumer)] = log, consumer
+        self.claims_due[id(consumer)] = log, consumer
         return consumer.ahead
 
     def ready_count(self, log: TopicLog, consumer: Consumer) -> int:
@@ -261,7 +263,7 @@ class HandingOut(Writes, Queries):
         self,
         log: TopicLog,
         consumer: Consumer,
-        policy: Policy,
+        policy: DeliveryPolicy,
         returned: list[int],
         cursor: int,
         stop: int,
@@ -272,7 +274,7 @@ class HandingOut(Writes, Queries):
         is_plain = consumer.filter is None and not consumer.firsts and consumer.config.replay == "instant"
         if limit > FEW or not is_plain or cursor < consumer.rescan:
             return None
-        few = FewRecords(log, self.reader.cache)
+        few = SmallPages(log, self.reader.cache)
         if not few.add(returned):
             return None
         room = min(limit - len(returned), policy.max_pending - len(consumer.entries))
@@ -284,7 +286,7 @@ class HandingOut(Writes, Queries):
         return few.page(), cursor
 
     def _pick_returned(
-        self, log: TopicLog, consumer: Consumer, policy: Policy, limit: int, budget: int
+        self, log: TopicLog, consumer: Consumer, policy: DeliveryPolicy, limit: int, budget: int
     ) -> tuple[list[int], int]:
         """Records that are ready again, except those that have had their last delivery: they leave."""
         picked: list[int] = []
@@ -295,7 +297,7 @@ class HandingOut(Writes, Queries):
             if is_doomed or (policy.max_deliver and entry.deliveries >= policy.max_deliver):
                 dead.append(seq)
                 if len(dead) >= limits.CLAIM_MAX:
-                    self.hungry[id(consumer)] = log, consumer  # the others leave in the next turns
+                    self.claims_due[id(consumer)] = log, consumer  # the others leave in the next turns
                     break
                 continue
             size = size_of(log, seq)
@@ -474,7 +476,9 @@ class HandingOut(Writes, Queries):
 
     # -- the last delivery ---------------------------------------------------------------------------------
 
-    def _end_deliveries(self, log: TopicLog, consumer: Consumer, policy: Policy, seqs: list[int]) -> None:
+    def _end_deliveries(
+        self, log: TopicLog, consumer: Consumer, policy: DeliveryPolicy, seqs: list[int]
+    ) -> None:
         """They would be handed out once too often: they go to the dead letter topic, or nowhere."""
         if policy.dead_letter is not None:
             by_doom: dict[tuple[int, str], list[int]] = {}
@@ -508,7 +512,7 @@ class HandingOut(Writes, Queries):
         log.consumers.apply(event)
         self.add_op(Op(log, sync=True, letters=log.consumers.next_number - 1))
 
-    def note_letters(self, log: TopicLog, *commands: con.Moves) -> None:
+    def note_letters(self, log: TopicLog, *commands: con.MovesDeadLetters) -> None:
         """These commands have just sent letters."""
         assert log.consumers is not None
         for command in commands:
@@ -546,7 +550,7 @@ class HandingOut(Writes, Queries):
                 self.count_live(into)
                 self.add_op(into)
             return
-        self._retire_later(log, Retiring(first, stop), op)
+        self._retire_later(log, RetentionCheck(first, stop), op)
 
     def _retire_into(self, log: TopicLog, seqs: list[int], op: Op) -> None:
         """Delete of these what is needed no more, if the topic's retention says so. If that takes longer than a turn, the answer
@@ -562,9 +566,9 @@ class HandingOut(Writes, Queries):
         elif len(seqs) * len(log.consumers.named) <= RETIRED_AT_ONCE:
             self._delete_unneeded(log, np.array(seqs, dtype=np.uint64), op)
         else:
-            self._retire_later(log, Retiring(seqs[0], seqs[-1] + 1, seqs), op)
+            self._retire_later(log, RetentionCheck(seqs[0], seqs[-1] + 1, seqs), op)
 
-    def _retire_later(self, log: TopicLog, retiring: Retiring, op: Op | None) -> None:
+    def _retire_later(self, log: TopicLog, retiring: RetentionCheck, op: Op | None) -> None:
         assert log.consumers is not None
         line = log.consumers.retiring
         if op is not None and op.token is not None:
@@ -591,7 +595,7 @@ class HandingOut(Writes, Queries):
                 if not log.dropped:
                     self._touch(log)
                     left -= self._retire_slice(log, line[0])
-            except Untended:
+            except UpkeepPending:
                 untended[log.id] = log
                 continue
             except (TopicsError, OSError):
@@ -620,7 +624,7 @@ class HandingOut(Writes, Queries):
             log.consumers.retiring.clear()
         self.retiring = {}
 
-    def _retire_slice(self, log: TopicLog, retiring: Retiring) -> int:
+    def _retire_slice(self, log: TopicLog, retiring: RetentionCheck) -> int:
         """Look at some; its `work` is None when that was the last of it."""
         if retiring.work is None:
             retiring.work = self._retire_steps(log, retiring)
@@ -632,7 +636,7 @@ class HandingOut(Writes, Queries):
         retiring.work = None
         return used
 
-    def _retire_steps(self, log: TopicLog, retiring: Retiring) -> Work:
+    def _retire_steps(self, log: TopicLog, retiring: RetentionCheck) -> Work:
         at = retiring.first
         while at < retiring.stop:
             if retiring.seqs is not None:
@@ -688,7 +692,7 @@ class HandingOut(Writes, Queries):
             self.touched[log.id] = log
 
 
-def share_of(pace: Pace) -> int:
+def share_of(pace: SlicePace) -> int:
     """What is done at a time: somewhat more the longer it takes, and without a limit once it has taken longer than it should,
     because of what changes meanwhile.
     """

@@ -12,8 +12,8 @@ from itertools import islice
 from topics.api import limits
 from topics.api.errors import ConsumerNotFound, InvalidRequest
 from topics.engine.commands import consumers as con
-from topics.engine.shard.consumers.claims import Claimer, Claims
-from topics.engine.shard.consumers.leases import SEQ_BYTES, Policy, is_durable, policy_of
+from topics.engine.shard.consumers.claims import Claims, WaitingClaim
+from topics.engine.shard.consumers.leases import SEQ_BYTES, DeliveryPolicy, is_durable, policy_of
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.staging import CONTROL_BYTES, as_ranges
 from topics.engine.topic.consumer import (
@@ -69,10 +69,10 @@ class Settling(Claims):
             if op.token is not None:
                 consumer.unanswered.append(Op(log, op.token, result, sync=op.sync, free=op.free))
                 op.token = None
-            self.hungry[id(consumer)] = log, consumer
+            self.claims_due[id(consumer)] = log, consumer
         else:
             result.ready, result.in_flight = self.ready_count(log, consumer), consumer.in_flight
-            self._is_hungry(log, consumer)
+            self._wake_claims(log, consumer)
         self.add_op(op)
 
     def _ack_up_to(
@@ -143,7 +143,13 @@ class Settling(Claims):
         self._retire_into(log, seqs, op)
 
     def _nack(
-        self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, policy: Policy, op: Op
+        self,
+        log: TopicLog,
+        consumer: Consumer,
+        seqs: list[int],
+        command: con.Settle,
+        policy: DeliveryPolicy,
+        op: Op,
     ) -> None:
         if command.nack == "dead":
             if policy.dead_letter is None:
@@ -164,10 +170,16 @@ class Settling(Claims):
             self.reserve(CONTROL_BYTES + len(event.seqs) * SEQ_BYTES)
             self.log_event(log, event)
         consumer.apply(event)
-        self._is_hungry(log, consumer)
+        self._wake_claims(log, consumer)
 
     def _term(
-        self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, policy: Policy, op: Op
+        self,
+        log: TopicLog,
+        consumer: Consumer,
+        seqs: list[int],
+        command: con.Settle,
+        policy: DeliveryPolicy,
+        op: Op,
     ) -> None:
         """Never again, whatever its deliveries: to the dead letter topic, or nowhere."""
         if not consumer.name:
@@ -210,7 +222,7 @@ class Settling(Claims):
             return
         claimer = consumer.parked.get(command.connection)
         if claimer is not None:
-            assert isinstance(claimer, Claimer)
+            assert isinstance(claimer, WaitingClaim)
             self._unpark_claim(claimer)
         self.cold.withdraw_connection(command.connection)
         consumer.active_ms = self.now_ms

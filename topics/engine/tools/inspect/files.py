@@ -37,7 +37,7 @@ from topics.engine.storage.wal import file_number
 from topics.engine.storage.watch_file import read_entries
 from topics.engine.tools.inspect.log import inspect_log
 from topics.engine.tools.inspect.manifest import inspect_manifest
-from topics.engine.tools.inspect.report import Digest, Ends, Inspection, PatchLine, TopicLine, text_of
+from topics.engine.tools.inspect.report import Digest, FirstAndLast, Inspection, PatchLine, TopicLine, text_of
 from topics.engine.tools.inspect.segment import MAGICS, WHOLE_BYTES_MAX, inspect_segment
 from topics.engine.tools.inspect.staging import inspect_staging, kind_in_staging
 from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
@@ -229,7 +229,7 @@ def _snapshot(disk: Disk, found: Inspection, count: int) -> None:
         # Names and places that can still be read help whoever has lost it.
         found.caught(error, path)
         found.notes.append("the rows are told as they are, though the digest does not vouch for them")
-    topics: Ends[TopicLine] = Ends(count)
+    topics: FirstAndLast[TopicLine] = FirstAndLast(count)
     last: tuple[int, bytes] | None = None
     number = 0
     try:
@@ -248,7 +248,7 @@ def _snapshot(disk: Disk, found: Inspection, count: int) -> None:
         found.left_out["topics"] = topics.left_out
 
 
-def _row(found: Inspection, number: int, row: tuple[int, bytes], topics: Ends[TopicLine]) -> None:
+def _row(found: Inspection, number: int, row: tuple[int, bytes], topics: FirstAndLast[TopicLine]) -> None:
     at, data = row
     try:
         if not number:
@@ -299,7 +299,7 @@ def _intent(disk: Disk, found: Inspection, count: int) -> None:
         patches = msgspec.msgpack.decode(payload, type=list[Patch])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(found.path, HEADER_BYTES, f"cannot be decoded: {error}") from error
-    shown: Ends[PatchLine] = Ends(count)
+    shown: FirstAndLast[PatchLine] = FirstAndLast(count)
     for path, offset, data in patches:
         shown.add(PatchLine(text_of(path.encode("utf-8", "backslashreplace")), offset, len(data)))
     found.patches = shown.shown

@@ -29,8 +29,8 @@ from topics.engine.storage.wal import (
 from topics.engine.tools.inspect.report import (
     TYPES,
     Digest,
-    Ends,
     EnvelopeLine,
+    FirstAndLast,
     Inspection,
     record_of,
 )
@@ -96,8 +96,8 @@ class _Walk:
     def __init__(self, found: Inspection, count: int, from_seq: int | None) -> None:
         self._found = found
         self._count, self._from_seq = count, from_seq
-        self._envelopes: Ends[EnvelopeLine] = Ends(count)
-        self._records: Ends[_Frame] = Ends(count)
+        self._envelopes: FirstAndLast[EnvelopeLine] = FirstAndLast(count)
+        self._records: FirstAndLast[_Frame] = FirstAndLast(count)
         self._asked: list[_Frame] = []  # with --from-seq
         self._types: Counter[str] = Counter()
         self._topics: set[int] = set()

@@ -35,7 +35,7 @@ _FLAGS = {
 NAME_SHOWN_MAX = 200  # characters of a tag, a node or a topic
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class Damage(msgspec.Struct, frozen=True):
     """Something is not as it was written: in this file, at this byte."""
 
     path: str
@@ -110,7 +110,7 @@ class Inspection(msgspec.Struct, omit_defaults=True):
     bytes: int
     version: int | None
     sound: bool = True
-    problems: list[Trouble] = []
+    problems: list[Damage] = []
     notes: list[str] = []
     facts: dict[str, Fact] = {}
     digests: list[Digest] = []
@@ -122,7 +122,7 @@ class Inspection(msgspec.Struct, omit_defaults=True):
     left_out: dict[str, int] = {}  # how many of a list are there and not shown
 
     def trouble(self, path: str, offset: int, what: str) -> None:
-        self.problems.append(Trouble(path, offset, what))
+        self.problems.append(Damage(path, offset, what))
         self.sound = False
 
     def caught(self, error: TopicsError | OSError, path: str) -> None:
@@ -135,7 +135,7 @@ class Inspection(msgspec.Struct, omit_defaults=True):
             self.trouble(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
-class Ends(Generic[T]):
+class FirstAndLast(Generic[T]):
     """The first and the last few of many, and how many there were."""
 
     def __init__(self, each: int) -> None:

@@ -40,8 +40,8 @@ from topics.engine.storage.segments import (
 )
 from topics.engine.tools.inspect.report import (
     Digest,
-    Ends,
     FileLine,
+    FirstAndLast,
     Inspection,
     Record,
     flag_names,
@@ -382,7 +382,7 @@ class _Segment:
     def _walk_data(self, count: int, from_seq: int | None) -> None:
         """Without an index: from one record to the next, as their lengths say."""
         found, path, size = self.found, self.data_path, self.sizes["data"]
-        records: Ends[Record] = Ends(count)
+        records: FirstAndLast[Record] = FirstAndLast(count)
         asked: list[Record] = []
         at = HEADER_BYTES
         handle = self.disk.open(path)
