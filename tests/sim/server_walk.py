@@ -342,7 +342,7 @@ class Story(Faults):
                     if log.stored is not None
                     else [chunk.meta for chunk in log.chunks if chunk.meta]
                 )
-                metas += engine.checkpointer.doomed_of(topic_id)  # they go with the next one
+                metas += engine.checkpointer.pending_deletions_of(topic_id)  # they go with the next one
                 cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == "cold"}
                 named[engine.reader.topic_dir(topic_id)] = cold
                 losses[engine.reader.topic_dir(topic_id)] = list(log.view.losses)

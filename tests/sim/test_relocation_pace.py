@@ -163,7 +163,7 @@ def test_a_stop_does_not_wait_for_a_piece_that_is_on_its_way() -> None:
     """Another thread is in the middle of it."""
     h = filled(segments=1)
     h.engine.checkpoint()
-    while h.engine.checkpointer.moving is None or not any(job.kind == MOVE_KIND for job in h.jobs):
+    while h.engine.checkpointer.cold_job_chunk is None or not any(job.kind == MOVE_KIND for job in h.jobs):
         h.run_job() if h.jobs else h.ask()
     (job,) = [job for job in h.jobs if job.kind == MOVE_KIND]
     reached, free = threading.Event(), threading.Event()

@@ -61,13 +61,16 @@ def test_a_move_that_comes_to_nothing_leaves_the_copy_of_an_earlier_one_that_is_
     pinned = h.do(mrg.PinSnapshot("t", 500_000)).body
     h.kill_and_open()
     for _ in range(100):
-        if h.engine.checkpointer.moving is not None:
+        if h.engine.checkpointer.cold_job_chunk is not None:
             break
         if h.jobs:
             h.run_job()
         else:
             h.ask()
-    assert h.engine.checkpointer.moving is not None and h.engine.checkpointer.moving.first_seq == 1
+    assert (
+        h.engine.checkpointer.cold_job_chunk is not None
+        and h.engine.checkpointer.cold_job_chunk.first_seq == 1
+    )
     h.ask(c.Delete("t", before_seq=5))
     h.engine.checkpoint()
     for _ in range(40):

@@ -234,7 +234,7 @@ CONSUMER_ROWS = [
                 [2],
             ),
         ],
-        letters=DeadLettersRow(3, [(2, "", 4, "dead", 2, "why")], [(1024, 8)], 1),
+        dead_letters=DeadLettersRow(3, [(2, "", 4, "dead", 2, "why")], [(1024, 8)], 1),
     )
 ]
 # What happens to consumers, as the log holds it.

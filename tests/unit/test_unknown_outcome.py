@@ -171,7 +171,7 @@ def test_a_log_file_that_is_needed_for_the_time_alone() -> None:
     h = started()
     h.engine.wal.active.capacity = h.engine.wal.active.position
     assert h.engine.wal.spare is not None
-    h.engine.checkpointer.discard_file(h.engine.wal.spare)
+    h.engine.checkpointer.remove_log_file(h.engine.wal.spare)
     h.engine.wal.spare = None
     h.clock.advance(60_000)
     h.disk.fail_at(1, errno.EIO, of="allocate")

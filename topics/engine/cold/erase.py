@@ -103,7 +103,7 @@ class ColdEraser:
         rows = chunk.rows.copy()
         dead = ~chunk.live(0, chunk.count, frames.DELETED)
         dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
-        self._checkpointer.moving = chunk
+        self._checkpointer.cold_job_chunk = chunk
         made = yield _run(lambda: self._rewrite(log.id, directory, meta, rows, dead))
         new_meta, new_rows = made
         yield WaitUntil(lambda: not self._checkpointer.capturing)
@@ -114,8 +114,8 @@ class ColdEraser:
         swapped = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost, COLD]
         shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swapped))
         # At once: a checkpoint that is begun from here on must not take the old generation for the newest.
-        self._checkpointer.swap(log, chunk, new_meta, new_rows)
-        self._checkpointer.doom(log.id, meta)
+        self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)
+        self._checkpointer.delete_later(log.id, meta)
         shard.touched[log.id] = log
         shard.counters["swaps"] += 1
         yield WaitSynced(0)

@@ -104,8 +104,8 @@ class Relocator:
         if store is not None:
             self._eraser = ColdEraser(disk, store, shard, reader, checkpointer, consolidator)
             checkpointer.on_checkpointed = self._checkpointed
-            checkpointer.on_segment_gone = self._segment_gone
-            checkpointer.on_topic_gone = self._dropped.append
+            checkpointer.on_segment_removed = self._segment_gone
+            checkpointer.on_topic_removed = self._dropped.append
             consolidator.retirement.on_free = lambda topic_id, meta: self._gone.append((topic_id, meta))
             consolidator.manifests.on_written = self._there.add
 
@@ -227,11 +227,11 @@ class Relocator:
                 chunk = wanted.pop()
                 if not self._may_move(log, chunk):
                     continue
-                checkpointer.moving, checkpointer.moving_of = chunk, log
+                checkpointer.cold_job_chunk, checkpointer.cold_job_topic = chunk, log
                 try:
                     yield from self._move(log, chunk)
                 finally:
-                    checkpointer.moving = checkpointer.moving_of = None
+                    checkpointer.cold_job_chunk = checkpointer.cold_job_topic = None
                 if self._is_pressed:
                     self._look_at[log.id] = log
                     return
@@ -263,7 +263,7 @@ class Relocator:
             and meta.tier == HOT
             and meta.sealed
             and chunk.stored == chunk.count
-            and chunk is not self._checkpointer.rewriting
+            and chunk is not self._checkpointer.compacting_chunk
             and chunk.next_seq > log.first_seq
             and (log.id, meta.first_seq, meta.generation) not in self._refused
         )
@@ -298,7 +298,7 @@ class Relocator:
             return
         copies.discard((meta.first_seq, meta.generation))
         chunk.meta = msgspec.structs.replace(meta, tier=COLD)
-        self._checkpointer.relieve(log.id, chunk.meta)
+        self._checkpointer.delete_hot_copy_later(log.id, chunk.meta)
         self._shard.touched[log.id] = log
         self._count("relocations")
 
@@ -496,7 +496,7 @@ class Relocator:
             for (log, path, meta), is_there in zip(some, exist, strict=True):
                 if is_there and path in keys and log.stored is not None and not log.dropped:
                     last = self.loader.last_naming(log.id, meta.first_seq, meta.generation)[1]
-                    self._checkpointer.relieve(log.id, meta, last_snapshot=last)
+                    self._checkpointer.delete_hot_copy_later(log.id, meta, last_snapshot=last)
 
     def _exist(self, paths: list[str]) -> list[bool]:
         return [self._disk.exists(path) for path in paths]
@@ -522,7 +522,7 @@ class Relocator:
             last = self.loader.last_naming(topic_id, parsed[0], parsed[1])[0]
             if last:
                 meta = SegmentMeta(parsed[0], parsed[1], tier=COLD)
-                self._checkpointer.doom(topic_id, meta, last_snapshot=last)
+                self._checkpointer.delete_later(topic_id, meta, last_snapshot=last)
             elif self._consolidator.retirement.keeps(topic_id, (parsed[0], parsed[1])):
                 continue
             elif is_explained(log, parsed[0], metas):
@@ -562,8 +562,8 @@ class Relocator:
         checkpointer = self._checkpointer
         try:
             # Files that are being written must not be looked through for what is to be erased.
-            yield WaitUntil(lambda: not checkpointer.erasing)
-            checkpointer.moving_of = self.erasing = log
+            yield WaitUntil(lambda: not checkpointer.erase_running)
+            checkpointer.cold_job_topic = self.erasing = log
             yield from self._eraser.steps(log, request.ranges)
             self._worked()
             yield from finish_erase(self._shard, request)
@@ -576,7 +576,7 @@ class Relocator:
             self._answer(request, ShardReadOnly(self._shard.read_only or "the server stops", unknown=True))
             raise
         finally:
-            checkpointer.moving = checkpointer.moving_of = self.erasing = None
+            checkpointer.cold_job_chunk = checkpointer.cold_job_topic = self.erasing = None
             self._look_at[log.id] = log  # it was left alone meanwhile
 
 

@@ -182,10 +182,10 @@ class Engine(Background):
     def _try_again_when_full(self) -> None:
         self._full_retry_ms = None
         # It may free log files.
-        self._checkpoint_wanted = bool(self.shard.touched) or self.checkpointer.would_release()
+        self._checkpoint_wanted = bool(self.shard.touched) or self.checkpointer.would_free_space()
         released = self.reserve.for_checkpoint
         is_free = self._checkpoint_wanted and not self._spare_running
-        if released and is_free and self.checkpointer.fits(released):
+        if released and is_free and self.checkpointer.fits_in(released):
             # For the checkpoint alone: a spare that is being made would take it.
             self.reserve.release(released)
             self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
@@ -238,7 +238,7 @@ class Engine(Background):
             times.append(self._full_retry_ms)
         if self._main.is_runnable or (self._main.task is None and self._has_background_work()):
             times.append(self.clock.mono_ms)
-        if self.shard.touched or self.checkpointer.holds_back:
+        if self.shard.touched or self.checkpointer.has_hot_copies:
             times.append(self._look_at_ms)
         if self.shard.transactions and not self._sinks_stopped:
             times += self._transaction_times()

@@ -127,7 +127,7 @@ class GroupCommit(ABC):
         self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
         if unused is not None:
             with suppress(OSError):  # nothing is in it; the next start removes it
-                self.checkpointer.discard_file(unused)
+                self.checkpointer.remove_log_file(unused)
         return True
 
     def _commit(self) -> None:
@@ -223,9 +223,9 @@ class GroupCommit(ABC):
             ):
                 unused, self.wal.spare = self.wal.spare, file
                 if unused is not None:
-                    self.checkpointer.discard_file(unused)
+                    self.checkpointer.remove_log_file(unused)
             else:  # one was made on the spot meanwhile, and the log goes by ascending numbers
-                self.checkpointer.discard_file(file)
+                self.checkpointer.remove_log_file(file)
                 self._ask_for_spare()
             self.shard.disk_full = False
             self._begin_group()
@@ -336,7 +336,7 @@ class GroupCommit(ABC):
         shard.topics_unknown = max(0, topics - len(shard.staged))
         shard.bytes_unknown = max(0, size - shard.bytes_live)
         if log_failed:
-            self.checkpointer.note_latch()
+            self.checkpointer.write_latch_file()
         for op in logged + staged:
             if op.command is not None and not isinstance(op.command, Change):
                 shard.handle(op.token, op.command)  # a read: answered from what is published

@@ -41,7 +41,7 @@ from topics.engine.storage.wal import (
     start_of,
     void_bounds,
 )
-from topics.engine.upkeep.checkpoint import LATCH_MARK, TopicRow
+from topics.engine.upkeep.checkpoint import LATCH_FILE, TopicRow
 from topics.engine.upkeep.replay import decode
 
 SEQS_UNKNOWN = (
@@ -725,6 +725,6 @@ def _padded(envelope: bytes) -> bytes:
 
 def _boot_id(disk: Disk, shard_dir: str, log: SalvagedLog) -> str:
     """Of the newest file, so that a power cut is still told from a killed process; none after a failed write."""
-    if disk.exists(f"{shard_dir}/meta/{LATCH_MARK}"):
+    if disk.exists(f"{shard_dir}/meta/{LATCH_FILE}"):
         return ""
     return next((file.start.boot_id for file in reversed(log.files) if file.start is not None), "")

@@ -57,7 +57,7 @@ from topics.engine.tools.verify_transactions import decided_faults, staged_names
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import NO_MERGES, Merged
 from topics.engine.topic.transactions import Advanced, Opened
-from topics.engine.upkeep.checkpoint import LATCH_MARK, ShardRow, TopicRow
+from topics.engine.upkeep.checkpoint import LATCH_FILE, ShardRow, TopicRow
 from topics.engine.upkeep.recovery import latched_in
 from topics.engine.upkeep.replay import decode
 
@@ -495,7 +495,7 @@ class _Checker:
             if topic in own:
                 self._check_directory(name, topic, named | swapped, known=topic in ids | made)
         for directory, ours in (
-            (self._meta_dir, ("snap-", "intent-", LATCH_MARK)),
+            (self._meta_dir, ("snap-", "intent-", LATCH_FILE)),
             (self._wal_dir, ("wal-",)),
             (self._config.shard_dir, ("LOCK", "meta", "wal", WATCH_NAME, RESERVE_NAME)),
         ):

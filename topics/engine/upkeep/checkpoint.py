@@ -1,10 +1,16 @@
-"""Checkpoints: records from the log into segments, the state into a snapshot, and only then log files go.
+"""Checkpoints: move records from the log into segments, write a snapshot of the state, then trim the log.
 
-The order, and why: capture each topic as staged, that is with everything that is written to the log → wait until the
-log is synced up to there (a file must never know more than the log) → `.data`, `.idx`, `.dict`, `.del` written and synced → `.sum` of
-closed segments → snapshot written, synced, renamed → memory points at the segments → log files and segments that
-neither kept snapshot needs are removed. A crash anywhere before the rename leaves files longer than the old
-snapshot says; recovery cuts them. An error anywhere leaves memory pointing at the log.
+The order matters:
+
+1. Capture each changed topic in its staged state, which includes everything written to the log.
+2. Wait until the log is synced up to the capture: files must never be ahead of the log.
+3. Write and sync `.data`, `.idx`, `.dict` and `.del`, then the `.sum` of closed segments.
+4. Write, sync and rename the snapshot.
+5. Point the in-memory rows at the segments.
+6. Remove log files and segments that neither of the two kept snapshots needs.
+
+A crash before the rename leaves files longer than the previous snapshot says, and recovery truncates them. An error
+at any step leaves memory pointing at the log.
 """
 
 from __future__ import annotations
@@ -48,24 +54,24 @@ from topics.engine.topic.transactions import TransactionsRow
 from topics.engine.upkeep.pending_deletions import PendingDeletions
 from topics.engine.upkeep.usage import TierUsage
 
-SYNCFS_FROM = 64  # with more files than this one syncfs beats many fdatasyncs
-LATCH_MARK = "latched"
-PART_BYTES = 16 * limits.KIB  # of a segment beside its records, about: a few blocks of the file system
-ROW_BYTES = 256  # of a topic in a snapshot, about
+SYNCFS_FROM = 64  # above this number of files, one syncfs is faster than an fdatasync for each
+LATCH_FILE = "latched"
+SEGMENT_OVERHEAD_BYTES = 16 * limits.KIB  # estimate: a few file system blocks in addition to the records
+TOPIC_ROW_BYTES = 256  # estimate: one topic in a snapshot
 
 
 class ShardRow(msgspec.Struct, array_like=True):
-    """First row of a snapshot."""
+    """First row of a snapshot: state of the whole shard."""
 
     number: int
-    base_lsn: int  # every change up to here is in the topic rows
+    base_lsn: int  # the topic rows contain every change up to this LSN
     next_id: int
     time_ceiling_ms: int
     now_ms: int
     mono_ms: int
     boot_id: str
-    clean_lsn: int  # not 0: a clean shutdown; nothing was written after it
-    forwards: list[Forward] = []  # of the catalog
+    clean_lsn: int  # last LSN if the shutdown was clean, else 0
+    forwards: list[Forward] = []  # only in the catalog's shard
     forward_uid: int = 0
     outflows: list[OutflowRow] = []
     first_id: int = 0  # see topic_ids.py
@@ -74,6 +80,8 @@ class ShardRow(msgspec.Struct, array_like=True):
 
 
 class TopicRow(msgspec.Struct, array_like=True):
+    """State of one topic in a snapshot."""
+
     id: int
     name: str
     config: TopicConfig
@@ -92,34 +100,34 @@ class TopicRow(msgspec.Struct, array_like=True):
     ram_ranges: list[Range]
     erasing: list[list[Range]]
     sum_chain: bytes
-    may_expire: bool  # has records with a TTL of their own
-    inline: tuple[int, int, bytes] | None = None  # first seq, rows and frames of a topic without files
+    may_expire: bool  # some records have their own TTL
+    # First seq, number of rows and frames of a topic without segment files.
+    inline: tuple[int, int, bytes] | None = None
     consumers: list[ConsumerRow] = []
-    letters: DeadLettersRow | None = None
+    dead_letters: DeadLettersRow | None = None
     inflows: list[InflowRow] = []
     epochs: Epochs = []
     merges: Merges | None = None
     transactions: TransactionsRow | None = None
-    is_trimmed: bool = True  # False: of some tags there are more records than the cap that was set later
+    is_trimmed: bool = True  # False: a per-tag cap was lowered and not enforced on all existing records yet
 
 
 @dataclass(slots=True)
-class _Part:
-    """What one checkpoint does with one chunk."""
+class _SegmentCapture:
+    """Rows and deletes of one chunk that this checkpoint writes to its segment."""
 
     chunk: Chunk
     meta: SegmentMeta
-    first: int  # rows [first, stop) are added to the segment
+    first: int  # rows [first, stop) are appended to the segment
     stop: int
     rows: Rows
     tags: list[bytes] = field(default_factory=list)
     nodes: list[bytes] = field(default_factory=list)
     expiries: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
-    runs: list[Run] = field(
-        default_factory=list
-    )  # where the rows were: a record that dies meanwhile is still copied
-    marks: int = 0  # how many entries of the chunk's `unmarked` are in `deleted`
+    # Where the rows were at capture time: a record that is deleted during the checkpoint is still copied.
+    runs: list[Run] = field(default_factory=list)
+    marks: int = 0  # number of entries of the chunk's `unmarked` that `deleted` includes
     tag_ids: dict[bytes, int] = field(default_factory=dict)
     node_ids: dict[bytes, int] = field(default_factory=dict)
     seal: bool = False
@@ -130,8 +138,8 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Inline:
-    """A whole small topic as captured: its live frames back to back, and where each row's frame lies in them."""
+class _InlineCapture:
+    """A small topic, captured whole: its live frames concatenated, with the offset and length of each row's frame."""
 
     chunk: Chunk
     rows: int
@@ -141,16 +149,20 @@ class _Inline:
 
 
 @dataclass(slots=True)
-class _Capture:
+class _TopicCapture:
+    """A topic as of its capture."""
+
     log: TopicLog
-    row: TopicRow | None  # None: encoded already, since nothing about it can change
-    parts: list[_Part]
-    inline: _Inline | None
-    stored_head: int  # up to here all records are stored by it, also those that were in RAM; 0: those are not
+    row: TopicRow | None  # None: already encoded, because writing the segments does not change it
+    parts: list[_SegmentCapture]
+    inline: _InlineCapture | None
+    stored_head: (
+        int  # the checkpoint stores all records up to this seq, including those held in RAM; 0: not those
+    )
 
 
 def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], DeadLettersRow | None]:
-    """What a topic's row keeps of its consumers. A queue without durable leases is as after a restart."""
+    """Snapshot rows of a topic's consumers. A queue without durable leases is stored as it will be after a restart."""
     if log.consumers is None:
         return [], None
     rows = [consumer.row(durable=is_durable(log, consumer)) for consumer in log.consumers.every()]
@@ -158,6 +170,8 @@ def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], DeadLettersRow | No
 
 
 class Checkpointer:
+    """Writes checkpoints of one shard and removes the files they make obsolete."""
+
     def __init__(self, disk: Disk, shard: Shard, wal: Wal, reader: Reader, config: EngineConfig) -> None:
         self._disk = disk
         self._shard = shard
@@ -167,74 +181,75 @@ class Checkpointer:
         self.meta_dir = f"{config.shard_dir}/meta"
         self.snapshots: list[tuple[int, int]] = []  # number and base_lsn, newest last; two are kept
         self.rows: dict[int, bytes] = {}  # encoded row of every topic as of its last capture
-        self._doomed = PendingDeletions()  # segments that are replaced, or empty
-        self._relieved = PendingDeletions()  # those that are cold now: only .data leaves the hot tier
+        self._obsolete = PendingDeletions()  # replaced or empty segments
+        self._hot_copies = PendingDeletions()  # segments now in the cold tier: only their .data is deleted
         self.usage = TierUsage()
-        self.capturing = False  # from the first capture until memory points at what was captured
-        # What is being written again: a chunk whose files are read, a topic that must stay in memory.
-        self.rewriting: Chunk | None = None
-        self.rewriting_of: TopicLog | None = None
-        self.erasing = False  # the files of a topic are being looked through and patched
-        # What is at work in the cold tier: a chunk whose files must stay as they are, a topic that must stay in memory.
-        self.moving: Chunk | None = None
-        self.moving_of: TopicLog | None = None
-        # Who gives space back hears of topics whose dead were counted.
+        self.capturing = False  # from the first capture until memory points at the segments
+        # Compaction is reading the files of this chunk, and this topic must stay in memory.
+        self.compacting_chunk: Chunk | None = None
+        self.compacting_topic: TopicLog | None = None
+        self.erase_running = False  # a topic's files are being searched and patched
+        # A cold tier job needs the files of this chunk unchanged, and this topic must stay in memory.
+        self.cold_job_chunk: Chunk | None = None
+        self.cold_job_topic: TopicLog | None = None
+        # For compaction: topics whose dead bytes were counted.
         self.on_captured: Callable[[list[TopicLog]], None] = lambda logs: None
-        # Who cares for the cold tier hears of topics that have changed, of segments and of topics that are gone.
+        # For the cold tier: changed topics, removed segments and removed topics.
         self.on_checkpointed: Callable[[list[TopicLog]], None] = lambda logs: None
-        self.on_segment_gone: Callable[[int, SegmentMeta], None] = lambda topic_id, meta: None
-        self.on_topic_gone: Callable[[int], None] = lambda topic_id: None
-        self._inline_bytes: dict[int, int] = {}  # topics whose records ride in the snapshot
+        self.on_segment_removed: Callable[[int, SegmentMeta], None] = lambda topic_id, meta: None
+        self.on_topic_removed: Callable[[int], None] = lambda topic_id: None
+        self._inline_bytes: dict[int, int] = {}  # topics whose records are stored in the snapshot
         self._inline_total = 0
         self.closing = False
         self.last_ms = 0
-        self.covered_bytes = 0  # of what was written to the log; below 0: what a start has found there beside
+        # Bytes of wal.bytes_written that the last checkpoint covers. Negative after a start that replayed older bytes.
+        self.covered_bytes = 0
 
     @property
     def log_bytes(self) -> int:
-        """How much of the log a start would have to do again."""
+        """Log bytes that a restart would replay."""
         return self._wal.bytes_written - self.covered_bytes
 
     @property
     def log_share(self) -> float:
-        """The same, as a part of what it may be."""
+        """Log bytes to replay as a fraction of the configured maximum."""
         bound = self._config.log_bytes_max
         return self.log_bytes / bound if bound else 0.0
 
     def is_due(self, mono_ms: int) -> bool:
         if self.log_bytes >= self._config.snapshot_wal_bytes:
             return True
-        has_changed = bool(self._shard.touched or self._relieved)
+        has_changed = bool(self._shard.touched or self._hot_copies)
         return has_changed and mono_ms - self.last_ms >= self._config.snapshot_interval_ms
 
     @property
-    def holds_back(self) -> bool:
-        """Whether files of the hot tier wait for nothing but another checkpoint."""
-        return bool(self._relieved)
+    def has_hot_copies(self) -> bool:
+        """Whether the next checkpoints will remove hot copies of segments that are in the cold tier."""
+        return bool(self._hot_copies)
 
-    def would_release(self) -> bool:
-        """Whether one more checkpoint frees space, even if nothing has changed: the log and segments kept for the older snapshot."""
+    def would_free_space(self) -> bool:
+        """Whether a checkpoint would free space even if nothing has changed, by dropping the older snapshot's files."""
         if not self.snapshots:
             return False
         lsn = self.snapshots[-1][1]
-        return bool(self._doomed or self._relieved) or any(
+        return bool(self._obsolete or self._hot_copies) or any(
             file.last_lsn <= lsn for file in self._wal.files[:-1]
         )
 
-    def fits(self, size: int) -> bool:
-        """Whether a checkpoint would write no more than about so many bytes."""
+    def fits_in(self, size: int) -> bool:
+        """Whether a checkpoint would write at most about `size` bytes."""
         left = size - sum(map(len, self.rows.values()))
         for log in self._shard.touched.values():
             for chunk in log.chunks:
                 if chunk.count > chunk.stored or chunk.unmarked:
                     unstored = chunk.live(chunk.stored, chunk.count, frames.DEAD)
                     unstored[: max(0, log.first_seq - chunk.first_seq - chunk.stored)] = False
-                    left -= PART_BYTES + int(
+                    left -= SEGMENT_OVERHEAD_BYTES + int(
                         chunk.rows["length"][chunk.stored : chunk.count][unstored].sum(dtype=np.int64)
                     )
-            left -= ROW_BYTES
+            left -= TOPIC_ROW_BYTES
             if left < 0:
-                break  # looked at on a full disk, once a second: not all of ten thousand topics
+                break  # runs every second on a full disk, so it must not visit all of ten thousand topics
         return left >= 0
 
     def topic_dir(self, topic_id: int) -> str:
@@ -245,12 +260,12 @@ class Checkpointer:
     def steps(self) -> Steps:
         shard = self._shard
         yield from self._load_touched()
-        # Nothing may come between this and the base LSN: a change up to there of a topic that is not captured is lost.
+        # No yield between this and reading the base LSN: a change below it in a topic that is not captured is lost.
         touched, shard.touched = shard.touched, {}
         try:
             yield from self._checkpoint(touched)
         except BaseException:
-            # Not done: what was touched still is.
+            # The next checkpoint has to capture these topics.
             shard.touched = touched | shard.touched
             raise
         finally:
@@ -262,10 +277,10 @@ class Checkpointer:
             self.on_captured(logs[first : first + limits.SLICE_TOPICS])
             self.on_checkpointed(logs[first : first + limits.SLICE_TOPICS])
             yield None
-        yield from self._put_away_idle()
+        yield from self._unload_idle()
 
     def _load_touched(self) -> Steps:
-        """What loading finds to be lost is logged, and nothing may be staged while topics are captured."""
+        """Load changed topics before the capture: loading may log losses, and a capture must not stage anything."""
         while True:
             away = [log for log in self._shard.touched.values() if log.is_away and not log.dropped]
             if not away:
@@ -278,7 +293,7 @@ class Checkpointer:
     def _checkpoint(self, touched: dict[int, TopicLog]) -> Steps:
         shard, wal = self._shard, self._wal
         number = self.snapshots[-1][0] + 1 if self.snapshots else 1
-        captures: list[_Capture] = []
+        captures: list[_TopicCapture] = []
         self.capturing = True
         covered_bytes = wal.bytes_written
         head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
@@ -287,7 +302,7 @@ class Checkpointer:
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
                 continue
-            assert not shard.frames, "what is captured must be in the log"
+            assert not shard.frames, "a capture must not contain changes that are not in the log"
             captures.append(self._capture(log))
             if i % limits.SLICE_TOPICS == 0:
                 yield None
@@ -303,31 +318,31 @@ class Checkpointer:
                 raise
         except OSError as error:
             if is_full(error):
-                yield Blocking("unlink", lambda: self._remove_unnamed(captures))
+                yield Blocking("unlink", lambda: self._remove_new_segments(captures))
             raise
         self.snapshots.append((number, head.base_lsn))
         self.covered_bytes = covered_bytes
-        while captures:  # emptied as it goes: letting go of thousands at once would be a long turn of its own
+        while captures:  # popped one by one: freeing thousands of captures at once would be a long pause
             self._install(captures.pop())
             if len(captures) % limits.SLICE_TOPICS == 0:
                 yield None
         self.capturing = False
-        yield from self._drop_absorbed()
+        yield from self._remove_obsolete()
 
-    def _remove_unnamed(self, captures: list[_Capture]) -> None:
-        """A checkpoint that found no space must not keep it: the next one may have less to write."""
+    def _remove_new_segments(self, captures: list[_TopicCapture]) -> None:
+        """After a checkpoint failed on a full disk, remove the segments it created to give their space back."""
         for capture in captures:
             for part in capture.parts:
                 if part.chunk.meta is None:
                     directory, meta = self.topic_dir(capture.log.id), part.meta
                     remove_segment(self._disk, directory, meta.first_seq, meta.generation)
 
-    def _capture(self, log: TopicLog) -> _Capture:
-        """Copy the topic as it stands in the log now; the copy is written once the log is synced up to here."""
-        assert not log.is_away, "what is captured must be in memory"
-        self._age_out(log)
+    def _capture(self, log: TopicLog) -> _TopicCapture:
+        """Copy the topic's state as of the last log entry. The copy is written once the log is synced up to there."""
+        assert not log.is_away, "a captured topic must be in memory"
+        self._close_old_segment(log)
         log.tags.sweep(log.are_live, limits.SLICE_ROWS)
-        parts: list[_Part] = []
+        parts: list[_SegmentCapture] = []
         ram_ranges: list[Range] = []
         segments: list[SegmentMeta] = []
         inline = self._capture_inline(log)
@@ -341,7 +356,7 @@ class Checkpointer:
                 parts.append(part)
                 segments.append(part.meta)
             elif chunk.meta is not None:
-                if chunk.first_seq < log.first_seq:  # a floor may have passed over some of it
+                if chunk.first_seq < log.first_seq:  # the topic may have been trimmed into this chunk
                     _count_dead(chunk.meta, _live_bytes(log, chunk))
                 segments.append(chunk.meta)
         view = log.view
@@ -359,15 +374,15 @@ class Checkpointer:
         )  # fmt: skip
         stored_head = row.head if stores_ram else 0
         if not parts:
-            # Encoded at once: ten thousand rows as objects would be a long pause for the garbage collector.
+            # Encoded right away: keeping ten thousand rows as objects would mean a long garbage collection pause.
             self.rows[log.id] = msgspec.msgpack.encode(row)
-            return _Capture(log, None, parts, inline, stored_head)
-        return _Capture(log, row, parts, inline, stored_head)
+            return _TopicCapture(log, None, parts, inline, stored_head)
+        return _TopicCapture(log, row, parts, inline, stored_head)
 
-    def _capture_inline(self, log: TopicLog) -> _Inline | None:
-        """A topic with a few small records has no files: its frames ride in its snapshot row.
+    def _capture_inline(self, log: TopicLog) -> _InlineCapture | None:
+        """Capture a topic with a few small records for storage in its snapshot row instead of segment files.
 
-        Ten thousand such topics then cost one file instead of thirty thousand.
+        Ten thousand such topics then take one file instead of thirty thousand.
         """
         held = self._inline_bytes.pop(log.id, 0)
         self._inline_total -= held
@@ -385,16 +400,16 @@ class Checkpointer:
             return None
         self._inline_bytes[log.id] = size
         self._inline_total += size
-        return _Inline(chunk, chunk.count, *self._reader.frames_of_few(log, chunk))
+        return _InlineCapture(chunk, chunk.count, *self._reader.frames_of_few(log, chunk))
 
-    def _age_out(self, log: TopicLog) -> None:
+    def _close_old_segment(self, log: TopicLog) -> None:
         age_max = self._config.segment_max_age_ms
         if log.chunks and age_max and log.chunks[-1].count:
             last = log.chunks[-1]
             if not last.closed and self._shard.now_ms - last.opened_ms >= age_max:
                 last.closed = True
 
-    def _capture_chunk(self, log: TopicLog, chunk: Chunk) -> _Part | None:
+    def _capture_chunk(self, log: TopicLog, chunk: Chunk) -> _SegmentCapture | None:
         stop = chunk.count
         full = chunk.closed or stop >= chunk.rows_max
         seal = full and not (chunk.meta is not None and chunk.meta.sealed)
@@ -403,7 +418,7 @@ class Checkpointer:
             return None
         meta = msgspec.structs.replace(chunk.meta) if chunk.meta is not None else SegmentMeta(chunk.first_seq)
         rows = chunk.rows[chunk.stored : stop].copy()
-        part = _Part(chunk, meta, chunk.stored, stop, rows, runs=list(log.runs), seal=seal)
+        part = _SegmentCapture(chunk, meta, chunk.stored, stop, rows, runs=list(log.runs), seal=seal)
         part.marked, part.mended = chunk.marked, chunk.mended
         part.live_bytes = _live_bytes(log, chunk)
         if chunk.hashed is not None:
@@ -417,7 +432,7 @@ class Checkpointer:
         rows["flags"] &= 0xFF ^ frames.DEAD
         for name in ("offset", "flags", "tag", "node", "size"):
             rows[name][dead] = 0
-        self._localise(log, chunk, part)
+        self._assign_local_ids(log, chunk, part)
         alive = (
             {low + int(i): int(i) + chunk.stored for i in np.nonzero(rows["length"])[0]}
             if log.expiries
@@ -430,8 +445,8 @@ class Checkpointer:
         return part
 
     @staticmethod
-    def _localise(log: TopicLog, chunk: Chunk, part: _Part) -> None:
-        """Ids in files count from 1 in each segment; new strings are added to its dictionary."""
+    def _assign_local_ids(log: TopicLog, chunk: Chunk, part: _SegmentCapture) -> None:
+        """Replace tag and node ids by the segment's own, which count from 1, and collect strings new to its dictionary."""
         part.tag_ids, part.node_ids = dict(chunk.tag_ids), dict(chunk.node_ids)
         for column, known, fresh, names in (
             ("tag", part.tag_ids, part.tags, log.tags.strings.names),
@@ -449,11 +464,11 @@ class Checkpointer:
             local[is_none:] = [known[text] for text in texts]
             part.rows[column] = local[where]
 
-    def _write_parts(self, captures: list[_Capture]) -> Steps:
-        """Fill the segment files, sync them, then seal what is closed. Files are opened and closed off the loop."""
+    def _write_parts(self, captures: list[_TopicCapture]) -> Steps:
+        """Write and sync the segment files, then seal closed segments. All file access runs off the event loop."""
         parts = [(capture, part) for capture in captures for part in capture.parts]
         many = len(parts) > SYNCFS_FROM
-        batch: list[tuple[str, _Part, bytes]] = []
+        batch: list[tuple[str, _SegmentCapture, bytes]] = []
         size = 0
         for capture, part in parts:
             if part.stop > part.first or part.mended is not None:
@@ -461,20 +476,20 @@ class Checkpointer:
                 batch.append((self.topic_dir(capture.log.id), part, data))
                 size += len(data)
             if size >= limits.MIB or len(batch) >= SYNCFS_FROM:
-                yield Blocking("segments", self._writing(batch, sync=not many))
+                yield Blocking("segments", self._write_segments_job(batch, sync=not many))
                 batch, size = [], 0
             yield None
         if parts:
-            yield Blocking("segments", self._writing(batch, sync=not many))
+            yield Blocking("segments", self._write_segments_job(batch, sync=not many))
             yield Blocking("segments", lambda: self._mark_parts(parts, sync=not many))
         for capture, part in parts:
             _count_dead(part.meta, part.live_bytes)
             if part.seal:
-                yield Blocking("seal", self._sealing(capture, part))
+                yield Blocking("seal", self._seal_job(capture, part))
                 self._shard.counters["seals"] += 1
 
-    def _copy_frames(self, log: TopicLog, part: _Part) -> bytes:
-        """The frames of the captured rows, from the log, by ranges; the rows get their places in the segment."""
+    def _copy_frames(self, log: TopicLog, part: _SegmentCapture) -> bytes:
+        """Read the frames of the captured rows from the log and set the rows' offsets in the segment."""
         rows = part.rows
         data = self._reader.frames_of(log, part.chunk, part.runs, np.flatnonzero(rows["length"]) + part.first)
         lengths = rows["length"].astype(np.int64)
@@ -483,7 +498,9 @@ class Checkpointer:
         rows["offset"] = offsets
         return data
 
-    def _writing(self, batch: list[tuple[str, _Part, bytes]], *, sync: bool) -> Callable[[], None]:
+    def _write_segments_job(
+        self, batch: list[tuple[str, _SegmentCapture, bytes]], *, sync: bool
+    ) -> Callable[[], None]:
         def write() -> None:
             for directory, part, data in batch:
                 if part.mended is not None:
@@ -498,8 +515,8 @@ class Checkpointer:
 
         return write
 
-    def _mark_parts(self, parts: list[tuple[_Capture, _Part]], *, sync: bool) -> None:
-        """Write the .del files. Many files are synced by one syncfs, with the segments before them."""
+    def _mark_parts(self, parts: list[tuple[_TopicCapture, _SegmentCapture]], *, sync: bool) -> None:
+        """Write the .del files. Without `sync`, one syncfs covers them and the segments written before."""
         for capture, part in parts:
             if part.deleted:
                 directory, marked = self.topic_dir(capture.log.id), part.marked
@@ -513,14 +530,14 @@ class Checkpointer:
         if not sync:
             self._disk.sync_all()
 
-    def _sealing(self, capture: _Capture, part: _Part) -> Callable[[], None]:
+    def _seal_job(self, capture: _TopicCapture, part: _SegmentCapture) -> Callable[[], None]:
         log = capture.log
 
         def seal() -> None:
             assert capture.row is not None
             directory, chain = self.topic_dir(log.id), capture.row.sum_chain
-            # A record that has rotted since it was written must not be vouched for by the digest of its block. Those
-            # of this checkpoint were checked on their way there.
+            # A block digest must not cover a record that was corrupted on disk since it was written. Records of this
+            # checkpoint were verified while they were copied.
             rotten = rotten_blocks(self._disk, directory, part.meta, part.first, log.id)
             drain(seal_steps(self._disk, directory, part.meta, chain, rotten=rotten))
             capture.row.sum_chain = part.meta.link
@@ -531,7 +548,7 @@ class Checkpointer:
         self,
         writer: SnapshotWriter,
         head: ShardRow,
-        captures: list[_Capture],
+        captures: list[_TopicCapture],
     ) -> Steps:
         shard, wal = self._shard, self._wal
         is_last = self.closing and not shard.frames and not shard.ops and head.base_lsn == wal.last_lsn
@@ -550,8 +567,8 @@ class Checkpointer:
             if i % (limits.SLICE_TOPICS * 8) == 0:
                 yield None
 
-    def _install(self, capture: _Capture) -> None:
-        """The snapshot names the segments: from here on rows point at them, and the log may go."""
+    def _install(self, capture: _TopicCapture) -> None:
+        """Point the in-memory rows at the segments, now that a snapshot refers to them."""
         log = capture.log
         if capture.row is not None:
             log.sum_chain = capture.row.sum_chain
@@ -567,7 +584,7 @@ class Checkpointer:
                 target["offset"] = part.rows["offset"]
                 target["length"] = part.rows["length"]
                 chunk.stored = part.stop
-            # Deletes that came after the capture must reach the .del file of what is stored now.
+            # Records deleted since the capture still have to be marked in the segment's .del file.
             flags = chunk.rows["flags"][part.first : part.stop]
             late = np.nonzero(((flags & frames.DEAD) != 0) & (part.rows["length"] > 0))[0]
             chunk.unmarked = chunk.unmarked[part.marks :] + [
@@ -584,105 +601,112 @@ class Checkpointer:
             log.dedupe.stored_up_to(capture.stored_head)
         self._shard.ram_bytes += log.release_ram()
 
-    # -- letting go ----------------------------------------------------------------------------------------
+    # -- removal of obsolete files -------------------------------------------------------------------------
 
-    def _drop_absorbed(self) -> Steps:
-        """Keep two snapshots and the log since the older; unlink what neither names."""
+    def _remove_obsolete(self) -> Steps:
+        """Keep two snapshots and the log since the older one; remove files that neither refers to."""
         newest = self.snapshots[-1][0]
         for i, log in enumerate(list(self._shard.by_id.values())):
             if log.doomed:
                 for meta in log.doomed:
-                    self._doomed.add(log.id, meta, newest)
+                    self._obsolete.add(log.id, meta, newest)
                 log.doomed = []
             if i % limits.SLICE_NAMES == 0:
                 yield None
         while len(self.snapshots) > 2:
             number = self.snapshots.pop(0)[0]
-            yield Blocking("unlink", self._unlinking(number))
+            yield Blocking("unlink", self._remove_snapshot_job(number))
         oldest, lsn = self.snapshots[0]
         if len(self.snapshots) == 2:
             for file in self._wal.absorbed(lsn):
-                yield Blocking("unlink", self._dropping(file))
-        for topic, meta in self._doomed.take_before(oldest):
+                yield Blocking("unlink", self._remove_log_file_job(file))
+        for topic, meta in self._obsolete.take_before(oldest):
             self._reader.close_segment(topic, meta.first_seq, meta.generation)
             remove_segment(self._disk, self.topic_dir(topic), meta.first_seq, meta.generation)
-            self.on_segment_gone(topic, meta)
+            self.on_segment_removed(topic, meta)
             yield None
-        for topic, meta in self._relieved.take_before(oldest):
+        for topic, meta in self._hot_copies.take_before(oldest):
             self._reader.close_segment(topic, meta.first_seq, meta.generation)
             remove_files(self._disk, self.topic_dir(topic), meta, "data")
             yield None
 
-    def relieve(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
-        """A segment is cold from here on. Whoever starts from a snapshot that calls it hot needs it there."""
-        self._relieved.add(topic_id, meta, self._newest if last_snapshot is None else last_snapshot)
+    def delete_hot_copy_later(
+        self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None
+    ) -> None:
+        """Schedule deletion of the .data of a segment that is now in the cold tier.
 
-    def replace_rotten(self, numbers: list[int]) -> Steps:
-        """Remove snapshots that have rotted, once there is one that has not: repair goes by them when there is none."""
+        A start from a snapshot that still lists the segment as hot needs the file.
+        """
+        self._hot_copies.add(topic_id, meta, self._newest if last_snapshot is None else last_snapshot)
+
+    def replace_corrupt_snapshots(self, numbers: list[int]) -> Steps:
+        """Write a new snapshot, then remove the corrupt ones. Not the other way round: repair can still use parts of them."""
         yield from self.steps()
-        gone = yield Blocking("unlink", lambda: self._remove_rotten(numbers))
+        gone = yield Blocking("unlink", lambda: self._remove_corrupt(numbers))
         self.snapshots = [entry for entry in self.snapshots if entry[0] not in gone]
 
-    def _remove_rotten(self, numbers: list[int]) -> list[int]:
+    def _remove_corrupt(self, numbers: list[int]) -> list[int]:
         gone: list[int] = []
         for number in set(numbers) & set(list_snapshots(self._disk, self.meta_dir)):
             try:
-                read_snapshot(self._disk, self.meta_dir, number)  # a new one may have its number
+                read_snapshot(
+                    self._disk, self.meta_dir, number
+                )  # the new snapshot may have reused the number
             except Corrupt:
                 remove_snapshot(self._disk, self.meta_dir, number)
                 gone.append(number)
         return gone
 
-    def doom(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
-        """A segment is replaced: unlink it once no kept snapshot names it."""
-        self._doomed.add(topic_id, meta, self._newest if last_snapshot is None else last_snapshot)
+    def delete_later(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
+        """Schedule deletion of a replaced segment for when no kept snapshot refers to it."""
+        self._obsolete.add(topic_id, meta, self._newest if last_snapshot is None else last_snapshot)
 
-    def doomed_of(self, topic_id: int) -> list[SegmentMeta]:
-        return self._doomed.of(topic_id)
+    def pending_deletions_of(self, topic_id: int) -> list[SegmentMeta]:
+        return self._obsolete.of(topic_id)
 
     @property
     def _newest(self) -> int:
         return self.snapshots[-1][0] if self.snapshots else 0
 
-    def _unlinking(self, number: int) -> Callable[[], None]:
+    def _remove_snapshot_job(self, number: int) -> Callable[[], None]:
         return lambda: remove_snapshot(self._disk, self.meta_dir, number)
 
-    def _dropping(self, file: WalFile) -> Callable[[], None]:
-        return lambda: self.discard_file(file)
+    def _remove_log_file_job(self, file: WalFile) -> Callable[[], None]:
+        return lambda: self.remove_log_file(file)
 
-    def discard_file(self, file: WalFile) -> None:
+    def remove_log_file(self, file: WalFile) -> None:
         self._reader.wal_handles.pop(file.number, None)
         self._reader.cache.forget_file(file.number)
         self._disk.close(file.handle)
         self._disk.remove(file.path)
 
     def remove_topics(self, logs: list[TopicLog]) -> Steps:
-        """A dropped topic: one rename, then unlinking in slices."""
+        """Remove the files of dropped topics: rename the directory, then unlink in slices."""
         for log in logs:
             self.rows.pop(log.id, None)
             self._inline_total -= self._inline_bytes.pop(log.id, 0)
             self._reader.close_topic(log.id)
-            self._doomed.forget(log.id)
-            self._relieved.forget(log.id)
+            self._obsolete.forget(log.id)
+            self._hot_copies.forget(log.id)
             self.usage.forget(log.id)
-            self.on_topic_gone(log.id)
+            self.on_topic_removed(log.id)
             directory = self.topic_dir(log.id)
             if self._disk.exists(directory):
                 self._disk.rename(directory, f"{directory}.deleted")
                 yield from remove_tree(self._disk, f"{directory}.deleted")
             yield None
 
-    def note_latch(self) -> None:
-        """After a failed write the page cache may claim what the disk does not have: say so for the next start."""
+    def write_latch_file(self) -> None:
+        """Record a failed write or sync for the next start: the page cache may hold data that is not on disk."""
         try:
             number = str(self._wal.active.number).encode()
-            write_whole(self._disk, f"{self.meta_dir}/{LATCH_MARK}", number)
+            write_whole(self._disk, f"{self.meta_dir}/{LATCH_FILE}", number)
             self._disk.sync_dir(self.meta_dir)
         except OSError:
-            pass  # the disk is what failed; recovery then goes by the boot id alone
+            pass  # the disk is failing; recovery then has only the boot id to go by
 
-    def _put_away_idle(self) -> Steps:
-        """Keep the resident index within its bound: topics untouched for longest give up their rows first."""
+    def _unload_idle(self) -> Steps:
+        """Keep the in-memory index within its limit by unloading the least recently used topics."""
         resident = 0
         logs = list(self._shard.by_id.values())
         for i, log in enumerate(logs):
@@ -694,25 +718,25 @@ class Checkpointer:
         for log in sorted(logs, key=lambda log: (log.last_touch, log.id)):
             if resident <= self._config.index_rows_max:
                 return
-            is_busy = log is self.moving_of or log is self.rewriting_of
+            is_busy = log is self.cold_job_topic or log is self.compacting_topic
             if log.chunks and log.id not in self._shard.touched and log.can_unload() and not is_busy:
                 resident -= sum(chunk.count for chunk in log.chunks)
                 log.unload()
 
-    def swap(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, rows: Rows) -> None:
-        """A segment has a new generation, and its rows lie elsewhere."""
+    def replace_segment(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, rows: Rows) -> None:
+        """Switch a chunk to a new generation of its segment, with the new offsets of its rows."""
         self._reader.close_segment(log.id, meta.first_seq, meta.generation - 1)
         chunk.rows["offset"] = rows["offset"]
         chunk.rows["length"] = rows["length"]
         chunk.meta, chunk.marked = meta, None
-        # Deletes since the copy was made are flags in memory; the new generation's .del gets them next time.
+        # Records deleted since the copy are only flagged in memory; the next checkpoint marks them in the new .del.
         late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
         meta.dead_bytes = int(rows["length"][late].sum(dtype=np.int64))
         chunk.unmarked = [(int(i), int(i) + 1) for i in late]
 
 
 def _dead_within(chunk: Chunk, spans: list[Range]) -> list[int]:
-    """The dead ones of the stored rows in these spans, of which there may be one for each row."""
+    """Positions of the deleted rows within `spans` among the stored rows. There may be as many spans as rows."""
     edges = np.array(spans, dtype=np.int64)
     depth = np.zeros(chunk.stored + 1, dtype=np.int32)
     np.add.at(depth, edges[:, 0], 1)
@@ -723,7 +747,7 @@ def _dead_within(chunk: Chunk, spans: list[Range]) -> list[int]:
 
 
 def _live_bytes(log: TopicLog, chunk: Chunk) -> int:
-    """What of a chunk's frames is live in the staged state."""
+    """Bytes of a chunk's frames that are live in the staged state."""
     alive = chunk.live(0, chunk.count, frames.DEAD)
     alive[: max(0, log.first_seq - chunk.first_seq)] = False
     return int(chunk.rows["length"][alive].sum(dtype=np.int64))
@@ -739,7 +763,7 @@ def _finish(writer: SnapshotWriter) -> None:
 
 
 def remove_tree(disk: Disk, path: str) -> Steps:
-    """Remove a directory of files, a few at a time."""
+    """Remove a directory and its files, a few at a time."""
     for i, name in enumerate(disk.list(path)):
         disk.remove(f"{path}/{name}")
         if i % limits.SLICE_TOPICS == 0:

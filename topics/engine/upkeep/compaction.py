@@ -152,7 +152,7 @@ class Compactor:
         checkpointer = self._checkpointer
         try:
             while not self._is_off(log):
-                self.working_on = checkpointer.rewriting_of = log
+                self.working_on = checkpointer.compacting_topic = log
                 if log.is_away:
                     if not (yield from self._load(log)):
                         break
@@ -160,9 +160,9 @@ class Compactor:
                 chunk = self._next_chunk(log)
                 if chunk is None:
                     break
-                checkpointer.rewriting = chunk
+                checkpointer.compacting_chunk = chunk
                 was_done = yield from self._rewrite(log, chunk)
-                checkpointer.rewriting = None
+                checkpointer.compacting_chunk = None
                 if not was_done:
                     break
                 self._pause_ms = 0
@@ -173,7 +173,7 @@ class Compactor:
                 self._later(log)
             raise
         finally:
-            checkpointer.rewriting = checkpointer.rewriting_of = self.working_on = None
+            checkpointer.compacting_chunk = checkpointer.compacting_topic = self.working_on = None
         if not log.dropped and any(map(self._is_wanted, _metas_of(log))) and not self._is_settled(log):
             self._later(log)
 
@@ -195,7 +195,7 @@ class Compactor:
                 continue
             if (log.id, meta.first_seq, meta.generation) in self._refused:
                 continue
-            if chunk is not self._checkpointer.moving and not _is_dead(meta):
+            if chunk is not self._checkpointer.cold_job_chunk and not _is_dead(meta):
                 return chunk
         return None
 
@@ -223,8 +223,8 @@ class Compactor:
         # At once: a checkpoint that is begun from here on must not take the old generation for the newest.
         old = chunk.meta
         assert old is not None
-        self._checkpointer.swap(log, chunk, new_meta, new_rows)
-        self._checkpointer.doom(log.id, old)
+        self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)
+        self._checkpointer.delete_later(log.id, old)
         self._checkpointer.usage.set(log.id, _metas_of(log))
         shard.touched[log.id] = log
         shard.counters["swaps"] += 1

@@ -53,10 +53,10 @@ def erase_steps(
     goes_on: Callable[[EraseRequest], bool] = lambda request: False,
 ) -> Steps:
     """Carry out one request; its answer leaves when the bytes are gone. `goes_on`: somebody else has to finish it."""
-    checkpointer.erasing = True
+    checkpointer.erase_running = True
     try:
         yield from _erase(disk, shard, wal, reader, checkpointer, request)
-        checkpointer.erasing = False
+        checkpointer.erase_running = False
         if not goes_on(request):
             yield from finish_erase(shard, request)
     except OSError as error:
@@ -78,7 +78,7 @@ def erase_steps(
             shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         raise
     finally:
-        checkpointer.erasing = False
+        checkpointer.erase_running = False
 
 
 def _erase(
@@ -95,7 +95,7 @@ def _erase(
     yield Blocking("erase", eraser.plan)
     if eraser.rotten_snapshots:
         # Where in them the payload stands nobody can say. Another one takes their place, and they go.
-        yield from checkpointer.replace_rotten(eraser.rotten_snapshots)
+        yield from checkpointer.replace_corrupt_snapshots(eraser.rotten_snapshots)
         eraser = Eraser(disk, wal, reader, meta_dir, log, request.ranges)
         yield Blocking("erase", eraser.plan)
         if eraser.rotten_snapshots:

@@ -454,7 +454,9 @@ class Loader:
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
         staged = set() if log.transactions is None else {txn.name for txn in log.transactions.open.values()}
         # What the log replaced again goes with a checkpoint: until then every start replays how it came to that.
-        doomed = {(meta.first_seq, meta.generation) for meta in self._checkpointer.doomed_of(log.id)} - named
+        doomed = {
+            (meta.first_seq, meta.generation) for meta in self._checkpointer.pending_deletions_of(log.id)
+        } - named
         for name in self._disk.list(directory):
             if name in staged:
                 continue
@@ -466,11 +468,13 @@ class Loader:
                     # Left by a stop between the flip and the end: it was not to be removed yet.
                     meta = SegmentMeta(parsed[0], parsed[1], tier=COLD)
                     last = self.last_naming(log.id, parsed[0], parsed[1])[1]
-                    self._checkpointer.relieve(log.id, meta, last_snapshot=last)
+                    self._checkpointer.delete_hot_copy_later(log.id, meta, last_snapshot=last)
                 continue
             snapshot = self.last_naming(log.id, parsed[0], parsed[1])[0] if parsed is not None else 0
             if snapshot and parsed is not None:
-                self._checkpointer.doom(log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=snapshot)
+                self._checkpointer.delete_later(
+                    log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=snapshot
+                )
                 continue
             explained = parsed is None and (name.endswith(".tmp") or parse_name(name) is not None)
             if parsed is not None:

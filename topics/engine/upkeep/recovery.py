@@ -49,7 +49,7 @@ from topics.engine.topic.flows import Inflow
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import NO_MERGES
 from topics.engine.topic.transactions import TopicTransactions
-from topics.engine.upkeep.checkpoint import LATCH_MARK, Checkpointer, ShardRow, TopicRow, remove_tree
+from topics.engine.upkeep.checkpoint import LATCH_FILE, Checkpointer, ShardRow, TopicRow, remove_tree
 from topics.engine.upkeep.loading import Loader
 from topics.engine.upkeep.recovery_report import RecoveryReport
 from topics.engine.upkeep.replay import Lsns, Replay, decode
@@ -132,8 +132,8 @@ class Recovery:
         yield from self._replay(good, boot_id)
         self._replayer.resume_erases()
         yield from (0.95 for _ in self._clear_orphans())
-        if self._shard.read_only is None and self._disk.exists(f"{self._meta_dir}/{LATCH_MARK}"):
-            self._disk.remove(f"{self._meta_dir}/{LATCH_MARK}")
+        if self._shard.read_only is None and self._disk.exists(f"{self._meta_dir}/{LATCH_FILE}"):
+            self._disk.remove(f"{self._meta_dir}/{LATCH_FILE}")
             self._disk.sync_dir(self._meta_dir)
         yield 1.0
 
@@ -233,9 +233,9 @@ class Recovery:
             self._ephemeral.append((log, row))
 
     def _restore_consumers(self, log: TopicLog, row: TopicRow) -> None:
-        if row.letters is not None:
+        if row.dead_letters is not None:
             log.consumers = TopicConsumers()
-            log.consumers.restore(row.letters)
+            log.consumers.restore(row.dead_letters)
         for stored in row.consumers:
             shape = ConsumerStored(
                 stored.name, stored.config, stored.cursor, stored.firsts, stored.created_ms
@@ -586,7 +586,7 @@ class Recovery:
 
 def latched_in(disk: Disk, meta_dir: str, number: int) -> bool:
     """Whether the newest log file was the active one when a write or sync failed. An older mark is settled."""
-    path = f"{meta_dir}/{LATCH_MARK}"
+    path = f"{meta_dir}/{LATCH_FILE}"
     if not disk.exists(path):
         return False
     text = read_file(disk, path, 21)

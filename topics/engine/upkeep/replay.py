@@ -428,7 +428,7 @@ class Replay:
                 return
             self._end_by_ttl(log, [chunk], rows, op)
             chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
-            self._checkpointer.doom(log.id, meta)
+            self._checkpointer.delete_later(log.id, meta)
             chunk.meta, chunk.marked = new, None
             # Some of it may have been in the log alone when the older snapshot was made, from which this start goes on.
             chunk.stored, chunk.closed = chunk.count, True
@@ -446,7 +446,7 @@ class Replay:
         metas = [chunk.meta for chunk in chunks if chunk.meta is not None]
         swap_in(log, chunks, new, join_rows(chunks, rows))
         for meta in metas:
-            self._checkpointer.doom(log.id, meta)
+            self._checkpointer.delete_later(log.id, meta)
 
     @staticmethod
     def _end_by_ttl(log: TopicLog, chunks: list[Chunk], rows: Rows, op: Op) -> None:
@@ -488,7 +488,7 @@ class Replay:
             self._end_by_ttl(log, chunks, rows, op)
             swap_in(log, chunks, meta, join_rows(chunks, rows))
             for one in inputs:
-                self._checkpointer.doom(log.id, retired_meta(one))
+                self._checkpointer.delete_later(log.id, retired_meta(one))
             done.append((group, inputs))
         groups, inputs_done = [group for group, _ in done], [inputs for _, inputs in done]
         log.merges = log.merges.with_plan(

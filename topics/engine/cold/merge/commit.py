@@ -78,7 +78,7 @@ class MergeCommitter:
         log = plan.log
         if log.dropped:
             raise TopicNotFound(log.name)
-        self._checkpointer.moving_of = log
+        self._checkpointer.cold_job_topic = log
         self._shard.refresh(log)
         yield WaitSynced(0)
         while log.is_away:
@@ -203,7 +203,7 @@ class MergeCommitter:
             swap_in(log, chunks, *prepared[group.group], is_fresh=is_fresh)
             for one in inputs:
                 self._reader.close_segment(log.id, one.first_seq, one.generation)
-                checkpointer.doom(log.id, retired_meta(one))
+                checkpointer.delete_later(log.id, retired_meta(one))
         log.merges = log.merges.with_plan(merged, shard.now_ms)
         self._retirement.retired(log, merged)
         plan.made.clear()

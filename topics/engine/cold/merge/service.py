@@ -271,7 +271,7 @@ class MergeService:
             self._reply(token, self._interrupted())
             raise
         finally:
-            self._checkpointer.moving_of = None
+            self._checkpointer.cold_job_topic = None
 
     def _carry_out(self, log: TopicLog, command: mrg.MergeCommand) -> Generator[Step, Any, dict[str, object]]:
         match command:
@@ -286,7 +286,7 @@ class MergeService:
                 yield from self._empty(plan.id)
                 return {"plan_id": plan.id, "state": "abandoned"}
             case mrg.PinSnapshot():
-                self._checkpointer.moving_of = log
+                self._checkpointer.cold_job_topic = log
                 snapshot_id, expires_at_ms, manifest = yield from self.manifests.pin(log, command.ttl_ms)
                 return {
                     "snapshot_id": snapshot_id,
@@ -328,7 +328,7 @@ class MergeService:
                 limit="plans",
                 max=limits.PLANS_MAX,
             )
-        self._checkpointer.moving_of = log
+        self._checkpointer.cold_job_topic = log
         made = yield from self._planner.make(log, command.parameters)
         if made is None:
             return {"topic": log.name, "plan_id": None, "groups": []}
@@ -399,7 +399,7 @@ class MergeService:
             plan.end_commit(self._replying(self._interrupted()))
             raise
         finally:
-            self._checkpointer.moving_of = None
+            self._checkpointer.cold_job_topic = None
 
     def _tell(self, plan: ActivePlan) -> Steps:
         """It is done, whatever becomes of the rest: a manifest that cannot be written now is written later."""
@@ -485,11 +485,11 @@ class MergeService:
     def _export(self, log: TopicLog) -> Steps:
         if log.dropped:
             return
-        self._checkpointer.moving_of = log
+        self._checkpointer.cold_job_topic = log
         try:
             yield from self.manifests.export(log)
         finally:
-            self._checkpointer.moving_of = None
+            self._checkpointer.cold_job_topic = None
 
     def _expire(self) -> Steps:
         """What time has ended."""
