@@ -611,7 +611,7 @@ def test_the_openapi_document(shared_server: Server) -> None:
     assert (reply.status, reply.headers["content-type"]) == (200, JSON)
     document = reply.json
     assert document["openapi"].startswith("3.1")
-    # What is in it, and that it names every route, is for tests/unit/test_openapi.py.
+    # What is in it, and that it names every route, is for tests/unit/protocols/http/test_openapi.py.
     assert document["paths"].keys() == openapi.document(topics.__version__)["paths"].keys()
     assert document["info"]["version"] == shared_server.get("/healthz").json["version"]
 

@@ -15,7 +15,16 @@ from h2.settings import SettingCodes
 
 from router.connections.http2_streams import FULL_BYTES
 from router.watch.sinks import STREAM_STALL_US
-from tests.integration.test_streams import LOOPS, PATIENT_S, NewLoop, Site, StreamGate, Tap, rest, run_on
+from tests.integration.test_http1_streams import (
+    LOOPS,
+    PATIENT_S,
+    NewLoop,
+    Site,
+    StreamGate,
+    Tap,
+    rest,
+    run_on,
+)
 from tests.support.faults import fault
 from tests.support.http2_bench import Bench, Client, Got
 from topics.protocols.http.exchange import Response, Sink

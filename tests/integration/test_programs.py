@@ -11,9 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.test_bench_report import made_up
-from tests.unit.test_disk_usage import data as data
-from tests.unit.test_disk_usage import size_of
+from tests.unit.cli.test_disk_usage import data as data
+from tests.unit.cli.test_disk_usage import size_of
+from tests.unit.scripts.peers.test_report import made_up
 from topics import __version__
 from topics.protocols.http.openapi import document as openapi
 
@@ -94,7 +94,7 @@ def test_a_process_logs_to_stderr_without_its_keys() -> None:
 def test_string_hashes_change_neither_simulated_disks_nor_reports(tmp_path: Path) -> None:
     results, disks, pages = tmp_path / "results.json", set(), []
     results.write_text(json.dumps(made_up()))
-    program = "from tests.unit.test_sim_disk import busy_trace; print('|'.join(busy_trace(3)))"
+    program = "from tests.unit.support.test_sim_disk import busy_trace; print('|'.join(busy_trace(3)))"
     for hashes in ("1", "2"):
         disks.add(run("-c", program, PYTHONHASHSEED=hashes).stdout)
         docs = tmp_path / hashes
