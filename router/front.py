@@ -22,7 +22,7 @@ from topics.api.api_keys import secrets_of
 from topics.link.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
 from topics.system import logs
 from topics.system.extras import install
-from topics.system.launch import FrontPlace
+from topics.system.process import FrontSpec
 from topics.system.settings import Settings, wants_spans
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def open_spans(front: int) -> Spans | None:
     return Spans(front)
 
 
-async def serve(place: FrontPlace, control: socket.socket, settings: Settings) -> None:
+async def serve(spec: FrontSpec, control: socket.socket, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
-    client = ShardClient(place.shards, loop, now_us)
-    services = Services(client.core, settings, now_us, topics.__version__, place.started_us)
+    client = ShardClient(spec.shards, loop, now_us)
+    services = Services(client.core, settings, now_us, topics.__version__, spec.started_us)
     services.open_desk(lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000)
-    spans = open_spans(place.front)
+    spans = open_spans(spec.front)
     server = Server(services, loop, Admission if spans is None else spans.gate)
     services.desk.fanout.buffered_bytes = server.buffered_bytes
     pressure = FrontPressure(
@@ -72,7 +72,7 @@ async def serve(place: FrontPlace, control: socket.socket, settings: Settings) -
                 ended.set()
 
     channel = LoopChannel(control, on_message)
-    await server.start(place.listener)
+    await server.start(spec.listener)
     channel.send(Serving())
     gc.collect()
     gc.freeze()
@@ -88,8 +88,8 @@ async def serve(place: FrontPlace, control: socket.socket, settings: Settings) -
         await loop.run_in_executor(None, spans.flush)
 
 
-def main(place: FrontPlace, control: socket.socket) -> int:
+def main(spec: FrontSpec, control: socket.socket) -> int:
     settings = Settings.from_env(os.environ)
-    logs.configure(f"front {place.front}", settings.log_format, secrets_of(settings.api_keys))
-    uvloop.run(serve(place, control, settings))
+    logs.configure(f"front {spec.front}", settings.log_format, secrets_of(settings.api_keys))
+    uvloop.run(serve(spec, control, settings))
     return 0

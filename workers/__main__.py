@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from router import front
 from topics.api.api_keys import secrets_of
-from topics.system import logs, process
+from topics.system import logs, process, stdio
 from topics.system.settings import Settings
 from workers.process import exit_codes, supervisor
 from workers.shard import program
@@ -22,10 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve() -> int:
-    process.open_standard_streams()
+    stdio.open_standard_streams()
     configured = Settings.from_env(os.environ)
     logs.configure("supervisor", configured.log_format, secrets_of(configured.api_keys))
-    process.become("supervisor")
+    process.set_title("supervisor")
     return supervisor.serve(configured, program.main, front.main)
 
 

@@ -30,7 +30,7 @@ from topics.engine.storage.layout import LAYOUT_NAME, Layout, encode_layout, gen
 from topics.engine.storage.tiered import TieredDisk
 from topics.engine.tools.repair import QUARANTINE, CannotRepair, Repaired, finish_repairs, repair_shard
 from topics.engine.tools.verify import Finding, verify_shard
-from topics.system.printing import while_it_is_read
+from topics.system.stdio import ignore_broken_pipe
 from workers.process.data_directory import PRIVATE_UMASK, DataDirectory, read_layout, write_atomically
 from workers.process.exit_codes import DirectoryLocked, Refusal
 from workers.shard.local_store import ID_NAME, LocalSegmentStore, read_id
@@ -127,7 +127,7 @@ def command(data_dir: str, repair: bool, cold_dir: str | None, as_json: bool) ->
         raise Failed(f"{data_dir} is in use; stop the server first", CANNOT) from error
     except (CannotVerify, Refusal) as error:
         raise Failed(str(error), CANNOT) from error
-    with while_it_is_read():
+    with ignore_broken_pipe():
         if as_json:
             print(msgspec.json.format(msgspec.json.encode(report)).decode())
         else:

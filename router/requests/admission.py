@@ -18,18 +18,18 @@ from urllib.parse import unquote_to_bytes
 
 from router.requests.call import ANY_TYPE, JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
 from router.requests.endpoints import (
-    consolidation,
     consumers,
     forwards,
     front_page,
     health,
+    job_streams,
+    merges,
     queues,
     records,
-    sockets,
     topics,
     transactions,
     watch,
-    work,
+    websocket,
 )
 from topics.api.api_keys import ApiKey, find_key
 from topics.api.errors import TopicsError
@@ -99,7 +99,7 @@ _FIXED: dict[bytes, dict[bytes, Route]] = {
     b"/v0/topics": {b"GET": Route(topics.list_all, READ, is_read=True)},
     b"/v0/routers": {b"GET": Route(forwards.list_all, READ, is_read=True)},
     b"/v0/watch": {b"POST": _json(watch.create, READ)},
-    b"/v0/ws": {b"GET": Route(sockets.open_socket)},
+    b"/v0/ws": {b"GET": Route(websocket.open_websocket)},
     b"/v0/metrics": {b"GET": Route(health.metrics, READ)},
     b"/metrics": {b"GET": Route(health.metrics, READ)},
     b"/v0/openapi.json": {b"GET": Route(health.open_api)},
@@ -127,13 +127,13 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"ack": {b"POST": _json(queues.ack, WRITE)},
     b"nack": {b"POST": _json(queues.nack, WRITE)},
     b"extend": {b"POST": _json(queues.extend, WRITE)},
-    b"work": {b"GET": Route(work.work, READ_WRITE, key_in_query=True)},
+    b"work": {b"GET": Route(job_streams.work, READ_WRITE, key_in_query=True)},
     b"consumers": {b"GET": Route(consumers.list_all, READ, is_read=True)},
     b"consolidation": {
-        b"POST": _json(consolidation.plan, ADMIN, empty_ok=True),
-        b"GET": Route(consolidation.state, ADMIN),
+        b"POST": _json(merges.plan, ADMIN, empty_ok=True),
+        b"GET": Route(merges.state, ADMIN),
     },
-    b"snapshots": {b"POST": _json(consolidation.pin, ADMIN, empty_ok=True)},
+    b"snapshots": {b"POST": _json(merges.pin, ADMIN, empty_ok=True)},
     b"transactions": {b"POST": _json(transactions.begin, WRITE)},
 }
 # What comes after a transaction's id.
@@ -157,17 +157,17 @@ _CONSUMER: dict[bytes, dict[bytes, Route]] = {
     b"pause": {b"POST": _json(consumers.pause, ADMIN, empty_ok=True)},
     b"resume": {b"POST": Route(consumers.resume, ADMIN)},
     b"reset": {b"POST": _json(consumers.reset, ADMIN)},
-    b"stream": {b"GET": Route(work.stream, READ_WRITE, key_in_query=True)},
+    b"stream": {b"GET": Route(job_streams.stream, READ_WRITE, key_in_query=True)},
 }
 # What comes after a plan's id, and after a snapshot's.
 _PLAN: dict[bytes, dict[bytes, Route]] = {
-    b"renew": {b"POST": _json(consolidation.renew, ADMIN)},
-    b"commit": {b"POST": _json(consolidation.commit, ADMIN)},
-    b"abandon": {b"POST": _json(consolidation.abandon, ADMIN)},
+    b"renew": {b"POST": _json(merges.renew, ADMIN)},
+    b"commit": {b"POST": _json(merges.commit, ADMIN)},
+    b"abandon": {b"POST": _json(merges.abandon, ADMIN)},
 }
 _SNAPSHOT: dict[bytes, dict[bytes, Route]] = {
-    b"": {b"DELETE": Route(consolidation.release, ADMIN)},
-    b"renew": {b"POST": _json(consolidation.renew_pin, ADMIN, empty_ok=True)},
+    b"": {b"DELETE": Route(merges.release, ADMIN)},
+    b"renew": {b"POST": _json(merges.renew_pin, ADMIN, empty_ok=True)},
 }
 # What a topic has that has names of its own.
 _NESTED: dict[bytes, dict[bytes, dict[bytes, Route]]] = {
@@ -192,7 +192,7 @@ _FORWARDS = b"/v0/routers/"
 Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes, bytes | None]
 PLACES_MAX = 4096
 PLACE_BYTES_MAX = 512
-_CLAIMING = (work.work, work.stream)  # a GET that leases jobs
+_CLAIMING = (job_streams.work, job_streams.stream)  # a GET that leases jobs
 _OTHER_SITES = (b"cross-site", b"same-site")
 _PREFLIGHT_HEAD = (
     b"Access-Control-Allow-Methods: GET, HEAD, POST, PUT, DELETE\r\n"

@@ -19,7 +19,7 @@ from typing import Any
 
 from peers import stage_marks as points
 from peers.stage_marks import Marks
-from topics.system.launch import FrontPlace, WorkerPlace
+from topics.system.process import FrontSpec, WorkerSpec
 
 
 def supervise(folder: Path) -> int:
@@ -31,18 +31,18 @@ def supervise(folder: Path) -> int:
     )
 
 
-def run_front(folder: Path, place: FrontPlace, control: socket.socket) -> int:
+def run_front(folder: Path, spec: FrontSpec, control: socket.socket) -> int:
     from router.front import main
 
     marks = Marks()
     wrap_front(marks)
     try:
-        return main(place, control)
+        return main(spec, control)
     finally:
         marks.save(folder / "front.marks")
 
 
-def run_worker(folder: Path, place: WorkerPlace, control: socket.socket) -> int:
+def run_worker(folder: Path, spec: WorkerSpec, control: socket.socket) -> int:
     from workers.shard.program import main
 
     marks, sync_marks = Marks(), Marks()
@@ -50,7 +50,7 @@ def run_worker(folder: Path, place: WorkerPlace, control: socket.socket) -> int:
     wrap_engine(marks)
     wrap_syncs(sync_marks)
     try:
-        return main(place, control)
+        return main(spec, control)
     finally:
         marks.save(folder / "worker.marks")
         sync_marks.save(folder / "syncs.marks")

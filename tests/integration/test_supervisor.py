@@ -169,7 +169,7 @@ def test_a_start_tells_each_child_its_place_and_its_peers(server: Server) -> Non
     started = server.entries("started", "worker") + server.entries("started", "front")
     assert {entry["parent"] for entry in started} == {server.pid}
     workers, fronts = (
-        {entry["index"]: entry["place"] for entry in started if entry["role"] == role}
+        {entry["index"]: entry["spec"] for entry in started if entry["role"] == role}
         for role in ("worker", "front")
     )
     assert sorted(workers) == sorted(fronts) == [0, 1]
@@ -241,8 +241,8 @@ def test_a_killed_worker_is_announced_and_replaced(server: Server) -> None:
     until(lambda: server.peers_of(front)[before:][-1:] == [[0, 1]], "new peer")
     assert server.peers_of(front)[before:] == [[kept], [0, 1]]
     old, new = [entry for entry in server.entries("started", "worker") if entry["index"] == lost]
-    assert new["place"]["incarnation"] > old["place"]["incarnation"]
-    assert not Path(old["place"]["path"]).exists()
+    assert new["spec"]["incarnation"] > old["spec"]["incarnation"]
+    assert not Path(old["spec"]["path"]).exists()
     # Nobody heard of the end before it was complete, and the other worker heard of both as well.
     other = next(entry["pid"] for entry in server.entries("started", "worker") if entry["index"] == kept)
     until(lambda: server.peers_of(other)[-2:] == [[kept], [0, 1]], "news at the other worker")
@@ -375,10 +375,10 @@ def test_children_do_not_outlive_the_supervisor(server: Server) -> None:
     for pid in server.pids():
         until(lambda pid=pid: not is_alive(pid), f"end of {pid}")
     assert run_dir.exists()
-    incarnations = [entry["place"]["incarnation"] for entry in server.entries("started", "worker")]
+    incarnations = [entry["spec"]["incarnation"] for entry in server.entries("started", "worker")]
     server.start().up()
     assert not run_dir.exists(), "the next start removes what the killed one left"
-    again = [entry["place"]["incarnation"] for entry in server.entries("started", "worker")]
+    again = [entry["spec"]["incarnation"] for entry in server.entries("started", "worker")]
     assert min(again) > max(incarnations)
 
 
@@ -537,7 +537,7 @@ def test_another_shard_count_is_brought_about_and_none_means_the_stored_one(serv
     server.start(TOPICS_WAL_SHARDS="3").up(shards=3)
     assert "the data directory has 3 shards" in server.text()
     assert len(server.pids("worker")) == 3
-    generations = [entry["place"]["generation"] for entry in server.entries("started", "worker")]
+    generations = [entry["spec"]["generation"] for entry in server.entries("started", "worker")]
     assert generations == [2] * 3
     server.stop()
     server.start(TOPICS_WAL_SHARDS="").up(shards=3)

@@ -25,28 +25,27 @@ from topics.link.control_channel import (
     Serving,
     Settle,
 )
-from topics.system.launch import FrontPlace, WorkerPlace
-from topics.system.process import become
+from topics.system.process import FrontSpec, WorkerSpec, set_title
 
 
 class FakeChild:
-    def __init__(self, place: WorkerPlace | FrontPlace, control: socket.socket) -> None:
-        self.role = "worker" if isinstance(place, WorkerPlace) else "front"
-        self.place = place
+    def __init__(self, spec: WorkerSpec | FrontSpec, control: socket.socket) -> None:
+        self.role = "worker" if isinstance(spec, WorkerSpec) else "front"
+        self.spec = spec
         self.channel = Channel(control)
         self.draining = False
 
     def note(self, event: str, **fields: object) -> None:
-        index = self.place.shard if isinstance(self.place, WorkerPlace) else self.place.front
+        index = self.spec.shard if isinstance(self.spec, WorkerSpec) else self.spec.front
         entry = {"event": event, "role": self.role, "index": index, "pid": os.getpid(), **fields}
         fd = os.open(os.environ["FAKE_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(fd, json.dumps(entry).encode() + b"\n")
         os.close(fd)
 
     def run(self) -> int:
-        told = {field.name: getattr(self.place, field.name) for field in fields(self.place)}
+        told = {field.name: getattr(self.spec, field.name) for field in fields(self.spec)}
         told.pop("listener", None)
-        self.note("started", parent=os.getppid(), place=told)
+        self.note("started", parent=os.getppid(), spec=told)
         if os.environ.get("FAKE_FAILS") == self.role:
             return 9
         listener = self.listen()
@@ -63,11 +62,11 @@ class FakeChild:
         return 0
 
     def listen(self) -> socket.socket:
-        if isinstance(self.place, FrontPlace):
+        if isinstance(self.spec, FrontSpec):
             self.channel.send(Serving())
-            return self.place.listener
+            return self.spec.listener
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.place.path)
+        listener.bind(self.spec.path)
         listener.listen()
         self.channel.send(Listening())
         self.channel.send(Ready())
@@ -101,7 +100,7 @@ class FakeChild:
         connection.close()
 
 
-def main(place: WorkerPlace | FrontPlace, control: socket.socket) -> int:
-    child = FakeChild(place, control)
-    become(f"fake {child.role}")
+def main(spec: WorkerSpec | FrontSpec, control: socket.socket) -> int:
+    child = FakeChild(spec, control)
+    set_title(f"fake {child.role}")
     return child.run()

@@ -302,13 +302,13 @@ class Front:
 
     def work(self, topic: str = "q", query: str = "node=n", *, consumer: str = "", **fields: Any) -> Answers:
         """GET of a queue's jobs, or of a consumer's records, as the endpoint does it."""
-        from router.requests.endpoints import work
+        from router.requests.endpoints import job_streams
 
         answers = Answers(self)
         call = self.call(topic, **fields)
         answers.request = call.request
         call.request.query, call.consumer = query.encode(), consumer.encode()
-        (work.stream if consumer else work.work)(call, answers)
+        (job_streams.stream if consumer else job_streams.work)(call, answers)
         return answers
 
 

@@ -13,7 +13,7 @@ import click
 
 import topics
 from topics.cli import failures
-from topics.system.printing import forget_output
+from topics.system.stdio import discard_stdout
 
 # name: module:attribute, and what `topics --help` says.
 COMMANDS = {
@@ -141,13 +141,13 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return getattr(error, "code", error.exit_code)
     except BrokenPipeError:
-        forget_output()
+        discard_stdout()
         return failures.OK
     except UnicodeEncodeError as error:
         click.echo(f"topics: {error.object!r} is not valid UTF-8", err=True)
         return failures.USAGE
     except OSError as error:
-        forget_output()
+        discard_stdout()
         click.echo(f"topics: {error.filename or 'output'}: {error.strerror or error}", err=True)
         return failures.FAILED
     except (KeyboardInterrupt, click.Abort):
@@ -160,5 +160,5 @@ def _until_reader_goes() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        forget_output()
+        discard_stdout()
         raise click.exceptions.Exit(failures.OK) from None

@@ -12,8 +12,8 @@ from topics.cli.disk_usage import DiskUsage, NotOurs, Space, TopicUsage, disk_us
 from topics.cli.failures import Failed
 from topics.cli.quantities import cold_dir_option, complete_directory, filled
 from topics.cli.tables import as_bytes, safe, table
-from topics.system.printing import while_it_is_read
 from topics.system.settings import Settings
+from topics.system.stdio import ignore_broken_pipe
 
 OK, INCOMPLETE, CANNOT = 0, 1, 3
 TOP = 20
@@ -54,7 +54,7 @@ def du(data_dir: str, cold_dir: str | None, top: int | None, as_json: bool) -> i
     finally:
         progress.end()
     usage.topics = usage.topics[: TOP if top is None and not as_json else top]
-    with while_it_is_read():
+    with ignore_broken_pipe():
         if as_json:
             print(msgspec.json.format(msgspec.json.encode(usage)).decode())
         else:

@@ -13,8 +13,8 @@ from urllib.request import Request, urlopen
 import click
 
 from topics.cli import contexts
-from topics.system.printing import while_it_is_read
 from topics.system.settings import Settings, join_host
+from topics.system.stdio import ignore_broken_pipe
 
 READY, NOT_READY, UNREACHABLE = 0, 1, 3
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listening there is reached here
@@ -38,7 +38,7 @@ def health(url: str | None, token: str | None, context: str | None, wait_s: floa
         if code == READY or time.monotonic() >= end:
             break
         time.sleep(_LOOK_S)
-    with while_it_is_read():
+    with ignore_broken_pipe():
         print(text if as_json and code != UNREACHABLE else f"{server.url}: {summary(code, text)}")
     return code
 

@@ -13,8 +13,8 @@ from topics.cli.quantities import SEQ, cold_dir_option, complete_file, filled
 from topics.cli.tables import as_bytes, as_time, safe, table
 from topics.engine.tools.inspect.files import inspect
 from topics.engine.tools.inspect.report import Inspection, Record
-from topics.system.printing import while_it_is_read
 from topics.system.read_only_disk import ReadOnlyDisk
+from topics.system.stdio import ignore_broken_pipe
 
 SOUND, DAMAGED, CANNOT = 0, 1, 3
 RECORDS, RECORDS_MAX = 10, 100_000
@@ -44,7 +44,7 @@ def show(path: str, records: int, from_seq: int | None, cold_dir: str | None, as
         raise Failed(f"{safe(path)} {advice}", CANNOT) from error
     except OSError as error:
         raise Failed(f"{safe(path)}: {error.strerror or error}", CANNOT) from error
-    with while_it_is_read():
+    with ignore_broken_pipe():
         print(json_text(found) if as_json else "\n".join(lines(found)))
     return SOUND if found.sound else DAMAGED
 

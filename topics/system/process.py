@@ -1,34 +1,48 @@
-"""What every process of the server does about itself: its name, and its end when the parent ends."""
+"""Processes of the server: start parameters, title, and exit with the parent."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import socket
+from dataclasses import dataclass
 
 import setproctitle
 
 _PR_SET_PDEATHSIG = 1
 
 
-def become(name: str) -> None:
-    """Show this process as `topics: <name>` in lists of processes."""
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Start parameters of a worker."""
+
+    shard: int
+    shards: int
+    generation: int  # of the layout
+    incarnation: int  # increases with each process of a shard
+    path: str  # socket that the worker listens on
+
+
+@dataclass(frozen=True)
+class FrontSpec:
+    """Start parameters of a front."""
+
+    front: int
+    shards: int
+    started_us: int  # start of the server, which may be earlier than that of this front
+    listener: socket.socket
+
+
+def set_title(name: str) -> None:
+    """Show this process as `topics: <name>` in process lists."""
     setproctitle.setproctitle(f"topics: {name}")
 
 
-def open_standard_streams() -> None:
-    """Whoever starts it may have closed some: the next file that is opened would take their place, and be handed to every child."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
-
-
 def die_with_parent(expected_parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; exit if that has happened already.
+    """Have the kernel kill this process when the thread that started it ends; exit if it has ended already.
 
-    Ask first and look second: a parent that dies between the two is then seen by one of them.
+    The order matters: a parent that dies between prctl and getppid is seen by one of the two.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

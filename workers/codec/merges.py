@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from topics.api import limits
 from topics.api.errors import InvalidRequest
-from topics.api.merge_requests import CommitBody, LeaseBody, PlanBody, SnapshotBody
+from topics.api.requests import CommitBody, LeaseBody, PlanBody, SnapshotBody
 from topics.engine.commands import merges as mrg
 from topics.engine.commands.merges import MergeParameters
 from topics.link import wire

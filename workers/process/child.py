@@ -19,7 +19,7 @@ from functools import partial
 from typing import NoReturn, TypeAlias
 
 from topics.link.control_channel import Failed, LoopChannel, Message, encode
-from topics.system.process import become, die_with_parent
+from topics.system.process import die_with_parent, set_title
 from workers.process import exit_codes
 from workers.process.liveness import Heartbeat
 
@@ -120,7 +120,7 @@ def _live(name: str, life: Callable[[], int], kept_fds: Collection[int], parent:
     try:
         _shed(kept_fds)
         die_with_parent(parent)
-        become(name)
+        set_title(name)
         code = life()
     except BaseException:
         logger.exception("%s: unexpected error", name)

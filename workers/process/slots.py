@@ -15,12 +15,12 @@ import msgspec
 
 from topics.engine.storage.layout import Layout
 from topics.link.control_channel import Outage, Peer
-from topics.system.launch import FrontPlace, WorkerPlace
+from topics.system.process import FrontSpec, WorkerSpec
 from workers.process.child import Child, Life
 from workers.process.liveness import FAILING_FROM, Backoff
 
-WorkerMain: TypeAlias = Callable[[WorkerPlace, socket.socket], int]
-FrontMain: TypeAlias = Callable[[FrontPlace, socket.socket], int]
+WorkerMain: TypeAlias = Callable[[WorkerSpec, socket.socket], int]
+FrontMain: TypeAlias = Callable[[FrontSpec, socket.socket], int]
 
 
 class Slot(ABC):
@@ -82,8 +82,8 @@ class WorkerSlot(Slot):
         path = self._run_dir / f"shard-{self._shard:02}-{incarnation}.sock"
         self.peer = Peer(self._shard, incarnation, str(path))
         layout = self._layout
-        place = WorkerPlace(self._shard, layout.shards, layout.generation, incarnation, str(path))
-        return partial(self._main, place)
+        spec = WorkerSpec(self._shard, layout.shards, layout.generation, incarnation, str(path))
+        return partial(self._main, spec)
 
     @property
     def outage(self) -> Outage | None:
@@ -103,15 +103,15 @@ class FrontSlot(Slot):
 
     def __init__(self, front: int, shards: int, listener: socket.socket, main: FrontMain) -> None:
         super().__init__(f"front {front}")
-        self._place = FrontPlace(front, shards, time.monotonic_ns() // 1000, listener)
+        self._spec = FrontSpec(front, shards, time.monotonic_ns() // 1000, listener)
         self._main = main
 
     def next_life(self) -> Life:
-        return partial(self._main, self._place)
+        return partial(self._main, self._spec)
 
     def inherited(self) -> list[socket.socket]:
-        return [self._place.listener]
+        return [self._spec.listener]
 
     def stop_accepting(self) -> None:
         """Give up this process's hold on the socket; new connections are refused once the front gives up its own."""
-        self._place.listener.close()
+        self._spec.listener.close()

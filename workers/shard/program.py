@@ -17,7 +17,7 @@ from topics.engine.runtime.engine import Engine
 from topics.engine.storage.layout import shard_dir
 from topics.link.control_channel import Channel, Drain, Failed, Locked, Message, Ping, Pong
 from topics.system import logs
-from topics.system.launch import WorkerPlace
+from topics.system.process import WorkerSpec
 from topics.system.settings import Settings
 from workers.shard import failpoints
 from workers.shard.caps import Caps
@@ -134,18 +134,18 @@ def now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-def main(place: WorkerPlace, control_socket: socket.socket) -> int:
+def main(spec: WorkerSpec, control_socket: socket.socket) -> int:
     settings = Settings.from_env(os.environ)
-    logs.configure(f"shard {place.shard}", settings.log_format, secrets_of(settings.api_keys))
+    logs.configure(f"shard {spec.shard}", settings.log_format, secrets_of(settings.api_keys))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    config = engine_config(settings, place.shard, place.generation)
+    config = engine_config(settings, spec.shard, spec.generation)
     control = Channel(control_socket)
     heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
     if heard is None:
         return 0
     try:
-        disk = open_disk(settings.data_dir, place.shard)
-        cold = open_cold(settings, place.shard)
+        disk = open_disk(settings.data_dir, spec.shard)
+        cold = open_cold(settings, spec.shard)
     except BadFailpoint as error:
         logger.critical("the shard cannot run: %s", error)
         control.send(Failed(str(error)))
@@ -153,9 +153,9 @@ def main(place: WorkerPlace, control_socket: socket.socket) -> int:
     engine = Engine(disk, SystemClock(), config, cold)
     caps = Caps(
         engine,
-        shard=place.shard,
-        shards=place.shards,
-        incarnation=place.incarnation,
+        shard=spec.shard,
+        shards=spec.shards,
+        incarnation=spec.incarnation,
         now_us=now_us,
     )
     metrics = ShardMetrics(engine, lambda: disk.write_ns)
@@ -163,15 +163,15 @@ def main(place: WorkerPlace, control_socket: socket.socket) -> int:
         engine,
         caps,
         metrics,
-        incarnation=place.incarnation,
+        incarnation=spec.incarnation,
         now_us=now_us,
         disk=disk,
-        shards=place.shards,
+        shards=spec.shards,
         max_sessions=settings.max_watch_sessions,
         max_sessions_per_key=settings.max_watch_sessions_per_key,
         max_forwards=settings.max_routers,
     )
-    loop = ShardLoop(core, control, place.path)
+    loop = ShardLoop(core, control, spec.path)
     try:
         loop.obey(heard)
         loop.run()

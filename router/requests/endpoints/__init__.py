@@ -1,1 +1,1 @@
-"""The endpoints: what each request means, and which shard answers it."""
+"""Endpoints: one module per resource of the HTTP API."""

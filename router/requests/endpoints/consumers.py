@@ -1,4 +1,4 @@
-"""Named consumers: made, looked at, fetched from, steered. All passed to the topic's shard, which reads the body."""
+"""Named consumers. Requests go to the topic's shard, which decodes the body."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from topics.protocols.http.exchange import Respond
 from topics.protocols.http.query import decode_cursor, parse_query
 
 
-def _passed(op: int, flags: int = 0) -> Endpoint:
-    """A request about the consumer that the path names."""
-
-    def pass_on(call: Call, respond: Respond) -> None:
+def _to_owner(op: int, flags: int = 0) -> Endpoint:
+    def endpoint(call: Call, respond: Respond) -> None:
         ask_owner(call, op, respond, flags, wire.Args(consumer=consumer_name(call)))
 
-    return pass_on
+    return endpoint
 
 
 def consumer_name(call: Call) -> str:
     return call.consumer.decode("utf-8", "replace")
 
 
-get = _passed(wire.GET_CONSUMER)
-drop = _passed(wire.DROP_CONSUMER)
-fetch = _passed(wire.CLAIM)
-ack = _passed(wire.ACK)
-nack = _passed(wire.NACK)
-extend = _passed(wire.EXTEND)
-term = _passed(wire.TERM)
-pause = _passed(wire.PAUSE_CONSUMER)
-resume = _passed(wire.PAUSE_CONSUMER, wire.RESUME)
-reset = _passed(wire.RESET_CONSUMER)
+get = _to_owner(wire.GET_CONSUMER)
+drop = _to_owner(wire.DROP_CONSUMER)
+fetch = _to_owner(wire.CLAIM)
+ack = _to_owner(wire.ACK)
+nack = _to_owner(wire.NACK)
+extend = _to_owner(wire.EXTEND)
+term = _to_owner(wire.TERM)
+pause = _to_owner(wire.PAUSE_CONSUMER)
+resume = _to_owner(wire.PAUSE_CONSUMER, wire.RESUME)
+reset = _to_owner(wire.RESET_CONSUMER)
 
 
 def put(call: Call, respond: Respond) -> None:

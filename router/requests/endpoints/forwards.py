@@ -1,4 +1,4 @@
-"""Forwards, which the interface calls routers: made, looked at, listed, removed. All passed to the catalog's shard."""
+"""Forwarding rules, which the HTTP API calls routers. Requests go to the shard that holds the catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of a queue: handed out under leases, and settled. All passed to the topic's shard, which reads the body."""
+"""Queues: claim, ack, nack, extend. Requests go to the topic's shard, which decodes the body."""
 
 from __future__ import annotations
 

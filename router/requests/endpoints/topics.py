@@ -1,4 +1,4 @@
-"""Topics: made, looked at, listed, removed."""
+"""Topics: create, get, list, delete."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _key_args(call: Call) -> wire.Args | None:
 
 
 def list_all(call: Call, respond: Respond) -> None:
-    """Every shard's first rows, merged. Without all shards there is no list: a short one would be a lie."""
+    """Merge the first rows of every shard. If a shard fails the request fails: a partial list would look complete."""
     pairs = parse_query(call.request.query)
     size = page_size(pairs)
     args = wire.Args(

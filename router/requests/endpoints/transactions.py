@@ -1,4 +1,4 @@
-"""Sink transactions: begun, filled, committed or given up. All passed to the topic's shard, which reads the body."""
+"""Sink transactions: begin, stage, commit, abort. Requests go to the topic's shard, which decodes the body."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from topics.link import wire
 from topics.protocols.http.exchange import Respond
 
 
-def _passed(op: int) -> Endpoint:
-    """A request about the transaction that the path names."""
-
-    def pass_on(call: Call, respond: Respond) -> None:
+def _to_owner(op: int) -> Endpoint:
+    def endpoint(call: Call, respond: Respond) -> None:
         ask_owner(call, op, respond, 0, wire.Args(txn=call.consumer.decode("utf-8", "replace")))
 
-    return pass_on
+    return endpoint
 
 
 def begin(call: Call, respond: Respond) -> None:
     ask_owner(call, wire.TXN_BEGIN, respond)
 
 
-stage = _passed(wire.TXN_STAGE)
-commit = _passed(wire.TXN_COMMIT)
-abort = _passed(wire.TXN_ABORT)
+stage = _to_owner(wire.TXN_STAGE)
+commit = _to_owner(wire.TXN_COMMIT)
+abort = _to_owner(wire.TXN_ABORT)

@@ -18,7 +18,6 @@ import pytest
 import schemathesis
 
 from router import metrics_text
-from topics.api import merge_requests
 from topics.api import requests as schemas
 from topics.api.config import ConsumerConfig, TopicConfig
 from topics.api.errors import InvalidRequest, TopicsError
@@ -26,7 +25,7 @@ from topics.api.http_errors import STATUS, error_body
 from topics.api.limits import BATCH_RECORDS_MAX
 from topics.api.responses import consumers as consumer_responses
 from topics.api.responses import forwards as forward_responses
-from topics.api.responses import merges as consolidation_responses
+from topics.api.responses import merges as merge_responses
 from topics.api.responses import records as responses
 from topics.api.responses import transactions as transaction_responses
 from topics.engine.commands.topics import Records, Tombstone
@@ -72,12 +71,12 @@ CONSUMER_REQUESTS = (
     schemas.ResetBody,
     schemas.ResetTo,
 )
-CONSOLIDATION_REQUESTS = merge_requests.REQUESTS
+MERGE_REQUESTS = schemas.MERGE_REQUESTS
 ANSWERS = (
     *responses.BODIES,
     *consumer_responses.BODIES,
     *forward_responses.BODIES,
-    *consolidation_responses.BODIES,
+    *merge_responses.BODIES,
     *transaction_responses.BODIES,
 )
 
@@ -147,7 +146,7 @@ def test_it_is_json_and_made_afresh() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [*REQUESTS, *CONSUMER_REQUESTS, *CONSOLIDATION_REQUESTS, *ANSWERS], ids=lambda body: body.__name__
+    "body", [*REQUESTS, *CONSUMER_REQUESTS, *MERGE_REQUESTS, *ANSWERS], ids=lambda body: body.__name__
 )
 def test_every_field_appears(body: type[msgspec.Struct]) -> None:
     names = {field.encode_name for field in msgspec.structs.fields(body)}
@@ -155,7 +154,7 @@ def test_every_field_appears(body: type[msgspec.Struct]) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [*REQUESTS, *CONSUMER_REQUESTS, *CONSOLIDATION_REQUESTS], ids=lambda body: body.__name__
+    "body", [*REQUESTS, *CONSUMER_REQUESTS, *MERGE_REQUESTS], ids=lambda body: body.__name__
 )
 def test_every_field_of_a_request_is_described(body: type[msgspec.Struct]) -> None:
     for name, schema in SCHEMAS[body.__name__]["properties"].items():
@@ -163,7 +162,7 @@ def test_every_field_of_a_request_is_described(body: type[msgspec.Struct]) -> No
 
 
 def test_defaults_are_those_of_the_types() -> None:
-    for body in (*REQUESTS, *CONSUMER_REQUESTS, *CONSOLIDATION_REQUESTS):
+    for body in (*REQUESTS, *CONSUMER_REQUESTS, *MERGE_REQUESTS):
         for field in msgspec.structs.fields(body):
             schema = SCHEMAS[body.__name__]["properties"][field.encode_name]
             if field.default_factory is not msgspec.NODEFAULT:
@@ -746,7 +745,7 @@ def test_the_page_of_consumers_names_what_there_is() -> None:
 
 def test_the_page_of_consolidation_names_what_there_is() -> None:
     wanted = {"`state`", "`first_seq`", "`next_seq`", "`generation`", "`chain`", "`origin`", "`inputs`"}
-    for body in (*CONSOLIDATION_REQUESTS, *consolidation_responses.BODIES, Manifest, Segment, RetiredSegment):
+    for body in (*MERGE_REQUESTS, *merge_responses.BODIES, Manifest, Segment, RetiredSegment):
         wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
     wanted -= {"`performance`", "`path`", "`snapshot_id`"}
     for _, path, operation in operations():

@@ -14,7 +14,7 @@ from topics.api.requests import U64_MAX
 from topics.link.watch import SESSION_TTL_MS
 from topics.protocols.http.openapi.consumers import consumer_paths
 from topics.protocols.http.openapi.forwards import forward_paths
-from topics.protocols.http.openapi.merges import consolidation_paths
+from topics.protocols.http.openapi.merges import merge_paths
 from topics.protocols.http.openapi.operations import (
     ANY_ROUTE,
     BOOLEAN,
@@ -205,7 +205,7 @@ def _paths() -> Json:
         "/v0/topics/{topic}/last": {"get": _last()},
         **consumer_paths(),
         **forward_paths(),
-        **consolidation_paths(),
+        **merge_paths(),
         **transaction_paths(),
         "/v0/watch": {"post": _make_watch()},
         "/v0/watch/{wid}": {"get": _stream()},

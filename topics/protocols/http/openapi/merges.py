@@ -17,7 +17,7 @@ from topics.protocols.http.openapi.schemas import Json
 FOR_JOBS = "For jobs that read and write the cold tier's files; see docs/consolidation.md. "
 
 
-def consolidation_paths() -> Json:
+def merge_paths() -> Json:
     base = "/v0/topics/{topic}/consolidation"
     pins = "/v0/topics/{topic}/snapshots"
     return {

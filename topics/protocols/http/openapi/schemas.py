@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import NODEFAULT
 
-from topics.api import limits, merge_requests, requests
+from topics.api import limits, requests
 from topics.api.responses import consumers as consumer_responses
 from topics.api.responses import forwards as forward_responses
-from topics.api.responses import merges as consolidation_responses
+from topics.api.responses import merges as merge_responses
 from topics.api.responses import records as responses
 from topics.api.responses import transactions as transaction_responses
 from topics.link.watch import STREAM_TOPICS_MAX, WATCH_TOPICS_MAX
@@ -310,14 +310,14 @@ def components() -> Json:
         requests.WatchBody,
         *CONSUMER_REQUESTS,
         requests.ForwardBody,
-        *merge_requests.REQUESTS,
+        *requests.MERGE_REQUESTS,
         requests.BeginBody,
         stage,
         requests.CommitPartsBody,
         *responses.BODIES,
         *consumer_responses.BODIES,
         *forward_responses.BODIES,
-        *consolidation_responses.BODIES,
+        *merge_responses.BODIES,
         *transaction_responses.BODIES,
     ]
     _, found = msgspec.json.schema_components(types, ref_template=REF)

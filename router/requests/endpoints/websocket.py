@@ -21,10 +21,12 @@ from router.requests.endpoints.watch import (
     check_names,
     feed_options,
     is_pattern,
+    no_place,
     resolve,
     starts,
     wants_epoch,
 )
+from router.watch.sinks import no_upgrade
 from router.watch.watchers import SharedPage, Subscription, Watcher
 from topics.api.errors import Forbidden, InvalidRequest, TopicsError
 from topics.api.requests import U32, U64, Epoch, PublishBody, StartBody, WatchBody
@@ -32,7 +34,7 @@ from topics.link import wire
 from topics.link.watch import STREAM_TOPICS_MAX
 from topics.protocols.http.bodies import BodyType, UnknownField, decode
 from topics.protocols.http.count_bound import RECORDS
-from topics.protocols.http.exchange import Response, Sink
+from topics.protocols.http.exchange import Respond, Response, Sink
 from topics.protocols.http.sse import epoch_member, tombstone_members
 from topics.protocols.websocket.frames import PING_FRAME, text_frame
 
@@ -415,3 +417,15 @@ class InvalidJson(TopicsError):
     """A message whose fields are not what its op takes."""
 
     code = "invalid_json"
+
+
+def open_websocket(call: Call, respond: Respond) -> None:
+    """GET /v0/ws"""
+    if not call.request.wants_websocket:
+        respond(no_upgrade())
+        return
+    leave = call.services.desk.take_place(call.key)
+    if leave is None:
+        respond(no_place(call))
+        return
+    respond(Response(101, conversation=SocketWatcher(call, leave)))
