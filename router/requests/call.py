@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-import xxhash
-
 from router.pending import POLLS, PendingRequests
 from router.watch.fanout import Fanout, Later
 from router.watch.service import StreamService
 from topics.api.api_keys import ApiKey
 from topics.api.http_errors import STATUS, error_body, error_head
+from topics.engine.core.placement import shard_of
 from topics.link import wire
 from topics.protocols.http.exchange import Request, Respond, Response
 from topics.system.settings import Settings
@@ -87,7 +86,7 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
     core, request = call.services.core, call.request
     if call.is_strict:
         flags |= wire.STRICT
-    shard = xxhash.xxh3_64_intdigest(call.topic) % len(core.links)
+    shard = shard_of(call.topic, len(core.links))
     encoded = wire.encode_args(args) if args is not None else b""
     number = core.send(
         shard,

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TypeAlias
 
 import msgspec
-import xxhash
 from msgspec.structs import replace
 
 from router.pending import PendingRequests
@@ -32,6 +31,7 @@ from router.watch.watchers import (
     Watcher,
 )
 from topics.engine.commands.topics import Tombstone
+from topics.engine.core.placement import shard_of
 from topics.link import wire
 from topics.link.watch import (
     STREAM_TOPICS_MAX,
@@ -78,7 +78,7 @@ class Fanout:
         core.on_down = self._on_down
 
     def shard_of(self, topic: str) -> int:
-        return xxhash.xxh3_64_intdigest(topic.encode()) % len(self.core.links)
+        return shard_of(topic, len(self.core.links))
 
     # -- what watchers do ----------------------------------------------------------------------------------
 

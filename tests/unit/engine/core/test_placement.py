@@ -26,6 +26,7 @@ GOLDEN = {
 @pytest.mark.parametrize("topic", GOLDEN)
 def test_golden_values(topic: str) -> None:
     assert tuple(shard_of(topic, count) for count in SHARD_COUNTS) == GOLDEN[topic]
+    assert tuple(shard_of(topic.encode(), count) for count in SHARD_COUNTS) == GOLDEN[topic]
 
 
 def test_the_full_digest_is_used() -> None:
