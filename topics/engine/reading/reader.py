@@ -23,6 +23,7 @@ from topics.engine.reading.frame_reader import Expected, Frames, Offsets, read_f
 from topics.engine.reading.hot_segments import CheckedRows, HotSegments
 from topics.engine.reading.selection import Picked, Wanted, collect
 from topics.engine.reading.tail_cache import TailCache
+from topics.engine.reading.tombstones import next_gap
 from topics.engine.storage.frames import DEAD, HAS_NODE, HAS_TAG, is_record
 from topics.engine.storage.index import Chunk
 from topics.engine.topic.log import Run, TopicLog
@@ -69,7 +70,6 @@ class Reader:
             head = max(min(log.safe_head, head), cursor)
         earliest = min(view.first_seq, head + 1)
         tombstone: Tombstone | None = None
-        floor = view.evict_floor
         if cursor < read_up_to:
             tombstone = Tombstone(
                 cursor + 1, min(read_up_to, head), "crash", read_up_to - cursor, cursor + 1, head
@@ -79,24 +79,8 @@ class Reader:
             cursor = earliest - 1
         if command.from_ts:
             cursor = self._not_before(log, cursor, command.from_ts)
-        if cursor + 1 < floor and tombstone is None:
-            head = max(head, floor - 1)  # what is gone need not be synced first
-            reason = self._reason(view.cap_lost, view.ttl_lost, cursor + 1)
-            tombstone = Tombstone(cursor + 1, floor - 1, reason, floor - 1 - cursor, floor, head)
-            cursor = floor - 1
-        stop = head + 1
-        if cursor + 1 < floor:
-            stop = cursor + 1  # of what else is gone the next page tells
-        for first, last, reason in view.losses:
-            if last <= cursor or last < floor:
-                continue
-            if first <= cursor + 1 and tombstone is None:
-                head = max(head, last)
-                tombstone = Tombstone(cursor + 1, last, reason, last - cursor, last + 1, head)
-                cursor = last
-                continue
-            stop = min(stop, first)
-            break
+        tombstone, next_seq, stop, head = next_gap(view, cursor + 1, head, tombstone)
+        cursor = next_seq - 1
         nodes = command.nodes if view.config.dedupe_node else ()
         wanted = Wanted(log, nodes, command.match) if nodes or command.match is not None else None
         if command.frames:
@@ -161,11 +145,6 @@ class Reader:
             page.chunks += self._slices(log, chunk, log.runs, rows)
             page.count += len(rows)
         return page
-
-    @staticmethod
-    def _reason(cap_lost: int, ttl_lost: int, gap_from: int) -> str:
-        by_cap, by_ttl = cap_lost >= gap_from, ttl_lost >= gap_from
-        return "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
 
     @staticmethod
     def undelivered(

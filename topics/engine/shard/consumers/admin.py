@@ -24,6 +24,7 @@ from topics.api.errors import (
 )
 from topics.engine.commands import consumers as con
 from topics.engine.core.subjects import TagFilter
+from topics.engine.reading.tombstones import next_gap
 from topics.engine.shard.appends import NAME, RANGE_BYTES
 from topics.engine.shard.consumers.leases import share_of, tag_of
 from topics.engine.shard.consumers.settle import Settling
@@ -301,7 +302,7 @@ class Consumers(Settling):
         counters, now_ms = consumer.counters, self.now_ms
         lag = self.lag(log, consumer)
         entries, config = len(consumer.entries), consumer.config
-        tombstone, _, _ = self._lost(log, consumer.cursor)
+        tombstone, *_ = next_gap(log.view, consumer.cursor, log.view.head)
         return con.ConsumerState(
             topic=log.name,
             consumer=consumer.name,

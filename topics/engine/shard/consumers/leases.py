@@ -30,6 +30,7 @@ from topics.engine.reading.hot_segments import DamagedSegment
 from topics.engine.reading.reader import Reader
 from topics.engine.reading.selection import Picked
 from topics.engine.reading.small_pages import SmallPages
+from topics.engine.reading.tombstones import next_gap
 from topics.engine.shard.appends import Writes
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.reads import Queries
@@ -231,7 +232,7 @@ class Leases(Writes, Queries):
             picked = rows_of(log, returned)
             tombstone, cursor, stop = None, consumer.cursor, log.view.head + 1
             if consumer.name:
-                tombstone, cursor, stop = self._lost(log, cursor)
+                tombstone, cursor, stop, _ = next_gap(log.view, cursor, log.view.head)
             few = self._pick_few(log, consumer, policy, returned, cursor, stop, limit, budget_left)
             if few is not None:
                 return few[0], tombstone, few[1]
@@ -362,29 +363,6 @@ class Leases(Writes, Queries):
                 if len(found) == limit:
                     return found, seq + 1
         return found, stop
-
-    @staticmethod
-    def _lost(log: TopicLog, cursor: int) -> tuple[Tombstone | None, int, int]:
-        """What was lost where the cursor stands, the cursor behind it, and up to where nothing else is lost."""
-        view = log.view
-        head, floor = view.head, view.evict_floor
-        tombstone: Tombstone | None = None
-        if cursor < floor:
-            by_cap, by_ttl = view.cap_lost >= cursor, view.ttl_lost >= cursor
-            reason = "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
-            tombstone = Tombstone(cursor, floor - 1, reason, floor - cursor, floor, head)
-            cursor = floor
-        stop = head + 1
-        for first, last, reason in view.losses:
-            if last < cursor:
-                continue
-            if first <= cursor and tombstone is None:
-                tombstone = Tombstone(cursor, last, reason, last - cursor + 1, last + 1, head)
-                cursor = last + 1
-                continue
-            stop = min(stop, first)
-            break
-        return tombstone, cursor, stop
 
     def _replay_stop(self, log: TopicLog, consumer: Consumer, cursor: int) -> int:
         """Up to where records are due in their original time."""
