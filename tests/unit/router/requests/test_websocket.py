@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from router.requests import websocket as websocket_module
+from router.requests.endpoints import websocket as websocket_module
 from router.requests.endpoints.websocket import COMMANDS_BYTES_MAX, COMMANDS_WAITING_MAX, SocketWatcher
 from router.watch import fanout as fanout_module
 from tests.support.faults import fault
