@@ -440,29 +440,9 @@ def split(page: cmd.Page, parts: int) -> list[cmd.Page]:
         return [page]
     count = len(page.seqs)
     bounds = [count * i // parts for i in range(parts + 1)]
-    return [_part(page, start, stop) for start, stop in pairwise(bounds)]
+    return [page.slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def cut(page: cmd.Page, most: int) -> cmd.Page:
     """No more of it than so many records."""
-    return page if len(page.seqs) <= most else _part(page, 0, most)
-
-
-def _part(page: cmd.Page, start: int, stop: int) -> cmd.Page:
-    return cmd.Page(
-        page.topic,
-        page.seqs[start:stop],
-        page.timestamps[start:stop],
-        page.flags[start:stop],
-        page.tags[start:stop] if page.tags is not None else None,
-        page.nodes[start:stop] if page.nodes is not None else None,
-        page.frames,
-        page.which[start:stop] if page.which is not None else None,
-        page.starts[start:stop],
-        page.lengths[start:stop],
-        page.next_from_seq if stop == len(page.seqs) else page.seqs[stop - 1],
-        page.head_seq,
-        page.earliest_seq,
-        page.tombstone if start == 0 else None,
-        page.scanned,
-    )
+    return page if len(page.seqs) <= most else page.slice(0, most)

@@ -90,7 +90,9 @@ class Reader:
             return frame_page
         limit = min(command.limit or limits.DIFF_LIMIT_DEFAULT, limits.DIFF_LIMIT_MAX)
         budget = min(command.max_bytes or limits.DIFF_BYTES_DEFAULT, limits.DIFF_BYTES_MAX)
-        page = Page(log.name, [], [], [], None, None, [], None, [], [], cursor, head, earliest, tombstone, 0)
+        page = Page.empty(
+            log.name, next_from_seq=cursor, head_seq=head, earliest_seq=earliest, tombstone=tombstone
+        )
         if command.include_epoch:
             page.epoch = log.epoch
         picked = collect(log, page, cursor, stop, limit, budget, "size", wanted)

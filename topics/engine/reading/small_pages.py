@@ -36,10 +36,12 @@ class SmallPages:
 
     def page(self) -> Page:
         log = self.log
-        return Page(
-            log.name, self.seqs, self.timestamps, self.flags, self.tags, self.nodes, self.frames, self.which,
-            self.starts, self.lengths, 0, log.view.head, log.first_seq, None, 0,
-        )  # fmt: skip
+        page = Page.empty(log.name, next_from_seq=0, head_seq=log.view.head, earliest_seq=log.first_seq)
+        page.seqs, page.timestamps, page.flags = self.seqs, self.timestamps, self.flags
+        page.tags, page.nodes = self.tags, self.nodes
+        page.frames, page.which = self.frames, self.which
+        page.starts, page.lengths = self.starts, self.lengths
+        return page
 
     def take(self, cursor: int, stop: int, limit: int, budget: int) -> int | None:
         """As `undelivered` and `fill` of a reader do: add live records of [cursor, stop).

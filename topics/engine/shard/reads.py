@@ -311,10 +311,14 @@ class Queries(Staging):
     def _answer_records(self, token: object, log: TopicLog, seqs: list[int], *, more: bool = False) -> None:
         """A page of chosen records. Tags are indexed as staged, so the answer waits for what it may rest on."""
         while True:
-            page = cmd.Page(
-                log.name, [], [], [], None, None, [], None, [], [],
-                seqs[-1] if seqs else log.next_seq - 1, log.next_seq - 1, log.first_seq, None, len(seqs), more,
-            )  # fmt: skip
+            page = cmd.Page.empty(
+                log.name,
+                next_from_seq=seqs[-1] if seqs else log.next_seq - 1,
+                head_seq=log.next_seq - 1,
+                earliest_seq=log.first_seq,
+                scanned=len(seqs),
+                more=more,
+            )
             picked: list[tuple[Chunk, list[int]]] = []
             for seq in seqs:
                 found = log.find(seq)

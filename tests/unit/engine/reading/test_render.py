@@ -19,7 +19,9 @@ TS = 1748470000123
 
 def make_page(writes: list[Records], *, first_seq: int = 1, ts: int = TS, buffers: bool = False) -> Page:
     """The page of these writes, back to back in one buffer, or each write in one of its own."""
-    page = Page("t", [], [], [], [], [], [], [] if buffers else None, [], [], 0, 0, 0, None, 0)
+    page = Page.empty("t", next_from_seq=0, head_seq=0, earliest_seq=0)
+    page.tags, page.nodes = [], []
+    page.which = [] if buffers else None
     data = b""
     for records in writes:
         pieces: list[bytes] = [b"junk"]

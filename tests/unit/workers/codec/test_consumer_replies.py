@@ -43,10 +43,11 @@ def page(*writes: Records, split: bool = False) -> Page:
     count = len(starts)
     frames = buffers if split else [b"".join(buffers)]
     columns = np.array(which) if split else None
-    return Page(
-        "t", list(range(1, count + 1)), [TS] * count, [0] * count, None, None, frames, columns,
-        np.array(starts), np.array(lengths), count, count, 1, None, count,
-    )  # fmt: skip
+    page = Page.empty("t", next_from_seq=count, head_seq=count, earliest_seq=1, scanned=count)
+    page.seqs, page.timestamps, page.flags = list(range(1, count + 1)), [TS] * count, [0] * count
+    page.frames, page.which = frames, columns
+    page.starts, page.lengths = np.array(starts), np.array(lengths)
+    return page
 
 
 def claimed(
@@ -95,7 +96,7 @@ def test_a_claim(split: bool) -> None:
 
 
 def test_nothing_claimed() -> None:
-    nothing = Page("t", [], [], [], None, None, [], None, [], [], 0, 0, 1, None, 0)
+    nothing = Page.empty("t", next_from_seq=0, head_seq=0, earliest_seq=1)
     body = body_of(consumer_replies.claimed(claimed(nothing), 1.5), "Claimed")
     assert body == {"topic": "t", "claimed": [], "count": 0, "ready": 7}
 

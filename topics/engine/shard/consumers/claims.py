@@ -36,7 +36,6 @@ from topics.engine.shard.consumers.leases import (
     ClaimsDue,
     Leases,
     is_durable,
-    part_of,
     size_of,
 )
 from topics.engine.shard.long_commands import Work
@@ -420,7 +419,7 @@ class Claims(Leases):
         for claimer, share in zip(claimers, shares, strict=True):
             if not share and not claimer.once:
                 continue  # it waits on
-            part = page if len(share) == left else part_of(page, share)
+            part = page if len(share) == left else page.take(share)
             try:
                 self._lease(claimer.token, claimer.command, log, consumer, part, cursor, None)
             except TopicsError:

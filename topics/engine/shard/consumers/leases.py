@@ -246,7 +246,7 @@ class Leases(Writes, Queries):
                 again = len(returned)
                 if again and len(page.seqs) > again and page.seqs[again] < returned[-1]:
                     # Of a queue that looks at everything again after a restart.
-                    page = part_of(page, sorted(range(len(page.seqs)), key=page.seqs.__getitem__))
+                    page = page.take(sorted(range(len(page.seqs)), key=page.seqs.__getitem__))
                 return page, tombstone, cursor
             except DamagedSegment as damage:
                 consumer.put_back(returned)
@@ -718,7 +718,7 @@ def tag_of(log: TopicLog, seq: int) -> bytes | None:
 
 
 def no_page(log: TopicLog) -> Page:
-    return Page(log.name, [], [], [], None, None, [], None, [], [], 0, log.view.head, log.first_seq, None, 0)
+    return Page.empty(log.name, next_from_seq=0, head_seq=log.view.head, earliest_seq=log.first_seq)
 
 
 def rows_of(log: TopicLog, seqs: list[int]) -> list[tuple[Chunk, Picked]]:
@@ -763,25 +763,3 @@ def size_of(log: TopicLog, seq: int) -> int:
     """The accounted bytes of a record."""
     found = log.find(seq)
     return found[0].get(found[1])[6] if found is not None else 0
-
-
-def part_of(page: Page, rows: list[int]) -> Page:
-    """A page of some of the records."""
-    at = np.array(rows, dtype=np.intp)
-    return Page(
-        page.topic,
-        [page.seqs[i] for i in rows],
-        np.asarray(page.timestamps)[at],
-        np.asarray(page.flags)[at],
-        [page.tags[i] for i in rows] if page.tags is not None else None,
-        [page.nodes[i] for i in rows] if page.nodes is not None else None,
-        page.frames,
-        np.asarray(page.which)[at] if page.which is not None else None,
-        np.asarray(page.starts)[at],
-        np.asarray(page.lengths)[at],
-        page.next_from_seq,
-        page.head_seq,
-        page.earliest_seq,
-        None,
-        page.scanned,
-    )
