@@ -4,7 +4,7 @@ Events in: `send` (a request for a shard), `receive` (a message from one), `work
 out are messages (`take_messages`) and calls of the `on_reply` that came with a request: exactly one each, with the
 shard's answer or with the front's own. No socket and no clock in here, so that a simulation can drive it.
 
-A shard is told how much of its answers is taken (TAKEN_EVERY_BYTES), and does not run ahead of that without a limit.
+A shard is told how much of its answers is taken (WINDOW_UPDATE_BYTES), and does not run ahead of that without a limit.
 
 Bounds, per shard: requests on their way (PENDING_MAX) and their bytes (CREDIT_BYTES). Beyond them a request is refused
 with 429; nothing queues without a limit.
@@ -25,7 +25,7 @@ logger = logging.getLogger("topics.front")
 
 PENDING_MAX = 65_536
 CREDIT_BYTES = 128 << 20
-TAKEN_EVERY_BYTES = 4 << 20  # far less than a shard may run ahead, or both would wait
+WINDOW_UPDATE_BYTES = 4 << 20  # far less than a shard may run ahead, or both would wait
 REQUEST_COST = 256  # what an entry takes beside its body
 
 # A shard that has not begun a request by then refuses it; a long poll may take 30 s from there.
@@ -110,9 +110,9 @@ class PendingRequests:
         self._next_id = number = self._next_id + 1
         pending[number] = Pending(op, cost, received_us, on_reply)
         link.cost += cost
-        if size >= wire.BODY_APART:
+        if size >= wire.SEPARATE_BODY_BYTES:
             self._join(link)  # what came before goes before
-            head = wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, wire.FOLLOWS)
+            head = wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, wire.SEPARATE)
             link.apart.append([link.head + head, body])
         else:
             link.outbox.append(
@@ -179,8 +179,8 @@ class PendingRequests:
                 except Exception:
                     logger.exception("an answer could not be passed on")
         link.taken += len(message) if apart is None else len(message) + len(apart)
-        if link.taken >= TAKEN_EVERY_BYTES:
-            link.outbox.append(wire.taken_item(link.taken))
+        if link.taken >= WINDOW_UPDATE_BYTES:
+            link.outbox.append(wire.window_update(link.taken))
             link.taken = 0
             self._on_send()
 

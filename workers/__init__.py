@@ -1,1 +1,1 @@
-"""The server program, and the shard worker."""
+"""The server program: supervisor and shard workers."""

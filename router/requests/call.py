@@ -104,7 +104,7 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
         def forget() -> None:
             leave()
             if op == wire.CLAIM:  # while it waits it has a place there, and takes what comes for nobody
-                core.tell(shard, wire.UNCLAIM, number, call.topic, encoded)
+                core.tell(shard, wire.CANCEL_CLAIM, number, call.topic, encoded)
             else:
                 core.forget(shard, number)
 

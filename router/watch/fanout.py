@@ -264,7 +264,7 @@ class Fanout:
                 self._share_found(share, bytes(reply.body).decode(), is_new=True)
         elif reply.kind == wire.JOBS:
             self.on_jobs(shard, reply)
-        elif reply.kind == wire.END:
+        elif reply.kind == wire.END_STREAM:
             self.on_end(reply.id)
 
     def _news(self, feed: TopicFeed, reply: wire.Reply) -> None:
@@ -287,7 +287,7 @@ class Fanout:
             elif sub.cursor != page.to_seq:  # else it has read that already
                 self._fall_behind(sub)
                 self._pump(watcher)
-        self.core.tell(feed.shard, wire.FED, feed.number)
+        self.core.tell(feed.shard, wire.FEED_ACK, feed.number)
 
     @staticmethod
     def _take(sub: Subscription, news: SharedPage) -> None:
@@ -312,7 +312,7 @@ class Fanout:
         sub.seen = news.to_seq
         self._take(sub, news)
         if feed.number:
-            self.core.tell(feed.shard, wire.FED, feed.number)
+            self.core.tell(feed.shard, wire.FEED_ACK, feed.number)
 
     def _hand_on_held(self, sub: Subscription, feed: TopicFeed) -> None:
         while sub.held and not sub.watcher.is_full:
@@ -482,7 +482,7 @@ class Fanout:
     def _send_look_out(self, share: NameWatchShare, shard: int) -> None:
         number = self._ask(
             shard,
-            wire.LOOK_OUT,
+            wire.WATCH_NAMES,
             b"",
             encode(NameWatch(share.pattern, share.prefixes)),
             partial(self._looked_out, share, shard),

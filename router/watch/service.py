@@ -119,7 +119,7 @@ class StreamService:
 
     def _tell(self) -> None:
         self._is_telling = False
-        self._core.tell(0, wire.STREAMS, self.count)
+        self._core.tell(0, wire.STREAM_COUNT, self.count)
 
     def next_number(self) -> int:
         return self._core.take_number()
@@ -211,7 +211,7 @@ class StreamService:
         self._plan_beat(stream, self._beat_due_us(stream, self.now_us()))
 
     def jobs_passed_on(self, stream: JobEventStream) -> None:
-        self._core.tell(stream.shard, wire.WORKED, stream.number)
+        self._core.tell(stream.shard, wire.JOBS_ACK, stream.number)
 
     def jobs_closed(self, stream: JobEventStream) -> None:
         """Its client is gone, or it was ended: what is not settled goes to others."""
@@ -220,7 +220,7 @@ class StreamService:
         self.leave_jobs(stream.shard, stream.number)
 
     def leave_jobs(self, shard: int, number: int) -> None:
-        self._core.tell(shard, wire.UNWORK, number)
+        self._core.tell(shard, wire.CLOSE_JOBS, number)
 
     def _on_jobs(self, shard: int, reply: wire.Reply) -> None:
         stream = self._jobs.get(reply.id)

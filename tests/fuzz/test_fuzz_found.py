@@ -50,7 +50,7 @@ def _message(*, op: int = wire.WRITE, topic_len: int = 1, args_len: int = 0, bod
             marks=fault("link", "a message with a cut item", "the message is dropped; the shard serves on"),
         ),
         pytest.param(
-            _message(body_len=wire.FOLLOWS),
+            _message(body_len=wire.SEPARATE),
             marks=fault(
                 "link", "a message whose large body is missing", "the message is dropped; the shard serves on"
             ),

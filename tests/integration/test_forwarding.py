@@ -194,7 +194,7 @@ def test_a_stop_does_not_wait_for_a_full_dest(start_server: Start) -> None:
     server.write(source, 1, 2, 3)
     assert texts(server, dest) == [1]
     assert server.stop() == 0
-    assert "put off until the next start" not in server.log
+    assert "will be sent after the next start" not in server.log
     server = start_server(folder=server.folder)
     server.post(f"/v0/topics/{dest}/delete", {"before_seq": 2})
     until(lambda: texts(server, dest) == [2])

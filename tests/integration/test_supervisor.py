@@ -408,18 +408,18 @@ def test_workers_stop_when_none_of_them_owes_anything(server: Server) -> None:
     server.start().up()
     assert server.stop() == 0
     events = [entry["event"] for entry in server.entries() if entry["role"] == "worker"]
-    assert events.index("drain") > max(i for i, event in enumerate(events) if event == "settle")
-    assert events.count("settle") == 2
+    assert events.index("drain") > max(i for i, event in enumerate(events) if event == "flush_copies")
+    assert events.count("flush_copies") == 2
 
 
 @fault(
     "supervisor", "a worker owes copies to others when the server stops", "that is waited for, up to a bound"
 )
 def test_a_worker_that_goes_on_owing_does_not_keep_the_server_from_stopping(server: Server) -> None:
-    server.start(FAKE_OWES="worker", SETTLE_S="0.2").up()
+    server.start(FAKE_PENDING="worker", FLUSH_COPIES_S="0.2").up()
     assert server.stop() == 0
     assert len(server.entries("stopped", "worker")) == 2
-    assert "put off until the next start" in server.stderr.read_text()
+    assert "will be sent after the next start" in server.stderr.read_text()
 
 
 @fault("supervisor", "a worker does not stop in time", "it is killed, and the exit code says so")

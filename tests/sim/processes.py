@@ -34,7 +34,7 @@ from topics.engine.storage.segment_store import DiskSegmentStore
 from topics.link import wire
 from topics.protocols.http.exchange import Request, Respond
 from topics.system.settings import Settings
-from workers.process.supervisor import SETTLE_S
+from workers.process.supervisor import FLUSH_COPIES_S
 from workers.shard.caps import Caps
 from workers.shard.core import Actions, ShardCore
 from workers.shard.loop import DRAIN_REQUESTS
@@ -553,10 +553,10 @@ class SimServer:
 
     def _settle(self) -> None:
         """Workers send each other what their forwards owe, for a while."""
-        end_us = self.world.now_us + int(SETTLE_S * S)
+        end_us = self.world.now_us + int(FLUSH_COPIES_S * S)
         while self.world.now_us < end_us:
             cores = [worker.core for worker in self._living_workers() if worker.core is not None]
-            if not any(core.is_ready and core.forwarding.forwarder.owes for core in cores):
+            if not any(core.is_ready and core.forwarding.forwarder.has_pending_copies for core in cores):
                 return
             self.world.run_for(1 * MS)
 

@@ -354,7 +354,7 @@ def letter(number: int, target: str = "t", source_id: int = 1025, data: bytes = 
 
 
 def send(rig: Rig, letters: list[con.DeadLetter], **options: Any) -> wire.Reply | None:
-    return rig.ask(wire.LETTERS, "t", encode_letters(letters), peer=WORKER + b"1-1", **options)
+    return rig.ask(wire.DEAD_LETTERS, "t", encode_letters(letters), peer=WORKER + b"1-1", **options)
 
 
 def answers(rig: Rig) -> list[wire.Reply]:
@@ -367,7 +367,10 @@ def test_letters_are_answered_when_they_are_synced_and_taken_once() -> None:
     rig = Rig(ROOMY)
     for numbers, is_new in (([1, 2], True), ([1, 2], False), ([2, 3], True)):
         rig.receive(
-            wire.LETTERS, "t", encode_letters([letter(number) for number in numbers]), peer=WORKER + b"1-1"
+            wire.DEAD_LETTERS,
+            "t",
+            encode_letters([letter(number) for number in numbers]),
+            peer=WORKER + b"1-1",
         )
         rig.turn()
         if is_new:
@@ -393,7 +396,7 @@ def test_letters_are_checked_like_any_request() -> None:
     }
     for status, bodies in batches.items():
         for body in bodies:
-            assert rig.ask(wire.LETTERS, "t", body, peer=WORKER + b"1-1") is None
+            assert rig.ask(wire.DEAD_LETTERS, "t", body, peer=WORKER + b"1-1") is None
             assert [reply.status for reply in answers(rig)] == [status]
     rig.clock.advance(60_000)
     send(rig, [letter(1)], received_us=0)
@@ -402,7 +405,7 @@ def test_letters_are_checked_like_any_request() -> None:
     send(rig, [letter(1)], incarnation=7)
     assert answers(rig) == [], "it was for another one"
     starting = Rig(ROOMY, recovered=False)
-    starting.receive(wire.LETTERS, "t", encode_letters([letter(1)]), peer=WORKER + b"1-1")
+    starting.receive(wire.DEAD_LETTERS, "t", encode_letters([letter(1)]), peer=WORKER + b"1-1")
     starting.rest()
     (reply,) = answers(starting)
     assert error_of(reply)["code"] == "not_ready"

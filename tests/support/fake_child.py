@@ -14,16 +14,16 @@ from dataclasses import fields
 
 from topics.link.control_channel import (
     Channel,
+    CopiesPending,
     Drain,
+    FlushCopies,
     Listening,
     Message,
-    Owes,
     Peers,
     Ping,
     Pong,
     Ready,
     Serving,
-    Settle,
 )
 from topics.system.process import FrontSpec, WorkerSpec, set_title
 
@@ -82,10 +82,10 @@ class FakeChild:
                     workers=[[peer.shard, peer.incarnation, peer.path] for peer in workers],
                     outages=[[one.name, one.shard, one.failures, one.reason] for one in outages],
                 )
-            case Settle():
-                self.note("settle")
-                if os.environ.get("FAKE_OWES") != self.role:
-                    self.channel.send(Owes(False))
+            case FlushCopies():
+                self.note("flush_copies")
+                if os.environ.get("FAKE_PENDING") != self.role:
+                    self.channel.send(CopiesPending(False))
             case Drain():
                 self.note("drain")
                 self.draining = os.environ.get("FAKE_DEAF") != self.role

@@ -15,7 +15,7 @@ from workers.process import supervisor
 def main() -> int:
     settings = Settings.from_env(os.environ)
     logs.configure("supervisor", settings.log_format, secrets_of(settings.api_keys))
-    for name in ("FRONT_DRAIN_S", "SETTLE_S", "WORKER_DRAIN_S"):
+    for name in ("FRONT_DRAIN_S", "FLUSH_COPIES_S", "WORKER_DRAIN_S"):
         if name in os.environ:
             setattr(supervisor, name, float(os.environ[name]))
     return supervisor.serve(settings, fake_child.main, fake_child.main)

@@ -9,7 +9,7 @@ from tests.support.shard_rig import FRONT
 from tests.support.sse_client import Frame, parse_frame
 from tests.support.watch_rig import FeedRig
 from topics.link import wire
-from topics.link.jobs import Work, encode
+from topics.link.job_streams import JobStreamOptions, encode
 
 Key = tuple[bytes, int]
 CALLER = b"another front"  # through which others call
@@ -32,24 +32,27 @@ class JobRig(FeedRig):
         node: str = "n",
         max: int = 1,
         lease_ms: int = 0,
-        only_looks: bool = False,
+        check_only: bool = False,
         peer: bytes = FRONT,
     ) -> Key:
         """Open a stream; the answer is what comes first under its key."""
         key = self.receive(
-            wire.WORK, topic, encode(Work(consumer, node, max, lease_ms, only_looks)), peer=peer
+            wire.OPEN_JOBS,
+            topic,
+            encode(JobStreamOptions(consumer, node, max, lease_ms, check_only)),
+            peer=peer,
         )
         self.rest()
         return key
 
     def worked(self, *keys: Key) -> None:
         for key in keys:
-            self.tell(wire.WORKED, key)
+            self.tell(wire.JOBS_ACK, key)
         self.rest()
 
     def unwork(self, *keys: Key) -> None:
         for key in keys:
-            self.tell(wire.UNWORK, key)
+            self.tell(wire.CLOSE_JOBS, key)
         self.rest()
 
     # -- what streams hear ---------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class Rig:
             assert key not in self.replies, f"a second reply to {key}"
             self.replies[key] = reply
             self.order.append(key)
-        taken = wire.taken_item(sum(map(len, parts)))
+        taken = wire.window_update(sum(map(len, parts)))
         if self.takes:
             self.core.receive(peer, wire.message_head(self.incarnation) + taken)
 

@@ -90,7 +90,7 @@ class FeedRig(Rig):
             self.told.append((peer, reply))
             self.replies.setdefault((peer, reply.id), reply)
         if self.takes:
-            taken = wire.taken_item(sum(map(len, parts)))
+            taken = wire.window_update(sum(map(len, parts)))
             self.core.receive(peer, wire.message_head(self.incarnation) + taken)
 
     def rest(self) -> None:
@@ -136,7 +136,7 @@ class FeedRig(Rig):
 
     def fed(self, *keys: tuple[bytes, int]) -> None:
         for key in keys:
-            self.tell(wire.FED, key)
+            self.tell(wire.FEED_ACK, key)
         self.rest()
 
     def unfollow(self, *keys: tuple[bytes, int]) -> None:
@@ -425,7 +425,7 @@ class Town:
         front.core.receive(shard, bytes(parts[0]), *parts[1:])
         rig = self.rigs[shard]
         if rig is not None:
-            taken = wire.taken_item(sum(map(len, parts)))
+            taken = wire.window_update(sum(map(len, parts)))
             rig.core.receive(front.name, wire.message_head(rig.incarnation) + taken)
         return True
 

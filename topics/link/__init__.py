@@ -1,1 +1,1 @@
-"""Messages between the processes of a server."""
+"""Messages between the processes of a server: supervisor, fronts and shard workers."""

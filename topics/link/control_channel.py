@@ -1,15 +1,15 @@
-"""Supervisor ⇄ child: JSON messages, one a line, over an inherited pair of Unix stream sockets.
+"""Control channel between the supervisor and a child: JSON lines over an inherited pair of Unix stream sockets.
 
-    supervisor → child   ping · settle · drain · peers
-    child → supervisor   pong · locked · listening · ready · serving · owes · failed
+    supervisor → child   ping · flush_copies · drain · peers
+    child → supervisor   pong · locked · listening · ready · serving · copies_pending · failed
 
     {"op":"peers","workers":[{"shard":0,"incarnation":17,"path":"/run/…/shard-00-17.sock"}]}
 
-A worker says `locked` when another process holds its directory, `listening` when its socket is bound and `ready` when it has
-recovered; a front says `serving` when it accepts. `failed` is the last thing that a child says, if it knows why it ends. `peers` names
-the workers that may be talked to, all of them each time, and the processes that keep failing or wait for a lock. Before the workers of a server that stops are told to `drain` they are told to `settle`: from
-then on each says with `owes`, at once and at every change, whether it has copies to send to others. Each child answers
-every `ping` with a `pong`, also while it recovers or drains.
+A worker sends `locked` while another process holds its directory, `listening` when its socket is bound and `ready` when
+it has recovered; a front sends `serving` when it accepts connections. `failed` gives the reason of an exit, if known.
+`peers` always lists all reachable workers, and all processes that keep failing or wait for a lock. At shutdown workers
+get `flush_copies` before `drain`: from then on each reports with `copies_pending`, at once and at every change, whether
+it has copies to send to other workers. A child answers every `ping` with a `pong`, also while it recovers or drains.
 
 Nothing here blocks: `Channel` is for a poll loop, `LoopChannel` for asyncio.
 """
@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import msgspec
 
-LINE_BYTES_MAX = 1 << 20  # thousands of peers; more is not a message of ours
+LINE_BYTES_MAX = 1 << 20  # room for thousands of peers
 _RECEIVE_BYTES = 1 << 16
 
 logger = logging.getLogger("topics.control")
@@ -33,16 +33,16 @@ class Ping(msgspec.Struct, frozen=True, tag_field="op", tag="ping"):
     pass
 
 
-class Settle(msgspec.Struct, frozen=True, tag_field="op", tag="settle"):
-    """No more requests come from fronts: send other workers what is owed to them."""
+class FlushCopies(msgspec.Struct, frozen=True, tag_field="op", tag="flush_copies"):
+    """No more requests come from fronts: send all pending copies to other workers."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag_field="op", tag="drain"):
-    """Finish what is open and exit."""
+    """Finish open requests and exit."""
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """One worker process. The path belongs to the incarnation, so an old address never reaches a new process."""
+    """One worker process. The path is unique to the incarnation, so an old address never reaches a new process."""
 
     shard: int
     incarnation: int
@@ -50,17 +50,17 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """Why a process does not do its work, when it is not just starting."""
+    """A process that keeps failing, or that waits for the lock of its directory."""
 
     name: str
-    shard: int | None  # None: it is a front
-    failures: int  # ends in a row; 0: it waits for the lock of its directory
-    reason: str  # of the last end
+    shard: int | None  # None: a front
+    failures: int  # exits in a row; 0: it waits for the lock
+    reason: str  # of the last exit
 
     @property
     def text(self) -> str:
         if not self.failures:
-            return f"{self.name} waits for its lock: a process of the server before still holds it"
+            return f"{self.name} waits for its lock: a process of the previous server still holds it"
         return f"{self.name} keeps failing ({self.failures} times in a row): {self.reason}"
 
 
@@ -74,11 +74,11 @@ class Pong(msgspec.Struct, frozen=True, tag_field="op", tag="pong"):
 
 
 class Locked(msgspec.Struct, frozen=True, tag_field="op", tag="locked"):
-    """Another process holds the shard's directory; this one waits for it."""
+    """Another process holds the shard's directory; this one waits for the lock."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag_field="op", tag="failed"):
-    """It is about to end, for this reason."""
+    """The process is about to exit, for this reason."""
 
     reason: str
 
@@ -95,11 +95,13 @@ class Serving(msgspec.Struct, frozen=True, tag_field="op", tag="serving"):
     pass
 
 
-class Owes(msgspec.Struct, frozen=True, tag_field="op", tag="owes"):
-    owes: bool
+class CopiesPending(msgspec.Struct, frozen=True, tag_field="op", tag="copies_pending"):
+    pending: bool
 
 
-Message = Ping | Settle | Drain | Peers | Pong | Locked | Listening | Ready | Serving | Owes | Failed
+Message = (
+    Ping | FlushCopies | Drain | Peers | Pong | Locked | Listening | Ready | Serving | CopiesPending | Failed
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
@@ -110,13 +112,13 @@ def encode(message: Message) -> bytes:
 
 
 class LineBuffer:
-    """Bytes in, whole messages out."""
+    """Splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that these bytes complete; ValueError for what is not one."""
+        """The messages completed by these bytes. ValueError: a line is not a valid message."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_BYTES_MAX:
             raise ValueError(f"a control message exceeds {LINE_BYTES_MAX} bytes")
@@ -124,7 +126,7 @@ class LineBuffer:
 
 
 class Channel:
-    """One end, for a loop that polls `fileno()`: readable → `receive`; writable, while `wants_write` → `flush`."""
+    """One end, for a poll loop: call `receive` when `fileno()` is readable, `flush` when writable while `wants_write`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -141,7 +143,7 @@ class Channel:
         return bool(self._unsent)
 
     def receive(self) -> list[Message]:
-        """All that has arrived. At the other side's end, or a line that is no message, the channel closes itself."""
+        """All messages that have arrived. The channel closes itself at EOF and at an invalid message."""
         messages: list[Message] = []
         while not self.closed:
             try:
@@ -161,7 +163,7 @@ class Channel:
         return messages
 
     def send(self, message: Message) -> None:
-        """Send now what the socket takes and keep the rest; to a closed channel, nothing."""
+        """Send as much as the socket accepts and buffer the rest. Does nothing on a closed channel."""
         if not self.closed:
             self._unsent += encode(message)
             self.flush()
@@ -173,7 +175,7 @@ class Channel:
             except BlockingIOError:
                 return
             except ConnectionError:
-                # What the other side said before it went is still to be read, so only sending ends here.
+                # Messages sent by the peer before it closed can still be read, so only sending ends here.
                 self._unsent.clear()
                 return
             del self._unsent[:sent]
@@ -186,7 +188,7 @@ class Channel:
 
 
 class LoopChannel(Channel):
-    """One end on the running asyncio loop: calls `on_message` for each message, and `on_close` when the other side ends."""
+    """One end on the running asyncio loop: calls `on_message` for each message, and `on_close` at EOF."""
 
     def __init__(
         self,
@@ -201,7 +203,7 @@ class LoopChannel(Channel):
         self._loop.add_reader(self.fileno(), self.read)
 
     def read(self) -> None:
-        """Deliver what has arrived. The loop calls this; after the other side's end it fetches its last words."""
+        """Deliver received messages. Called by the loop, and once after the peer has exited, for its last messages."""
         if self.closed:
             return
         messages = self.receive()
@@ -217,7 +219,7 @@ class LoopChannel(Channel):
 
     def close(self) -> None:
         if not self.closed:
-            # While the descriptor is still ours: the loop may not watch one that is closed or someone else's.
+            # Before the descriptor is closed: its number may be reused while the loop still watches it.
             self._loop.remove_reader(self.fileno())
             self._loop.remove_writer(self.fileno())
             super().close()

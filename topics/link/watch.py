@@ -1,19 +1,19 @@
-"""What fronts and shards say to each other about watching: who follows which topic, and what is new there.
+"""Messages between fronts and shards about watching: feeds of topics, name patterns, watch sessions.
 
-    front → shard   FIND       which of these topics are there, and which names match these patterns
-                    FOLLOW     tell me what is new in this topic; its number is that of the feed
-                    LOOK_OUT   tell me of topics that match this pattern, now and later
-                    FED        I have passed on a page of that feed; send the next
-                    UNFOLLOW   no more of that feed, or of that look-out
-                    WATCH_READ what comes after a cursor, for somebody who is not where the feed is
-                    SESSION    about the stored cursors of a stream
-                    STREAMS    so many streams are open here
-    shard → front   FEED       a page of a feed, or the answer to a WATCH_READ
-                    NEW_TOPIC  a topic was made that matches a look-out
-                    END        that stream is continued elsewhere: close it
+    front → shard   FIND          which of these topics exist, and which names match these patterns
+                    FOLLOW        open a feed of new records of a topic; the request id becomes its number
+                    WATCH_NAMES   report topics that match this pattern, now and when they are created
+                    FEED_ACK      one page of the feed was delivered; send the next
+                    UNFOLLOW      close the feed, or the name watch
+                    WATCH_READ    records after a cursor, for a watcher that is not at the feed's position
+                    SESSION       create, open or save a watch session
+                    STREAM_COUNT  number of streams open at this front
+    shard → front   FEED          a page of a feed, or the reply to a WATCH_READ
+                    NEW_TOPIC     a topic was created that matches a name watch
+                    END_STREAM    the session was opened by another stream: close this one
 
-A page of a feed is a hint: a watcher takes it if it begins at its own cursor, and reads for itself if not.
-A feed has at most PAGES_AHEAD pages that are not FED; what comes meanwhile makes the next one larger.
+A feed page is a hint: a watcher uses it if it begins at its own cursor, and does its own read if not.
+A feed has at most PAGES_AHEAD pages without a FEED_ACK; records that arrive meanwhile make the next page larger.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ PAGES_AHEAD = 2
 WATCH_TOPICS_MAX = 256  # names and patterns in one request
 STREAM_TOPICS_MAX = 10_000  # topics that one stream follows, patterns included
 SESSION_TTL_MS = 300_000
-ID_TOPICS_MAX = (
-    64  # an event id names all topics up to so many; beyond that, what changed since the last save
-)
+# An event id names the cursors of all topics up to this many; beyond it, only those changed since the last save.
+ID_TOPICS_MAX = 64
 
 _PAGE = struct.Struct("<QQQQIB")  # from_seq, to_seq, head_seq, earliest_seq, records, caught up
 PAGE_BYTES = _PAGE.size
 
 
 class FeedOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What of a topic somebody wants, and how. Watchers with the same options share a feed."""
+    """What a watcher reads of a topic. Watchers with the same options share a feed."""
 
     nodes: tuple[str, ...] = ()
     limit: int = 256
@@ -46,14 +45,14 @@ class FeedOptions(msgspec.Struct, frozen=True, array_like=True):
     include_data: bool = True
     include_meta: bool = True
     include_tags: bool = False
-    strong: bool = False  # only what is synced
+    strong: bool = False  # only synced records
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True):
-    """With a `group` the topic's shard deals each record to one member; `from_seq` is where a new group begins.
+    """With a `group`, the topic's shard sends each record to one member; a new group begins at `from_seq`.
 
-    `seen` is where the member knows the group to have been: a shard that has restarted may not know it so well. Both are of
-    this epoch, if it is known.
+    `seen` is the latest position of the group known to the member: a restarted shard may know an older one. Both
+    are positions in `epoch`, if it is set.
     """
 
     options: FeedOptions
@@ -66,16 +65,16 @@ class Follow(msgspec.Struct, frozen=True, array_like=True):
 class Find(msgspec.Struct, frozen=True, array_like=True):
     names: list[str] = []
     patterns: list[str] = []
-    prefixes: list[str] | None = None  # of the key, for the patterns
+    prefixes: list[str] | None = None  # allowed by the API key; restricts the patterns
 
 
 class FoundTopic(msgspec.Struct, frozen=True, array_like=True):
-    """A topic that is there."""
+    """A topic that exists."""
 
     name: str
     head_seq: int
     earliest_seq: int
-    patterns: list[int] = []  # which of the patterns it matches, by their places
+    patterns: list[int] = []  # indexes of the patterns that it matches
     epoch: str = ""
 
 
@@ -91,9 +90,9 @@ class WatchRead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FeedPage(msgspec.Struct, array_like=True):
-    """The head of a FEED: its records are the body, as JSON objects with commas between.
+    """The head of a FEED, whose body is the records as JSON objects separated by commas.
 
-    The answers to a FOLLOW and to a WATCH_READ name the topic's epoch. It lasts as long as the feed.
+    `epoch` is set in replies to FOLLOW and WATCH_READ. It does not change during the life of a feed.
     """
 
     from_seq: int
@@ -110,28 +109,28 @@ class FeedPage(msgspec.Struct, array_like=True):
 
 
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What a session is about, as long as it lives."""
+    """The parameters of a session, fixed at its creation."""
 
     options: FeedOptions
     heartbeat_ms: int
     names: list[str] = []
     patterns: list[str] = []
     group: str | None = None
-    include_epoch: bool = False  # events name it
+    include_epoch: bool = False  # in events
 
 
 class EpochChange(msgspec.Struct, frozen=True, array_like=True):
-    """A stream has come to another epoch of a topic, and told of it. A client may not have heard that: then it comes back with a cursor of
-    the epoch `before`, from `low` to `high`.
+    """A stream has reached another epoch of a topic and sent an event about it. A client that has missed the event
+    reconnects with a cursor of the epoch `before`, between `low` and `high`.
     """
 
     epoch: str
-    before: str = ""  # empty: nothing had to be told
+    before: str = ""  # empty: no event was needed
     low: int = 0
     high: int = 0
 
     def following(self, earlier: EpochChange | None) -> EpochChange:
-        """Both changes as one, which tells no less."""
+        """Both changes merged into one that covers the cursors of both."""
         if earlier is None or not earlier.before:
             return self
         if not self.before:
@@ -142,14 +141,14 @@ class EpochChange(msgspec.Struct, frozen=True, array_like=True):
 
 class CreateSession(msgspec.Struct, frozen=True, array_like=True, tag="create"):
     wid: str
-    key: bytes  # digest of the key that made it; empty: authentication was off
+    key: bytes  # digest of the API key that created it; empty: authentication was off
     spec: SessionSpec
     cursors: dict[str, int]
     epochs: dict[str, str] = {}
 
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="open"):
-    """`stream` is the front's number for the stream to be; 0: only look whether it could be opened."""
+    """`stream` is the front's number for the new stream; 0: only check whether it could be opened."""
 
     wid: str
     key: bytes
@@ -158,14 +157,14 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class SaveSession(msgspec.Struct, frozen=True, array_like=True, tag="save"):
-    """Cursors that have moved since the last save; `closes` when the stream has ended."""
+    """Cursors that have moved since the last save; `closes`: the stream has ended."""
 
     wid: str
     stream: int
-    number: int  # goes on from that of the opened session
+    number: int  # of the save, one more than the last
     cursors: dict[str, int]
     closes: bool = False
-    epochs: dict[str, EpochChange] = {}  # of some of these topics
+    epochs: dict[str, EpochChange] = {}  # for some of these topics
 
 
 SessionRequest: TypeAlias = CreateSession | OpenSession | SaveSession
@@ -174,9 +173,9 @@ SessionRequest: TypeAlias = CreateSession | OpenSession | SaveSession
 class OpenedSession(msgspec.Struct, frozen=True, array_like=True):
     spec: SessionSpec
     cursors: dict[str, int]
-    save: int  # number of the last save: an id that names only changes builds on it
-    epochs: dict[str, str] = {}  # of the topics whose epoch is known
-    told: dict[str, EpochChange] = {}  # the changes that were told: event ids go on to say so
+    save: int  # number of the last save: event ids that name only changed cursors refer to it
+    epochs: dict[str, str] = {}  # of topics whose epoch is known
+    told: dict[str, EpochChange] = {}  # changes that were sent to the client; event ids repeat them
 
 
 encode = msgspec.msgpack.encode

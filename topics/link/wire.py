@@ -1,6 +1,6 @@
-"""Messages between fronts and shards, and between shards and the catalog.
+"""Wire format of requests and replies between fronts and shards, and between shards.
 
-One ZeroMQ message carries all that one side has for the other in a tick:
+One ZeroMQ message carries everything that one side has for the other in a tick:
 
     message   version u16 · incarnation u64 · items
     request   id u64 · received_us u64 · budget_ms u32 · op u8 · flags u8 · topic_len u16 · args_len u32 · body_len u32
@@ -8,16 +8,16 @@ One ZeroMQ message carries all that one side has for the other in a tick:
     reply     id u64 · status u16 · kind u8 · 0 u8 · head_len u32 · body_len u32
               head · body
 
-Little-endian. `received_us` is the machine's monotonic clock, the same in every process, so that a reply can say how
-long the whole took. A request that a shard has not begun within `budget_ms` of it is refused, not executed. `args` is
-msgpack of `Args` and absent when all is default. `head` is ready-made HTTP header lines. A body of BODY_APART bytes or
-more is not joined but follows as a message part of its own (body_len is then FOLLOWS, and the item is the last).
+Little-endian. `received_us` is the machine's monotonic clock, the same in every process, so that a reply can report the
+total time. A request that a shard has not begun within `budget_ms` of it is refused, not executed. `args` is msgpack of
+`Args`, absent when all fields have their defaults. `head` is HTTP header lines. A body of SEPARATE_BODY_BYTES or more is
+not copied into the message but sent as a separate message part; its body_len is SEPARATE, and its item is the last.
 
-A front tells with TAKEN how many bytes of messages it has taken since it last did (u64, the body), and with PRESSURE how hard
-it has it (per mille, as the id); neither has a reply.
+Flow control: with WINDOW_UPDATE a front reports the bytes of messages it has received since the last one (u64, the
+body), and with PRESSURE its load (per mille, as the id). Neither has a reply.
 
-A message names the incarnation of the worker it is for, or from: a restarted worker must never execute what was sent
-to the one before it.
+A message names the incarnation of the worker that it is for, or from: a restarted worker must never execute requests
+that were sent to its predecessor.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET
     23,
 )
 LIST_DELETED, WRITE_RAW = 24, 25
-CONSOLIDATE = 27  # which call it is stands in the arguments
+CONSOLIDATE = 27  # `Args.call` names the operation
 TXN_BEGIN, TXN_STAGE, TXN_COMMIT, TXN_ABORT = 28, 29, 30, 31
-# About the shard itself, or about who follows what: no command of the engine.
-READY, METRICS, CATALOG, TAKEN = 32, 33, 34, 35
-FIND, FOLLOW, LOOK_OUT, FED, UNFOLLOW, SESSION, STREAMS = 36, 37, 38, 39, 40, 41, 42
-WORK, WORKED, UNWORK, LETTERS, UNCLAIM = 43, 44, 45, 46, 47
-# Forwards. The first four are a client's, and go to the catalog; the others are said between workers.
+# Handled by the worker itself, not by its engine (except DEAD_LETTERS).
+READY, METRICS, CATALOG, WINDOW_UPDATE = 32, 33, 34, 35
+FIND, FOLLOW, WATCH_NAMES, FEED_ACK, UNFOLLOW, SESSION, STREAM_COUNT = 36, 37, 38, 39, 40, 41, 42
+OPEN_JOBS, JOBS_ACK, CLOSE_JOBS, DEAD_LETTERS, CANCEL_CLAIM = 43, 44, 45, 46, 47
+# Forwards. The first four come from clients and go to the catalog; the others are sent between workers.
 PUT_FORWARD, GET_FORWARD, LIST_FORWARDS, DROP_FORWARD = 48, 49, 50, 51
 COPIES, CATCH_UP, FORWARD_STEP, FORWARDS_GONE, FORWARDS_CHECK, FORWARD_TOTALS = 52, 53, 54, 55, 56, 57
 PRESSURE = 58
 
-# An outcome may be unknown when the worker dies while one of these is on its way.
+# The outcome of these may be unknown when the worker dies before it replies.
 CHANGES = frozenset(
     (
         WRITE, WRITE_LINES, WRITE_RAW, DELETE, PUT_TOPIC, DROP_TOPIC, CLAIM, ACK, NACK, EXTEND, TERM,
@@ -67,29 +67,29 @@ CHANGES = frozenset(
 
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
 RESUME = 16  # a PAUSE_CONSUMER that ends a pause
-MUST_PARSE = 32  # a WRITE_RAW whose body is said to be JSON
-PUBLISH = 32  # a WRITE whose body is the command of a WebSocket
-WITH_EPOCH = 64  # the answer to a write names the topic's epoch
+MUST_PARSE = 32  # a WRITE_RAW with a JSON content type
+PUBLISH = 32  # a WRITE whose body is a WebSocket command
+WITH_EPOCH = 64  # the reply to a write contains the topic's epoch
 STRICT = 128  # unknown fields of the body are an error
-# Beyond what is sent: a body was read that has unknown fields, see `Request.ignored`.
+# Never sent: the body has unknown fields, listed in `Request.ignored`.
 IGNORED = 256
 
 JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
-FEED, NEW_TOPIC, END = 4, 5, 6  # under the number of a FOLLOW, of a LOOK_OUT, of a stream
-JOBS = 7  # under the number of a WORK
+FEED, NEW_TOPIC, END_STREAM = 4, 5, 6  # their ids: those of the FOLLOW, the WATCH_NAMES, the stream
+JOBS = 7  # its id: that of the OPEN_JOBS
 
-# A front's name to a shard, and what is added to it for a socket that has large bodies only.
+# Length of a front's ZeroMQ identity, and the suffix for its second socket, which carries only large bodies.
 PEER_BYTES = 16
 BULK = b"+"
 
-BODY_APART = 64 * 1024  # from here on one copy more costs more than one message part more
-FOLLOWS = 0xFFFF_FFFF
-SOCKET_BYTES = 4 << 20  # what the kernel may hold of a large body, so that both sides wake less often for it
+SEPARATE_BODY_BYTES = 64 * 1024  # from here on a copy costs more than another message part
+SEPARATE = 0xFFFF_FFFF
+SOCKET_BYTES = 4 << 20  # kernel buffer: large enough for most large bodies, so both sides wake less often
 
 _MESSAGE = struct.Struct("<HQ")
 _REQUEST = struct.Struct("<QQIBBHII")
 _REPLY = struct.Struct("<QHBBII")
-_TAKEN = struct.Struct("<Q")
+_WINDOW_UPDATE = struct.Struct("<Q")
 MESSAGE_BYTES = _MESSAGE.size
 REQUEST_BYTES = _REQUEST.size
 REPLY_BYTES = _REPLY.size
@@ -98,10 +98,10 @@ Buffer: TypeAlias = bytes | memoryview
 
 
 class Args(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What a request says outside of its body."""
+    """Parameters of a request from its path, query and headers."""
 
     idempotency_key: str | None = None
-    prefixes: list[str] | None = None  # of the key: names outside of them are not its business
+    prefixes: list[str] | None = None  # allowed by the API key
     prefix: str = ""
     after: str = ""
     page_size: int = 0
@@ -116,10 +116,10 @@ class Args(msgspec.Struct, array_like=True, omit_defaults=True):
     forward: str = ""  # name of a rule
     source: str | None = None
     dest: str | None = None
-    call: str = ""  # of CONSOLIDATE
-    named: str = ""  # the plan or snapshot that the path names
+    call: str = ""  # operation of a CONSOLIDATE
+    named: str = ""  # the plan or snapshot in the path
     txn: str = ""
-    traceparent: str = ""  # of a write; valid
+    traceparent: str = ""  # of a write; validated by the front
     from_seq: int = 0
 
 
@@ -129,7 +129,7 @@ NO_ARGS = Args()
 
 
 class BadMessage(Exception):
-    """The other side speaks another version, or not this protocol at all."""
+    """A message of another protocol version, or one that is malformed."""
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class Request:
 
 @dataclass(slots=True)
 class Reply:
-    """What a shard answers: an HTTP status, header lines, a body."""
+    """A shard's reply: HTTP status, header lines, body."""
 
     id: int
     status: int
@@ -161,7 +161,7 @@ def new_peer() -> bytes:
 
 
 def front_of(peer: bytes) -> bytes:
-    """The name of the front that sent something, whichever of its sockets it came by."""
+    """The name of a front, given the identity of either of its sockets."""
     return peer.removesuffix(BULK)
 
 
@@ -170,7 +170,7 @@ def message_head(incarnation: int) -> bytes:
 
 
 def read_message_head(message: Buffer) -> int:
-    """The incarnation that the message names."""
+    """The incarnation named in the message."""
     if len(message) < MESSAGE_BYTES:
         raise BadMessage(f"a message of {len(message)} bytes")
     version, incarnation = _MESSAGE.unpack_from(message)
@@ -196,29 +196,30 @@ def request_head(
     )
 
 
-def taken_item(size: int) -> bytes:
-    """A request that tells how many bytes were taken."""
-    return request_head(0, 0, 0, TAKEN, 0, b"", b"", _TAKEN.size) + _TAKEN.pack(size)
+def window_update(size: int) -> bytes:
+    """A request that reports received bytes."""
+    head = request_head(0, 0, 0, WINDOW_UPDATE, 0, b"", b"", _WINDOW_UPDATE.size)
+    return head + _WINDOW_UPDATE.pack(size)
 
 
-def read_taken(body: Buffer) -> int:
-    if len(body) != _TAKEN.size:
-        raise BadMessage(f"a count of {len(body)} bytes")
-    return int(_TAKEN.unpack(body)[0])
+def read_window_update(body: Buffer) -> int:
+    if len(body) != _WINDOW_UPDATE.size:
+        raise BadMessage(f"a window update of {len(body)} bytes")
+    return int(_WINDOW_UPDATE.unpack(body)[0])
 
 
 def reply_head(request_id: int, status: int, kind: int, head: bytes, body_len: int) -> bytes:
     return _REPLY.pack(request_id, status, kind, 0, len(head), body_len) + head
 
 
-def _apart(body: Buffer | None) -> Buffer:
+def _separate(body: Buffer | None) -> Buffer:
     if body is None:
-        raise BadMessage("a body that should follow is missing")
+        raise BadMessage("the message part with the body is missing")
     return body
 
 
-def read_requests(message: bytes, apart: Buffer | None = None) -> Iterator[Request]:
-    """The requests of a message; `apart` is the part that followed it, if one did."""
+def read_requests(message: bytes, separate: Buffer | None = None) -> Iterator[Request]:
+    """The requests of a message; `separate` is its second part, if it has one."""
     at, end = MESSAGE_BYTES, len(message)
     unpack = _REQUEST.unpack_from
     try:
@@ -227,13 +228,13 @@ def read_requests(message: bytes, apart: Buffer | None = None) -> Iterator[Reque
             topic_at = at + REQUEST_BYTES
             args_at = topic_at + topic_len
             body_at = args_at + args_len
-            if body_len == FOLLOWS:
-                at, body = body_at, _apart(apart)
+            if body_len == SEPARATE:
+                at, body = body_at, _separate(separate)
             else:
                 at = body_at + body_len
                 body = message[body_at:at]
             if at > end:
-                raise BadMessage("an item goes beyond its message")
+                raise BadMessage("an item extends beyond its message")
             yield Request(
                 number,
                 received_us,
@@ -245,10 +246,10 @@ def read_requests(message: bytes, apart: Buffer | None = None) -> Iterator[Reque
                 body,
             )
     except struct.error as error:
-        raise BadMessage(f"a cut request: {error}") from None
+        raise BadMessage(f"a truncated request: {error}") from None
 
 
-def read_replies(message: bytes, apart: Buffer | None = None) -> Iterator[Reply]:
+def read_replies(message: bytes, separate: Buffer | None = None) -> Iterator[Reply]:
     at, end = MESSAGE_BYTES, len(message)
     unpack = _REPLY.unpack_from
     try:
@@ -256,13 +257,13 @@ def read_replies(message: bytes, apart: Buffer | None = None) -> Iterator[Reply]
             number, status, kind, _, head_len, body_len = unpack(message, at)
             head_at = at + REPLY_BYTES
             body_at = head_at + head_len
-            if body_len == FOLLOWS:
-                at, body = body_at, _apart(apart)
+            if body_len == SEPARATE:
+                at, body = body_at, _separate(separate)
             else:
                 at = body_at + body_len
                 body = message[body_at:at]
             if at > end:
-                raise BadMessage("an item goes beyond its message")
+                raise BadMessage("an item extends beyond its message")
             yield Reply(number, status, kind, message[head_at:body_at], body)
     except struct.error as error:
-        raise BadMessage(f"a cut reply: {error}") from None
+        raise BadMessage(f"a truncated reply: {error}") from None

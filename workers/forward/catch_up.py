@@ -41,7 +41,7 @@ LATE = 512
 READS = frozenset(
     (
         wire.DIFF, wire.DIFF_FRAMES, wire.GET_TOPIC, wire.WATCH_READ, wire.CLAIM, wire.LAST_BY_TAG,
-        wire.COUNT_BY_TAG, wire.LIST_DELETED, wire.WORK, wire.FORWARD_TOTALS,
+        wire.COUNT_BY_TAG, wire.LIST_DELETED, wire.OPEN_JOBS, wire.FORWARD_TOTALS,
     )
 )  # fmt: skip
 

@@ -201,7 +201,7 @@ class Forwarder:
         self._is_closed = True
 
     @property
-    def owes(self) -> bool:
+    def has_pending_copies(self) -> bool:
         """Whether something is to be sent or answered that nothing stands in the way of."""
         if self._shard.flowing:
             return True

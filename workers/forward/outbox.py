@@ -221,7 +221,11 @@ class Outbox:
         if shard == self._engine.config.shard:
             self._submit(batch, cmd.TakeDeadLetters(first.target, first.source_id, letters))
         elif not self._links.ask(
-            shard, wire.LETTERS, first.target.encode(), encode_letters(letters), partial(self._heard, batch)
+            shard,
+            wire.DEAD_LETTERS,
+            first.target.encode(),
+            encode_letters(letters),
+            partial(self._heard, batch),
         ):
             self._later(batch)
 

@@ -22,7 +22,7 @@ from topics.link import wire
 REQUESTS_MAX = 1024
 BYTES_MAX = 48 * MIB  # copies and letters have bounds of their own, and questions must find room beside both
 REQUEST_COST = 256  # what an entry takes beside its body
-TAKEN_EVERY_BYTES = 4 * MIB  # as a front does: a worker counts what it has sent until it hears of it
+WINDOW_UPDATE_BYTES = 4 * MIB  # as a front does: a worker counts what it has sent until it hears of it
 
 # A worker that has not begun a request by then refuses it. It may then be parked for a cap. Nobody gives up before both
 # are over: what is sent again must not meet its older copy behind it.
@@ -94,8 +94,8 @@ class PeerLinks:
         now_us = self._now_us()
         link.asked[number] = _Asked(cost, now_us, on_answer)
         link.cost += cost
-        if size >= wire.BODY_APART:
-            head = wire.request_head(number, now_us, BUDGET_MS, op, 0, topic, b"", wire.FOLLOWS)
+        if size >= wire.SEPARATE_BODY_BYTES:
+            head = wire.request_head(number, now_us, BUDGET_MS, op, 0, topic, b"", wire.SEPARATE)
             link.add_apart(head, body)
         else:
             link.add(wire.request_head(number, now_us, BUDGET_MS, op, 0, topic, b"", size), body)
@@ -126,8 +126,8 @@ class PeerLinks:
                 link.cost -= asked.cost
                 asked.on_answer(reply)
         link.taken += len(message) if apart is None else len(message) + len(apart)
-        if link.taken >= TAKEN_EVERY_BYTES:
-            link.add(wire.taken_item(link.taken), b"")
+        if link.taken >= WINDOW_UPDATE_BYTES:
+            link.add(wire.window_update(link.taken), b"")
             link.taken = 0
 
     # -- lives, deaths and time ----------------------------------------------------------------------------

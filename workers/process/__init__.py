@@ -1,1 +1,1 @@
-"""The supervisor and its child processes."""
+"""The supervisor, and the child processes that it starts."""

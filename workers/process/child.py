@@ -1,7 +1,7 @@
-"""One process under the supervisor: forked, spoken to over its control channel, and reaped when it ends.
+"""A child process of the supervisor: forked, connected by a control channel, reaped when it exits.
 
-Forked and not started anew: the modules that it needs are there already, so that a worker that died is back in hundredths of a
-second, and all processes run the code that the server was started with, whatever was installed since.
+Forked rather than executed: the modules are already loaded, so a worker restarts within hundredths of a second, and all
+processes run the code that the server was started with, even after an upgrade on disk.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from topics.system.process import die_with_parent, set_title
 from workers.process import exit_codes
 from workers.process.liveness import Heartbeat
 
-# A terminal's Ctrl-C and a service manager's stop reach every process of the group. Only the supervisor
-# may act on them: it drains fronts before workers.
+# A terminal's Ctrl-C and a service manager's stop signal the whole process group. Only the supervisor may act on them:
+# it drains fronts before workers.
 _SUPERVISORS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _STANDARD_FDS = {0, 1, 2}
 
 logger = logging.getLogger("topics.supervisor")
 
-# What a child does until its end, with its side of the control channel; its exit status.
-Life: TypeAlias = Callable[[socket.socket], int]
+# The main function of a child: gets its end of the control channel, returns the exit status.
+Entry: TypeAlias = Callable[[socket.socket], int]
 
 
 class Child:
-    """A running process. `ended` is set after it was reaped and all its messages were delivered."""
+    """A running process. `ended` is set after it was reaped and all of its messages were delivered."""
 
     def __init__(
         self,
         name: str,
-        life: Life,
+        entry: Entry,
         *,
         inherited: Collection[socket.socket] = (),
         heartbeat: Heartbeat,
@@ -50,16 +50,16 @@ class Child:
         self.name = name
         self.heartbeat = heartbeat
         self.ended = asyncio.Event()
-        self.exit_code = 0  # after the end, as `reap` tells it
+        self.exit_code = 0  # once it has exited, as returned by `reap`
         self.killed = False
-        self.reason = ""  # of its end, if it is known
+        self.reason = ""  # of its exit, if known
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
                 kept_fds = [one.fileno() for one in (*inherited, theirs)]
-                self.pid, self._pidfd = fork(name, partial(_tell_failure, life, theirs), kept_fds)
+                self.pid, self._pidfd = fork(name, partial(_report_failure, entry, theirs), kept_fds)
         except BaseException:
             ours.close()
             raise
@@ -88,40 +88,40 @@ class Child:
         self._on_end(self)
 
 
-def fork(name: str, life: Callable[[], int], kept_fds: Collection[int]) -> tuple[int, int]:
-    """Start a process with the supervisor's signals blocked, from its first instruction on; its pid, and a descriptor that tells of its end."""
+def fork(name: str, entry: Callable[[], int], kept_fds: Collection[int]) -> tuple[int, int]:
+    """Start a process with the supervisor's signals blocked from its first instruction; returns its pid and a pidfd."""
     parent = os.getpid()
-    _flush()  # or both would have what is in there
-    # From the main thread: the kernel's "parent died" signal follows the thread that forked.
+    _flush()  # or both processes would write the buffered output
+    # From the main thread: the kernel sends the parent-death signal when the forking thread exits.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISORS_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
-            _live(name, life, kept_fds, parent)
+            _run_child(name, entry, kept_fds, parent)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         return pid, os.pidfd_open(pid)
     except BaseException:
-        # Nobody would ever hear of its end.
+        # Without a pidfd its exit would go unnoticed.
         os.kill(pid, signal.SIGKILL)
         reap(pid)
         raise
 
 
 def reap(pid: int) -> int:
-    """Wait for a process's end; its exit status, or the negative number of the signal that killed it."""
+    """Wait for a process; returns its exit status, or the negated number of the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _live(name: str, life: Callable[[], int], kept_fds: Collection[int], parent: int) -> NoReturn:
-    """The new process, to its end. It never returns: below it lie the supervisor's frames, which must not be left here."""
+def _run_child(name: str, entry: Callable[[], int], kept_fds: Collection[int], parent: int) -> NoReturn:
+    """The new process. Never returns: the frames below are the supervisor's, and must not be unwound here."""
     code = exit_codes.UNEXPECTED
     try:
-        _shed(kept_fds)
+        _drop_inherited(kept_fds)
         die_with_parent(parent)
         set_title(name)
-        code = life()
+        code = entry()
     except BaseException:
         logger.exception("%s: unexpected error", name)
     finally:
@@ -129,10 +129,10 @@ def _live(name: str, life: Callable[[], int], kept_fds: Collection[int], parent:
         os._exit(code)
 
 
-def _tell_failure(life: Life, control: socket.socket) -> int:
-    """A life that tells the supervisor of an unexpected error, by its type: the text of most may hold data of clients."""
+def _report_failure(entry: Entry, control: socket.socket) -> int:
+    """Run `entry`; report an unexpected error to the supervisor by its type only, as its text may contain client data."""
     try:
-        return life(control)
+        return entry(control)
     except Exception as error:
         reason = (
             str(error) if isinstance(error, OSError) else f"unexpected {type(error).__name__}; see the log"
@@ -142,23 +142,23 @@ def _tell_failure(life: Life, control: socket.socket) -> int:
         raise
 
 
-def _shed(kept_fds: Collection[int]) -> None:
-    """Away with what is the supervisor's."""
-    # What it holds is never collected here: that would close descriptors that are other files by then.
+def _drop_inherited(kept_fds: Collection[int]) -> None:
+    """Drop the supervisor's signal handlers and descriptors."""
+    # Its objects are never collected here: their finalizers would close descriptors that are reused by then.
     gc.freeze()
     signal.set_wakeup_fd(-1)
     for number in _SUPERVISORS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    # Its locks, listeners and the channels of others: a process that held them too would keep them alive.
-    for fd in {int(entry) for entry in os.listdir("/proc/self/fd")} - _STANDARD_FDS - set(kept_fds):
-        with contextlib.suppress(OSError):  # the one of the list itself
+    # Locks, listeners and other children's channels: an inherited copy would keep them open.
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - _STANDARD_FDS - set(kept_fds):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             os.close(fd)
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # Nobody reads it, or its disk is full; it is closed; there is none.
+        # A closed pipe or a full disk; a closed stream; no stream at all.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 

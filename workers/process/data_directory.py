@@ -1,9 +1,9 @@
-"""The data directory as the supervisor sees it; the shards' files in it belong to the workers.
+"""The files of the data directory that belong to the supervisor; the shards' files belong to the workers.
 
-LOCK          flock'ed for the supervisor's life; contains its pid
-layout.json   which layout counts, and how many shards it has; see topics/engine/storage/layout.py
-RUN           path of the directory with the processes' sockets, which lies elsewhere: paths
-              of Unix sockets are limited to 107 bytes
+LOCK          flocked while the supervisor runs; contains its pid
+layout.json   the current layout and its number of shards; see topics/engine/storage/layout.py
+RUN           path of the directory with the processes' sockets. It is elsewhere, because paths of Unix sockets are
+              limited to 107 bytes
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from topics.system.read_only_disk import read_small
 from workers.process.exit_codes import BadConfiguration, DirectoryLocked
 from workers.shard.posix_disk import make_durable_dir, sync_directory
 
-PRIVATE_UMASK = 0o077  # records are nobody's business but the owner's
+PRIVATE_UMASK = 0o077  # only the owner may read records
 RUN_PREFIX = "topics-run-"
-RUN_BYTES_MAX = 4096  # of RUN: as long as a path can be
+RUN_BYTES_MAX = 4096  # of RUN: the maximum length of a path
 # The longest name in a run directory is shard-000-<19 digits>.sock.
 _SOCKET_NAME_BYTES = 36
 _SOCKET_PATH_BYTES_MAX = 100
-# A process that changed the number of shards ends with its supervisor, but not before the disk call that it is in.
-_ORPHAN_PATIENCE_S = 30.0
-_MEND = "restore it from a backup, or run `topics verify --repair`"
+# An orphaned resharding process exits with its supervisor, but only after its current disk call.
+_ORPHAN_TIMEOUT_S = 30.0
+_HOW_TO_FIX = "restore it from a backup, or run `topics verify --repair`"
 
 logger = logging.getLogger("topics.supervisor")
 
@@ -64,25 +64,25 @@ class DataDirectory:
             raise
 
     def close(self) -> None:
-        # The file stays: removing it would let a server that waits for the old file and one that makes a new file both hold a lock.
+        # Never unlink the file: a server waiting for the old file and one that creates a new file would both get a lock.
         os.close(self._lock_fd)
 
     @property
     def lock_fd(self) -> int:
-        """For a process that must not outlive this one's hold on the directory."""
+        """For a child that must keep the directory locked even if this process dies."""
         return self._lock_fd
 
     def layout(self, new_shards: int) -> Layout:
-        """The stored layout; at the first start one with so many shards is made."""
+        """The stored layout; the first start creates one with `new_shards` shards."""
         path = self.path / LAYOUT_NAME
         return read_layout(path) if path.exists() else self._make_layout(path, new_shards)
 
     def has_stale_layouts(self, layout: Layout) -> bool:
-        """Whether a change of the number of shards was stopped half way."""
+        """Whether a change of the number of shards was interrupted."""
         return bool(stale_layouts(os.listdir(self.path), layout.generation))
 
     def make_run_dir(self) -> Path:
-        """A new private directory for sockets; the one that a killed server left is removed."""
+        """Create a private directory for sockets; the one left by a killed server is removed."""
         left = self._recorded_run_dir()
         if left is not None:
             _remove_run_dir(left)
@@ -102,11 +102,11 @@ class DataDirectory:
 
     def remove_run_dir(self, path: Path) -> None:
         _remove_run_dir(path)
-        with suppress(OSError):  # a directory has its name, as `_record_run_dir` has said
+        with suppress(OSError):  # RUN is a directory; `_record_run_dir` has logged that
             (self.path / "RUN").unlink(missing_ok=True)
 
     def _recorded_run_dir(self) -> Path | None:
-        """The run directory of the server before. What cannot be read is replaced."""
+        """The run directory of the previous server; None if RUN is missing or unreadable."""
         record = self.path / "RUN"
         try:
             text = read_small(record, RUN_BYTES_MAX)
@@ -118,17 +118,17 @@ class DataDirectory:
         return None if b"\0" in text else Path(os.fsdecode(text.strip()))
 
     def _record_run_dir(self, path: Path) -> None:
-        """Before it is made, so that no crash leaves one that nobody knows of."""
+        """Called before the directory is created, so that a crash never leaves an unknown one."""
         try:
             write_atomically(self.path / "RUN", f"{path}\n".encode())
         except OSError as error:
-            # A full disk must not keep the server from starting: deletes are the way out of it.
+            # The server must start even if the disk is full: deletes free space.
             logger.warning(
                 "cannot record the run directory", extra={"fields": {"path": path, "reason": error}}
             )
 
     def _lock(self) -> None:
-        give_up = time.monotonic() + _ORPHAN_PATIENCE_S
+        give_up = time.monotonic() + _ORPHAN_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,11 +146,11 @@ class DataDirectory:
             os.ftruncate(self._lock_fd, 0)
             os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
-            # The lock holds without it; the pid only helps people.
+            # The pid is only informative; the lock works without it.
             logger.warning("cannot write the pid to LOCK", extra={"fields": {"reason": error}})
 
     def _make_layout(self, path: Path, shards: int) -> Layout:
-        # A guessed count would look for topics in the wrong shards, and find none.
+        # With a guessed number of shards, topics would be looked up in the wrong ones.
         if any(generation_of(name) is not None for name in os.listdir(self.path)):
             raise BadConfiguration(
                 f"{path} is missing, but {self.path} has data; restore the file from a backup"
@@ -161,7 +161,7 @@ class DataDirectory:
 
 
 def write_atomically(path: Path, data: bytes, *, public: bool = False) -> None:
-    """Readers see the old content or the new, also after a crash. `public`: other users may read it."""
+    """Replace a file atomically, also across a crash. `public`: readable by other users."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -182,18 +182,18 @@ def read_layout(path: Path) -> Layout:
     try:
         return decode_layout(str(path), read_small(path, LAYOUT_BYTES_MAX))
     except OSError as error:
-        raise BadConfiguration(f"{path} cannot be read: {error.strerror}; {_MEND}") from error
+        raise BadConfiguration(f"{path} cannot be read: {error.strerror}; {_HOW_TO_FIX}") from error
     except Corrupt as error:
-        raise BadConfiguration(f"{path} {error.problem}; {_MEND}") from error
+        raise BadConfiguration(f"{path} {error.problem}; {_HOW_TO_FIX}") from error
     except UnsupportedFormat as error:
-        known = LAYOUT_FORMATS[-1]
+        newest = LAYOUT_FORMATS[-1]
         raise BadConfiguration(
-            f"{path} has format {error.version}; this version of the server knows those up to {known}"
+            f"{path} has format {error.version}; this version of the server supports formats up to {newest}"
         ) from error
 
 
 def _is_dead(pid: str) -> bool:
-    """Whether there is no such process: the lock is then held by one that it started, and that is about to end."""
+    """Whether there is no such process: then the lock is held by an orphaned child that is about to exit."""
     if not pid.isdecimal():
         return False
     try:
@@ -214,7 +214,7 @@ def _run_dir_parents() -> Iterator[str]:
 
 
 def _remove_run_dir(path: Path) -> None:
-    """Remove the sockets in it and then the directory. Whatever does not look like ours is left alone."""
+    """Remove the sockets and then the directory. Anything else in it is left alone."""
     try:
         if not path.name.startswith(RUN_PREFIX) or not stat.S_ISDIR(path.lstat().st_mode):
             return

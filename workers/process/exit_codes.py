@@ -1,4 +1,4 @@
-"""How the supervisor ends, and the refusals that end it before anything is started."""
+"""Exit codes of the server, and the errors that prevent a start."""
 
 from __future__ import annotations
 

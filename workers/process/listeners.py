@@ -1,4 +1,4 @@
-"""The listening sockets. The supervisor binds them, so the port is open at once and stays open while a front restarts."""
+"""Listening sockets. The supervisor binds them, so the port stays open while a front restarts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BIND_PATIENCE_S = 1.5
 
 
 def bind(host: str, port: int, count: int) -> list[socket.socket]:
-    """`count` sockets on one address; with more than one the kernel spreads connections over them.
+    """`count` sockets on one address; the kernel distributes connections over them.
 
-    The fronts of a server that was just killed may hold the port for a moment more.
+    Retries for a moment: the fronts of a server that was just killed may still hold the port.
     """
     give_up = time.monotonic() + BIND_PATIENCE_S
     while True:
@@ -38,11 +38,11 @@ def _bind(host: str, port: int, count: int) -> list[socket.socket]:
     try:
         family, address = _resolve(host, port)
         if count > 1 and port:
-            # SO_REUSEPORT would silently share the port with another server that sets it too.
+            # With SO_REUSEPORT alone, another server that sets it too would silently share the port.
             _bound(family, address, shared=False).close()
         while len(listeners) < count:
             listeners.append(_bound(family, address, shared=count > 1))
-            # For port 0 the first socket got a port that the others must take too.
+            # With port 0, the other sockets must use the port that the first one got.
             address = listeners[0].getsockname()
         for listener in listeners:
             listener.listen(BACKLOG)
@@ -65,7 +65,7 @@ def address_of(listener: socket.socket) -> str:
 def write_port_file(path: str, address: str) -> None:
     try:
         if _holds(path, address.encode()):
-            return  # the port is a fixed one: a full disk does not keep the server from starting
+            return  # unchanged: the server can start even if the disk is full
         write_atomically(Path(path).absolute(), address.encode(), public=True)
     except OSError as error:
         raise BadConfiguration(
@@ -74,7 +74,7 @@ def write_port_file(path: str, address: str) -> None:
 
 
 def _holds(path: str, content: bytes) -> bool:
-    """Whether the file is there and consists of this."""
+    """Whether the file exists with exactly this content."""
     try:
         with open(path, "rb") as file:
             return file.read(len(content) + 1) == content
@@ -84,7 +84,7 @@ def _holds(path: str, content: bytes) -> bool:
 
 def _resolve(host: str, port: int) -> tuple[int, Any]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    # `localhost` often has both families, and clients that know only one know IPv4.
+    # `localhost` often resolves to both families. Prefer IPv4: every client supports it.
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address
 
@@ -96,7 +96,7 @@ def _bound(family: int, address: Any, shared: bool) -> socket.socket:
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            # `::` is all addresses, also those of IPv4.
+            # Let `::` accept IPv4 connections as well.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(address)
         listener.setblocking(False)

@@ -1,4 +1,4 @@
-"""Decisions about a child's life, without a clock or a process: when to restart it, and when it counts as hung."""
+"""Restart backoff and heartbeat of a child process. Pure: no clock, no process."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 
 RESTART_DELAY_MIN_S = 0.1
 RESTART_DELAY_MAX_S = 10.0
-CALM_S = 30.0  # a child that did its work for this long was fine, and its next death is a first one
-FAILING_FROM = 2  # deaths in a row: one may be an accident
+HEALTHY_S = 30.0  # a child that worked for this long resets the count of failures
+FAILING_FROM = 2  # failures in a row: one may be an accident
 PING_INTERVAL_S = 1.0
-START_S = 30.0  # a child that has never answered may still be loading its modules
+START_S = 30.0  # timeout of the first answer: the child may still be starting
 
 
 class Backoff:
-    """How long to wait before the next restart. `failures` counts the deaths in a row."""
+    """Exponential backoff of restarts. `failures` counts exits in a row."""
 
     def __init__(self) -> None:
         self.failures = 0
         self._next_s = RESTART_DELAY_MIN_S
 
     def delay_after(self, worked_s: float) -> float:
-        """After the death of a child that did its work for so long; 0 for one that never came to it, however long it tried."""
-        if worked_s >= CALM_S:
+        """The delay after the exit of a child that worked for `worked_s`: 0 if it never became ready."""
+        if worked_s >= HEALTHY_S:
             self.failures = 0
             self._next_s = RESTART_DELAY_MIN_S
         self.failures += 1
@@ -33,8 +33,7 @@ class Backoff:
 class Heartbeat:
     """Counts ticks without an answer, one tick per ping interval.
 
-    Ticks, not seconds: when the supervisor itself was stopped for a minute, that is one tick,
-    and no child is killed for it.
+    Ticks, not seconds: if the supervisor itself is suspended for a minute, that is one tick, and no child is killed.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -50,7 +49,7 @@ class Heartbeat:
         self._ticks_allowed = self._ticks_max
 
     def tick(self) -> bool:
-        """Count one tick; True when a ping is to be sent, which is when the last one was answered."""
+        """Count one tick. True: the last ping was answered, send the next."""
         if self._waiting:
             self._ticks_silent += 1
             return False
@@ -63,5 +62,5 @@ class Heartbeat:
 
 
 def ping_interval_s(timeout_s: float) -> float:
-    """Often enough that a short timeout still takes several missed ticks."""
+    """Short enough that even a short timeout spans several ticks."""
     return min(PING_INTERVAL_S, timeout_s / 4)

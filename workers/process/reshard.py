@@ -1,8 +1,7 @@
-"""The supervisor's side of a change of the number of shards: a process of its own does it, before any other is started.
+"""Changing the number of shards, as seen by the supervisor: a child process does it before any other is started.
 
-It holds the data directory's lock together with the supervisor, so that no other server can begin while it is in a disk call,
-even if the supervisor is killed. It is stopped by killing it: whatever it has done by then is gone on with, or thrown away, by the
-next start.
+The child shares the supervisor's lock on the data directory, so no other server can start while it is in a disk call,
+even if the supervisor is killed. It is stopped by killing it; the next start resumes or discards its work.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ logger = logging.getLogger("topics.supervisor")
 
 
 def run(directory: DataDirectory, shards: int) -> int | None:
-    """Bring the data directory to so many shards; None when it is there, else the exit code of the server."""
+    """Change the number of shards. None: done; otherwise the server exits with this code."""
     return asyncio.run(_run(directory, shards))
 
 
@@ -43,18 +42,18 @@ async def _run(directory: DataDirectory, shards: int) -> int | None:
         await ended.wait()
     finally:
         loop.remove_reader(pidfd)
-        if not ended.is_set():  # on the way out of an error
+        if not ended.is_set():  # an exception is propagating
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             ended.set()
         os.close(pidfd)
         code = reap(pid)
-    if stopped.is_set():  # perhaps when it was done already
-        text = "stopped" if code == 0 else "stopped; the number of shards is changed by the next start"
+    if stopped.is_set():  # the child may have finished all the same
+        text = "stopped" if code == 0 else "stopped; the next start changes the number of shards"
         log(logger, logging.INFO, text)
         return exit_codes.CLEAN
     if code == 0:
         return None
-    if code > 0:  # it has said why
+    if code > 0:  # it has logged why
         return code
-    log(logger, logging.ERROR, "the change of the number of shards was killed", signal=-code)
+    log(logger, logging.ERROR, "the process that changes the number of shards was killed", signal=-code)
     return exit_codes.UNEXPECTED

@@ -1,7 +1,7 @@
-"""The process that brings a data directory to another number of shards; started by the supervisor.
+"""The process that changes the number of shards of a data directory; started by the supervisor.
 
-The work is done by topics/engine/tools/reshard.py. Here is what belongs to a process: the shards' locks, the progress, the
-watch sessions, and the words for what went wrong.
+topics/engine/tools/reshard.py does the work. This module adds the shard locks, progress output, watch sessions and
+error messages.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from workers.watch import session_file
 from workers.watch.feeds import GroupRow
 from workers.watch.sessions import SessionRow
 
-FAILPOINT_SHARD = 1000  # what this process is called there; no shard has that number
+FAILPOINT_SHARD = 1000  # this process in failpoints; no shard has that number
 LOCK_RETRY_S = 0.02
-SAY_EVERY_S = 1.0
+LOG_EVERY_S = 1.0
 
 logger = logging.getLogger("topics.reshard")
 
 
 def main(shards: int) -> int:
-    gc.disable()  # as a shard does while it recovers; this is all that is done here
+    gc.disable()  # as in a shard's recovery: everything built here lives until the process exits
     settings = Settings.from_env(os.environ)
     logs.configure("reshard", settings.log_format, secrets_of(settings.api_keys))
     try:
-        return bring_to(settings, shards)
+        return change_shards(settings, shards)
     except (Refusal, BadFailpoint) as error:
         logger.error("not started: %s", error)
         return BAD_CONFIGURATION
 
 
-def bring_to(settings: Settings, shards: int) -> int:
-    """The exit code: 0 when the data directory has so many shards, and nothing else lies beside them."""
+def change_shards(settings: Settings, shards: int) -> int:
+    """Returns the exit code: 0 when the data directory has `shards` shards and no other layout."""
     path = Path(settings.data_dir).absolute()
     layout = read_layout(path / LAYOUT_NAME)
     disk = open_disk(str(path), FAILPOINT_SHARD)
@@ -77,12 +77,12 @@ def bring_to(settings: Settings, shards: int) -> int:
 
 
 def _clear(disk: Disk, layout: Layout) -> int:
-    """Nothing is to be changed, but a change was stopped half way. What it left takes space and does no harm."""
+    """Remove the files of an interrupted change. They are harmless, so a failure only costs disk space."""
     try:
         if clear_stale(disk, layout):
-            logger.info("removed what a change of the number of shards had left")
+            logger.info("removed the files of an interrupted change of the number of shards")
     except OSError as error:
-        logger.warning("what a change of the number of shards had left is still there: %s", error)
+        logger.warning("cannot remove the files of an interrupted change of the number of shards: %s", error)
     except TopicsError as error:
         logger.error("not started: %s", error)
         return BAD_CONFIGURATION
@@ -99,14 +99,14 @@ def _reshard(disk: Disk, settings: Settings, layout: Layout, shards: int) -> Non
 
     cold = open_cold(settings, FAILPOINT_SHARD)
     work = Reshard(disk, SystemClock(), config, layout, shards, carry, cold)
-    teller = _Teller(f"{layout.shards} → {shards} shards")
+    shown = _ProgressBar(f"{layout.shards} → {shards} shards")
     try:
         for progress in work.steps():
-            teller.tell(progress)
+            shown.update(progress)
     finally:
-        teller.end()
+        shown.end()
     if work.left:
-        logger.warning("the old layout is still there, until the next start: %s", work.left)
+        logger.warning("cannot remove the old layout; the next start removes it: %s", work.left)
     took_ms = int((time.monotonic() - began) * 1000)
     log(
         logger, logging.INFO, f"the data directory has {shards} shards",
@@ -115,7 +115,7 @@ def _reshard(disk: Disk, settings: Settings, layout: Layout, shards: int) -> Non
 
 
 def carry_watches(disk: Disk, old_dirs: list[str], new_dirs: list[str]) -> None:
-    """Watch sessions lie where their names are placed, and the places of groups with their topics."""
+    """Move watch sessions to the shards of their ids, and cursors of groups to the shards of their topics."""
     sessions: list[list[SessionRow]] = [[] for _ in new_dirs]
     groups: list[list[GroupRow]] = [[] for _ in new_dirs]
     for directory in old_dirs:
@@ -132,34 +132,34 @@ def carry_watches(disk: Disk, old_dirs: list[str], new_dirs: list[str]) -> None:
 
 
 def _lock(held: ExitStack, path: Path) -> None:
-    """As a worker does: one that was left behind may still sit in a sync. The supervisor's end ends the wait."""
+    """Take the lock that a worker holds: an orphaned one may still be in a sync. Waits until the supervisor exits."""
     path.mkdir(parents=True, exist_ok=True)
     fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     held.callback(os.close, fd)
-    said = False
+    is_logged = False
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if not said:
-                log(logger, logging.WARNING, "waiting for a worker to let go of its shard", path=path)
-                said = True
+            if not is_logged:
+                log(logger, logging.WARNING, "waiting for a worker to release its shard", path=path)
+                is_logged = True
         time.sleep(LOCK_RETRY_S)
 
 
-class _Teller:
-    """A bar that is drawn over on a terminal; elsewhere a line a second."""
+class _ProgressBar:
+    """A progress bar on a terminal; elsewhere one log line per second."""
 
     WIDTH = 24
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._terminal = sys.stderr.isatty()
-        self._said_s = time.monotonic()
+        self._logged_s = time.monotonic()
         self._drawn_s = 0.0
 
-    def tell(self, progress: Progress) -> None:
+    def update(self, progress: Progress) -> None:
         what, share = progress
         now_s = time.monotonic()
         if self._terminal:
@@ -169,8 +169,8 @@ class _Teller:
                 print(
                     f"\r\x1b[K{self._title} [{bar}] {share:4.0%} {what}", end="", file=sys.stderr, flush=True
                 )
-        elif now_s - self._said_s >= SAY_EVERY_S:
-            self._said_s = now_s
+        elif now_s - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
             log(logger, logging.INFO, what, percent=round(share * 100))
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The places that the supervisor keeps filled, one per shard and per front. The process in a slot changes, its number does not."""
+"""Slots of the supervisor, one per shard and per front. The process in a slot changes, the slot's number does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 from topics.engine.storage.layout import Layout
 from topics.link.control_channel import Outage, Peer
 from topics.system.process import FrontSpec, WorkerSpec
-from workers.process.child import Child, Life
+from workers.process.child import Child, Entry
 from workers.process.liveness import FAILING_FROM, Backoff
 
 WorkerMain: TypeAlias = Callable[[WorkerSpec, socket.socket], int]
@@ -24,15 +24,15 @@ FrontMain: TypeAlias = Callable[[FrontSpec, socket.socket], int]
 
 
 class Slot(ABC):
-    """What is common: the process, if there is one now, and when the next is due, if there is none."""
+    """The running process, if any; otherwise the timer of the next restart."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.backoff = Backoff()
         self.child: Child | None = None
         self.restart: asyncio.TimerHandle | None = None
-        self.up_since_s: float | None = None  # when it has said that it does its work
-        self.last_end = ""  # why the process before has ended
+        self.up_since_s: float | None = None  # when it reported ready or serving
+        self.last_end = ""  # why the last process exited
 
     @property
     def up(self) -> bool:
@@ -44,25 +44,25 @@ class Slot(ABC):
 
     @property
     def outage(self) -> Outage | None:
-        """Why it does not work, when it is not just starting."""
+        """Why there is no working process, unless one is just starting."""
         return Outage(self.name, None, self.backoff.failures, self.last_end) if self.is_failing else None
 
     @abstractmethod
-    def next_life(self) -> Life:
-        """What the next process does."""
+    def next_entry(self) -> Entry:
+        """The main function of the next process."""
 
     def inherited(self) -> list[socket.socket]:
         return []
 
     def vacate(self) -> None:
-        """The process has ended and is reaped."""
+        """The process has exited and was reaped."""
         self.child = None
         self.up_since_s = None
 
 
 class WorkerSlot(Slot):
-    """One shard. `peer` is the address of the present process, `listening` says whether it answers there yet, `locked` whether it
-    waits for another process to let go of the shard's directory.
+    """The slot of a shard. `peer` is the address of the current process, `listening` whether it listens there yet,
+    `locked` whether it waits for another process to release the shard's directory.
     """
 
     def __init__(self, shard: int, layout: Layout, run_dir: Path, main: WorkerMain) -> None:
@@ -74,10 +74,10 @@ class WorkerSlot(Slot):
         self.peer = Peer(shard, 0, "")
         self.listening = False
         self.locked = False
-        self.owes = False  # copies to other workers, while the server stops
+        self.copies_pending = False  # to other workers, during shutdown
 
-    def next_life(self) -> Life:
-        # By the clock, so that it also grows over restarts of the supervisor; never less, if the clock is set back.
+    def next_entry(self) -> Entry:
+        # From the clock, so that it increases over restarts of the supervisor too; monotonic even if the clock is set back.
         incarnation = max(self.peer.incarnation + 1, time.time_ns())
         path = self._run_dir / f"shard-{self._shard:02}-{incarnation}.sock"
         self.peer = Peer(self._shard, incarnation, str(path))
@@ -94,24 +94,24 @@ class WorkerSlot(Slot):
 
     def vacate(self) -> None:
         super().vacate()
-        self.listening = self.locked = self.owes = False
+        self.listening = self.locked = self.copies_pending = False
         Path(self.peer.path).unlink(missing_ok=True)
 
 
 class FrontSlot(Slot):
-    """One front. Its listening socket outlives its processes."""
+    """The slot of a front. Its listening socket outlives its processes."""
 
     def __init__(self, front: int, shards: int, listener: socket.socket, main: FrontMain) -> None:
         super().__init__(f"front {front}")
         self._spec = FrontSpec(front, shards, time.monotonic_ns() // 1000, listener)
         self._main = main
 
-    def next_life(self) -> Life:
+    def next_entry(self) -> Entry:
         return partial(self._main, self._spec)
 
     def inherited(self) -> list[socket.socket]:
         return [self._spec.listener]
 
     def stop_accepting(self) -> None:
-        """Give up this process's hold on the socket; new connections are refused once the front gives up its own."""
+        """Close the supervisor's copy of the socket; connections are refused once the front has closed its own."""
         self._spec.listener.close()

@@ -1,16 +1,16 @@
-"""The supervisor: opens the port, starts the workers and fronts, restarts what dies, drains all at the end.
+"""The supervisor: opens the port, starts workers and fronts, restarts dead processes, drains all of them at shutdown.
 
-It touches no record. Another number of shards than the data directory has is brought about first, by a process of its own
-(reshard_program.py). What it guarantees:
+It never touches records. If the configured number of shards differs from that of the data directory, a child process
+(reshard_program.py) changes it first. The supervisor guarantees:
 
-- One server per data directory (lock), and one process per shard: a dead worker is reaped before
-  anyone hears of its end and before its successor is started.
-- Fronts and workers know who may be talked to: `peers` goes out without a worker as soon as it has ended, and with its
-  successor as soon as that one listens.
-- The order of a stop: fronts finish their requests, then workers send each other what their forwards owe, and only when
-  none owes anything, or SETTLE_S are over, they write their last snapshots and go.
+- One server per data directory (lock), and one process per shard: a dead worker is reaped before its exit is announced
+  and before its successor is started.
+- Fronts and workers know the reachable workers: a new `peers` message goes out when a worker has exited, and when its
+  successor listens.
+- The order of a shutdown: fronts finish their requests; workers send each other the pending copies of forwards; when
+  there are none left, or after FLUSH_COPIES_S, workers write their last snapshots and exit.
 
-Signals: SIGTERM and SIGINT drain; a second one, half a second later or more, kills everything at once. SIGHUP is ignored.
+Signals: SIGTERM and SIGINT drain; a second one, half a second later or more, kills all processes. SIGHUP is ignored.
 
 Exit codes:
 
@@ -37,18 +37,18 @@ import topics
 from topics.api.api_keys import parse_keys
 from topics.engine.storage.layout import Layout
 from topics.link.control_channel import (
+    CopiesPending,
     Drain,
     Failed,
+    FlushCopies,
     Listening,
     Locked,
     Message,
-    Owes,
     Peers,
     Ping,
     Pong,
     Ready,
     Serving,
-    Settle,
 )
 from topics.system.logs import log
 from topics.system.settings import Settings, complaints
@@ -61,20 +61,20 @@ from workers.process.liveness import Heartbeat, ping_interval_s
 from workers.process.slots import FrontMain, FrontSlot, Slot, WorkerMain, WorkerSlot
 
 SHARDS_DEFAULT_MAX = 8
-FRONT_DRAIN_S = 12.0  # fronts give their clients 10 s
-SETTLE_S = 10.0
-SAME_SIGNAL_S = 0.5  # whoever stops a program and its group sends two at once, and means one
-REASON_MAX = 500  # characters of why a child has failed, which every answer for its topics repeats
-WORKER_DRAIN_S = 60.0  # a final snapshot of a full shard on a slow disk
+FRONT_DRAIN_S = 12.0  # fronts allow their clients 10 s
+FLUSH_COPIES_S = 10.0
+SAME_SIGNAL_S = 0.5  # a stop of both the process and its group sends two signals that mean one
+REASON_MAX = 500  # characters of a failure reason; every error for the shard's topics repeats it
+WORKER_DRAIN_S = 60.0  # enough for the final snapshot of a full shard on a slow disk
 
 logger = logging.getLogger("topics.supervisor")
 
 
 def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) -> int:
-    """Run the server until it is stopped; the exit code."""
-    # Whoever starts it may ignore it, and then no end could be told.
+    """Run the server until it is stopped; returns the exit code."""
+    # If SIGCHLD was inherited as ignored, children could not be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # A umask rather than modes: of every process and file, and the default ACL of a directory still goes before it.
+    # A umask rather than modes: it covers files of all processes, and the default ACL of a directory overrides it.
     os.umask(PRIVATE_UMASK)
     try:
         _check(settings)
@@ -92,7 +92,7 @@ def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) ->
 
 
 def _check(settings: Settings) -> None:
-    """Log what is wrong with the environment, and refuse what is unsafe, or all of it with TOPICS_STRICT_SETTINGS=1."""
+    """Log problems of the environment. Refuse unsafe settings, or any problem with TOPICS_STRICT_SETTINGS=1."""
     found = complaints(os.environ)
     for complaint in found:
         logger.warning("%s", complaint.text)
@@ -108,8 +108,8 @@ def _serve_from(
 ) -> int:
     raise_open_files()
     bound = listeners.bind(settings.host, settings.port, settings.fronts)
-    # After the port: a start that is refused for it must not touch the number of shards. Clients that connect before all is
-    # done wait for the first front.
+    # After binding the port: a start that fails for it must not change the number of shards. Clients that connect early
+    # wait in the backlog for the first front.
     layout = directory.layout(settings.wal_shards or min(os.cpu_count() or 1, SHARDS_DEFAULT_MAX))
     shards = settings.wal_shards or layout.shards
     if shards != layout.shards or directory.has_stale_layouts(layout):
@@ -146,7 +146,7 @@ def _serve_from(
 
 
 def raise_open_files() -> None:
-    """A connection is an open file, and so is a segment: take all that the system allows, for the children as well."""
+    """Raise the limit of open files to the hard limit, for child processes too: connections and segments need many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -173,7 +173,7 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._stopping_since_s = 0.0
         self._forced = asyncio.Event()
-        self._settled = asyncio.Event()
+        self._copies_flushed = asyncio.Event()
         self._announced = False
         self._told = Peers([])
 
@@ -204,21 +204,21 @@ class Supervisor:
         self._stopping_since_s = self._loop.time()
         self._stopping.set()
 
-    # A child's life.
+    # -- children --------------------------------------------------------------------------------------------
 
     def _start(self, slot: Slot) -> None:
         slot.restart = None
         try:
             slot.child = Child(
                 slot.name,
-                slot.next_life(),
+                slot.next_entry(),
                 inherited=slot.inherited(),
                 heartbeat=Heartbeat(self._timeout_s),
                 on_message=lambda child, message: self._received(slot, child, message),
                 on_end=lambda child: self._ended(slot, child),
             )
         except OSError as error:
-            # Out of processes, memory or descriptors: worth another try.
+            # Out of processes, memory or descriptors: try again later.
             self._restart_later(slot, worked_s=0.0, reason=str(error))
             self._tell_peers()
             return
@@ -248,11 +248,11 @@ class Supervisor:
                     f"{slot.name} is {'ready' if isinstance(message, Ready) else 'serving'}",
                 )
                 self._announce()
-            case Owes(owes) if isinstance(slot, WorkerSlot):
-                slot.owes = owes
-                self._look_who_owes()
+            case CopiesPending(pending) if isinstance(slot, WorkerSlot):
+                slot.copies_pending = pending
+                self._check_copies()
             case _:
-                log(logger, logging.WARNING, f"{slot.name} sent what it should not", message=message)
+                log(logger, logging.WARNING, f"{slot.name} sent an unexpected message", message=message)
 
     def _ended(self, slot: Slot, child: Child) -> None:
         worked_s = 0.0 if slot.up_since_s is None else self._loop.time() - slot.up_since_s
@@ -260,12 +260,12 @@ class Supervisor:
         if not self._stopping.is_set():
             self._restart_later(slot, worked_s=worked_s, reason=child.end_text)
         elif child.exit_code != 0:
-            log(logger, logging.WARNING, f"{slot.name} ended badly", pid=child.pid, reason=child.end_text)
+            log(logger, logging.WARNING, f"{slot.name} failed", pid=child.pid, reason=child.end_text)
         else:
             log(logger, logging.INFO, f"{slot.name} stopped", pid=child.pid)
         self._tell_peers()
         if isinstance(slot, WorkerSlot):
-            self._look_who_owes()
+            self._check_copies()
 
     def _restart_later(self, slot: Slot, *, worked_s: float, reason: str) -> None:
         delay_s = slot.backoff.delay_after(worked_s)
@@ -282,7 +282,7 @@ class Supervisor:
         )
 
     def _tick(self) -> None:
-        """Ping everyone and kill who has been silent for too long; their end restarts them."""
+        """Ping all children and kill those that have not answered for too long; their exit restarts them."""
         self._ticker = self._loop.call_later(ping_interval_s(self._timeout_s), self._tick)
         for child in [slot.child for slot in self._slots if slot.child]:
             if child.heartbeat.tick():
@@ -292,7 +292,7 @@ class Supervisor:
                 child.reason = "it did not answer and was killed"
                 child.kill()
 
-    # What the children hear of each other.
+    # -- peers -----------------------------------------------------------------------------------------------
 
     def _peers(self) -> Peers:
         return Peers(
@@ -314,13 +314,13 @@ class Supervisor:
             self._announced = True
             log(logger, logging.INFO, "all processes are up")
 
-    # The end.
+    # -- shutdown --------------------------------------------------------------------------------------------
 
     async def _drain(self) -> int:
-        """Fronts first: while they finish their requests, the workers must still answer."""
+        """Fronts first: workers must still answer while fronts finish their requests."""
         log(logger, logging.INFO, "draining")
         self._ticker.cancel()
-        # A shard that is down gets no last snapshot, and a process that keeps failing has not done its work.
+        # A shard that is down gets no last snapshot, and a process that keeps failing did not serve.
         failing = [
             slot for slot in self._slots if slot.is_failing or (slot in self._workers and not slot.child)
         ]
@@ -335,7 +335,7 @@ class Supervisor:
         for front in self._fronts:
             front.stop_accepting()
         await self._end_all(fronts, limit_s=FRONT_DRAIN_S)
-        await self._settle()
+        await self._flush_copies()
         for child in workers:
             child.channel.send(Drain())
         await self._end_all(workers, limit_s=WORKER_DRAIN_S)
@@ -349,34 +349,34 @@ class Supervisor:
             log(logger, logging.INFO, "stopped", clean=code == exit_codes.CLEAN)
         return code
 
-    async def _settle(self) -> None:
-        """Workers that serve send each other what their forwards owe; what is not sent by then goes after the next start."""
-        self._settled.clear()  # a worker that ended meanwhile may have set it
+    async def _flush_copies(self) -> None:
+        """Let serving workers send each other the pending copies of forwards; the rest is sent after the next start."""
+        self._copies_flushed.clear()  # a worker that exited meanwhile may have set it
         for slot in self._workers:
             if slot.child and slot.up:
-                slot.owes = True  # until it says otherwise
-                slot.child.channel.send(Settle())
-        self._look_who_owes()
+                slot.copies_pending = True  # until it reports otherwise
+                slot.child.channel.send(FlushCopies())
+        self._check_copies()
         try:
-            await asyncio.wait_for(self._settled.wait(), SETTLE_S)
+            await asyncio.wait_for(self._copies_flushed.wait(), FLUSH_COPIES_S)
         except TimeoutError:
-            owing = [slot.name for slot in self._workers if slot.owes]
-            log(logger, logging.WARNING, "some copies are put off until the next start", workers=owing)
+            behind = [slot.name for slot in self._workers if slot.copies_pending]
+            log(logger, logging.WARNING, "pending copies will be sent after the next start", workers=behind)
 
-    def _look_who_owes(self) -> None:
-        """Copies may make their taker owe some, too. It says so before the giver can know that they were taken, so whoever
-        looks after all that has been said by now was read, and finds that nobody owes anything, is right.
+    def _check_copies(self) -> None:
+        """A worker that accepts copies may have new copies to send itself. It reports that before it acknowledges them.
+        So once all messages received by now are handled and no worker has pending copies, there are none left.
         """
 
-        def look_again() -> None:
-            if not any(slot.owes for slot in self._workers):
-                self._settled.set()
+        def check_again() -> None:
+            if not any(slot.copies_pending for slot in self._workers):
+                self._copies_flushed.set()
 
-        if self._stopping.is_set() and not any(slot.owes for slot in self._workers):
-            self._loop.call_soon(look_again)
+        if self._stopping.is_set() and not any(slot.copies_pending for slot in self._workers):
+            self._loop.call_soon(check_again)
 
     async def _end_all(self, children: Sequence[Child], limit_s: float) -> None:
-        """Wait until all have ended; kill those that are left at the limit or at a second signal."""
+        """Wait until all have exited; kill those still running after `limit_s` or at a second signal."""
         ends: asyncio.Future[list[bool]] = asyncio.gather(*(child.ended.wait() for child in children))
         forced: asyncio.Future[bool] = asyncio.ensure_future(self._forced.wait())
         await asyncio.wait((ends, forced), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -81,7 +81,7 @@ DROPS = (cmd.TopicDropped, con.ConsumerDropped)
 DESK_BUDGET_MS = 1 << 31  # what the desk asks is never too late
 OWN = b"\0own"  # the peer that this shard is to itself
 # What comes from other workers for the engine.
-FROM_WORKERS = frozenset((wire.LETTERS, wire.COPIES, wire.FORWARD_STEP))
+FROM_WORKERS = frozenset((wire.DEAD_LETTERS, wire.COPIES, wire.FORWARD_STEP))
 
 
 class ShardCore:
@@ -149,7 +149,7 @@ class ShardCore:
         self.jobs = JobStreams(
             engine,
             send=self._send,
-            ask=partial(self._ask_for_desk, op=wire.WORK),
+            ask=partial(self._ask_for_desk, op=wire.OPEN_JOBS),
             takes=self._window.is_open,
             is_headers_only=partial(is_headers_only, engine),
         )
@@ -331,7 +331,7 @@ class ShardCore:
 
     def _submit(self, asker: OutboxBatch | CopyBatch | TotalsQuery | Operation, command: cmd.Command) -> None:
         """What this shard itself has for its engine; the answer comes to whoever asks."""
-        request = wire.Request(0, self._now_us(), DESK_BUDGET_MS, wire.LETTERS, 0, b"", b"", b"")
+        request = wire.Request(0, self._now_us(), DESK_BUDGET_MS, wire.DEAD_LETTERS, 0, b"", b"", b"")
         self._waiting.append(((b"", request, asker, self._turn, command), command))
 
     def _submit_copies(self, batch: CopyBatch, command: fwd.TakeCopies) -> None:
@@ -367,15 +367,15 @@ class ShardCore:
             except wire.BadMessage as error:  # one report that is none must not take the shard down
                 logger.error("a report could not be read", extra={"fields": {"error": str(error)}})
             return
-        elif request.op == wire.UNCLAIM:
+        elif request.op == wire.CANCEL_CLAIM:
             self._unclaim(peer, request)
             return
         elif request.op == wire.PRESSURE:
             self.pressure.heard(peer, request.id)
             return
-        elif request.op == wire.TAKEN:
+        elif request.op == wire.WINDOW_UPDATE:
             was_open = self._window.is_open(peer)
-            self._window.taken(peer, wire.read_taken(request.body))
+            self._window.taken(peer, wire.read_window_update(request.body))
             if self._window.is_open(peer) and not was_open:
                 self._reopen()
             return
@@ -427,11 +427,11 @@ class ShardCore:
     def _waits_at_desk(self, peer: bytes, request: wire.Request) -> bool:
         """Whether a stream of jobs waits for copies, or did so until now, when its client left."""
         catch_ups = self.forwarding.catch_ups
-        if request.op == wire.WORK:
+        if request.op == wire.OPEN_JOBS:
             topic = request.topic.decode("utf-8", "replace")
             go = partial(self._at_desk, peer, request, is_caught_up=True)
             return catch_ups.hold(topic, peer, request, go)
-        return request.op == wire.UNWORK and catch_ups.withdraw(peer, request.id)
+        return request.op == wire.CLOSE_JOBS and catch_ups.withdraw(peer, request.id)
 
     # -- the turn ------------------------------------------------------------------------------------------
 
@@ -632,7 +632,7 @@ class ShardCore:
         if not peer:
             self._own_answered(options, result)
             return
-        if request.op == wire.WORK:
+        if request.op == wire.OPEN_JOBS:
             self.metrics.told(result)
             self.jobs.answered(options, token, result)
             return
@@ -725,7 +725,7 @@ class ShardCore:
 
     def _refuse(self, peer: bytes, request: wire.Request, error: TopicsError) -> None:
         status, body = error_parts(error)
-        if request.op != wire.UNCLAIM:  # nobody is there to be refused anything
+        if request.op != wire.CANCEL_CLAIM:  # nobody is there to be refused anything
             self.metrics.refused(error.code)
         self._send(peer, request.id, status, wire.JSON, error_head(status), body)
 

@@ -48,7 +48,7 @@ class HeldReads:
         begun: list[Asked] = []
         for entry in asked:
             # A stream of jobs has a bound of its own, and its claim must come before the release that may follow it.
-            if isinstance(entry[1], LARGE_READS) and entry[0][1].op != wire.WORK:
+            if isinstance(entry[1], LARGE_READS) and entry[0][1].op != wire.OPEN_JOBS:
                 self._by_front.setdefault(entry[0][0], deque()).append(entry)
             else:
                 begun.append(entry)

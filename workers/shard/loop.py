@@ -30,15 +30,15 @@ from topics.engine.upkeep.compaction import REWRITE_KIND
 from topics.link import wire
 from topics.link.control_channel import (
     Channel,
+    CopiesPending,
     Drain,
+    FlushCopies,
     Listening,
     Message,
-    Owes,
     Peers,
     Ping,
     Pong,
     Ready,
-    Settle,
 )
 from topics.link.sockets import descriptor, has_input
 from workers.peers.sockets import PeerSockets
@@ -112,8 +112,8 @@ class ShardLoop:
         self._state: tuple[bool, str | None] = (False, None)  # disk full, read-only: as told last
         self._cold_problem = ""  # as told last
         self._stopping = False
-        self._settling = False  # the supervisor wants to know whether copies are owed
-        self._owes: bool | None = None  # as told last
+        self._flushing_copies = False  # the supervisor wants to know whether copies are owed
+        self._copies_pending: bool | None = None  # as told last
         self._control_fd = control.fileno()
         self._poller = select.poll()
         self._fds = (descriptor(self._socket), self._wake_fd, self._control_fd)
@@ -273,8 +273,8 @@ class ShardLoop:
             match message:
                 case Ping():
                     self._control.send(Pong())
-                case Settle():
-                    self._settling = True
+                case FlushCopies():
+                    self._flushing_copies = True
                 case Drain():
                     self._stopping = True
                 case Peers(workers):
@@ -310,9 +310,9 @@ class ShardLoop:
             self._jobs_out += job.kind not in COLD_KINDS
             self._thread_for(job.kind).put(job)
         self._wake_at_ms = actions.wake_at_ms
-        if self._settling:
+        if self._flushing_copies:
             # Before the answers: whoever hears that its copies were taken may then say that it owes none.
-            self._tell_owing()
+            self._report_copies()
         self._send(actions)
         shard = self._core.engine.shard
         disk_full = shard.disk_full or shard.low_space
@@ -340,11 +340,11 @@ class ShardLoop:
             self._fetches = JobThread("cold-reads", self._job_done, COLD_FETCHES_MAX)
         return self._fetches if kind == READ_KIND else self._moves
 
-    def _tell_owing(self) -> None:
-        owes = self._core.forwarding.forwarder.owes
-        if owes != self._owes:
-            self._owes = owes
-            self._control.send(Owes(owes))
+    def _report_copies(self) -> None:
+        owes = self._core.forwarding.forwarder.has_pending_copies
+        if owes != self._copies_pending:
+            self._copies_pending = owes
+            self._control.send(CopiesPending(owes))
 
     def _tell_state(self, disk_full: bool, read_only: str | None) -> None:
         """What keeps the shard from writing is news, and so is its end."""

@@ -46,7 +46,7 @@ class OperationCodec:
             **consumer_requests.READERS,
             wire.CONSOLIDATE: consolidation_requests.read,
             **transaction_requests.READERS,
-            wire.LETTERS: lambda t, r, a: (read_dead_letters(t, r.body), None),
+            wire.DEAD_LETTERS: lambda t, r, a: (read_dead_letters(t, r.body), None),
             wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
             wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
         }

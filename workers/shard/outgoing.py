@@ -22,8 +22,8 @@ class Outgoing:
         self, peer: bytes, request_id: int, status: int, kind: int, head: bytes, body: wire.Buffer
     ) -> None:
         size = len(body)
-        if size >= wire.BODY_APART:
-            first = self.head + wire.reply_head(request_id, status, kind, head, wire.FOLLOWS)
+        if size >= wire.SEPARATE_BODY_BYTES:
+            first = self.head + wire.reply_head(request_id, status, kind, head, wire.SEPARATE)
             self._apart.append((peer, [first, body]))
             return
         small = self._small.get(peer)

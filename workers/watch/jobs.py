@@ -31,7 +31,7 @@ from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
-from topics.link.jobs import PUSH_BYTES, PUSHES_AHEAD, Work, decode_work
+from topics.link.job_streams import PUSH_BYTES, PUSHES_AHEAD, JobStreamOptions, decode_options
 from workers.peers.links import Send
 from workers.watch import job_events
 
@@ -53,7 +53,7 @@ class JobStream:
     peer: bytes
     number: int
     topic: str
-    wish: Work
+    wish: JobStreamOptions
     connection: int  # as the engine knows it
     is_open: bool = False  # there is such a queue or consumer, and the front was told so
     is_closed: bool = False
@@ -89,9 +89,9 @@ class JobStreams:
         self._shard.on_settled = self._settled
         self._shard.is_followed = self._is_followed
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
-            wire.WORK: self._on_work,
-            wire.WORKED: self._on_worked,
-            wire.UNWORK: self._on_unwork,
+            wire.OPEN_JOBS: self._on_work,
+            wire.JOBS_ACK: self._on_worked,
+            wire.CLOSE_JOBS: self._on_unwork,
         }
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class JobStreams:
 
     def _on_work(self, peer: bytes, request: wire.Request) -> None:
         try:
-            wish = decode_work(request.body)
+            wish = decode_options(request.body)
         except msgspec.MsgspecError as error:
             raise InvalidRequest(f"a message about a stream of jobs cannot be read: {error}") from None
         if len(self._streams) >= STREAMS_MAX:
@@ -194,7 +194,7 @@ class JobStreams:
             self._remove(stream)
             return
         self._send(stream.peer, stream.number, 200, wire.INTERNAL, b"", b"")
-        if stream.wish.only_looks:
+        if stream.wish.check_only:
             self._remove(stream)
             return
         stream.is_open = True

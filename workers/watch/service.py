@@ -116,11 +116,11 @@ class WatchService:
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.FIND: self._on_find,
             wire.FOLLOW: self._on_follow,
-            wire.LOOK_OUT: self._on_look_out,
-            wire.FED: lambda peer, request: self.feeds.fed(peer, request.id),
+            wire.WATCH_NAMES: self._on_look_out,
+            wire.FEED_ACK: lambda peer, request: self.feeds.fed(peer, request.id),
             wire.UNFOLLOW: self._on_unfollow,
             wire.SESSION: self._on_session,
-            wire.STREAMS: self._on_streams,
+            wire.STREAM_COUNT: self._on_streams,
         }
 
     # -- in ------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class WatchService:
             opened = self.sessions.open(opening.peer, opening.request, self._wall_ms())
             if isinstance(opened, StreamOwner):
                 # Said again when it is forced: the first one may have come before that stream was known to its front.
-                self._send(opened.peer, opened.stream, 200, wire.END, b"", b"")
+                self._send(opened.peer, opened.stream, 200, wire.END_STREAM, b"", b"")
                 if not force:
                     self._opening.append(opening)
                     return

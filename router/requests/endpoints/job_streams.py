@@ -18,12 +18,12 @@ from topics.api import limits
 from topics.api.errors import InvalidRequest
 from topics.engine.commands.consumers import QUEUE
 from topics.link import wire
-from topics.link.jobs import (
+from topics.link.job_streams import (
     MAX_MAX,
     MAX_MIN,
     STREAM_MAX_DEFAULT,
     WORK_MAX_DEFAULT,
-    Work,
+    JobStreamOptions,
     encode,
 )
 from topics.protocols.http import sse
@@ -56,14 +56,14 @@ def _open(call: Call, respond: Respond, consumer: str, max_default: int) -> None
     opening.ask()
 
 
-def _wish(call: Call, consumer: str, max_default: int) -> Work:
+def _wish(call: Call, consumer: str, max_default: int) -> JobStreamOptions:
     pairs = parse_query(call.request.query)
     node = pairs.get("node", "")
     if not 0 < len(node.encode()) <= limits.NODE_BYTES_MAX:
         raise InvalidRequest(f"say who works: ?node= has 1 to {limits.NODE_BYTES_MAX} bytes")
     most = number(pairs, "max", max_default)
     lease_ms = number(pairs, "lease_ms", -1)
-    return Work(
+    return JobStreamOptions(
         consumer,
         node,
         min(max(most, MAX_MIN), MAX_MAX),
@@ -74,13 +74,17 @@ def _wish(call: Call, consumer: str, max_default: int) -> Work:
 class JobStreamOpening:
     """A stream that is about to be opened: its shard is asked, until it can answer."""
 
-    def __init__(self, call: Call, respond: Respond, wish: Work, leave: Callable[[], None] | None) -> None:
+    def __init__(
+        self, call: Call, respond: Respond, wish: JobStreamOptions, leave: Callable[[], None] | None
+    ) -> None:
         self._call = call
         self._respond = respond
         self._leave = leave  # gives its place under the caps back; None: it has none
         self._topic = call.topic.decode("utf-8", "replace")
         self._shard = call.services.desk.fanout.shard_of(self._topic)
-        self._wish = encode(Work(wish.consumer, wish.node, wish.max, wish.lease_ms, only_looks=leave is None))
+        self._wish = encode(
+            JobStreamOptions(wish.consumer, wish.node, wish.max, wish.lease_ms, check_only=leave is None)
+        )
         self._number = 0  # of the WORK, and so of the stream
         self._gone = False
         self._give_up_us = call.services.now_us() + OPEN_WAIT_US
@@ -91,7 +95,14 @@ class JobStreamOpening:
         services = self._call.services
         self._number = 0
         self._number = services.core.send(
-            self._shard, wire.WORK, 0, self._call.topic, b"", self._wish, services.now_us(), self._answered
+            self._shard,
+            wire.OPEN_JOBS,
+            0,
+            self._call.topic,
+            b"",
+            self._wish,
+            services.now_us(),
+            self._answered,
         )
 
     def _answered(self, reply: wire.Reply) -> None:

@@ -17,22 +17,22 @@ from tests.support.faults import fault
 from topics.link.control_channel import (
     LINE_BYTES_MAX,
     Channel,
+    CopiesPending,
     Drain,
     Failed,
+    FlushCopies,
     LineBuffer,
     Listening,
     Locked,
     LoopChannel,
     Message,
     Outage,
-    Owes,
     Peer,
     Peers,
     Ping,
     Pong,
     Ready,
     Serving,
-    Settle,
     encode,
 )
 
@@ -42,7 +42,7 @@ PEERS = Peers(
 )
 MESSAGES: list[Message] = [
     Ping(),
-    Settle(),
+    FlushCopies(),
     Drain(),
     PEERS,
     Pong(),
@@ -51,7 +51,7 @@ MESSAGES: list[Message] = [
     Failed("no\nspace"),
     Ready(),
     Serving(),
-    Owes(True),
+    CopiesPending(True),
 ]
 
 

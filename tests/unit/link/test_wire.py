@@ -21,10 +21,10 @@ U8 = st.integers(0, 255)
 
 @given(U64)
 def test_what_was_taken(size: int) -> None:
-    (request,) = wire.read_requests(wire.message_head(1) + wire.taken_item(size))
-    assert (request.op, wire.read_taken(request.body)) == (wire.TAKEN, size)
+    (request,) = wire.read_requests(wire.message_head(1) + wire.window_update(size))
+    assert (request.op, wire.read_window_update(request.body)) == (wire.WINDOW_UPDATE, size)
     with pytest.raises(wire.BadMessage):
-        wire.read_taken(request.body[1:])
+        wire.read_window_update(request.body[1:])
 
 
 requests = st.builds(
@@ -94,8 +94,8 @@ def test_replies_come_back_as_they_were(incarnation: int, items: list[wire.Reply
 
 @BOTH
 def test_a_body_apart_is_passed_on_without_a_copy(item: Any, pack: Any, read: Any) -> None:
-    body = memoryview(b"x" * wire.BODY_APART)
-    message = wire.message_head(1) + pack(item) + item.body + pack(item, wire.FOLLOWS)
+    body = memoryview(b"x" * wire.SEPARATE_BODY_BYTES)
+    message = wire.message_head(1) + pack(item) + item.body + pack(item, wire.SEPARATE)
     first, second = read(message, body)
     assert first == item
     assert second.body is body
@@ -142,7 +142,7 @@ def test_what_stands_before_a_cut_item_can_be_used(item: Any, pack: Any, read: A
 @BOTH
 def test_a_body_that_should_follow_and_does_not_is_refused(item: Any, pack: Any, read: Any) -> None:
     with pytest.raises(wire.BadMessage):
-        list(read(wire.message_head(1) + pack(item, wire.FOLLOWS)))
+        list(read(wire.message_head(1) + pack(item, wire.SEPARATE)))
 
 
 @fault("link", "noise instead of a message between processes", "it is refused, and the process goes on")

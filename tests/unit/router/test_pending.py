@@ -20,7 +20,7 @@ from router.pending import (
     CREDIT_BYTES,
     GIVE_UP_US,
     REQUEST_COST,
-    TAKEN_EVERY_BYTES,
+    WINDOW_UPDATE_BYTES,
     PendingRequests,
 )
 from router.requests.call import Call, Services, ask_all, ask_owner
@@ -97,7 +97,7 @@ def test_a_tick_s_requests_to_one_shard_are_one_message_in_order() -> None:
 
 def test_a_large_body_goes_as_a_part_of_its_own_and_keeps_its_place() -> None:
     core = core_with(1)
-    large = b"x" * wire.BODY_APART
+    large = b"x" * wire.SEPARATE_BODY_BYTES
     bodies = [b"a", large, b"b", large]
     for body in bodies:
         send(core, body=body)
@@ -240,14 +240,14 @@ def test_a_shard_is_told_what_was_taken_of_its_answers() -> None:
     core = core_with()
     send(core, op=wire.DIFF)
     ((_, asked),) = sent(core)
-    message = wire.message_head(1) + wire.reply_head(asked.id, 200, wire.JSON, b"", wire.FOLLOWS)
-    core.receive(0, message, bytes(TAKEN_EVERY_BYTES - len(message) - 1))
+    message = wire.message_head(1) + wire.reply_head(asked.id, 200, wire.JSON, b"", wire.SEPARATE)
+    core.receive(0, message, bytes(WINDOW_UPDATE_BYTES - len(message) - 1))
     assert sent(core) == [], "not for every little thing"
     answer(core, 0, 0)
     ((shard, told),) = sent(core)
-    assert (shard, told.op) == (0, wire.TAKEN)
+    assert (shard, told.op) == (0, wire.WINDOW_UPDATE)
     small = len(wire.message_head(1) + wire.reply_head(0, 200, wire.JSON, b"", 0))
-    assert wire.read_taken(told.body) >= TAKEN_EVERY_BYTES - 1 + small
+    assert wire.read_window_update(told.body) >= WINDOW_UPDATE_BYTES - 1 + small
     assert core.in_flight == 0
 
 
@@ -296,7 +296,7 @@ def test_a_question_lost_with_its_worker_has_no_outcome(op: int) -> None:
 )
 def test_what_was_not_sent_yet_is_never_sent_to_the_next_worker() -> None:
     core = core_with(1)
-    lost = send(core), send(core, body=b"x" * wire.BODY_APART)
+    lost = send(core), send(core, body=b"x" * wire.SEPARATE_BODY_BYTES)
     core.worker_down(0)
     core.worker_up(0, 2)
     assert core.take_messages() == []
@@ -442,7 +442,7 @@ class Traffic(RuleBasedStateMachine):
             if follow:
                 self.send(shard, op, large, follow=False)
 
-        body = b"x" * (wire.BODY_APART if large else 3)
+        body = b"x" * (wire.SEPARATE_BODY_BYTES if large else 3)
         self.core.send(shard, op, 0, b"t", b"", body, self.now_us, on_reply)
 
     @rule()

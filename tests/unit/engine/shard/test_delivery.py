@@ -20,7 +20,7 @@ from topics.engine.shard.pressure import Measures
 from topics.engine.shard.reads import WAKE_COST
 from topics.engine.shard.scheduler import QUANTUM, WEIGHTS
 from topics.link import wire
-from topics.link.jobs import Work, encode
+from topics.link.job_streams import JobStreamOptions, encode
 
 HIGH, LOW, LOWEST = 1000, 0, -500
 
@@ -118,7 +118,7 @@ def test_bands_share_by_weight_while_both_have_work(rig: FeedRig, monkeypatch: p
         rig.turn()
         for topic in fed_topics(rig, keys):
             served["high" if topic == "high" else "low"] += 1
-            rig.tell(wire.FED, numbers[topic])
+            rig.tell(wire.FEED_ACK, numbers[topic])
     assert served["high"] == pytest.approx(8 * served["low"], abs=8)
     used = [band.used for band in rig.core.engine.shard.scheduler.bands]
     assert used[4] == pytest.approx(WEIGHTS[4] * used[1], rel=0.2)
@@ -167,7 +167,7 @@ def test_a_front_that_takes_nothing_gets_the_best_first_when_it_does(
     rig.rest()
     assert fed_topics(rig, keys) == []
     narrow(monkeypatch)
-    rig.core.receive(b"front", wire.message_head(rig.incarnation) + wire.taken_item(1 << 30))
+    rig.core.receive(b"front", wire.message_head(rig.incarnation) + wire.window_update(1 << 30))
     order: list[str] = []
     for _ in range(11):
         rig.turn()
@@ -256,7 +256,7 @@ def test_copies_that_wait_one_band_lower_do_not_keep_pushes_back(rig: FeedRig) -
 def test_jobs_of_the_lowest_band_can_be_claimed_but_are_not_pushed() -> None:
     rig = JobRig()
     rig.ask(wire.PUT_TOPIC, "jobs", {"type": "queue", "priority": LOWEST})
-    key = rig.receive(wire.WORK, "jobs", encode(Work("", "n", 10)))
+    key = rig.receive(wire.OPEN_JOBS, "jobs", encode(JobStreamOptions("", "n", 10)))
     rig.rest()
     press(rig, defers=True)
     rig.receive(wire.WRITE, "jobs", {"records": [{"data": i} for i in range(3)]})

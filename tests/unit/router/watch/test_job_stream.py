@@ -18,7 +18,7 @@ from tests.support.watch_rig import Client, Town
 from topics.api.api_keys import parse_keys
 from topics.api.errors import InvalidRequest
 from topics.link import wire
-from topics.link.jobs import PUSHES_AHEAD
+from topics.link.job_streams import PUSHES_AHEAD
 
 S = 1_000_000
 

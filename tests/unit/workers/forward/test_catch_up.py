@@ -30,7 +30,7 @@ from tests.support.flow_rig import (
 from tests.support.shard_rig import FRONT, Cluster, Rig
 from topics.engine.commands import forwards as fwd
 from topics.link import wire
-from topics.link.jobs import Work
+from topics.link.job_streams import JobStreamOptions
 from topics.link.watch import Find
 from workers.forward import catch_up
 from workers.forward import messages as forward_messages
@@ -134,11 +134,11 @@ def test_a_stream_of_jobs_catches_up_and_may_be_given_up_meanwhile(dest: str) ->
     made.rest()
     write(made, SOURCE, ["record 1"])
     rig = made.rig(home(made, dest))
-    work = forward_messages.encode(Work(node="n", consumer="", max=10, lease_ms=60_000))
-    first = rig.receive(wire.WORK, dest, work)
+    work = forward_messages.encode(JobStreamOptions(node="n", consumer="", max=10, lease_ms=60_000))
+    first = rig.receive(wire.OPEN_JOBS, dest, work)
     assert first not in rig.replies
-    gone = rig.receive(wire.WORK, dest, work)
-    head = wire.request_head(gone[1], rig.now_us(), 30_000, wire.UNWORK, 0, b"", b"", 0)
+    gone = rig.receive(wire.OPEN_JOBS, dest, work)
+    head = wire.request_head(gone[1], rig.now_us(), 30_000, wire.CLOSE_JOBS, 0, b"", b"", 0)
     rig.core.receive(FRONT, wire.message_head(rig.incarnation) + head)
     for _ in range(200):
         if first in rig.replies or not made.step():
@@ -469,7 +469,7 @@ def test_a_claim_that_is_given_up_while_it_catches_up_hands_out_nothing() -> Non
     write(made, SOURCE, ["record 1"])
     rig = made.rig(0)
     peer, number = rig.receive(wire.CLAIM, FAR, {"node": "n"})
-    head = wire.request_head(number, rig.now_us(), 30_000, wire.UNCLAIM, 0, FAR.encode(), b"", 0)
+    head = wire.request_head(number, rig.now_us(), 30_000, wire.CANCEL_CLAIM, 0, FAR.encode(), b"", 0)
     rig.core.receive(peer, wire.message_head(rig.incarnation) + head)
     made.rest()
     assert rig.replies[peer, number].status == 503

@@ -57,13 +57,13 @@ def test_records_gather_between_two_rounds() -> None:
         write(made, SOURCE, [f"record {i}"])
         pass_ms(made, 1)
     assert all_stored(made) == [2] * 6
-    assert sender.owes, "a stop would wait for them"
+    assert sender.has_pending_copies, "a stop would wait for them"
     wake_at_ms = made.rig(1).wake_at_ms
     assert wake_at_ms is not None and wake_at_ms <= made.clock.monotonic_ms() + ROUND_MS
     pass_ms(made, ROUND_MS)
     assert all_stored(made) == [7] * 6
     assert sender.batches_sent == before + 6, "one batch for each dest"
-    assert not sender.owes
+    assert not sender.has_pending_copies
     assert all(texts(made, dest) == numbered(0, 6) for dest in DESTS)
 
 
@@ -134,5 +134,5 @@ def test_a_topic_that_is_dropped_while_it_rests() -> None:
     made.rest()
     made.ask(1, wire.DROP_TOPIC, SOURCE, b"")
     pass_ms(made, ROUND_MS + 1)
-    assert not made.rig(1).core.forwarding.forwarder.owes
+    assert not made.rig(1).core.forwarding.forwarder.has_pending_copies
     assert all_stored(made) == [2] * 6

@@ -31,7 +31,7 @@ class Links:
 
     def ask(self, shard: int, name: str, body: bytes = b"body") -> bool:
         found: list[wire.Reply | None] = []
-        accepted = self.core.ask(shard, wire.LETTERS, name.encode(), body, found.append)
+        accepted = self.core.ask(shard, wire.DEAD_LETTERS, name.encode(), body, found.append)
         if accepted:
             self.answers[name] = found
         return accepted
@@ -60,7 +60,7 @@ def test_an_answer_finds_whoever_asked() -> None:
     first, second = links.sent()
     assert [(shard, incarnation) for shard, incarnation, _ in (first, second)] == [(1, 7), (2, 8)]
     a, b = first[2]
-    assert (a.topic, a.op, a.body, a.budget_ms) == (b"a", wire.LETTERS, b"body", BUDGET_MS)
+    assert (a.topic, a.op, a.body, a.budget_ms) == (b"a", wire.DEAD_LETTERS, b"body", BUDGET_MS)
     assert a.received_us == links.now_us
     links.answer(1, 7, b.id, b"for b")
     assert [len(found) for found in links.answers.values()] == [0, 1, 0]
@@ -73,7 +73,7 @@ def test_an_answer_finds_whoever_asked() -> None:
 
 def test_a_large_body_goes_apart_and_the_order_stays() -> None:
     links = Links(s1=7)
-    large = b"x" * wire.BODY_APART
+    large = b"x" * wire.SEPARATE_BODY_BYTES
     for name, body in (("a", b"1"), ("b", large), ("c", b"3")):
         links.ask(1, name, body)
     links.core.tell(1, wire.CATALOG, b"report")
@@ -170,11 +170,13 @@ def test_a_worker_hears_how_much_of_its_answers_is_taken() -> None:
     for i in range(40):
         links.ask(1, f"t{i}")
         body = b"x" * (1 << 20)
-        head = wire.message_head(7) + wire.reply_head(next(numbers), 200, wire.INTERNAL, b"", wire.FOLLOWS)
+        head = wire.message_head(7) + wire.reply_head(next(numbers), 200, wire.INTERNAL, b"", wire.SEPARATE)
         links.core.receive(1, head, body)
         untaken += len(head) + len(body)
         for _, _, requests in links.sent():
-            untaken -= sum(wire.read_taken(item.body) for item in requests if item.op == wire.TAKEN)
+            untaken -= sum(
+                wire.read_window_update(item.body) for item in requests if item.op == wire.WINDOW_UPDATE
+            )
         assert untaken < AHEAD_BYTES_MAX
 
 

@@ -177,20 +177,20 @@ def test_small_replies_of_a_turn_are_one_message_to_each_peer() -> None:
 
 def test_a_large_reply_goes_as_a_part_of_its_own() -> None:
     rig = Rig(ROOMY)
-    rig.ask(wire.WRITE, body=write("x" * wire.BODY_APART))
+    rig.ask(wire.WRITE, body=write("x" * wire.SEPARATE_BODY_BYTES))
     key = rig.receive(wire.DIFF)
     actions = rig.core.turn()
     ((peer, parts),) = actions.sends
     assert (peer, len(parts)) == (FRONT, 2)
     (reply,) = wire.read_replies(bytes(parts[0]), parts[1])
     assert reply.id == key[1]
-    assert body_of(reply)["records"][0]["data"] == "x" * wire.BODY_APART
+    assert body_of(reply)["records"][0]["data"] == "x" * wire.SEPARATE_BODY_BYTES
 
 
 def test_a_large_body_may_come_as_a_part_of_its_own() -> None:
     rig = Rig(ROOMY)
-    text = json.dumps(write("x" * wire.BODY_APART)).encode()
-    head = wire.request_head(1, 0, 30_000, wire.WRITE, 0, b"t", b"", wire.FOLLOWS)
+    text = json.dumps(write("x" * wire.SEPARATE_BODY_BYTES)).encode()
+    head = wire.request_head(1, 0, 30_000, wire.WRITE, 0, b"t", b"", wire.SEPARATE)
     rig.core.receive(FRONT, wire.message_head(1) + head, memoryview(text))
     rig.rest()
     assert rig.replies[FRONT, 1].status == 201
@@ -234,7 +234,7 @@ def stuffed_rig() -> Rig:
 
 
 def take(rig: Rig, size: int, peer: bytes = FRONT) -> None:
-    rig.core.receive(peer, wire.message_head(1) + wire.taken_item(size))
+    rig.core.receive(peer, wire.message_head(1) + wire.window_update(size))
 
 
 def answered_bytes(rig: Rig, keys: list[tuple[bytes, int]]) -> int:

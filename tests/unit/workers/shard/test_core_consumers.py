@@ -122,7 +122,7 @@ def test_a_claim_that_waits_gets_nothing_while_its_front_does_not_take() -> None
     rig.ask(wire.WRITE, body={"records": [{"data": 1}]}, peer=b"other")
     assert key not in rig.replies
     assert body_of(rig.ask(wire.GET_TOPIC, peer=b"other"))["queue"]["in_flight"] == 0
-    rig.core.receive(FRONT, wire.message_head(rig.incarnation) + wire.taken_item(64 * MIB))
+    rig.core.receive(FRONT, wire.message_head(rig.incarnation) + wire.window_update(64 * MIB))
     rig.rest()
     assert seqs(body_of(rig.replies[key])) == [1]
 
@@ -144,7 +144,7 @@ def test_claims_wait_for_a_front_that_does_not_take() -> None:
     rig.rest()
     assert key not in rig.replies
     assert seqs(body_of(rig.ask(wire.CLAIM, body={"node": "v"}, peer=b"other"))) == [1]
-    rig.core.receive(FRONT, wire.message_head(rig.incarnation) + wire.taken_item(64 * MIB))
+    rig.core.receive(FRONT, wire.message_head(rig.incarnation) + wire.window_update(64 * MIB))
     rig.rest()
     assert seqs(body_of(rig.replies[key])) == []
 

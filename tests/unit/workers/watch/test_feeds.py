@@ -251,7 +251,7 @@ def test_a_front_that_takes_nothing_is_not_read_for_until_it_does(monkeypatch: p
     rig.core._window.sent(b"slow", 1000)
     rig.write(3)
     assert (seqs(rig.pages(slow)), seqs(rig.pages(quick))) == ([], [1, 2, 3])
-    rig.core.receive(b"slow", wire.message_head(rig.incarnation) + wire.taken_item(1000))
+    rig.core.receive(b"slow", wire.message_head(rig.incarnation) + wire.window_update(1000))
     rig.rest()
     assert seqs(rig.pages(slow)) == [1, 2, 3]
 
@@ -266,7 +266,7 @@ def test_a_feed_that_asks_while_the_window_is_closed_is_held_back(monkeypatch: p
     rig.core._window.sent(key[0], 1000)
     rig.fed(key)
     assert seqs(rig.pages(key)) == [1, 2]
-    rig.core.receive(key[0], wire.message_head(rig.incarnation) + wire.taken_item(1000))
+    rig.core.receive(key[0], wire.message_head(rig.incarnation) + wire.window_update(1000))
     rig.rest()
     assert seqs(rig.pages(key)) == [1, 2, 3, 4]
 
@@ -390,7 +390,7 @@ def test_a_front_has_no_more_feeds_than_its_share(monkeypatch: pytest.MonkeyPatc
 
 
 @fault("link", "a word about watching cannot be read", "it is refused; the shard goes on")
-@pytest.mark.parametrize("op", [wire.FOLLOW, wire.LOOK_OUT, wire.FIND, wire.SESSION, wire.WATCH_READ])
+@pytest.mark.parametrize("op", [wire.FOLLOW, wire.WATCH_NAMES, wire.FIND, wire.SESSION, wire.WATCH_READ])
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02\x03", encode("x" * 10)])
 def test_what_cannot_be_read_is_refused(op: int, body: bytes) -> None:
     rig = rig_with()

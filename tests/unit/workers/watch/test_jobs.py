@@ -11,7 +11,7 @@ from tests.support.faults import fault
 from tests.support.job_rig import JobRig
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics.link import wire
-from topics.link.jobs import PUSH_BYTES, Work, encode
+from topics.link.job_streams import PUSH_BYTES, JobStreamOptions, encode
 from workers.shard.answer_window import READS_PER_TURN
 from workers.shard.core import PROBE_EVERY_US
 from workers.watch import jobs as job_streams
@@ -43,7 +43,7 @@ def test_what_is_not_there_is_refused_before_a_stream_opens(rig: JobRig) -> None
 
 def test_who_only_looks_gets_the_answer_alone(rig: JobRig) -> None:
     rig.write(1, "q")
-    key = rig.work(only_looks=True)
+    key = rig.work(check_only=True)
     (answer,) = rig.heard[key]
     assert (answer.status, len(rig.core.jobs)) == (200, 0)
     assert rig.claim() == {1: 1}
@@ -51,7 +51,7 @@ def test_who_only_looks_gets_the_answer_alone(rig: JobRig) -> None:
 
 def test_a_shard_that_recovers_says_so() -> None:
     rig = Rig(recovered=False)
-    assert error_of(rig.ask(wire.WORK, "q", encode(Work("", "n"))))["code"] == "not_ready"
+    assert error_of(rig.ask(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n"))))["code"] == "not_ready"
 
 
 @fault(
@@ -68,8 +68,8 @@ def test_there_are_no_more_streams_than_a_shard_keeps(rig: JobRig, monkeypatch: 
 
 
 def test_a_message_that_is_none_is_refused_and_unknown_numbers_are_ignored(rig: JobRig) -> None:
-    assert error_of(rig.ask(wire.WORK, "q", b"\xc1"))["code"] == "invalid_request"
-    for op in (wire.WORKED, wire.UNWORK):
+    assert error_of(rig.ask(wire.OPEN_JOBS, "q", b"\xc1"))["code"] == "invalid_request"
+    for op in (wire.JOBS_ACK, wire.CLOSE_JOBS):
         rig.tell(op, (FRONT, 999))
     rig.rest()
 
@@ -247,10 +247,10 @@ def test_a_front_with_streams_is_asked_whether_it_lives(rig: JobRig) -> None:
 def test_a_client_that_leaves_while_its_claim_is_on_its_way_holds_nothing(rig: JobRig) -> None:
     rig.write(3, "q")
     for turns in range(3):
-        key = rig.receive(wire.WORK, "q", encode(Work("", "n", 3)))
+        key = rig.receive(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n", 3)))
         for _ in range(turns):
             rig.turn()
-        rig.tell(wire.UNWORK, key)
+        rig.tell(wire.CLOSE_JOBS, key)
         rig.rest()
         assert len(rig.core.jobs) == 0
     claimed = rig.claim(max=10)
@@ -260,11 +260,11 @@ def test_a_client_that_leaves_while_its_claim_is_on_its_way_holds_nothing(rig: J
 
 def test_a_claim_ends_with_its_stream_also_when_reads_are_held_back(rig: JobRig) -> None:
     rig.write(1, "q")
-    key = rig.receive(wire.WORK, "q", encode(Work("", "n")))
+    key = rig.receive(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n")))
     rig.turn()
     for _ in range(READS_PER_TURN + 1):
         rig.receive(wire.DIFF, "q", {}, peer=OTHER)
-    rig.tell(wire.UNWORK, key)
+    rig.tell(wire.CLOSE_JOBS, key)
     rig.turn()
     assert rig.claim() == {1: 1}, "nothing was handed out to a client that had left"
 
@@ -275,7 +275,7 @@ def test_nothing_is_claimed_for_a_front_that_takes_nothing(rig: JobRig) -> None:
     key = rig.work()
     assert rig.pushed(key) == []
     assert rig.claim() == {1: 1}
-    rig.core.receive(FRONT, wire.message_head(rig.incarnation) + wire.taken_item(1 << 40))
+    rig.core.receive(FRONT, wire.message_head(rig.incarnation) + wire.window_update(1 << 40))
     rig.rest()
     assert rig.seqs(key) == [2]
 
@@ -283,7 +283,7 @@ def test_nothing_is_claimed_for_a_front_that_takes_nothing(rig: JobRig) -> None:
 def test_many_streams_are_served_over_several_turns(rig: JobRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_streams, "CLAIMS_PER_TURN", 2)
     rig.write(10, "q")
-    keys = [rig.receive(wire.WORK, "q", encode(Work("", "n"))) for _ in range(10)]
+    keys = [rig.receive(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n"))) for _ in range(10)]
     rig.rest()
     assert [rig.seqs(key) for key in keys] == [[seq] for seq in range(1, 11)]
 

@@ -39,7 +39,7 @@ SPEC = SessionSpec(PLAIN, 15_000, ["t"])
 
 
 def look_out(rig: FeedRig, pattern: str, prefixes: list[str] | None = None, peer: bytes = FRONT) -> Key:
-    key = rig.receive(wire.LOOK_OUT, "", encode(NameWatch(pattern, prefixes)), peer=peer)
+    key = rig.receive(wire.WATCH_NAMES, "", encode(NameWatch(pattern, prefixes)), peer=peer)
     rig.rest()
     return key
 
@@ -64,12 +64,12 @@ def test_a_look_out_hears_of_what_is_there_and_of_what_comes() -> None:
 
 
 def test_a_look_out_that_comes_with_the_topic_s_creation_hears_of_it_once() -> None:
-    for first in (wire.WRITE, wire.LOOK_OUT):
+    for first in (wire.WRITE, wire.WATCH_NAMES):
         rig = FeedRig()
         if first == wire.WRITE:
             rig.receive(wire.WRITE, "a.1", {"records": [{"data": 1}]})
-        key = rig.receive(wire.LOOK_OUT, "", encode(NameWatch("a.>")))
-        if first == wire.LOOK_OUT:
+        key = rig.receive(wire.WATCH_NAMES, "", encode(NameWatch("a.>")))
+        if first == wire.WATCH_NAMES:
             rig.receive(wire.WRITE, "a.1", {"records": [{"data": 1}]})
         rig.rest()
         there, came = found(rig, key)
@@ -204,7 +204,7 @@ def save(
 
 def ended(rig: FeedRig) -> list[Key]:
     """Streams that fronts were told to end."""
-    return [(peer, reply.id) for peer, reply in rig.told if reply.kind == wire.END]
+    return [(peer, reply.id) for peer, reply in rig.told if reply.kind == wire.END_STREAM]
 
 
 def restart(rig: FeedRig) -> FeedRig:
@@ -436,7 +436,7 @@ def test_a_stream_that_outlives_the_worker_has_its_session_still() -> None:
 def test_open_streams_of_other_fronts_are_added_up() -> None:
     rig = FeedRig()
     for peer, count in ((b"a", 3), (b"b", 4), (b"a", 2)):
-        rig.tell(wire.STREAMS, (peer, count))
+        rig.tell(wire.STREAM_COUNT, (peer, count))
     assert [rig.core.desk.streams_elsewhere(peer) for peer in (b"a", b"b", b"c")] == [4, 2, 6]
     rig.core.forget_peer(b"b")
     assert rig.core.desk.streams_elsewhere(b"c") == 2

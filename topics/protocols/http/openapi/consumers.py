@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topics.api import limits
-from topics.link.jobs import MAX_MAX, MAX_MIN, STREAM_MAX_DEFAULT, WORK_MAX_DEFAULT
+from topics.link.job_streams import MAX_MAX, MAX_MIN, STREAM_MAX_DEFAULT, WORK_MAX_DEFAULT
 from topics.protocols.http.openapi.operations import (
     EVENTS_TYPE,
     JSON_TYPE,
