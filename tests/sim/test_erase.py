@@ -194,7 +194,7 @@ def test_log_and_segments_are_valid_after_an_erase_and_a_restart(
     else:
         getattr(h, how)()
     h.open()
-    assert h.engine.report.rotten == []
+    assert h.engine.report.corrupt == []
     assert h.engine.shard.read_only is None
     assert h.read("t") == (rest, [])
     check_digests(h)
@@ -365,7 +365,7 @@ def test_records_appended_during_an_erase_are_whole() -> None:
     wanted = expected(1, 2, *range(4, seq + 1))
     assert h.rows("t") == wanted
     h.kill_and_open()
-    assert h.engine.report.rotten == []
+    assert h.engine.report.corrupt == []
     assert h.rows("t") == wanted
     assert holders(h.disk, NEEDLE) == []
 
@@ -449,7 +449,7 @@ def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
         if acked:
             assert holders(h.disk, NEEDLE) == [], f"{where}: answered, and still there"
         h.open()
-        assert h.engine.report.rotten == [], where
+        assert h.engine.report.corrupt == [], where
         assert h.engine.shard.read_only is None, where
         h.rest()
         live = h.state("t").count == len(rest) + 1
@@ -508,7 +508,7 @@ def test_failure_of_every_call_of_an_erase(error: int) -> None:
         assert others(h) == rest, where
         h.kill_and_open()
         h.rest()
-        assert h.engine.report.rotten == [], where
+        assert h.engine.report.corrupt == [], where
         if h.state("t").count == len(rest):
             assert holders(h.disk, NEEDLE) == [], f"{where}: deleted, and never erased"
         assert others(h) == rest, where
@@ -645,7 +645,7 @@ def test_erase_reaches_what_a_crash_left_half_written(how: str) -> None:
         h.do(ERASE)
         assert holders(h.disk, NEEDLE) == []
         h.kill_and_open()
-        assert h.engine.report.rotten == []
+        assert h.engine.report.corrupt == []
         assert h.seqs("t") == [1, 2, 4]
     assert torn, "some of the seeds left the payload in the torn entry"
 
@@ -674,7 +674,7 @@ def test_erase_reaches_an_entry_behind_a_gap() -> None:
         assert h.do(c.Delete("t", seqs=[seq], erase=True)).deleted == 1
         assert holders(h.disk, NEEDLE) == []
         h.kill_and_open()
-        assert h.engine.report.rotten == []
+        assert h.engine.report.corrupt == []
         assert h.seqs("t") == [1, 2]
     assert cut_off, "some of the seeds left the payload behind a gap"
 

@@ -89,7 +89,7 @@ def test_torn_tail_is_cut() -> None:
     flip_in_envelope_of(h, numbered(3, 1)[0])
     h.open()
     assert h.engine.report.torn
-    assert h.engine.report.rotten == []
+    assert h.engine.report.corrupt == []
     assert h.engine.shard.read_only is None
     assert h.rows("t") == expected(1, 2)
     h.append("t", b"next")
@@ -154,7 +154,7 @@ def test_rot_in_front_of_synced_data_starts_read_only_and_says_why() -> None:
     reason = h.engine.shard.read_only
     assert reason is not None
     assert "wal-" in reason
-    assert h.engine.report.rotten
+    assert h.engine.report.corrupt
     assert h.rows("t") == expected(1), "what lies before the damage is served"
     assert h.do(c.ListTopics()).topics[0].count == 1
     error = h.refused(append("t", b"x"), ShardReadOnly)
@@ -382,7 +382,7 @@ def test_missing_segment_is_an_announced_loss(suffixes: list[str]) -> None:
     rows, gaps = h.read("t")
     assert rows == expected(1, 2, 3, 4, 9)
     assert gaps == [(5, 8, "corrupt")]
-    assert h.engine.report.rotten
+    assert h.engine.report.corrupt
     assert (h.state("t").count, h.state("t").head_seq) == (5, 9)
     for how in ("kill_and_open", "restart"):
         getattr(h, how)()
@@ -793,7 +793,7 @@ def test_restart_of_a_full_shard_keeps_everything() -> None:
 def test_first_start_reports_nothing() -> None:
     h = Harness()
     report = h.engine.report
-    assert (report.torn, report.rotten, report.losses, report.power_cut) == ([], [], [], False)
+    assert (report.torn, report.corrupt, report.losses, report.power_cut) == ([], [], [], False)
 
 
 def test_report_names_the_losses() -> None:

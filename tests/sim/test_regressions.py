@@ -212,7 +212,7 @@ def test_a_stop_on_a_full_disk_ends() -> None:
 
 
 def test_an_erase_may_change_the_end_of_a_log_file() -> None:
-    """The next file still named the old digest: "the file before it was swapped or changed", and the shard was read-only."""
+    """The next file still named the old digest: "the previous file was replaced or changed", and the shard was read-only."""
     driver = started(1, topic=FSYNC)
     for i in range(12):
         driver.send(d.append("topic", recs(b"%04d" % i * 150)))

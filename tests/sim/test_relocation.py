@@ -41,7 +41,7 @@ from topics.api import limits
 from topics.api.errors import Throttled
 from topics.engine.commands import topics as c
 from topics.engine.storage.segment_store import DiskSegmentStore
-from topics.engine.upkeep.loading import is_explained
+from topics.engine.upkeep.loading import is_known_leftover
 
 # ---- moving
 
@@ -226,12 +226,12 @@ def test_what_explains_a_leftover() -> None:
     h = moved(ObjectStore())
     log = h.engine.shard.published["t"]
     metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None and chunk.first_seq != 5]
-    assert is_explained(log, 1, metas), "another generation"
-    assert not is_explained(log, 2, metas), "no segment of this topic can begin there"
-    assert is_explained(log, 5, metas), "a hole that a dead segment left"
-    assert is_explained(log, 900, metas), "a checkpoint that was not finished"
+    assert is_known_leftover(log, 1, metas), "another generation"
+    assert not is_known_leftover(log, 2, metas), "no segment of this topic can begin there"
+    assert is_known_leftover(log, 5, metas), "a hole that a dead segment left"
+    assert is_known_leftover(log, 900, metas), "a checkpoint that was not finished"
     log.view.losses = [(5, 8, "corrupt")]
-    assert not is_explained(log, 5, metas), "what is lost may be wanted yet"
+    assert not is_known_leftover(log, 5, metas), "what is lost may be wanted yet"
 
 
 def test_a_dropped_topic_leaves_nothing() -> None:

@@ -51,7 +51,7 @@ from topics.engine.storage.segments import (
 from topics.engine.topic.log import TopicLog
 from topics.engine.upkeep.checkpoint import Checkpointer
 from topics.engine.upkeep.erase import finish_erase
-from topics.engine.upkeep.loading import Loader, is_explained
+from topics.engine.upkeep.loading import Loader, is_known_leftover
 
 CHECK_BLOCKS = 4  # that one step reads back
 
@@ -473,9 +473,9 @@ class Relocator:
             return
         assert self.loader is not None
         there = {parsed[:2] for _, name in files if (parsed := parse_segment_name(name)) is not None}
-        last_naming = self.loader.last_naming
+        last_references = self.loader.last_references
         retirement, manifests = self._consolidator.retirement, self._consolidator.manifests
-        retirement.learn(log, there, lambda name: last_naming(log.id, *name)[0] > 0)
+        retirement.learn(log, there, lambda name: last_references(log.id, *name)[0] > 0)
         if there and (manifests.newest(log.id) is None or log.merges.committed):
             manifests.due[log.id] = log
 
@@ -495,7 +495,7 @@ class Relocator:
             exist = yield self._run(partial(self._exist, [path for _, path, _ in some]))
             for (log, path, meta), is_there in zip(some, exist, strict=True):
                 if is_there and path in keys and log.stored is not None and not log.dropped:
-                    last = self.loader.last_naming(log.id, meta.first_seq, meta.generation)[1]
+                    last = self.loader.last_references(log.id, meta.first_seq, meta.generation)[1]
                     self._checkpointer.delete_hot_copy_later(log.id, meta, last_snapshot=last)
 
     def _exist(self, paths: list[str]) -> list[bool]:
@@ -519,13 +519,13 @@ class Relocator:
                 if tier == HOT:
                     self._copies.setdefault(topic_id, set()).add(parsed[:2])
                 continue
-            last = self.loader.last_naming(topic_id, parsed[0], parsed[1])[0]
+            last = self.loader.last_references(topic_id, parsed[0], parsed[1])[0]
             if last:
                 meta = SegmentMeta(parsed[0], parsed[1], tier=COLD)
                 self._checkpointer.delete_later(topic_id, meta, last_snapshot=last)
             elif self._consolidator.retirement.keeps(topic_id, (parsed[0], parsed[1])):
                 continue
-            elif is_explained(log, parsed[0], metas):
+            elif is_known_leftover(log, parsed[0], metas):
                 found.append(key)
         return found
 

@@ -58,7 +58,7 @@ from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import NO_MERGES, Merged
 from topics.engine.topic.transactions import Advanced, Opened
 from topics.engine.upkeep.checkpoint import LATCH_FILE, ShardRow, TopicRow
-from topics.engine.upkeep.recovery import latched_in
+from topics.engine.upkeep.recovery import has_latch
 from topics.engine.upkeep.replay import decode
 
 REASONS = {"cap", "ttl", "crash", "corrupt", "mixed", "recreated"}
@@ -274,7 +274,7 @@ class _Checker:
         used = [file for file in files if file.scanned is not None and file.scanned.envelopes]
         boot_id = next((file.start.boot_id for file in reversed(used) if file.start is not None), "")
         number = used[-1].number if used else 0
-        return boot_id == self._disk.boot_id() and not latched_in(self._disk, self._meta_dir, number)
+        return boot_id == self._disk.boot_id() and not has_latch(self._disk, self._meta_dir, number)
 
     def _check_older_log(self) -> None:
         """Two snapshots are kept with the log since the older, so that the newest one may rot."""
@@ -585,7 +585,7 @@ def _dry_run(
     if found.opens and not found.damage:
         found.add("damage", config.shard_dir, 0, f"a start would go {found.opens}")
     if not found.damage:
-        for problem in [*engine.report.rotten, *engine.report.rebuilt]:
+        for problem in [*engine.report.corrupt, *engine.report.rebuilt]:
             found.add("damage", config.shard_dir, 0, problem)
 
 

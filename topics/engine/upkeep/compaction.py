@@ -1,13 +1,13 @@
-"""Space back from the dead: sealed segments of the hot tier that are mostly dead are written again without them.
+"""Compaction of hot tier segments: sealed segments with mostly deleted records are rewritten without them.
 
-    look      a checkpoint counts what is dead in each segment that it touches; what has too much is noted here
-    copy      checked against .sum, then copied without the dead: in pieces, off the loop, no faster than allowed
+    select    each checkpoint counts the dead bytes of the segments it touches; those above the limit become candidates
+    copy      verify the segment against .sum, then copy its live records: in pieces, off the event loop, rate limited
     swap      a log entry names the new generation, and memory points at it
-    remove    the old one goes when neither kept snapshot names it, which is the checkpoints' work
+    remove    checkpoints remove the old generation once neither kept snapshot refers to it
 
-A segment in which nothing lives needs no copy: the next snapshot does not name it. All of it is a task of its own, beside checkpoints and
-the cold tier, so neither waits for minutes of copying. A crash anywhere leaves the old generation in charge, and
-what was copied is removed when the topic is loaded. Whoever wants to erase a record of the topic does not wait either: the copy is given up.
+A segment without live records is not copied: the next snapshot just leaves it out. Compaction runs as its own task, so
+checkpoints and the cold tier never wait for minutes of copying. After a crash the old generation is still in use, and
+the partial copy is removed when the topic is loaded. An erase does not wait either: it aborts the copy.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from topics.engine.topic.log import TopicLog
 from topics.engine.upkeep.checkpoint import Checkpointer
 
 REWRITE_KIND = "rewrite"
-CHECK_STEP_BYTES = 4 * BLOCK_BYTES  # what one step of checking reads, at most
-COPY_STEP_BYTES = 2 * BLOCK_BYTES  # what one step of copying reads and writes
-COPY_STEPS = 2  # in one job
+CHECK_STEP_BYTES = 4 * BLOCK_BYTES  # most bytes that one verification step reads
+COPY_STEP_BYTES = 2 * BLOCK_BYTES  # bytes that one copy step reads and writes
+COPY_STEPS = 2  # copy steps in one job
 
 
 class Compactor:
+    """Background task that compacts one segment after the other and enforces lowered per-tag caps."""
+
     def __init__(
         self, disk: Disk, shard: Shard, reader: Reader, checkpointer: Checkpointer, config: EngineConfig
     ) -> None:
@@ -50,43 +52,47 @@ class Compactor:
         self._reader = reader
         self._checkpointer = checkpointer
         self._config = config
-        self._look_at: dict[int, TopicLog] = {}  # topics that may have a segment to be written again
-        self._refused: dict[tuple[int, int, int], None] = {}  # damaged: a copy would bless what is rotten
+        self._candidates: dict[int, TopicLog] = {}  # topics that may have a segment to compact
+        # Damaged segments. They are left alone: a copy would put valid digests on corrupt data.
+        self._damaged: dict[tuple[int, int, int], None] = {}
         self.pace = RateLimit(shard.clock, self._rate)
         self._pause_ms = 0
-        self.retry_ms = 0  # nothing is begun before
-        self.working_on: TopicLog | None = None  # files of it are being read and written
+        self.retry_ms = 0  # no task starts before this time
+        self.working_on: TopicLog | None = None  # topic whose files are being read and written
         self.stopped = False
-        checkpointer.on_captured = self.look
+        checkpointer.on_captured = self.find_candidates
 
-    # -- what there is to do -------------------------------------------------------------------------------
+    # -- candidates ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Recovery is over. What is dead is known from the snapshot alone."""
+        """Collect candidates after recovery, using the dead byte counts of the snapshot."""
         for log in self._shard.by_id.values():
-            if any(map(self._is_wanted, _metas_of(log))):
-                self._look_at[log.id] = log
+            if any(map(self._needs_compaction, _metas_of(log))):
+                self._candidates[log.id] = log
 
-    def look(self, logs: list[TopicLog]) -> None:
-        """These topics have just been captured: `dead_bytes` of their segments is right."""
+    def find_candidates(self, logs: list[TopicLog]) -> None:
+        """Check topics that were just captured: the `dead_bytes` of their segments is up to date."""
         for log in logs:
             if log.view.dropped or log.is_away:
                 continue
-            if self._config.rewrite_dead_share <= 1:  # more: nothing is to be given back
+            if self._config.rewrite_dead_share <= 1:  # above 1: compaction is disabled
                 for chunk in [chunk for chunk in log.chunks if _is_dead(chunk.meta)]:
-                    self._forget_dead(log, chunk)
+                    self._drop_dead_segment(log, chunk)
             metas = _metas_of(log)
             self._checkpointer.usage.set(log.id, metas)
-            if any(map(self._is_wanted, metas)):
-                self._look_at[log.id] = log
+            if any(map(self._needs_compaction, metas)):
+                self._candidates[log.id] = log
 
-    def _is_wanted(self, meta: SegmentMeta) -> bool:
+    def _needs_compaction(self, meta: SegmentMeta) -> bool:
         size = meta.data_bytes - HEADER_BYTES
         is_sparse = meta.dead_bytes > 0 and meta.dead_bytes >= self._config.rewrite_dead_share * size
         return is_sparse and meta.sealed and meta.tier == HOT
 
-    def _forget_dead(self, log: TopicLog, chunk: Chunk) -> None:
-        """Nothing lives in it: the next snapshot does not name it. The last one stays, since the head is in it."""
+    def _drop_dead_segment(self, log: TopicLog, chunk: Chunk) -> None:
+        """Drop a segment without live records, so that the next snapshot leaves it out.
+
+        The last segment stays because it holds the head.
+        """
         if chunk is log.chunks[-1] or chunk.stored != chunk.count or not _dead_rows(log, chunk).all():
             return
         assert chunk.meta is not None
@@ -98,17 +104,17 @@ class Compactor:
     def has_work(self) -> bool:
         if self.stopped or self._shard.read_only is not None:
             return False
-        return bool(self._shard.trimming or self._look_at)
+        return bool(self._shard.trimming or self._candidates)
 
     def next_task(self) -> Steps:
         if self._shard.trimming:
             return self._trim(next(iter(self._shard.trimming.values())))
-        return self._reclaim(self._look_at.pop(next(iter(self._look_at))))
+        return self._compact_topic(self._candidates.pop(next(iter(self._candidates))))
 
     # -- pace ----------------------------------------------------------------------------------------------
 
     def _rate(self) -> int:
-        """Nobody waits when the disk runs full: then space is wanted more than anything else."""
+        """Bytes per second; 0 is unlimited. There is no limit while disk space is low."""
         is_short = self._shard.low_space or self._shard.disk_full
         return 0 if is_short or self.stopped else self._config.reclaim_bytes_per_s
 
@@ -116,12 +122,12 @@ class Compactor:
         self._pause_ms = min(max(2 * self._pause_ms, limits.COLD_PAUSE_MS_MIN), limits.COLD_PAUSE_MS_MAX)
         self.retry_ms = self._shard.clock.mono_ms + self._pause_ms
 
-    def _later(self, log: TopicLog) -> None:
+    def _retry_later(self, log: TopicLog) -> None:
         self._pause()
-        self._look_at[log.id] = log
+        self._candidates[log.id] = log
 
     def _load(self, log: TopicLog) -> Generator[None, Any, bool]:
-        """Whether the topic is in memory. What keeps it away is for those to hear who ask for it."""
+        """Load the topic; False if that failed. Requests for the topic report the error."""
         try:
             for _ in self._shard.load_slices(log):
                 yield None
@@ -130,10 +136,10 @@ class Compactor:
             return False
         return True
 
-    # -- caps that came later ------------------------------------------------------------------------------
+    # -- lowered caps --------------------------------------------------------------------------------------
 
     def _trim(self, log: TopicLog) -> Steps:
-        """Take what a new cap per tag leaves no room for, in slices that requests come between."""
+        """Delete the records above a new per-tag cap, in slices so that requests can run in between."""
         shard = self._shard
         while shard.trimming.get(log.id) is log and not self.stopped:
             if log.is_away:
@@ -147,11 +153,11 @@ class Compactor:
 
     # -- one topic -----------------------------------------------------------------------------------------
 
-    def _reclaim(self, log: TopicLog) -> Steps:
-        """Write again what is mostly dead of one topic, one segment after the other."""
+    def _compact_topic(self, log: TopicLog) -> Steps:
+        """Compact the candidate segments of one topic, one after the other."""
         checkpointer = self._checkpointer
         try:
-            while not self._is_off(log):
+            while not self._must_stop(log):
                 self.working_on = checkpointer.compacting_topic = log
                 if log.is_away:
                     if not (yield from self._load(log)):
@@ -161,46 +167,50 @@ class Compactor:
                 if chunk is None:
                     break
                 checkpointer.compacting_chunk = chunk
-                was_done = yield from self._rewrite(log, chunk)
+                was_done = yield from self._compact_segment(log, chunk)
                 checkpointer.compacting_chunk = None
                 if not was_done:
                     break
                 self._pause_ms = 0
         except OSError as error:
             if log.dropped:
-                return  # its directory went while it was written to
+                return  # its directory was removed during the copy
             if is_out_of_resources(error):
-                self._later(log)
+                self._retry_later(log)
             raise
         finally:
             checkpointer.compacting_chunk = checkpointer.compacting_topic = self.working_on = None
-        if not log.dropped and any(map(self._is_wanted, _metas_of(log))) and not self._is_settled(log):
-            self._later(log)
+        if (
+            not log.dropped
+            and any(map(self._needs_compaction, _metas_of(log)))
+            and not self._only_damaged_left(log)
+        ):
+            self._retry_later(log)
 
-    def _is_off(self, log: TopicLog) -> bool:
-        """Whether this topic is to be left alone: what is copied now might hold what must not be anywhere."""
+    def _must_stop(self, log: TopicLog) -> bool:
+        """Whether compaction of this topic must stop. While an erase is pending, a copy might keep bytes it must remove."""
         return self.stopped or log.dropped or bool(log.erasing)
 
-    def _is_settled(self, log: TopicLog) -> bool:
+    def _only_damaged_left(self, log: TopicLog) -> bool:
         return all(
-            (log.id, meta.first_seq, meta.generation) in self._refused
+            (log.id, meta.first_seq, meta.generation) in self._damaged
             for meta in _metas_of(log)
-            if self._is_wanted(meta)
+            if self._needs_compaction(meta)
         )
 
     def _next_chunk(self, log: TopicLog) -> Chunk | None:
         for chunk in log.chunks:
             meta = chunk.meta
-            if meta is None or not self._is_wanted(meta) or chunk.stored != chunk.count:
+            if meta is None or not self._needs_compaction(meta) or chunk.stored != chunk.count:
                 continue
-            if (log.id, meta.first_seq, meta.generation) in self._refused:
+            if (log.id, meta.first_seq, meta.generation) in self._damaged:
                 continue
             if chunk is not self._checkpointer.cold_job_chunk and not _is_dead(meta):
                 return chunk
         return None
 
-    def _rewrite(self, log: TopicLog, chunk: Chunk) -> Generator[Any, Any, bool]:
-        """Whether the segment need not be looked at again soon."""
+    def _compact_segment(self, log: TopicLog, chunk: Chunk) -> Generator[Any, Any, bool]:
+        """Compact one segment. False: aborted, try again later."""
         meta = chunk.meta
         assert meta is not None
         directory = self._reader.topic_dir(log.id)
@@ -209,18 +219,18 @@ class Compactor:
         except (Corrupt, FileNotFoundError):
             if log.dropped:
                 return False
-            made = None  # a reader will find out which records
-            self._refuse(log, meta)
+            made = None  # reads will report which records are damaged
+            self._mark_damaged(log, meta)
         if made is None or not self._is_current(log, chunk, meta):
             new = meta.generation + 1
             yield Blocking(REWRITE_KIND, lambda: remove_segment(self._disk, directory, meta.first_seq, new))
-            return (log.id, meta.first_seq, meta.generation) in self._refused
+            return (log.id, meta.first_seq, meta.generation) in self._damaged
         shard = self._shard
         new_meta, new_rows = made
-        # Time may have ended some of the dead without a frame of its own: the floors go along.
+        # Some of the omitted records may have expired without a log entry, so the entry carries the floors.
         swap = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost]
         shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swap))
-        # At once: a checkpoint that is begun from here on must not take the old generation for the newest.
+        # Before any yield: a checkpoint that starts now must see the new generation.
         old = chunk.meta
         assert old is not None
         self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)
@@ -231,15 +241,15 @@ class Compactor:
         yield WaitSynced(0)
         return True
 
-    def _refuse(self, log: TopicLog, meta: SegmentMeta) -> None:
-        if len(self._refused) >= limits.REFUSED_MAX:
-            del self._refused[next(iter(self._refused))]  # looked at once more: no harm but the time
-        self._refused[log.id, meta.first_seq, meta.generation] = None
+    def _mark_damaged(self, log: TopicLog, meta: SegmentMeta) -> None:
+        if len(self._damaged) >= limits.REFUSED_MAX:
+            del self._damaged[next(iter(self._damaged))]  # costs one more check of that segment
+        self._damaged[log.id, meta.first_seq, meta.generation] = None
 
     def _is_current(self, log: TopicLog, chunk: Chunk, meta: SegmentMeta) -> bool:
-        """Whether the copy may take its place. A checkpoint may have marked more of it as deleted meanwhile."""
+        """Whether the copy may replace the segment. A checkpoint may have marked more records as deleted meanwhile."""
         now = chunk.meta
-        if self._is_off(log) or now is None or chunk not in log.chunks:
+        if self._must_stop(log) or now is None or chunk not in log.chunks:
             return False
         if not self._shard.has_room(CONTROL_BYTES):
             return False  # a full disk
@@ -248,32 +258,30 @@ class Compactor:
     def _copy(
         self, log: TopicLog, chunk: Chunk, meta: SegmentMeta, directory: str
     ) -> Generator[Any, Any, tuple[SegmentMeta, Rows] | None]:
-        """The new generation, or None when there must not be one."""
-        # Marks are in memory, and a checkpoint may be writing them to .del right now.
+        """Write the new generation. None if the segment is damaged or compaction must stop."""
+        # Without .del: the marks are in memory, and a checkpoint may be writing the file right now.
         unmarked = msgspec.structs.replace(meta, has_del=False, del_bytes=0, del_digest=b"")
         check = verify_steps(self._disk, directory, unmarked, None)
         problems = yield from self._paced(log, check, 1, CHECK_STEP_BYTES, meta.data_bytes + meta.idx_bytes)
         if problems is None:
             return None
         if problems:
-            self._refuse(log, meta)
+            self._mark_damaged(log, meta)
             return None
         dead = _dead_rows(log, chunk)
         rows = chunk.rows.copy()
         kept = int(rows["length"][~dead].sum(dtype=np.int64))
-        copy = self._copying(directory, unmarked, rows, dead)
-        total = meta.data_bytes + 2 * (
-            kept + meta.idx_bytes
-        )  # what is written is read once more for its digests
+        copy = self._copy_steps(directory, unmarked, rows, dead)
+        total = meta.data_bytes + 2 * (kept + meta.idx_bytes)  # output is read back to compute the digests
         made = yield from self._paced(log, copy, COPY_STEPS, COPY_STEP_BYTES, total)
-        # A checkpoint that has looked at the segment puts what it has seen into memory when it is done.
+        # A running checkpoint still installs the old generation in memory when it finishes.
         yield WaitUntil(lambda: not self._checkpointer.capturing)
         return made
 
-    def _copying(
+    def _copy_steps(
         self, directory: str, meta: SegmentMeta, rows: Rows, dead: Mask
     ) -> Work[tuple[SegmentMeta, Rows]]:
-        # The file's own ids, which memory replaced by the topic's.
+        # Tag and node ids as stored in the file; in memory they were replaced by the topic's.
         stored = read_rows(self._disk, directory, meta)
         rows["tag"], rows["node"] = stored["tag"], stored["node"]
         chain = read_sum(self._disk, directory, meta.first_seq, meta.generation)[0].chain
@@ -289,7 +297,7 @@ class Compactor:
             steps=steps,
             step_bytes=step_bytes,
             total=total,
-            is_off=lambda: self._is_off(log),
+            is_off=lambda: self._must_stop(log),
         )
 
 
@@ -304,7 +312,7 @@ def _is_dead(meta: SegmentMeta | None) -> bool:
 
 
 def _dead_rows(log: TopicLog, chunk: Chunk) -> Mask:
-    """What no reader sees any more: deletes that are staged may still come to nothing."""
+    """Rows that no reader can see any more. Staged deletes do not count: they may still fail."""
     dead: Mask = ~chunk.live(0, chunk.count, frames.DELETED)
     dead[: max(0, log.view.first_seq - chunk.first_seq)] = True
     return dead

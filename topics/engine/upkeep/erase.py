@@ -1,10 +1,12 @@
-"""Erasing: overwrite the payload bytes of deleted records wherever a copy lies.
+"""Erasure on the hot tier: overwrite the payload bytes of deleted records in every file that has a copy.
 
-Copies are in log files and in every generation of the topic's segments, current or waiting to be unlinked. All
-patches (the zeroed frame with its new digest, the envelope's digest, the next file's chain, the segment's block
-digests, and zeros for what recovery cut off the log) are computed first and synced as an intent; then they are applied and synced, then the intent goes. A
-crash anywhere is repaired by applying the intent again before anything is read. What of the topic lies in the cold tier, where
-nothing can be overwritten, comes after that and is relocation's: a request is done when both are.
+There are copies in log files, in snapshots (small topics) and in every generation of the topic's segments, including
+those pending deletion. All patches are computed first: the zeroed frame with its new digest, the envelope's digest, the
+next file's chain, the segment's block digests, and zeros for parts of the log that recovery discarded. They are written
+and synced as an intent, then applied and synced, then the intent is removed. After a crash, recovery applies the intent
+again before it reads anything.
+
+Files in the cold tier cannot be overwritten. Relocation rewrites them afterwards, and only then is the request done.
 """
 
 from __future__ import annotations
@@ -50,17 +52,20 @@ def erase_steps(
     reader: Reader,
     checkpointer: Checkpointer,
     request: EraseRequest,
-    goes_on: Callable[[EraseRequest], bool] = lambda request: False,
+    hand_over: Callable[[EraseRequest], bool] = lambda request: False,
 ) -> Steps:
-    """Carry out one request; its answer leaves when the bytes are gone. `goes_on`: somebody else has to finish it."""
+    """Execute one erase request and reply once the bytes are overwritten.
+
+    `hand_over` returns True if it takes over the rest of the request, for segments in the cold tier.
+    """
     checkpointer.erase_running = True
     try:
         yield from _erase(disk, shard, wal, reader, checkpointer, request)
         checkpointer.erase_running = False
-        if not goes_on(request):
+        if not hand_over(request):
             yield from finish_erase(shard, request)
     except OSError as error:
-        # The records are deleted already; their bytes go as soon as there is space.
+        # The records are deleted already. The erase is retried once there is space.
         shard.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
         if request.token is not None:
             deleted = request.result.deleted if request.result is not None else 0
@@ -72,7 +77,7 @@ def erase_steps(
             shard.ready.append((request.token, answer))
         raise
     except (GeneratorExit, TopicsError) as error:
-        # The records are deleted; whether their bytes are gone is not known.
+        # The records are deleted; whether their bytes were overwritten is unknown.
         if request.token is not None:
             reason = shard.read_only or str(error) or "the engine was closed"
             shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
@@ -85,25 +90,25 @@ def _erase(
     disk: Disk, shard: Shard, wal: Wal, reader: Reader, checkpointer: Checkpointer, request: EraseRequest
 ) -> Steps:
     log, meta_dir = request.log, checkpointer.meta_dir
-    # One more entry behind everything that may be patched: the end of the log, which the next file's chain will
-    # name, keeps its digest.
+    # Append one entry after everything that may be patched: the next log file's chain refers to the digest of the
+    # last entry, which therefore must not change.
     if not shard.has_room(CONTROL_BYTES):
         raise OSError(ENOSPC, "no room in the log")
     shard.stage_time_ceiling(max(shard.time_ceiling_ms, shard.now_ms))
     yield WaitSynced(0)
     eraser = Eraser(disk, wal, reader, meta_dir, log, request.ranges)
     yield Blocking("erase", eraser.plan)
-    if eraser.rotten_snapshots:
-        # Where in them the payload stands nobody can say. Another one takes their place, and they go.
-        yield from checkpointer.replace_corrupt_snapshots(eraser.rotten_snapshots)
+    if eraser.corrupt_snapshots:
+        # The payload cannot be located in a corrupt snapshot, so it is replaced by a new one.
+        yield from checkpointer.replace_corrupt_snapshots(eraser.corrupt_snapshots)
         eraser = Eraser(disk, wal, reader, meta_dir, log, request.ranges)
         yield Blocking("erase", eraser.plan)
-        if eraser.rotten_snapshots:
-            raise OSError(EIO, "a snapshot rots again and again")
+        if eraser.corrupt_snapshots:
+            raise OSError(EIO, "a new snapshot is corrupt again")
     number = shard.counters.get("erase_number", 0) + 1
     shard.counters["erase_number"] = number
 
-    def carry_out() -> None:
+    def apply_intent() -> None:
         begun = False
         try:
             write_intent(disk, meta_dir, number, eraser.patches)
@@ -113,29 +118,29 @@ def _erase(
         except OSError as error:
             if not begun and not disk.exists(intent_path(meta_dir, number)):
                 raise
-            # The intent stands and some of it may be done: only a start, which does all of it, may go on from here.
-            raise OSError(EIO, f"an erase stopped half-way: {error}") from error
+            # The intent is on disk and may be partly applied: only a restart, which applies all of it, can continue.
+            raise OSError(EIO, f"an erase failed half-way: {error}") from error
 
     clear_staged = shard.clearing_of(log)
 
-    def settle_removals() -> None:
+    def sync_removals() -> None:
         clear_staged()
-        # A file that was unlinked and comes back after a power cut would bring the payload along.
+        # Without this, an unlinked file could reappear after a power failure, with the payload.
         disk.sync_dir(wal.directory)
         disk.sync_dir(meta_dir)
         if disk.exists(reader.topic_dir(log.id)):
             disk.sync_dir(reader.topic_dir(log.id))
 
-    yield Blocking("erase", settle_removals)
+    yield Blocking("erase", sync_removals)
     if eraser.patches:
-        yield Blocking("erase", carry_out)
+        yield Blocking("erase", apply_intent)
     for file in wal.files:
         reader.cache.forget_file(file.number)
     reader.close_topic(log.id)
 
 
 def finish_erase(shard: Shard, request: EraseRequest) -> Steps:
-    """No copy is left: say so in the log, and to whoever asked."""
+    """Log that no copy is left, then reply."""
     log = request.log
     if not shard.has_room(len(request.ranges) * RANGE_BYTES + CONTROL_BYTES):
         raise OSError(ENOSPC, "no room in the log")
@@ -148,6 +153,8 @@ def finish_erase(shard: Shard, request: EraseRequest) -> Steps:
 
 
 class Eraser:
+    """Computes the patches that erase some records of a topic."""
+
     def __init__(
         self, disk: Disk, wal: Wal, reader: Reader, meta_dir: str, log: TopicLog, ranges: list[Range]
     ) -> None:
@@ -159,13 +166,13 @@ class Eraser:
         self._topic = log.id.to_bytes(8, "little")
         self._firsts = [first for first, _ in ranges]
         self._lasts = [last for _, last in ranges]
-        # The files as they are now; what is appended meanwhile is younger than the delete.
+        # Log files up to their current ends: anything appended later is newer than the delete.
         self._files = [(file.path, file.number, file.handle, file.position) for file in wal.files]
         self.patches: list[Patch] = []
-        self.rotten_snapshots: list[int] = []
+        self.corrupt_snapshots: list[int] = []
 
-    def _wanted(self, topic_id: int, first_seq: int, last_seq: int) -> bool:
-        """Whether one of these seqs is to be erased."""
+    def _is_erased(self, topic_id: int, first_seq: int, last_seq: int) -> bool:
+        """Whether any of these seqs is to be erased."""
         if topic_id != self._log.id:
             return False
         i = bisect_right(self._firsts, last_seq) - 1
@@ -179,15 +186,15 @@ class Eraser:
     # -- frames --------------------------------------------------------------------------------------------
 
     def _blank_frames(self, data: bytearray, start: int, end: int) -> list[tuple[int, int]]:
-        """Blank the wanted append frames of data[start:end], which is known to be right; returns their places."""
+        """Blank the frames to erase in data[start:end], which is known to be valid; returns their byte ranges."""
         starts: list[int] = []
         frames.frame_starts(bytes(data[start:end]), 0, end - start, starts)
-        places = [self._blank(data, start + at) for at in starts]
-        return [place for place in places if place is not None]
+        spans = [self._blank(data, start + at) for at in starts]
+        return [span for span in spans if span is not None]
 
     def _blank(self, data: bytearray, at: int) -> tuple[int, int] | None:
         length, kind, flags, topic, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(data, at)
-        if kind != frames.APPEND or not self._wanted(topic, seq, seq) or flags & frames.ERASED:
+        if kind != frames.APPEND or not self._is_erased(topic, seq, seq) or flags & frames.ERASED:
             return None
         frames.HEADER.pack_into(
             data, at, length, kind, flags | frames.ERASED, topic, seq, ts, node_len, tag_len, data_len
@@ -199,39 +206,40 @@ class Eraser:
         return at, at + 4 + length
 
     def _blank_stored(self, data: bytearray, first_seq: int) -> list[tuple[int, int]]:
-        """The same for a .data file, which may have rotted: only whole records are believed. What lies between two of
-        them is blanked altogether when a wanted one may be in it.
+        """Blank the frames to erase in a .data file, which may be corrupt; returns the changed byte ranges.
+
+        Bytes between two valid records are zeroed if a record to erase may be among them.
         """
         changed: list[tuple[int, int]] = []
         at, next_seq = HEADER_BYTES, first_seq
         while at < len(data):
-            end = self._whole_frame(data, at)
+            end = self._valid_frame_end(data, at)
             if not end:
-                end = self._next_whole_frame(data, at + 1)
+                end = self._next_valid_frame(data, at + 1)
                 last_seq = _seq_at(data, end) - 1 if end < len(data) else self._lasts[-1]
-                if self._wanted(self._log.id, next_seq, last_seq):
+                if self._is_erased(self._log.id, next_seq, last_seq):
                     data[at:end] = bytes(end - at)
                     changed.append((at, end))
             else:
                 next_seq = _seq_at(data, at) + 1
-                place = self._blank(data, at)
-                if place is not None:
-                    changed.append(place)
+                span = self._blank(data, at)
+                if span is not None:
+                    changed.append(span)
             at = end
         return changed
 
-    def _whole_frame(self, data: bytearray, at: int) -> int:
-        """Where the record of this topic that begins here ends; 0 when none does that agrees with its digest."""
+    def _valid_frame_end(self, data: bytearray, at: int) -> int:
+        """End of the valid record of this topic that starts at `at`; 0 if there is none."""
         if at + frames.OVERHEAD_BYTES > len(data) or data[at + 6 : at + 14] != self._topic:
             return 0
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
         return end if end <= len(data) and frames.frame_is_valid(bytes(data[at:end])) else 0
 
-    def _next_whole_frame(self, data: bytearray, at: int) -> int:
-        """Where the next one begins; the end of the data when there is none. A record names its topic after 6 bytes."""
+    def _next_valid_frame(self, data: bytearray, at: int) -> int:
+        """Start of the next valid record of this topic, else the end of the data. The topic id is at byte 6 of a record."""
         while (found := data.find(self._topic, at + 6)) >= 0:
             at = found - 6
-            if self._whole_frame(data, at):
+            if self._valid_frame_end(data, at):
                 return at
             at += 1
         return len(data)
@@ -260,14 +268,14 @@ class Eraser:
     def _plan_sum(
         self, directory: str, first_seq: int, generation: int, before: bytes, after: bytearray
     ) -> None:
-        """New block digests. The chain goes on naming the digest this segment was first sealed with.
+        """Patch the block digests. The chain still refers to the digest that the segment was first sealed with.
 
-        A block that has rotted keeps its digest, which it does not agree with: a new one would vouch for the rot.
+        A corrupt block keeps its old digest, because a new one would make it look valid.
         """
         try:
             summary, digest = read_sum(self._disk, directory, first_seq, generation)
         except Corrupt:
-            return  # left by a checkpoint that did not finish; nothing goes by it
+            return  # left by an unfinished checkpoint; nothing uses it
         blocks = list(summary.blocks)
         for i, digest_before in enumerate(summary.blocks):
             block = slice(i * BLOCK_BYTES, min((i + 1) * BLOCK_BYTES, summary.data_bytes))
@@ -281,13 +289,13 @@ class Eraser:
     # -- snapshots -----------------------------------------------------------------------------------------
 
     def _plan_snapshots(self) -> None:
-        """A small topic's frames ride in its snapshot row."""
+        """The frames of a small topic are in its snapshot row."""
         for number in list_snapshots(self._disk, self._meta_dir):
             path = snapshot_path(self._meta_dir, number)
             try:
                 rows = read_snapshot(self._disk, self._meta_dir, number)[1]
             except Corrupt:
-                self.rotten_snapshots.append(number)
+                self.corrupt_snapshots.append(number)
                 continue
             row = next((row for row in map(_topic_row, rows) if row.id == self._log.id), None)
             if row is None or row.inline is None or not row.inline[2]:
@@ -321,36 +329,36 @@ class Eraser:
             for i, envelope in enumerate(scanned.envelopes):
                 changed = self._blank_frames(content, envelope.start, envelope.end)
                 if i == 0:
-                    changed += self._rechain(content, scanned, envelope, previous)
+                    changed += self._update_chain(content, scanned, envelope, previous)
                 if not changed:
                     continue
-                digest = self._redigest(content, envelope)
+                digest = self._update_digest(content, envelope)
                 previous[number, envelope.lsn] = digest
                 self.patches += [(path, start, bytes(content[start:end])) for start, end in changed]
                 self.patches.append((path, envelope.start - 8, digest))
         if is_cut:
-            self._plan_never_counted(starts)
+            self._plan_discarded(starts)
 
-    def _plan_never_counted(self, starts: list[WalStart | None]) -> None:
-        """What a crash left half-written may hold a record that was then written again, perhaps under another seq."""
+    def _plan_discarded(self, starts: list[WalStart | None]) -> None:
+        """Zero entries that a crash left half-written: they may hold a record that was written again, maybe with another seq."""
         reached = 1 << 64
         for scanned, start, bound in zip(self._scan_log(), starts, void_bounds(starts), strict=True):
             reached = min(reached, start.previous_lsn) if start is not None else 0
-            places, reached = never_counted(scanned, bound, reached)
-            self.patches += [(scanned.path, first, bytes(end - first)) for first, end in places]
+            spans, reached = never_counted(scanned, bound, reached)
+            self.patches += [(scanned.path, first, bytes(end - first)) for first, end in spans]
 
     @staticmethod
-    def _redigest(content: bytearray, envelope: Envelope) -> bytes:
+    def _update_digest(content: bytearray, envelope: Envelope) -> bytes:
         head = bytes(content[envelope.start - 48 : envelope.start - 8])
         digest = xxh3_64_digest(bytes(content[envelope.start : envelope.end]), xxh3_64_intdigest(head))
         content[envelope.start - 8 : envelope.start] = digest
         return digest
 
     @staticmethod
-    def _rechain(
+    def _update_chain(
         content: bytearray, scanned: ScannedFile, envelope: Envelope, previous: dict[tuple[int, int], bytes]
     ) -> list[tuple[int, int]]:
-        """A file's first frame holds the digest of the envelope before it, which may be a new one now."""
+        """Update a file's first frame if the digest of the previous file's last envelope, which it holds, has changed."""
         columns = frames.decode_columns(bytes(content), [envelope.start])
         if int(columns.headers["type"][0]) != frames.WAL_START:
             return []

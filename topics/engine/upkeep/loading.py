@@ -1,4 +1,4 @@
-"""First touch: a topic's index rows, tags and nodes from its segments, and what cannot be read announced as lost."""
+"""Lazy loading of topics: index rows, tags and nodes are read from the segments; unreadable records are reported lost."""
 
 from __future__ import annotations
 
@@ -47,28 +47,30 @@ from topics.engine.topic.tags import LOAD_STEP, LoadPart, TagIndex
 from topics.engine.upkeep.checkpoint import Checkpointer
 from topics.engine.upkeep.recovery_report import RecoveryReport
 
-SEGMENT_UNITS = 500  # of reading a segment's index, in about microseconds
+SEGMENT_UNITS = 500  # cost of reading a segment's index, in roughly microseconds
 ROWS_PER_UNIT = 10
-DEFERRED_UNITS = 500  # of replaying one entry of the log
+DEFERRED_UNITS = 500  # cost of replaying one log entry
 
 
 @dataclass(slots=True)
 class SegmentIndex:
-    """The index of one segment, with ids as in its files."""
+    """The index of one segment, with tag and node ids as stored in its files."""
 
     rows: Rows
     tags: list[bytes]
     nodes: list[bytes]
     expiries: Rows
     deleted: Mask | None
-    lost: list[int] = field(default_factory=list)  # rows that a rebuild could not find again
-    hashed: IndexHash | None = None  # of a segment that goes on growing
-    mended: IndexFiles | None = None  # to be written before it grows on: its own index is damaged
+    lost: list[int] = field(default_factory=list)  # rows that a rebuild could not restore
+    hashed: IndexHash | None = None  # only for an open segment
+    mended: IndexFiles | None = (
+        None  # replacement for a damaged index, to be written before the segment grows
+    )
 
 
 @dataclass(slots=True)
 class LoadProgress:
-    """What was read of a topic so far."""
+    """The part of a topic that has been read so far."""
 
     chunks: list[Chunk] = field(default_factory=list)
     tags: TagIndex = field(default_factory=lambda: TagIndex(hold=True))
@@ -76,11 +78,13 @@ class LoadProgress:
     expiries: list[tuple[int, int]] = field(default_factory=list)
     count: int = 0
     bytes: int = 0
-    lost: list[tuple[SegmentMeta, str]] = field(default_factory=list)  # that cannot be read, and why
-    gone: list[int] = field(default_factory=list)  # seqs of the others that cannot
+    lost: list[tuple[SegmentMeta, str]] = field(default_factory=list)  # unreadable segments, and why
+    lost_seqs: list[int] = field(default_factory=list)  # unreadable records of the other segments
 
 
 class Loader:
+    """Loads topics on demand, cleans up their leftover files and records losses."""
+
     def __init__(
         self,
         disk: Disk,
@@ -98,22 +102,21 @@ class Loader:
         self._checkpointer = checkpointer
         self._config = config
         self._report = report
-        self._loaded: dict[int, TopicLog] = {}  # touched before recovery was over
-        self._sorted: dict[int, None] = {}  # topics whose leftover files were looked at
-        self._named: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self._recovered_from = 0  # the newest snapshot that there was
-        self._announcements: list[tuple[int, int, int, str]] = []
+        self._loaded: dict[int, TopicLog] = {}  # topics loaded during recovery
+        self._cleaned_up: dict[int, None] = {}  # topics whose leftover files were removed
+        # By topic, first seq and generation of a segment: see add_references.
+        self._references: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._recovered_from = 0  # newest snapshot at the start
+        self._losses: list[tuple[int, int, int, str]] = []  # found during recovery, not logged yet
         self._recovered = False
-        self._doubts: dict[int, tuple[TopicLog, list[SegmentMeta]]] = {}
+        self._suspects: dict[int, tuple[TopicLog, list[SegmentMeta]]] = {}
 
     def load(self, log: TopicLog) -> None:
-        """Read a topic's index rows, and do what replay put off. An error leaves everything as it was."""
+        """Read a topic's index rows and apply its deferred log entries. An error leaves the topic unchanged."""
         drain(self.steps(log))
 
     def steps(self, log: TopicLog) -> Work:
-        """The same in slices. Until the last of them the topic is as it was, and what another load has done meanwhile is not done
-        again.
-        """
+        """Load in slices. The topic changes only with the last one, and work that a concurrent load has done is skipped."""
         if log.stored is not None:
             yield from self._read_all(log, log.stored)
         was_deferred = bool(log.deferred)
@@ -122,20 +125,20 @@ class Loader:
             log.deferred.pop(0)
             yield DEFERRED_UNITS
         if was_deferred and self._recovered:
-            self.settle_doubts()
+            self.check_suspects()
             self._shard.consumers_recovered(log)
-        # Only now is it known which generations count: replay may have swapped some. Once is enough: what a topic
-        # leaves behind while the engine runs is in the checkpointer's hands.
-        if log.id in self._sorted:
+        # Only after replay, which may have swapped generations, and only once: files that become obsolete while the
+        # engine runs are removed by the checkpointer.
+        if log.id in self._cleaned_up:
             return
         if self._recovered:
-            self._sorted[log.id] = None
-            self._sort_out_files(log)
+            self._cleaned_up[log.id] = None
+            self._clean_up_files(log)
         else:
             self._loaded[log.id] = log
 
     def _read_all(self, log: TopicLog, metas: list[SegmentMeta]) -> Work:
-        """Make chunks, tags and nodes of the segments that can be read; announce those that cannot."""
+        """Build chunks, tags and nodes from the readable segments; record the others as lost."""
         found = LoadProgress()
         if log.inline is not None:
             first_seq, count, data = log.inline
@@ -152,38 +155,40 @@ class Loader:
                 yield from self._add(log, found, newest, content)
             if log.stored is not metas or log.dropped:
                 return
-        self._adopt(log, found)
+        self._install(log, found)
 
     def _read_newest(self, log: TopicLog, meta: SegmentMeta) -> tuple[SegmentMeta, SegmentIndex]:
-        """The index of a segment. An erase takes the records of a generation away as soon as the log names the next one: where the
-        index of the old one is damaged as well, the next one is taken at once.
+        """Read the index of a segment, or of a newer generation of it.
+
+        An erase removes the records of a generation as soon as the log names the next one. If the index of the old one is
+        damaged as well, only the newer generation can be read.
         """
         try:
             return meta, self._read_segment(log, meta)
         except (Corrupt, FileNotFoundError):
             directory = self._reader.topic_dir(log.id)
-            if not self.is_gone(directory, meta):
+            if not self.is_missing(directory, meta):
                 raise
             for generation in self._later_generations(directory, meta):
                 try:
                     newer = meta_from_sum(self._disk, directory, meta.first_seq, generation, tier=COLD)
-                    if newer.rows == meta.rows and not self.is_gone(directory, newer):
+                    if newer.rows == meta.rows and not self.is_missing(directory, newer):
                         return newer, self._read_segment(log, newer)
                 except (Corrupt, FileNotFoundError) as error:
-                    self._report.rotten.append(str(error))
+                    self._report.corrupt.append(str(error))
             raise
 
     def _later_generations(self, directory: str, meta: SegmentMeta) -> list[int]:
-        """Those that have an index on the hot tier, the newest first."""
+        """Newer generations that have files on the hot tier, newest first."""
         names = [parse_segment_name(name) for name in self._disk.list(directory)]
         found = {name[1] for name in names if name is not None and name[0] == meta.first_seq}
         return sorted((generation for generation in found if generation > meta.generation), reverse=True)
 
     def _add(self, log: TopicLog, found: LoadProgress, meta: SegmentMeta, content: SegmentIndex) -> Work:
-        """One segment more. From here on its chunk holds the only copy of the rows."""
+        """Add one segment. Its chunk then holds the only copy of the rows."""
         chunk, live = self._make_chunk(log, meta, content)
         if log.inline is not None:
-            # No files yet: the rows lie in the snapshot's row, which is in memory.
+            # No segment files yet: the frames are in the snapshot row, which is in memory.
             chunk.meta, chunk.stored = None, 0
             chunk.tag_ids, chunk.node_ids, chunk.unmarked = {}, {}, []
         found.chunks.append(chunk)
@@ -209,10 +214,10 @@ class Loader:
             yield LOAD_STEP
         found.count += int(live.sum())
         found.bytes += int(chunk.rows["size"][live].sum(dtype=np.int64))
-        found.gone += [meta.first_seq + row for row in content.lost]
+        found.lost_seqs += [meta.first_seq + row for row in content.lost]
 
-    def _adopt(self, log: TopicLog, found: LoadProgress) -> None:
-        """The topic is in memory from here on; what could not be read is announced."""
+    def _install(self, log: TopicLog, found: LoadProgress) -> None:
+        """Put the loaded rows into the topic and record unreadable records as lost."""
         if log.inline is not None:
             log.runs = [(log.inline[0], log.inline[2])]
         log.inline, log.stored, log.may_expire = None, None, False
@@ -221,7 +226,7 @@ class Loader:
         if any(chunk.mended is not None for chunk in found.chunks):
             self._shard.touched[log.id] = log
         first_seq = log.first_seq
-        # The rows are the truth when a segment could not be read.
+        # If a segment could not be read, the counts of the snapshot are wrong and those of the rows are right.
         self._shard.bytes_live += found.bytes - log.bytes
         self._shard.records_live += found.count - log.count
         log.count = log.view.count = found.count
@@ -229,16 +234,16 @@ class Loader:
         log.settle_first()
         log.view.first_seq = log.first_seq
         for meta, problem in found.lost:
-            self.lose_segment(log, meta, first_seq, problem)
-        for first, last in as_ranges(sorted(seq for seq in found.gone if seq >= first_seq)):
-            self.announce(log, first, last, "corrupt")
+            self.record_lost_segment(log, meta, first_seq, problem)
+        for first, last in as_ranges(sorted(seq for seq in found.lost_seqs if seq >= first_seq)):
+            self.record_loss(log, first, last, "corrupt")
 
     def _make_chunk(self, log: TopicLog, meta: SegmentMeta, content: SegmentIndex) -> tuple[Chunk, Mask]:
         live: Mask = content.rows["length"] != 0
         if content.deleted is not None:
             content.rows["flags"][content.deleted] |= frames.DEAD
             live &= ~content.deleted
-        # An index made from records shows which of them were erased, and so deleted.
+        # An index rebuilt from records also contains erased ones. They are deleted.
         erased = live & ((content.rows["flags"] & frames.ERASED) != 0)
         content.rows["flags"][erased] |= frames.DEAD
         live &= ~erased
@@ -253,10 +258,10 @@ class Loader:
         return chunk, live
 
     def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> SegmentIndex:
-        """The index of one segment; rebuilt from its records when it is damaged and they are not."""
+        """Read the index of one segment; rebuild it from the records if it is damaged."""
         disk, directory = self._disk, self._reader.topic_dir(log.id)
         broken = cut_to_meta(disk, directory, meta)
-        deleted = read_deleted(disk, directory, meta)  # nothing can make these again
+        deleted = read_deleted(disk, directory, meta)  # cannot be rebuilt
         summary: Sum | None = None
         if meta.sealed:
             try:
@@ -264,7 +269,7 @@ class Loader:
             except (Corrupt, OSError) as error:
                 if not _is_unreadable(error):
                     raise
-                # The records have digests of their own.
+                # Each record has its own digest, so the segment can be read without .sum.
                 self._report.rebuilt.append(str(error))
                 return self._rebuild(log, meta, deleted)
             self._check_seal(directory, meta, summary, digest)
@@ -281,36 +286,36 @@ class Loader:
                 raise
             if summary is None and not meta.idx_digest and isinstance(error, UnsupportedFormat):
                 raise
-            # A digest of this version vouches for the rest: another version there is rot.
+            # A digest shows that this version wrote the file, so an unknown format version means corruption.
             self._report.rebuilt.append(str(error))
             return self._rebuild(log, meta, deleted)
 
     @staticmethod
     def _check_seal(directory: str, meta: SegmentMeta, summary: Sum, digest: bytes) -> None:
-        """A sealed segment must be the one that the snapshot knows: `link` ends its first seal."""
+        """Check that a sealed segment is the one the snapshot refers to: `link` is the digest of its first seal."""
         path = segment_path(directory, meta, "sum")
         link = summary.origin if any(summary.origin) else digest
         if (summary.rows, summary.data_bytes) != (meta.rows, meta.data_bytes) or link != meta.link:
-            raise Corrupt(path, 0, "this is another segment than the one that was sealed")
+            raise Corrupt(path, 0, "the segment is not the one that was sealed")
 
     def _check_index(
         self, directory: str, meta: SegmentMeta, content: SegmentIndex, summary: Sum | None
     ) -> None:
-        """Digests, from .sum or from the snapshot; and that nothing points outside."""
+        """Check the digests, from .sum or the snapshot, and that no row points outside the segment."""
         path, rows = segment_path(directory, meta, "idx"), content.rows
-        wanted = (meta.idx_digest, meta.dict_digest)
+        expected = (meta.idx_digest, meta.dict_digest)
         if summary is not None:
-            wanted = (summary.idx_digest, summary.dict_digest)
-        if wanted[0]:
-            # The header was checked when it was read; the digest is of both.
-            if xxh(header(IDX_MAGIC) + rows.tobytes()) != wanted[0]:
-                raise Corrupt(path, 0, "the index does not agree with its digest")
+            expected = (summary.idx_digest, summary.dict_digest)
+        if expected[0]:
+            # The digest covers the header too, which was checked when it was read.
+            if xxh(header(IDX_MAGIC) + rows.tobytes()) != expected[0]:
+                raise Corrupt(path, 0, "the index does not match its digest")
             if meta.dict_bytes:
                 dict_path = segment_path(directory, meta, "dict")
-                if xxh(read_range(self._disk, dict_path, 0, meta.dict_bytes)) != wanted[1]:
-                    raise Corrupt(dict_path, 0, "the dictionary does not agree with its digest")
-        if summary is None and not wanted[0] and not _grew_in_order(rows, meta):
-            raise Corrupt(path, 0, "the index is not that of records added one after the other")
+                if xxh(read_range(self._disk, dict_path, 0, meta.dict_bytes)) != expected[1]:
+                    raise Corrupt(dict_path, 0, "the dictionary does not match its digest")
+        if summary is None and not expected[0] and not _is_contiguous(rows, meta):
+            raise Corrupt(path, 0, "the index rows are not contiguous and in time order")
         ends = rows["offset"].astype(np.int64) + rows["length"]
         if len(rows) and (
             int(ends.max()) > meta.data_bytes
@@ -324,7 +329,7 @@ class Loader:
             content.hashed = IndexHash.of_files(self._disk, directory, meta)
 
     def _rebuild(self, log: TopicLog, meta: SegmentMeta, deleted: Mask | None) -> SegmentIndex:
-        """Rows, names and expiries again from the records themselves."""
+        """Rebuild the index (rows, names, expiries) from the records."""
         path = segment_path(self._reader.topic_dir(log.id), meta, "data")
         if meta.tier == COLD and not self._disk.exists(path):
             data = self._read_cold(path, meta)
@@ -332,31 +337,31 @@ class Loader:
             data = read_range(self._disk, path, 0, meta.data_bytes)
         content = index_of_records(path, data, HEADER_BYTES, meta, deleted, log.id)
         if not meta.sealed:
-            # What is added next goes by these names and rows, so they must be in the files before it.
+            # The next append extends these names and rows, so they must be written to the files first.
             content.mended = IndexFiles.of(content.rows, content.tags, content.nodes, content.expiries)
             content.hashed = content.mended.hash()
         return content
 
     def _read_cold(self, path: str, meta: SegmentMeta) -> bytes:
-        """The one read of the cold tier that the loop waits for: an index on the hot tier is damaged."""
+        """Read all records of a segment in the cold tier to rebuild its index. The only cold read that blocks the loop."""
         if self._cold is None:
             raise ColdStoreFailed("records are in the cold tier; set TOPICS_COLD_DIR to read them", path=path)
         try:
             data = self._cold.read_range(path, 0, meta.data_bytes)
         except FileNotFoundError:
-            # The tier is there and the file is not: gone as on the hot tier, and by an erase if a crash stopped that halfway.
+            # The tier is reachable and the file is gone, perhaps by an erase that a crash interrupted.
             raise
         except OSError as error:
-            raise ColdStoreFailed(f"{path} of the cold tier cannot be read: {error}", path=path) from error
+            raise ColdStoreFailed(f"cannot read {path} from the cold tier: {error}", path=path) from error
         if len(data) != meta.data_bytes:
-            raise ColdStoreFailed(f"{path} of the cold tier ends early", path=path)
+            raise ColdStoreFailed(f"{path} in the cold tier is truncated", path=path)
         return data
 
-    def fetch_index(self, directory: str, first_seq: int, generation: int) -> bool:
-        """Put what a segment in the cold tier has there beside its records in the place of what is here. False: it is the same."""
+    def restore_index(self, directory: str, first_seq: int, generation: int) -> bool:
+        """Restore the index files of a segment from their copies in the cold tier. False if they are identical."""
         if self._cold is None:
             return False
-        is_other = False
+        has_changed = False
         for suffix in INDEX_SUFFIXES:
             path = f"{directory}/{segment_name(first_seq, generation)}.{suffix}"
             try:
@@ -365,13 +370,13 @@ class Loader:
                 continue
             if not self._disk.exists(path) or read_file(self._disk, path) != kept:
                 write_whole(self._disk, path, kept)
-                is_other = True
-        if is_other:
+                has_changed = True
+        if has_changed:
             self._disk.sync_dir(directory)
-        return is_other
+        return has_changed
 
-    def is_gone(self, directory: str, meta: SegmentMeta) -> bool:
-        """Whether the cold tier can be asked, and does not have the records of a segment that is there."""
+    def is_missing(self, directory: str, meta: SegmentMeta) -> bool:
+        """Whether the cold tier is reachable but does not have the records of this cold segment."""
         if meta.tier != COLD or self._cold is None:
             return False
         try:
@@ -379,34 +384,36 @@ class Loader:
         except OSError:
             return False
 
-    def lose_segment(self, log: TopicLog, meta: SegmentMeta, first_seq: int, problem: str) -> None:
+    def record_lost_segment(self, log: TopicLog, meta: SegmentMeta, first_seq: int, problem: str) -> None:
         first, last = max(meta.first_seq, first_seq), meta.first_seq + meta.rows - 1
         if last >= first and meta.rows:
-            self.announce(log, first, last, "corrupt")
-            self._report.rotten.append(problem)
+            self.record_loss(log, first, last, "corrupt")
+            self._report.corrupt.append(problem)
             self._shard.counters["corrupt"] = self._shard.counters.get("corrupt", 0) + 1
 
     # -- losses --------------------------------------------------------------------------------------------
 
-    def doubt(self, log: TopicLog, metas: Sequence[SegmentMeta]) -> None:
-        """Segments that stay because their next generation cannot be read. Mostly because a later one has replaced that too, which
-        the log tells in the end; else they are whole, unless an erase, which waits for no snapshot, took their records away.
-        """
-        self._doubts.setdefault(log.id, (log, []))[1].extend(metas)
+    def add_suspects(self, log: TopicLog, metas: Sequence[SegmentMeta]) -> None:
+        """Note segments that stay in use because their next generation cannot be read, for check_suspects.
 
-    def settle_doubts(self) -> None:
-        """All of the log was replayed: what nothing has replaced and is not there is lost."""
-        doubts, self._doubts = self._doubts, {}
-        for log, metas in doubts.values():
+        Usually a later log entry replaces them again. If not, they are intact unless an erase, which does not wait for
+        snapshots, has removed their records.
+        """
+        self._suspects.setdefault(log.id, (log, []))[1].extend(metas)
+
+    def check_suspects(self) -> None:
+        """After replay, record a loss for suspects that were not replaced and whose records are gone."""
+        suspects, self._suspects = self._suspects, {}
+        for log, metas in suspects.values():
             directory = self._reader.topic_dir(log.id)
             kept = [meta for meta in metas if any(chunk.meta is meta for chunk in log.chunks)]
             for meta in kept if not log.dropped else ():
-                if self.is_gone(directory, meta):
-                    problem = f"{segment_path(directory, meta, 'data')} is gone"
-                    self.lose_segment(log, meta, log.first_seq, problem)
+                if self.is_missing(directory, meta):
+                    problem = f"{segment_path(directory, meta, 'data')} is missing"
+                    self.record_lost_segment(log, meta, log.first_seq, problem)
 
-    def announce(self, log: TopicLog, first: int, last: int, reason: str) -> None:
-        """A range is gone and readers must hear of it; logged at the end of recovery."""
+    def record_loss(self, log: TopicLog, first: int, last: int, reason: str) -> None:
+        """Record a range of seqs as lost, for readers to see. During recovery it is logged at the end."""
         if log.stored is not None and first < log.next_seq:
             self.load(log)
         op = Op(log)
@@ -420,91 +427,94 @@ class Loader:
             if self._shard.read_only is None and self._shard.has_room(len(frame)):
                 self._shard.add_frame(frame)
         else:
-            self._announcements.append((log.id, first, last, reason))
+            self._losses.append((log.id, first, last, reason))
 
-    def announcements(self) -> list[bytes]:
-        """The frames that log what was lost so far."""
+    def loss_frames(self) -> list[bytes]:
+        """Log frames for the losses found during recovery."""
         shard = self._shard
         return [
             frames.encode_control(frames.LOSS, topic_id, shard.now_ms, [first, last, reason])
-            for topic_id, first, last, reason in self._announcements
+            for topic_id, first, last, reason in self._losses
             if topic_id in shard.by_id
         ]
 
     # -- leftovers -----------------------------------------------------------------------------------------
 
-    def recovered(self) -> None:
-        """Replay is over: which generations count is known, and losses found from now on are logged at once."""
+    def finish_recovery(self) -> None:
+        """Replay is over: clean up the files of loaded topics, and log losses immediately from now on."""
         self._recovered = True
         self._recovered_from = max((number for number, _ in self._checkpointer.snapshots), default=0)
         for log in self._loaded.values():
-            self._sorted[log.id] = None
+            self._cleaned_up[log.id] = None
             if not log.dropped:
-                self._sort_out_files(log)
+                self._clean_up_files(log)
         self._loaded = {}
 
-    def _sort_out_files(self, log: TopicLog) -> None:
-        """Remove files that are explained (older generations, crashed checkpoints, dead fronts); keep the rest aside."""
-        # A checkpoint may know of a delete that was not yet synced, and name what that one emptied: no replay lets go of it then.
+    def _clean_up_files(self, log: TopicLog) -> None:
+        """Remove known leftovers (older generations, unfinished checkpoints, trimmed segments); move others to lost+found."""
+        # The snapshot may already contain the delete that emptied a segment, so that replay does not drop the segment.
         if log.reclaim():
             self._shard.touched[log.id] = log
         directory = self._reader.topic_dir(log.id)
         metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.doomed
-        named = {(meta.first_seq, meta.generation) for meta in metas}
+        in_use = {(meta.first_seq, meta.generation) for meta in metas}
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
         staged = set() if log.transactions is None else {txn.name for txn in log.transactions.open.values()}
-        # What the log replaced again goes with a checkpoint: until then every start replays how it came to that.
-        doomed = {
+        # Segments that the log replaced: until the next checkpoint, every start replays that and needs them.
+        pending = {
             (meta.first_seq, meta.generation) for meta in self._checkpointer.pending_deletions_of(log.id)
-        } - named
+        } - in_use
         for name in self._disk.list(directory):
             if name in staged:
                 continue
             parsed = parse_segment_name(name)
-            if parsed is not None and (parsed[0], parsed[1]) in doomed:
+            if parsed is not None and (parsed[0], parsed[1]) in pending:
                 continue
-            if parsed is not None and (parsed[0], parsed[1]) in named:
+            if parsed is not None and (parsed[0], parsed[1]) in in_use:
                 if self._cold is not None and parsed[2] == "data" and (parsed[0], parsed[1]) in cold:
-                    # Left by a stop between the flip and the end: it was not to be removed yet.
+                    # The process stopped after the segment became cold and before its hot copy could be removed.
                     meta = SegmentMeta(parsed[0], parsed[1], tier=COLD)
-                    last = self.last_naming(log.id, parsed[0], parsed[1])[1]
+                    last = self.last_references(log.id, parsed[0], parsed[1])[1]
                     self._checkpointer.delete_hot_copy_later(log.id, meta, last_snapshot=last)
                 continue
-            snapshot = self.last_naming(log.id, parsed[0], parsed[1])[0] if parsed is not None else 0
+            snapshot = self.last_references(log.id, parsed[0], parsed[1])[0] if parsed is not None else 0
             if snapshot and parsed is not None:
                 self._checkpointer.delete_later(
                     log.id, SegmentMeta(parsed[0], parsed[1]), last_snapshot=snapshot
                 )
                 continue
-            explained = parsed is None and (name.endswith(".tmp") or parse_name(name) is not None)
+            is_leftover = parsed is None and (name.endswith(".tmp") or parse_name(name) is not None)
             if parsed is not None:
-                explained = is_explained(log, parsed[0], metas)
-            if explained:
+                is_leftover = is_known_leftover(log, parsed[0], metas)
+            if is_leftover:
                 self._disk.remove(f"{directory}/{name}")
             else:
                 self._disk.make_dir("lost+found")
                 self._disk.rename(f"{directory}/{name}", f"lost+found/{log.id:016x}-{name}")
 
-    def note_named(self, number: int, topic_id: int, metas: Sequence[SegmentMeta]) -> None:
-        """A kept snapshot names these segments. The older one first."""
+    def add_references(self, number: int, topic_id: int, metas: Sequence[SegmentMeta]) -> None:
+        """Note that a kept snapshot refers to these segments. To be called for the older snapshot first."""
         for meta in metas:
             key = (topic_id, meta.first_seq, meta.generation)
-            hot = self._named.get(key, (0, 0))[1] if meta.tier == COLD else number
-            self._named[key] = number, hot
+            hot = self._references.get(key, (0, 0))[1] if meta.tier == COLD else number
+            self._references[key] = number, hot
 
-    def last_naming(self, topic_id: int, first_seq: int, generation: int) -> tuple[int, int]:
-        """The newest snapshot of before this start that names this segment, and the newest that calls it hot: the next
-        recovery may start from it. 0: none does."""
+    def last_references(self, topic_id: int, first_seq: int, generation: int) -> tuple[int, int]:
+        """The newest snapshot from before this start that refers to the segment, and the newest that lists it as hot.
+
+        The next recovery may start from either. 0: there is none.
+        """
         snapshots = self._checkpointer.snapshots
         if snapshots and snapshots[0][0] > self._recovered_from:
-            self._named = {}  # those are gone
-        return self._named.get((topic_id, first_seq, generation), (0, 0))
+            self._references = {}  # those snapshots are gone
+        return self._references.get((topic_id, first_seq, generation), (0, 0))
 
 
-def is_explained(log: TopicLog, first_seq: int, metas: list[SegmentMeta]) -> bool:
-    """Whether it is known why a file that begins at this seq is left, though no snapshot names it: of another generation, merged
-    into another one, dead at the front, beyond the end, or dead in the middle, where it left a hole. What was lost there may be
-    wanted yet.
+def is_known_leftover(log: TopicLog, first_seq: int, metas: list[SegmentMeta]) -> bool:
+    """Whether a segment file that no snapshot refers to can be removed: it is known why it was left behind.
+
+    It is another generation, was merged into another segment, lies before the first or after the last segment, or had no
+    live records and left a hole. In a lost range it is kept, because it may still be needed.
     """
     covering = max((meta for meta in metas if meta.first_seq <= first_seq), key=_first_of, default=None)
     end = max((meta.first_seq + meta.rows for meta in metas), default=0)
@@ -519,8 +529,8 @@ def _first_of(meta: SegmentMeta) -> int:
     return meta.first_seq
 
 
-def _grew_in_order(rows: Rows, meta: SegmentMeta) -> bool:
-    """Whether frames lie back to back and times never decrease: all that shows rot where there is no digest."""
+def _is_contiguous(rows: Rows, meta: SegmentMeta) -> bool:
+    """Whether the frames are contiguous and times never decrease: the only integrity check without a digest."""
     lengths = rows["length"].astype(np.int64)
     starts = HEADER_BYTES + np.cumsum(lengths) - lengths
     times = rows["ts"][rows["ts"] > 0].astype(np.int64)
@@ -533,25 +543,25 @@ def _grew_in_order(rows: Rows, meta: SegmentMeta) -> bool:
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Whether a file is damaged or gone, and not just out of reach for now."""
+    """Whether a file is damaged or missing, as opposed to temporarily unavailable."""
     return isinstance(error, Corrupt | FileNotFoundError)
 
 
 def index_of_records(
     path: str, data: bytes, start_at: int, meta: SegmentMeta, deleted: Mask | None, topic_id: int
 ) -> SegmentIndex:
-    """An index made from frames that lie back to back from `start_at` on. One of another topic is no record here."""
+    """Build an index from contiguous frames that start at `start_at`. Frames of other topics count as damage."""
     starts: list[int] = []
     try:
         frames.frame_starts(data, start_at, len(data), starts)
         columns = frames.decode_columns(data, starts)
-    except (ValueError, IndexError, struct.error):  # lengths that lead nowhere, or to a head that is cut off
+    except (ValueError, IndexError, struct.error):  # an invalid length, or a truncated frame header
         raise Corrupt(path, 0, "neither the index nor the records can be read") from None
     tags = StringTable()
     nodes = StringTable()
     rows = np.zeros(meta.rows, dtype=ROW)
     expiries: list[tuple[int, int]] = []
-    whole = True
+    is_intact = True
     for i, start in enumerate(starts):
         length, kind, flags, topic, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(
             data, start
@@ -559,7 +569,7 @@ def index_of_records(
         row = seq - meta.first_seq
         ours = (kind, topic) == (frames.APPEND, topic_id) and 0 <= row < meta.rows
         if not ours or not frames.frame_is_valid(data[start : start + length + 4]):
-            whole = False
+            is_intact = False
             continue
         at = start + frames.HEADER_BYTES
         node, tag = data[at : at + node_len], data[at + node_len : at + node_len + tag_len]
@@ -573,8 +583,8 @@ def index_of_records(
             nodes.add(node) if flags & frames.HAS_NODE else 0,
             size,
         )  # fmt: skip
-    rows["ts"] = np.maximum.accumulate(rows["ts"])  # time never decreases, also over the dead
-    # With a bad record among them nobody knows which absent rows were dead before: all are announced.
+    rows["ts"] = np.maximum.accumulate(rows["ts"])  # times never decrease; missing rows get the one before
+    # With an invalid record, missing rows cannot be told from deleted ones, so all of them are reported lost.
     absent = rows["length"] == 0 if deleted is None else (rows["length"] == 0) & ~deleted
     return SegmentIndex(
         rows,
@@ -582,5 +592,5 @@ def index_of_records(
         [name or b"" for name in nodes.names[1:]],
         np.array(expiries, dtype=EXPIRY),
         deleted,
-        [] if whole else np.nonzero(absent)[0].tolist(),
+        [] if is_intact else np.nonzero(absent)[0].tolist(),
     )

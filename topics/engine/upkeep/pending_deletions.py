@@ -1,4 +1,4 @@
-"""Segments that have left: their files stay until no snapshot that is kept names them, since a start from that one needs them."""
+"""Pending deletions: segments that are no longer in use but that a kept snapshot, and so a recovery from it, still needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from topics.engine.storage.segments import SegmentMeta
 
 class PendingDeletions:
     def __init__(self) -> None:
-        self._by_topic: dict[int, list[tuple[int, SegmentMeta]]] = {}  # with the last snapshot that names it
+        self._by_topic: dict[
+            int, list[tuple[int, SegmentMeta]]
+        ] = {}  # (last snapshot that refers to it, segment)
 
     def __bool__(self) -> bool:
         return bool(self._by_topic)
@@ -22,14 +24,14 @@ class PendingDeletions:
         self._by_topic.pop(topic_id, None)
 
     def take_before(self, oldest: int) -> list[tuple[int, SegmentMeta]]:
-        """Those that only snapshots before this one name, with their topics."""
-        gone: list[tuple[int, SegmentMeta]] = []
+        """Remove and return the segments, with their topics, that only snapshots older than `oldest` refer to."""
+        taken: list[tuple[int, SegmentMeta]] = []
         kept: dict[int, list[tuple[int, SegmentMeta]]] = {}
         for topic_id, entries in self._by_topic.items():
             for last, meta in entries:
                 if last < oldest:
-                    gone.append((topic_id, meta))
+                    taken.append((topic_id, meta))
                 else:
                     kept.setdefault(topic_id, []).append((last, meta))
         self._by_topic = kept
-        return gone
+        return taken

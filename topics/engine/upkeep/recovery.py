@@ -1,10 +1,15 @@
-"""Recovery: snapshot, then the log through the same changes that live operation makes.
+"""Recovery of a shard at startup: load the newest snapshot, then replay the log.
 
-1. Replay erase intents. 2. Newest valid snapshot. 3. Scan the log files; decide torn, void or rotten. 4. Copy what is
-not known to be synced into a fresh file, as one envelope, and sync it: a page-cache hit proves nothing. On a disk that is
-nearly full it is written again where it lies. 5. Replay.
-6. Announce what a power cut took. Crashing anywhere in here and starting again gives the same result: the fresh file
-counts only when its one envelope is whole, and then it makes the tails of older files void.
+1. Apply pending erase intents.
+2. Load the newest valid snapshot.
+3. Scan the log files and classify invalid entries as torn, void or corrupt.
+4. Copy the tail that is not known to be synced into a new file, as one envelope, and sync it. Reading it back proves
+   nothing, since the data may be only in the page cache. On a nearly full disk the tail is rewritten in place instead.
+5. Replay the log.
+6. Record what a power failure took as lost.
+
+A crash during recovery is harmless. The new file is valid only once its single envelope is complete, and from then on it
+makes the tails of older files void.
 """
 
 from __future__ import annotations
@@ -54,15 +59,15 @@ from topics.engine.upkeep.loading import Loader
 from topics.engine.upkeep.recovery_report import RecoveryReport
 from topics.engine.upkeep.replay import Lsns, Replay, decode
 
-SMALL_FILE_ROOM = 64 * limits.KIB  # of a log file on a full disk: hundreds of deletes
-RELEASED_BESIDE = 16 * limits.KIB  # of the reserve, for a file: blocks of the file system
+SMALL_FILE_ROOM = 64 * limits.KIB  # free space in a log file on a full disk: enough for hundreds of deletes
+FILE_OVERHEAD_BYTES = 16 * limits.KIB  # file system blocks of a file in addition to its contents
 
 
 Skipped = msgspec.Raw
 
 
-class _Named(msgspec.Struct, array_like=True):
-    """The beginning of a TopicRow, up to its segments: what stands between is passed over."""
+class _TopicSegments(msgspec.Struct, array_like=True):
+    """Prefix of a TopicRow that decodes only the id and the segments."""
 
     id: int
     name: Skipped
@@ -81,6 +86,8 @@ class _Named(msgspec.Struct, array_like=True):
 
 
 class Recovery:
+    """Recovers one shard; `steps` yields the progress as a fraction."""
+
     def __init__(
         self,
         disk: Disk,
@@ -102,14 +109,16 @@ class Recovery:
         self.report = RecoveryReport()
         self._meta_dir = checkpointer.meta_dir
         self._base_lsn = 0
-        self._applied_lsn = 0  # the highest entry that any snapshot row contains
+        self._applied_lsn = 0  # highest LSN that any snapshot row contains
         self._clean_lsn = 0
         self._known_synced = 0
         self._configs: dict[TopicConfig, TopicConfig] = {}
         self._ephemeral: list[tuple[TopicLog, TopicRow]] = []
-        self._unused: list[tuple[str, bool]] = []  # log files without entries, and whether they are ours
-        self._lost_start: str | None = None  # where a file's first entry should be and is not
-        self._emptied: list[str] = []  # log files that had entries and have none
+        self._unused: list[
+            tuple[str, bool]
+        ] = []  # log files without entries, and whether they are really ours
+        self._missing_start: str | None = None  # file and offset of a damaged first entry that was synced
+        self._emptied: list[str] = []  # log files that have lost all of their entries
         self.loader = self._loader = Loader(disk, shard, reader, checkpointer, config, self.report, cold)
         self._replayer = Replay(disk, shard, reader, checkpointer, self._loader, self.report)
         shard.loader = self._loader.load
@@ -125,7 +134,7 @@ class Recovery:
         self._load_snapshot()
         yield 0.1
         scanned = self._scan_files()
-        good, boot_id = self._decide(scanned)
+        good, boot_id = self._select_envelopes(scanned)
         if self._shard.read_only is None:
             self._clear_unused()  # before anything is written: the disk may be full
         yield 0.5
@@ -177,23 +186,23 @@ class Recovery:
         for outflow in shard_row.outflows:
             self._shard.store_outflow(outflow)
         if older is not None:
-            self._note_older(*older)
+            self._reference_older(*older)
         for raw in rows:
             row = decode_topic(raw)
             self._checkpointer.rows[row.id] = bytes(raw)
-            self._loader.note_named(shard_row.number, row.id, row.segments)
+            self._loader.add_references(shard_row.number, row.id, row.segments)
             self._restore_topic(row)
 
-    def _note_older(self, number: int, rows: list[bytes]) -> None:
-        """The next start may go on from the older snapshot, so what it names stays. Nobody looks at the rest of it."""
-        decode = msgspec.msgpack.Decoder(_Named).decode
+    def _reference_older(self, number: int, rows: list[bytes]) -> None:
+        """Keep the segments of the older snapshot: the next start may need it. The rest of it is not used now."""
+        decode = msgspec.msgpack.Decoder(_TopicSegments).decode
         for raw in rows:
             row = decode(raw)
             if row.segments:
-                self._loader.note_named(number, row.id, row.segments)
+                self._loader.add_references(number, row.id, row.segments)
 
     def _restore_topic(self, row: TopicRow) -> None:
-        # Most topics have one of a few configs, and one object for each is enough.
+        # Most topics share a few configs, so equal ones share one object.
         config = self._configs.setdefault(row.config, row.config)
         log = self._shard.new_log(row.id, row.name, config)
         view = log.view
@@ -222,7 +231,7 @@ class Recovery:
             log.trim_from = 0
             self._shard.trimming[log.id] = log
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
-        self._replayer.enlist(log)
+        self._replayer.register_topic(log)
         log.inline = row.inline
         if row.segments or row.inline is not None:
             log.stored = row.segments
@@ -243,15 +252,15 @@ class Recovery:
             consumer = self._shard.store_consumer(log, shape) if stored.name else self._shard.queue_of(log)
             consumer.restore(stored)
 
-    def _announce_ephemeral(self) -> None:
-        """Records of ephemeral topics are gone by design, and announced."""
+    def _record_ephemeral_losses(self) -> None:
+        """Record the records of ephemeral topics as lost, as they are after every restart."""
         for log, row in self._ephemeral:
             if log.dropped:
                 continue
             self._loader.load(log)
             for first, last in row.ram_ranges:
                 if last >= row.first_seq:
-                    self._loader.announce(log, max(first, row.first_seq), last, "crash")
+                    self._loader.record_loss(log, max(first, row.first_seq), last, "crash")
 
     # -- the log -------------------------------------------------------------------------------------------
 
@@ -272,87 +281,89 @@ class Recovery:
                 self._emptied.append(path)
             elif scanned is not None and scanned.bad_at:
                 self.report.torn.append(f"{path} at byte {scanned.bad_at[0]}")
-            # A spare that was never used, or a first envelope that was never whole: nothing in it ever counted.
+            # A spare file, or one whose first envelope was never complete: it never had a valid entry.
             self._unused.append((path, scanned is not None or is_blank(data)))
         found.sort(key=lambda file: file.number)
         return found
 
     def _clear_unused(self) -> None:
-        """Files without entries go, once it is known that none are missed; what is no log file of ours, aside."""
+        """Remove log files without entries. Files that are not ours are moved to lost+found."""
         for path, ours in self._unused:
             if ours:
                 self._disk.remove(path)
             else:
                 name = path.rpartition("/")[2]
-                self._put_aside(path, f"shard-{self._config.shard:02d}-{name}")
+                self._move_to_lost_found(path, f"shard-{self._config.shard:02d}-{name}")
 
-    def _decide(self, files: list[ScannedFile]) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str]:
-        """Which envelopes count, in order. Sets the shard read-only when synced ones are missing."""
+    def _select_envelopes(
+        self, files: list[ScannedFile]
+    ) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str]:
+        """Select the valid envelopes, in order. Sets the shard read-only if synced ones are missing."""
         if self.report.snapshot and not files:
-            # The active file outlives every checkpoint: it was there, and so may have been acked writes in it.
+            # Checkpoints never remove the active file: it existed, and may have contained acked writes.
             raise LogGap(self._base_lsn, self._base_lsn + 2)
         starts = [start_of(file) for file in files]
         boot_id = next((start.boot_id for start in reversed(starts) if start is not None), "")
-        good, gap = self._walk(files, starts)
+        good, gap = self._follow_lsns(files, starts)
         last_lsn = max([self._base_lsn, *(envelope.lsn for _, kept in good for envelope in kept)])
         claimed = max((envelope.synced_lsn for file in files for envelope in file.envelopes), default=0)
-        short = self._lost_end(files, gap, last_lsn)
+        short = self._truncated_file(files, gap, last_lsn)
         if short is not None:
-            self._rotten(
-                f"{short.path}: the file ends at byte {len(short.data)} and was made {short.capacity} bytes long: "
+            self._set_corrupt(
+                f"{short.path}: the file is {len(short.data)} bytes long instead of {short.capacity}: "
                 f"log entries after {last_lsn} are missing"
             )
-        elif self._lost_start is not None:
-            self._rotten(f"{self._lost_start}: the first entry of the file is damaged, though it was synced")
+        elif self._missing_start is not None:
+            self._set_corrupt(f"{self._missing_start}: the first entry of the file was synced and is damaged")
         elif not files and len(self._unused) > 1:
-            # The second one is made only when the first has an entry.
-            self._rotten(f"{self._unused[0][0]}: nothing is left of what was written to the log")
+            # A second file is created only after the first has an entry.
+            self._set_corrupt(f"{self._unused[0][0]}: all log entries are missing")
         elif self._emptied:
-            self._rotten(
-                f"{self._emptied[0]}: the file was cut off: log entries after {last_lsn} are missing"
+            self._set_corrupt(
+                f"{self._emptied[0]}: the file was truncated: log entries after {last_lsn} are missing"
             )
         elif gap is not None and self._disk_was_sound(boot_id, good):
-            # Only a power cut or a failed sync can take an entry and leave a later one.
-            self._rotten(f"{gap}: log entries after {last_lsn} are damaged, and later ones are whole")
+            # Only a power failure or a failed sync can lose an entry and keep a later one.
+            self._set_corrupt(f"{gap}: log entries after {last_lsn} are damaged, but later ones are intact")
         elif gap is not None and max(claimed, self._applied_lsn) <= last_lsn:
             self.report.torn.append(gap)
         elif max(claimed, self._applied_lsn) > last_lsn:
             if not files or (claimed <= last_lsn and gap is None):
                 raise LogGap(last_lsn, self._applied_lsn + 1)
-            self._rotten(
-                f"{gap or files[-1].path}: log entries after {last_lsn} are damaged, though they were synced"
+            self._set_corrupt(
+                f"{gap or files[-1].path}: log entries after {last_lsn} were synced and are damaged"
             )
         self._wal.last_lsn = last_lsn
         self._known_synced = min(max(claimed, self._applied_lsn), last_lsn)
         return good, boot_id
 
-    def _lost_end(self, files: list[ScannedFile], gap: str | None, last_lsn: int) -> ScannedFile | None:
-        """A file that is shorter than it was made, unless it is known that nothing counted beyond its end."""
+    def _truncated_file(self, files: list[ScannedFile], gap: str | None, last_lsn: int) -> ScannedFile | None:
+        """A file that is shorter than its capacity, unless it is known that it had no valid entry beyond its end."""
         if gap is not None:
             return next((file for file in files if file.is_short), None)
-        # What lies after the end of an earlier file is void or empty: the file behind it goes on with the next number.
-        # After a clean shutdown too there is nothing.
+        # Without a gap only the last file can lack entries: every other one is continued by the file after it. After a
+        # clean shutdown the last one has no further entries either.
         ended = bool(self._clean_lsn) and self._clean_lsn == last_lsn
         return files[-1] if files and files[-1].is_short and not ended else None
 
-    def _walk(
+    def _follow_lsns(
         self, files: list[ScannedFile], starts: list[WalStart | None]
     ) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str | None]:
-        """Follow the numbering from the snapshot on, over files; the second value is where it breaks, if it does."""
+        """Follow the LSNs from the snapshot on through all files; the second value is the position of a gap, if any."""
         void_after = void_bounds(starts)
         good: list[tuple[ScannedFile, list[Envelope]]] = []
         digests: dict[tuple[int, int], bytes] = {}
         last_lsn, gap = self._base_lsn, None
         for i, file in enumerate(files):
             self._check_chain(file, starts[i], digests)
-            if gap is None and self._lacks_start(file, starts[i], void_after[i]):
+            if gap is None and self._is_start_missing(file, starts[i], void_after[i]):
                 gap = f"{file.path} at byte {FILE_HEADER_BYTES}"
             kept: list[Envelope] = []
             for envelope in file.envelopes:
                 if envelope.lsn > void_after[i] or gap is not None:
                     continue
                 if envelope.lsn > last_lsn + 1:
-                    if not digests:  # nothing connects it to the snapshot: files are missing
+                    if not digests:  # nothing links it to the snapshot: files are missing
                         raise LogGap(last_lsn, envelope.lsn)
                     gap = f"{file.path} at byte {envelope.start}"
                     continue
@@ -366,27 +377,30 @@ class Recovery:
                 self.report.torn.append(f"{file.path} at byte {torn[0]}")
         return good, gap
 
-    def _lacks_start(self, file: ScannedFile, start: WalStart | None, void_after: int) -> bool:
-        """Whether a file's first entry is missed. It may be the copy of a tail, whose older copy bears the same numbers
-        and lacks what recovery added to it: the losses that it announced, and the seqs that it skipped for them."""
+    def _is_start_missing(self, file: ScannedFile, start: WalStart | None, void_after: int) -> bool:
+        """Whether a file's first entry is needed and damaged.
+
+        The entry may be the copy of an older file's tail. The older file has the same LSNs, but not what recovery added
+        to the copy: the recorded losses and the seqs skipped for them.
+        """
         lsn = file.envelopes[0].lsn - 1
         if start is not None or not self._base_lsn < lsn <= void_after:
             return False
         if any(envelope.synced_lsn >= lsn for envelope in file.envelopes):
-            self._lost_start = f"{file.path} at byte {FILE_HEADER_BYTES}"
+            self._missing_start = f"{file.path} at byte {FILE_HEADER_BYTES}"
         return True
 
     def _check_chain(
         self, file: ScannedFile, start: WalStart | None, digests: dict[tuple[int, int], bytes]
     ) -> None:
-        """A file names the end of the one before it; when that one is here, they must agree."""
+        """A file holds the digest of the previous file's last entry; if that file exists, they must match."""
         if start is not None:
             found = digests.get((start.previous_file, start.previous_lsn), start.previous_digest)
             if found != start.previous_digest:
-                self._rotten(f"{file.path}: the file before it was swapped or changed")
+                self._set_corrupt(f"{file.path}: the previous file was replaced or changed")
 
-    def _rotten(self, problem: str) -> None:
-        self.report.rotten.append(problem)
+    def _set_corrupt(self, problem: str) -> None:
+        self.report.corrupt.append(problem)
         self._shard.cut_off = True
         self._shard.read_only = f"{problem}; run a repair to turn the damage into announced losses"
 
@@ -395,7 +409,7 @@ class Recovery:
     def _replay(
         self, good: list[tuple[ScannedFile, list[Envelope]]], boot_id: str
     ) -> Generator[float, None, None]:
-        """Apply what is synced from where it lies, and the rest from its copy in a fresh file."""
+        """Apply synced entries from their files, and the rest from its copy in a new file."""
         shard, wal = self._shard, self._wal
         if shard.read_only is None and self._lacks_room_for_copy(good):
             self._rewrite_tail(good)
@@ -405,16 +419,16 @@ class Recovery:
         for file, envelopes in good:
             synced = [e for e in envelopes if e.lsn <= self._known_synced or shard.read_only is not None]
             self._keep_file(file, envelopes)
-            # What is not synced is written once more, and counted then.
+            # Unsynced entries are written again, and counted then.
             self._checkpointer.covered_bytes -= sum(
                 ENVELOPE_BYTES + e.end - e.start for e in synced if e.lsn > self._base_lsn
             )
             columns, lsns = decode(file.data, [e for e in envelopes if e.lsn > self._base_lsn])
-            self._replayer.forget_deleted(columns)
+            self._replayer.drop_deleted_topics(columns)
             count = int(np.searchsorted(lsns, synced[-1].lsn, side="right")) if synced else 0
             decoded.append((file.number, columns.slice(0, count), lsns[:count]))
             tail += [file.data[e.start : e.end] for e in envelopes[len(synced) :]]
-        self._announce_ephemeral()  # now that it is known which topics the log deletes
+        self._record_ephemeral_losses()  # only now is it known which topics the log deletes
         for done, (number, columns, lsns) in enumerate(decoded):
             self._replayer.apply(columns, lsns, number, 0)
             yield 0.5 + 0.4 * done / len(decoded)
@@ -423,9 +437,9 @@ class Recovery:
             return
         clean = self._clean_lsn and self._clean_lsn == old_last
         self.report.power_cut = bool(good) and not clean and not self._disk_was_sound(boot_id, good)
-        # After the death of the process alone the log tells the head of a memory topic; of an ephemeral one it never does.
+        # If only the process died, the log has the heads of memory topics. It never has those of ephemeral ones.
         lowered = ("memory", "ephemeral") if self.report.power_cut else () if clean else ("ephemeral",)
-        self._begin_fresh_file(tail, good, lowered)
+        self._start_new_file(tail, good, lowered)
         wal.synced_lsn = wal.last_lsn
         shard.written_lsn = shard.synced_lsn = wal.synced_lsn
         wal.unsynced_files = []
@@ -433,7 +447,7 @@ class Recovery:
             log.ceiling_synced = log.ceiling
         shard.time_ceiling_synced_ms = shard.time_ceiling_ms
         self.report.replayed_lsn = wal.last_lsn
-        self._loader.recovered()
+        self._loader.finish_recovery()
 
     def _lacks_room_for_copy(self, good: list[tuple[ScannedFile, list[Envelope]]]) -> bool:
         size = sum(e.end - e.start for _, kept in good for e in kept if e.lsn > self._known_synced)
@@ -443,8 +457,10 @@ class Recovery:
         )
 
     def _rewrite_tail(self, good: list[tuple[ScannedFile, list[Envelope]]]) -> None:
-        """What is not known to be synced is made so where it lies. Pages that look clean may not be on the disk: the same bytes are
-        written once more, which harms nothing that is there."""
+        """Rewrite the tail that is not known to be synced in place, and sync it.
+
+        The bytes are written again because pages that look clean may not be on disk. Identical bytes do no harm.
+        """
         try:
             for file, envelopes in good:
                 tail = [envelope for envelope in envelopes if envelope.lsn > self._known_synced]
@@ -461,16 +477,16 @@ class Recovery:
         except OSError as error:
             if not is_full(error):
                 raise
-            return  # a file system that copies on write: the reserve has to do
+            return  # a copy-on-write file system: use the reserve
         self._known_synced = self._wal.last_lsn
 
     def _disk_was_sound(self, boot_id: str, good: list[tuple[ScannedFile, list[Envelope]]]) -> bool:
-        """Since the log was written the machine has not restarted, and no write or sync of it has failed."""
+        """Whether the machine has not rebooted since the log was written, and no write or sync of the log failed."""
         number = good[-1][0].number if good else 0
-        return boot_id == self._disk.boot_id() and not latched_in(self._disk, self._meta_dir, number)
+        return boot_id == self._disk.boot_id() and not has_latch(self._disk, self._meta_dir, number)
 
     def _keep_file(self, file: ScannedFile, envelopes: list[Envelope]) -> None:
-        """Older files stay for reading and for erasing until a checkpoint has absorbed them."""
+        """Keep an older log file open for reads and erases until checkpoints have made it obsolete."""
         handle = self._disk.open(file.path)
         kept = WalFile(file.number, file.path, file.salt, handle, len(file.data), len(file.data))
         kept.first_lsn = envelopes[0].lsn if envelopes else 1
@@ -478,7 +494,7 @@ class Recovery:
         self._wal.files.append(kept)
         self._reader.wal_handles[file.number] = handle
 
-    def _begin_fresh_file(
+    def _start_new_file(
         self, tail: list[bytes], good: list[tuple[ScannedFile, list[Envelope]]], lowered: tuple[str, ...]
     ) -> None:
         wal = self._wal
@@ -488,29 +504,29 @@ class Recovery:
                 if envelope.lsn == wal.last_lsn:
                     wal.last_digest, wal.last_file_number = envelope.digest, file.number
         number = wal.take_number()
-        # One envelope for all of it, the losses included: a crash in between must not leave half an announcement.
+        # A single envelope including the losses, so that a crash cannot leave only some of them.
         body = b"".join([wal.start_frame(number, self._shard.now_ms), *tail])
         columns, lsns = decode(body, [Envelope(wal.last_lsn + 1, 0, 0, 0, len(body), b"")])
         self._replayer.apply(columns, lsns, number, FILE_HEADER_BYTES + ENVELOPE_BYTES)
         self._set_time()
         if self.report.power_cut:
-            self._announce_power_cut()
+            self._record_power_cut_losses()
         body += self._closing_frames(lowered)
-        fresh = self._make_fresh_file(number, len(body) + FILE_HEADER_BYTES + ENVELOPE_BYTES + 1024)
+        fresh = self._create_new_file(number, len(body) + FILE_HEADER_BYTES + ENVELOPE_BYTES + 1024)
         wal.files.append(fresh)
         wal.append(body)
         self._disk.sync(fresh.handle)
         self._reader.wal_handles[number] = fresh.handle
 
-    def _make_fresh_file(self, number: int, needed: int) -> WalFile:
-        """A full disk must not keep a shard from starting: a small file is enough for the deletes that make space."""
+    def _create_new_file(self, number: int, needed: int) -> WalFile:
+        """Create the new log file. On a full disk a small one is enough: the shard must start to accept deletes."""
         wal, reserve = self._wal, self._reserve
         reserve.look()
         small = needed + SMALL_FILE_ROOM
         for released, capacity in (
             (0, max(needed, wal.file_bytes)),
             (0, small),
-            (small + RELEASED_BESIDE, small),
+            (small + FILE_OVERHEAD_BYTES, small),
             (reserve.held, small),
         ):
             reserve.release(released)
@@ -521,27 +537,29 @@ class Recovery:
                     raise
         return wal.make_file(number, needed)
 
-    def _announce_power_cut(self) -> None:
-        """Seqs of `disk` topics up to the ceiling may have been acked and lost: skip them, and say so."""
+    def _record_power_cut_losses(self) -> None:
+        """Skip the seqs of `disk` topics up to the ceiling and record them as lost: they may have been acked."""
         for log in list(self._shard.by_id.values()):
             if log.config.durability == "disk" and log.ceiling >= log.next_seq:
-                self._loader.announce(log, log.next_seq, log.ceiling, "crash")
+                self._loader.record_loss(log, log.next_seq, log.ceiling, "crash")
 
     def _closing_frames(self, lowered: tuple[str, ...]) -> bytes:
-        """What recovery found, and the time, logged before the shard takes requests. `lowered`: classes of topics whose heads may
-        have gone back."""
+        """Frames with the losses and the time, logged before the shard accepts requests.
+
+        `lowered`: durability classes whose topics may have lower heads than before.
+        """
         shard = self._shard
-        # First: what it loads may find something to announce.
+        # First, because it loads topics and may find more losses.
         epochs = shard.start_flows(lowered, self._replayer.head_of)
-        self._loader.settle_doubts()
-        body = self._loader.announcements() + epochs
+        self._loader.check_suspects()
+        body = self._loader.loss_frames() + epochs
         shard.time_ceiling_ms = max(shard.time_ceiling_ms, shard.now_ms + limits.TIME_CEILING_STEP_MS)
         value = TimeCeiling(shard.time_ceiling_ms, shard.now_ms, shard.clock.mono_ms, self._disk.boot_id())
         body.append(frames.encode_control(frames.TIME_CEILING, 0, shard.now_ms, value))
         return b"".join(body)
 
     def _set_time(self) -> None:
-        """Engine time goes on from where it was, never from before."""
+        """Continue engine time from the last logged time, so that it never goes back."""
         time = self._replayer.time
         if time is None:
             return
@@ -555,7 +573,7 @@ class Recovery:
     # -- leftovers -----------------------------------------------------------------------------------------
 
     def _clear_orphans(self) -> Generator[None, None, None]:
-        """Directories of deleted topics go; of topics nobody knows, aside."""
+        """Remove the directories of deleted topics; move those of unknown topics to lost+found."""
         root = self._config.topics_dir
         for name in self._disk.list(root):
             text = name.removesuffix(".deleted")
@@ -571,11 +589,11 @@ class Recovery:
                 for _ in remove_tree(self._disk, f"{root}/{name}"):
                     yield None
             else:
-                self._put_aside(f"{root}/{name}", name)
+                self._move_to_lost_found(f"{root}/{name}", name)
             yield None
 
-    def _put_aside(self, path: str, name: str) -> None:
-        """Into `lost+found`; on a full disk it stays where it is until a later start."""
+    def _move_to_lost_found(self, path: str, name: str) -> None:
+        """Move a file to lost+found. On a full disk it stays where it is until a later start."""
         try:
             self._disk.make_dir("lost+found")
             self._disk.rename(path, f"lost+found/{name}")
@@ -584,8 +602,8 @@ class Recovery:
                 raise
 
 
-def latched_in(disk: Disk, meta_dir: str, number: int) -> bool:
-    """Whether the newest log file was the active one when a write or sync failed. An older mark is settled."""
+def has_latch(disk: Disk, meta_dir: str, number: int) -> bool:
+    """Whether a write or sync failed while this log file, the newest, was active. Older failures are settled."""
     path = f"{meta_dir}/{LATCH_FILE}"
     if not disk.exists(path):
         return False

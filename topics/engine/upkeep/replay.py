@@ -1,4 +1,4 @@
-"""Replay: decoded frames become the same staged and published changes as in live operation."""
+"""Log replay: applies decoded frames through the same staging and publishing code as live requests."""
 
 from __future__ import annotations
 
@@ -49,13 +49,15 @@ from topics.engine.upkeep.recovery_report import RecoveryReport
 
 Lsns = npt.NDArray[np.uint64]
 
-# Of no topic: the catalog's rules, and what this shard copies.
+# Frames that belong to no topic: the catalog's forward rules, and the flows out of this shard.
 FORWARD_KINDS = (frames.FORWARD_PUT, frames.FORWARD_DELETE, frames.OUTFLOW_OPEN, frames.OUTFLOW_CLOSE)
 TXN_KINDS = (frames.TXN_OPENED, frames.TXN_DECIDED, frames.TXN_ADVANCED, frames.TXN_ENDED)
 FLOW_KINDS = (frames.INFLOW_OPEN, frames.INFLOW_CLOSE, frames.COPIED, frames.EPOCH)
 
 
 class Replay:
+    """Applies the frames of log files to a shard, in order."""
+
     def __init__(
         self,
         disk: Disk,
@@ -71,12 +73,12 @@ class Replay:
         self._checkpointer = checkpointer
         self._loader = loader
         self._report = report
-        self._deleted: dict[int, None] = {}  # topics that the log deletes
-        self._deferred_heads: dict[int, int] = {}  # of topics whose appends are put off, by id
-        self.time: TimeCeiling | None = None  # the last one seen
+        self._deleted: dict[int, None] = {}  # topics that a later log entry deletes
+        self._deferred_heads: dict[int, int] = {}  # heads of topics with deferred appends, by topic id
+        self.time: TimeCeiling | None = None  # the latest in the log
 
-    def forget_deleted(self, columns: Columns) -> None:
-        """Topics that the log deletes are not replayed at all: their files may be gone already."""
+    def drop_deleted_topics(self, columns: Columns) -> None:
+        """Drop topics that the log deletes. They are not replayed at all: their files may be gone already."""
         for i in np.nonzero(columns.headers["type"] == frames.TOPIC_DELETE)[0].tolist():
             topic_id = int(columns.headers["topic"][i])
             self._deleted[topic_id] = None
@@ -85,7 +87,7 @@ class Replay:
                 self._delete_topic(log)
 
     def apply(self, columns: Columns, lsns: Lsns, number: int, shift: int) -> None:
-        """Apply frames in order, runs of appends by columns. `shift`: file offset of the buffer's first byte."""
+        """Apply frames in order; runs of appends are vectorized. `shift`: file offset of the buffer's first byte."""
         count = len(columns.starts)
         self._report.replayed_frames += count
         at = 0
@@ -97,7 +99,7 @@ class Replay:
             at = i + 1
 
     def head_of(self, log: TopicLog) -> int:
-        """Also of a topic whose appends are put off. Never beyond its head: seqs may have been skipped behind them."""
+        """The head of a topic, including deferred appends. Seqs skipped after those are not counted."""
         return max(log.next_seq - 1, self._deferred_heads.get(log.id, 0))
 
     # -- appends -------------------------------------------------------------------------------------------
@@ -118,10 +120,10 @@ class Replay:
     def _append_run(self, topic_id: int, columns: Columns, number: int, shift: int, lsns: Lsns) -> None:
         log = self._shard.by_id.get(topic_id)
         if log is None or int(lsns[-1]) <= log.applied_lsn:
-            return  # deleted later, or in the snapshot
+            return  # the topic is deleted later in the log, or its snapshot has these records
         self._shard.touched[log.id] = log
         if log.config.durability == "memory":
-            # Must not delay readiness: done when somebody asks for the topic.
+            # Deferred until the topic is loaded, so that it does not delay readiness.
             self._deferred_heads[log.id] = int(columns.headers["seq"][-1])
             log.deferred.append(lambda: self._apply_appends(log, columns, number, shift, lsns))
         else:
@@ -140,8 +142,8 @@ class Replay:
             seqs = columns.headers["seq"]
         first = int(seqs[0])
         if first > log.next_seq:
-            # Records that were never logged (an ephemeral stretch) lie between.
-            self._loader.announce(log, log.next_seq, first - 1, "crash")
+            # The topic was ephemeral in between: those records were never logged.
+            self._loader.record_loss(log, log.next_seq, first - 1, "crash")
         op = Op(log)
         self._add_columns(log, columns, number, shift, op)
         log.count += op.count
@@ -153,11 +155,11 @@ class Replay:
         log.publish(op)
         erased = seqs[(columns.headers["flags"] & frames.ERASED) != 0]
         if len(erased):
-            # Deleted, whatever became of the entry that says so.
-            gone = Op(log)
-            log.stage_delete(as_ranges(erased.tolist()), gone)
-            self._shard.count_live(gone)
-            log.publish(gone)
+            # An erased record is deleted, even if the log entry of its delete is damaged.
+            deletion = Op(log)
+            log.stage_delete(as_ranges(erased.tolist()), deletion)
+            self._shard.count_live(deletion)
+            log.publish(deletion)
 
     def _add_columns(self, log: TopicLog, columns: Columns, number: int, shift: int, op: Op) -> None:
         headers, starts = columns.headers, columns.starts
@@ -249,18 +251,15 @@ class Replay:
         if log is None or lsn <= log.applied_lsn:
             return
         self._shard.touched[log.id] = log
-        if (
-            kind in FLOW_KINDS
-        ):  # never put off: a rule that a topic does not know of is taken for one that ended
+        if kind in FLOW_KINDS:  # never deferred: a forward that is missing in its topic is treated as ended
             self._replay_flow(log, kind, payload)
             return
-        if kind in TXN_KINDS:  # has nothing to do with rows
+        if kind in TXN_KINDS:  # independent of the rows
             self._shard.replay_transaction(log, kind, payload)
             return
         if log.deferred and kind == frames.CONFIG:
-            self._loader.load(
-                log
-            )  # the class may change to one with promises, which must be judged right here
+            # The new durability may not allow deferred appends.
+            self._loader.load(log)
         if log.deferred:
             log.deferred.append(lambda: self._apply_control(log, kind, payload, ts))
         else:
@@ -303,9 +302,9 @@ class Replay:
         log = self._shard.new_log(topic_id, created.name, created.config)
         log.ceiling = created.ceiling
         self._shard.touched[topic_id] = log
-        self.enlist(log)
+        self.register_topic(log)
 
-    def enlist(self, log: TopicLog) -> None:
+    def register_topic(self, log: TopicLog) -> None:
         shard = self._shard
         shard.staged[log.name] = shard.published[log.name] = log
         shard.by_id[log.id] = log
@@ -346,7 +345,7 @@ class Replay:
         elif kind == frames.SKIP:
             skipped = decode(payload, type=Skipped)
             if skipped.first > log.next_seq:  # records that were never logged
-                self._loader.announce(log, log.next_seq, skipped.first - 1, "crash")
+                self._loader.record_loss(log, log.next_seq, skipped.first - 1, "crash")
             if skipped.first + skipped.count > log.next_seq:
                 log.stage_skip(skipped.first + skipped.count - log.next_seq, op)
         elif kind == frames.LOSS:
@@ -355,13 +354,11 @@ class Replay:
         elif kind == frames.CONFIG:
             changed = decode(payload, type=ConfigChanged)
             if changed.head >= log.next_seq:
-                self._loader.announce(log, log.next_seq, changed.head, "crash")
+                self._loader.record_loss(log, log.next_seq, changed.head, "crash")
             was_ram, is_ram = (c.durability == "ephemeral" for c in (log.config, changed.config))
             if was_ram != is_ram and log.chunks and log.chunks[-1].count:
                 log.chunks[-1].closed = True
-            if (
-                changed.config.cap_per_tag != log.config.cap_per_tag
-            ):  # how far it came is in the deletes that follow
+            if changed.config.cap_per_tag != log.config.cap_per_tag:  # deletes by the trim follow in the log
                 log.trim_from = 0
                 self._shard.trimming[log.id] = log
             log.config = op.config = changed.config
@@ -401,14 +398,14 @@ class Replay:
         log.publish(op)
 
     def resume_erases(self) -> None:
-        """The log is replayed. What it has of erases, and not of their ends, is done again: of a topic all at once."""
+        """After replay, request the erases that were not finished, with one request for each topic."""
         for log in self._shard.by_id.values():
             if log.erasing:
                 request = EraseRequest(log, log.join_erasing(log.erasing), None, None)
                 self._shard.erase_requests.append(request)
 
     def _apply_swap(self, log: TopicLog, swapped: Swapped, op: Op) -> None:
-        """The segment has a new generation. Deletes replayed so far are flags or .del bytes of the old one."""
+        """Switch a segment to its new generation. Deletes replayed so far are flags in memory or in the old .del file."""
         first_seq, generation = swapped.first_seq, swapped.generation
         directory = self._reader.topic_dir(log.id)
         if log.stored is not None:
@@ -420,37 +417,39 @@ class Replay:
             try:
                 new, rows = self._read_sealed(directory, first_seq, generation, swapped.tier)
             except (Corrupt, FileNotFoundError) as error:
-                self._report.rotten.append(str(error))
-                self._loader.doubt(log, [meta])
+                self._report.corrupt.append(str(error))
+                self._loader.add_suspects(log, [meta])
                 continue  # the old generation stays
             if len(rows) != chunk.count:
-                self._swap_many(log, new, rows, op)
+                self._replace_run(log, new, rows, op)
                 return
-            self._end_by_ttl(log, [chunk], rows, op)
+            self._delete_omitted(log, [chunk], rows, op)
             chunk.rows["offset"], chunk.rows["length"] = rows["offset"], rows["length"]
             self._checkpointer.delete_later(log.id, meta)
             chunk.meta, chunk.marked = new, None
-            # Some of it may have been in the log alone when the older snapshot was made, from which this start goes on.
+            # When recovering from the older snapshot, some rows may have been only in the log.
             chunk.stored, chunk.closed = chunk.count, True
             chunk.tag_ids, chunk.node_ids, chunk.hashed, chunk.mended = {}, {}, None, None
             late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
             chunk.unmarked = [(int(i), int(i) + 1) for i in late]
 
-    def _swap_many(self, log: TopicLog, new: SegmentMeta, rows: Rows, op: Op) -> None:
-        """What this replaces was merged of several, and is gone by now. If those do not have the same rows either, the log and
-        the old generation have them all."""
+    def _replace_run(self, log: TopicLog, new: SegmentMeta, rows: Rows, op: Op) -> None:
+        """Replace several segments: the one to replace was a merge of them that is already gone.
+
+        If their rows do not match either, nothing is replaced: the log and the old generation have all records.
+        """
         chunks = chunks_of(log, new.first_seq, new.first_seq + new.rows)
         if chunks is None or len(chunks) == 1:
             return
-        self._end_by_ttl(log, chunks, rows, op)
+        self._delete_omitted(log, chunks, rows, op)
         metas = [chunk.meta for chunk in chunks if chunk.meta is not None]
         swap_in(log, chunks, new, join_rows(chunks, rows))
         for meta in metas:
             self._checkpointer.delete_later(log.id, meta)
 
     @staticmethod
-    def _end_by_ttl(log: TopicLog, chunks: list[Chunk], rows: Rows, op: Op) -> None:
-        """Records that a new generation leaves out though nobody deleted them."""
+    def _delete_omitted(log: TopicLog, chunks: list[Chunk], rows: Rows, op: Op) -> None:
+        """Delete live records that the new generation omits: they had expired when it was written."""
         alive = np.concatenate([chunk.live(0, chunk.count, frames.DEAD) for chunk in chunks])
         ended = np.flatnonzero(alive & (rows["length"] == 0)) + chunks[0].first_seq
         log.stage_delete(as_ranges(ended.tolist()), op)
@@ -458,19 +457,22 @@ class Replay:
     def _read_sealed(
         self, directory: str, first_seq: int, generation: int, tier: str
     ) -> tuple[SegmentMeta, Rows]:
-        """The index of a new generation; where it is damaged, that of its copy in the cold tier."""
+        """Read the index of a new generation; if it is damaged, restore it from the cold tier."""
         while True:
             try:
                 meta = meta_from_sum(self._disk, directory, first_seq, generation, tier=tier)
                 return meta, sealed_rows(self._disk, directory, meta)
             except (Corrupt, FileNotFoundError) as error:
-                if tier != COLD or not self._loader.fetch_index(directory, first_seq, generation):
+                if tier != COLD or not self._loader.restore_index(directory, first_seq, generation):
                     raise
                 self._report.rebuilt.append(str(error))
 
     def _apply_merge(self, log: TopicLog, merged: Merged, op: Op, ts: int) -> None:
-        """Each run of segments is one of a new generation. One that cannot be read, or a run that a start from the older snapshot
-        has cut into other segments, leaves what there is."""
+        """Replace each run of segments by the segment they were merged into.
+
+        A run stays as it is if the merged segment cannot be read, or if recovery from the older snapshot has divided the
+        records into different segments.
+        """
         directory = self._reader.topic_dir(log.id)
         done: list[tuple[MergedGroup, list[Input]]] = []
         for group, inputs in zip(merged.groups, merged.inputs, strict=True):
@@ -480,12 +482,12 @@ class Replay:
             try:
                 meta, rows = self._read_sealed(directory, group.first_seq, group.generation, COLD)
             except (Corrupt, FileNotFoundError) as error:
-                self._report.rotten.append(str(error))
-                self._loader.doubt(log, [chunk.meta for chunk in chunks if chunk.meta is not None])
+                self._report.corrupt.append(str(error))
+                self._loader.add_suspects(log, [chunk.meta for chunk in chunks if chunk.meta is not None])
                 continue
             if len(rows) != group.rows:
                 continue
-            self._end_by_ttl(log, chunks, rows, op)
+            self._delete_omitted(log, chunks, rows, op)
             swap_in(log, chunks, meta, join_rows(chunks, rows))
             for one in inputs:
                 self._checkpointer.delete_later(log.id, retired_meta(one))
@@ -497,7 +499,7 @@ class Replay:
 
 
 def decode(data: bytes, envelopes: list[Envelope]) -> tuple[Columns, Lsns]:
-    """The columns of many envelopes at once, and the lsn of each frame."""
+    """Decode the frames of many envelopes at once; returns their columns and the LSN of each frame."""
     starts: list[int] = []
     counts: list[int] = []
     for envelope in envelopes:

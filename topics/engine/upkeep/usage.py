@@ -1,4 +1,4 @@
-"""How many bytes of segments are live, dead and can be had back, by tier; as of each topic's last checkpoint."""
+"""Disk usage of segments by tier: live, dead and reclaimable bytes as of each topic's last checkpoint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from topics.engine.storage.segments import COLD, HOT, SegmentMeta
 class Usage:
     live: int = 0
     dead: int = 0
-    reclaimable: int = (
-        0  # dead bytes of sealed segments: a rewrite, or of the cold tier a consolidation, frees them
-    )
+    # Dead bytes of sealed segments, which compaction or, in the cold tier, consolidation frees.
+    reclaimable: int = 0
 
     def add(self, other: Usage, sign: int = 1) -> None:
         self.live += sign * other.live
@@ -23,7 +22,7 @@ class Usage:
 
 
 class TierUsage:
-    """Totals that are kept while topics change, so that nobody has to go through all of them."""
+    """Running totals over all topics, updated topic by topic."""
 
     def __init__(self) -> None:
         self.totals = {HOT: Usage(), COLD: Usage()}
@@ -32,7 +31,7 @@ class TierUsage:
     def set(self, topic_id: int, metas: Sequence[SegmentMeta]) -> None:
         self.forget(topic_id)
         if not metas:
-            return  # a hundred thousand small topics have none
+            return  # the case for a hundred thousand small topics
         hot, cold = Usage(), Usage()
         for meta in metas:
             usage = cold if meta.tier == COLD else hot
