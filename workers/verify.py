@@ -21,8 +21,8 @@ import msgspec
 from topics.api.config import EngineConfig
 from topics.api.errors import TopicsError
 from topics.cli import commands
-from topics.cli.failures import Failed
-from topics.cli.quantities import cold_dir_option, complete_directory, filled
+from topics.cli.errors import CommandError
+from topics.cli.options import cold_dir_option, complete_directory, non_empty
 from topics.engine.core.ports import SegmentStore
 from topics.engine.core.topic_ids import ID_STEP
 from topics.engine.storage.files import TEMP_SUFFIX
@@ -115,7 +115,7 @@ class _Run:
     "verify",
     epilog="Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()) + ".",
 )
-@click.argument("data_dir", type=filled, metavar="DATA_DIR", shell_complete=complete_directory)
+@click.argument("data_dir", type=non_empty, metavar="DATA_DIR", shell_complete=complete_directory)
 @click.option("--repair", is_flag=True, help="Make it open and serve again. What is replaced is kept in DATA_DIR/quarantine; every loss is announced.")  # fmt: skip
 @cold_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as one JSON object.")
@@ -124,9 +124,9 @@ def command(data_dir: str, repair: bool, cold_dir: str | None, as_json: bool) ->
     try:
         report = run(Path(data_dir).absolute(), repair=repair, quiet=as_json, cold_dir=cold_dir)
     except DirectoryLocked as error:
-        raise Failed(f"{data_dir} is in use; stop the server first", CANNOT) from error
+        raise CommandError(f"{data_dir} is in use; stop the server first", CANNOT) from error
     except (CannotVerify, Refusal) as error:
-        raise Failed(str(error), CANNOT) from error
+        raise CommandError(str(error), CANNOT) from error
     with ignore_broken_pipe():
         if as_json:
             print(msgspec.json.format(msgspec.json.encode(report)).decode())

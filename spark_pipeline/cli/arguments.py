@@ -19,7 +19,7 @@ from spark_pipeline.tasks.manifest import FilesGone, NoManifest
 from spark_pipeline.tasks.names import ALL_TOPICS
 from spark_pipeline.tasks.server import TOKEN_ENV, Refused, Server, Unreachable
 from topics.api.errors import TopicsError
-from topics.cli.tables import safe
+from topics.cli.formatting import printable
 
 OK, DAMAGED, USAGE, CANNOT, LATER, INTERRUPTED = 0, 1, 2, 3, 4, 130
 DEFAULT_URL = "http://127.0.0.1:4000"
@@ -179,7 +179,7 @@ def _reached(arguments: argparse.Namespace) -> Iterator[None]:
 
 def server_of(arguments: argparse.Namespace) -> Server:
     def say(text: str) -> None:
-        print(f"topics-spark: {safe(text)}", file=sys.stderr, flush=True)
+        print(f"topics-spark: {printable(text)}", file=sys.stderr, flush=True)
 
     return Server(arguments.url, arguments.token_env, on_wait=say)
 
@@ -196,20 +196,20 @@ def told(command: str, arguments: argparse.Namespace, work: Callable[[argparse.N
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (InUse, FilesGone) as error:
-        print(f"topics-spark {command}: {safe(str(error))}", file=sys.stderr)
+        print(f"topics-spark {command}: {printable(str(error))}", file=sys.stderr)
         return LATER
     except _CANNOT as error:
         said = str(error)
     except Refused as error:
         said = f"the server says: {error}" + (f" ({error.code})" if error.code else "")
         if error.code in LATER_CODES:
-            print(f"topics-spark {command}: {safe(said)}", file=sys.stderr)
+            print(f"topics-spark {command}: {printable(said)}", file=sys.stderr)
             return LATER
     except TopicsError as error:
         said = str(error)
-        print(f"topics-spark {command}: {safe(said)}", file=sys.stderr)
+        print(f"topics-spark {command}: {printable(said)}", file=sys.stderr)
         return DAMAGED
     except OSError as error:
         said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    print(f"topics-spark {command}: {safe(said)}", file=sys.stderr)
+    print(f"topics-spark {command}: {printable(said)}", file=sys.stderr)
     return CANNOT

@@ -21,7 +21,7 @@ from spark_pipeline.session import MEMORY, NoSpark, session
 from spark_pipeline.tasks.manifest import NoManifest, topics_in
 from spark_pipeline.tasks.server import Refused, Unreachable
 from topics.api.errors import TopicsError
-from topics.cli.tables import safe
+from topics.cli.formatting import printable
 from topics.engine.storage.layout import COLD_ID_NAME
 from topics.system.extras import install
 
@@ -73,9 +73,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(check: Check) -> None:
-    print(f"{SIGNS[check.state]}  {check.name:8}  {safe(check.said)}", flush=True)
+    print(f"{SIGNS[check.state]}  {check.name:8}  {printable(check.said)}", flush=True)
     if check.advice:
-        print(f"{'':19}→ {safe(check.advice)}", flush=True)
+        print(f"{'':19}→ {printable(check.advice)}", flush=True)
 
 
 class Doctor:

@@ -31,7 +31,7 @@ from spark_pipeline.jobs.snapshots import pinned
 from spark_pipeline.lake.forms import FORMS
 from spark_pipeline.lake.table import LakeUnavailable
 from spark_pipeline.tasks.manifest import find_topics
-from topics.cli.tables import as_bytes, safe
+from topics.cli.formatting import format_size, printable
 
 ADVICE = ". --skip-damaged leaves it out, for good; `topics verify --repair` or a backup of the file mends it"
 
@@ -72,11 +72,13 @@ def _run(arguments: argparse.Namespace) -> int:
             topics = find_topics(arguments.cold_dir, wanted)
             found = export(topics, job, lambda: engine_of(arguments), progress)
     except LakeUnavailable as error:
-        print(f"topics-spark export: {safe(str(error))}", file=sys.stderr)
+        print(f"topics-spark export: {printable(str(error))}", file=sys.stderr)
         return CANNOT
     for one in found.left:
         advice = ADVICE if one.state == "damaged" else ""
-        print(f"topics-spark export: {safe(one.topic)}: {safe(one.message)}{advice}", file=sys.stderr)
+        print(
+            f"topics-spark export: {printable(one.topic)}: {printable(one.message)}{advice}", file=sys.stderr
+        )
     print(msgspec.json.encode(found).decode() if arguments.json else _line(found))
     return _exit_code(found)
 
@@ -90,9 +92,7 @@ def _exit_code(found: Exported) -> int:
 
 def _line(found: Exported) -> str:
     if found.files:
-        what = (
-            f"{found.rows} records of {found.topics} topics in {found.files} files, {as_bytes(found.bytes)}"
-        )
+        what = f"{found.rows} records of {found.topics} topics in {found.files} files, {format_size(found.bytes)}"
     else:
         what = f"nothing new in {found.topics} topics"
     if found.damaged:

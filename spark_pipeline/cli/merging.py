@@ -31,7 +31,7 @@ from spark_pipeline.cli.arguments import (
 from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters, Plan, look_at_plan
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks.server import Refused, wanted_topics
-from topics.cli.tables import as_bytes, safe, table
+from topics.cli.formatting import format_size, printable, table
 
 DESCRIPTIONS = {
     "plan": "Shows what a merge of cold segments would do. Nothing is changed.",
@@ -99,7 +99,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             if error.code != "plan_leased":
                 raise
             leased = True
-            print(f"topics-spark plan: {safe(name)}: {safe(str(error))}", file=sys.stderr)
+            print(f"topics-spark plan: {printable(name)}: {printable(str(error))}", file=sys.stderr)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(plans)).decode())
     elif plans:
@@ -114,11 +114,11 @@ def _plan_lines(plans: dict[str, Plan]) -> list[str]:
             dead = sum(one.dead_bytes for one in group.inputs)
             rows.append(
                 [
-                    safe(name),
+                    printable(name),
                     f"{group.first_seq}–{group.next_seq - 1}",
                     str(len(group.inputs)),
-                    as_bytes(group.data_bytes),
-                    as_bytes(dead),
+                    format_size(group.data_bytes),
+                    format_size(dead),
                 ]
             )
     if not rows:
@@ -170,11 +170,11 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 def _outcome_lines(outcomes: Sequence[Outcome]) -> list[str]:
     rows: list[list[Any]] = [
         [
-            safe(one.topic),
+            printable(one.topic),
             one.state.replace("_", " "),
             str(one.groups),
-            as_bytes(one.bytes_in),
-            as_bytes(one.bytes_out),
+            format_size(one.bytes_in),
+            format_size(one.bytes_out),
             str(len(one.failed)),
         ]
         for one in outcomes

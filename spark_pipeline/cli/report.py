@@ -31,7 +31,7 @@ from spark_pipeline.report.model import Report
 from spark_pipeline.report.outputs import write
 from spark_pipeline.report.trend import read_previous
 from spark_pipeline.schedule.state import StateFile, as_rows
-from topics.cli.tables import as_bytes, safe
+from topics.cli.formatting import format_size, printable
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,10 +92,13 @@ def _run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode({**result, "out": str(folder)}).decode())
     else:
         print(
-            f"{result['records']} records of {result['topics']} topics, {as_bytes(result['bytes'])}: {safe(str(folder / 'report.html'))}"
+            f"{result['records']} records of {result['topics']} topics, {format_size(result['bytes'])}: {printable(str(folder / 'report.html'))}"
         )
     for topic, segment, why in report.failed():
-        print(f"topics-spark report: {safe(topic)}: {segment} is not counted: {safe(why)}", file=sys.stderr)
+        print(
+            f"topics-spark report: {printable(topic)}: {segment} is not counted: {printable(why)}",
+            file=sys.stderr,
+        )
     return DAMAGED if report.failed() else OK
 
 

@@ -18,7 +18,7 @@ from spark_pipeline.schedule.metrics import Metrics
 from spark_pipeline.schedule.runner import Scheduler, SystemClock, obey_signals
 from spark_pipeline.schedule.state import State, StateFile
 from spark_pipeline.schedule.work import Work
-from topics.cli.tables import as_time, safe, table
+from topics.cli.formatting import format_time, printable, table
 
 IMAGE = f"topics-spark:{topics.__version__}"
 
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
         metrics.close()
         file.unlock()
     if scheduler.broken:
-        print(f"topics-spark schedule: {safe(scheduler.broken)}", file=sys.stderr)
+        print(f"topics-spark schedule: {printable(scheduler.broken)}", file=sys.stderr)
         return CANNOT
     progress.step("stopped", "stopped")
     return OK
@@ -140,11 +140,11 @@ def status_lines(state: State) -> list[str]:
         last = job.runs[-1] if job.runs else None
         rows.append(
             [
-                safe(name),
+                printable(name),
                 "running" if job.running_since_s else last.result if last else "not yet",
                 _time(last.began_s) if last else "",
                 _time(job.next_s),
-                safe(last.message)[:80] if last else "",
+                printable(last.message)[:80] if last else "",
                 f"{last.ended_s - last.began_s:.1f} s" if last else "",
                 str(sum(job.totals.values())),
                 str(job.missed_total),
@@ -155,4 +155,4 @@ def status_lines(state: State) -> list[str]:
 
 
 def _time(moment_s: float) -> str:
-    return f"{as_time(int(moment_s) * 1000)[:19]}Z" if moment_s else ""
+    return f"{format_time(int(moment_s) * 1000)[:19]}Z" if moment_s else ""

@@ -28,7 +28,7 @@ from spark_pipeline.jobs.scrubbing import Scrubbed, scrub
 from spark_pipeline.jobs.snapshots import pinned
 from spark_pipeline.report import scrubs
 from spark_pipeline.tasks.manifest import find_topics
-from topics.cli.tables import as_bytes
+from topics.cli.formatting import format_size
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _line(found: Scrubbed) -> str:
-    what = f"{found.records} records in {found.segments} segments of {found.topics} topics, {as_bytes(found.bytes)}"
+    what = f"{found.records} records in {found.segments} segments of {found.topics} topics, {format_size(found.bytes)}"
     if not found.damage:
         return f"{what}: all of it is what was written"
     return f"{what}: {len(found.damage)} damaged ranges. `topics verify --repair` tells readers of them; a backup of the files undoes them"

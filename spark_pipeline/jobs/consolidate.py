@@ -21,7 +21,7 @@ from spark_pipeline.jobs.engines import Engine, last_line
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks.merge import MergeResult, MergeTask, merge_group
 from spark_pipeline.tasks.server import Refused, Server, Unreachable
-from topics.cli.tables import as_bytes
+from topics.cli.formatting import format_size
 from topics.engine.storage.merge_plan_file import PlanGroup
 
 POLL_S = 0.2
@@ -185,7 +185,7 @@ class Consolidation:
         """Whether something was published."""
         self._progress.step(
             "plan",
-            f"{self._topic}: plan {plan.plan_id}, {plan.segments} segments ({as_bytes(plan.bytes)}) become {len(plan.groups)}",
+            f"{self._topic}: plan {plan.plan_id}, {plan.segments} segments ({format_size(plan.bytes)}) become {len(plan.groups)}",
             topic=self._topic,
             plan_id=plan.plan_id,
             groups=len(plan.groups),
@@ -273,7 +273,7 @@ class Consolidation:
         if result.failed:
             said = f"cannot be merged: {result.failed}"
         else:
-            said = f"{as_bytes(result.bytes_in)} → {as_bytes(result.bytes_out)}, {result.live} of {result.rows} records"
+            said = f"{format_size(result.bytes_in)} → {format_size(result.bytes_out)}, {result.live} of {result.rows} records"
             said += ", done before" if result.resumed else ""
         self._progress.step(
             "group",

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from topics.cli.tables import safe
+from topics.cli.formatting import printable
 
 BAR = 30
 STEP_S = 5.0  # between two lines that only tell how far it is
@@ -25,7 +25,7 @@ class Progress:
         """Something has happened: `text` for people, `fields` for machines."""
         if self.is_bar:
             self._clear()
-            print(safe(text), file=self._out, flush=True)
+            print(printable(text), file=self._out, flush=True)
         else:
             line = {"time_ms": time.time_ns() // 1_000_000, "step": step, **fields}
             print(msgspec.json.encode(line).decode(), file=self._out, flush=True)
@@ -35,7 +35,7 @@ class Progress:
         now = time.monotonic()
         if self.is_bar:
             filled = BAR * done // max(total, 1)
-            text = f"{safe(what)} [{'#' * filled}{'.' * (BAR - filled)}] {done}/{total}"
+            text = f"{printable(what)} [{'#' * filled}{'.' * (BAR - filled)}] {done}/{total}"
             self._clear()
             print(text, end="", file=self._out, flush=True)
             self._shown = len(text)

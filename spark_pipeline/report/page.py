@@ -10,7 +10,7 @@ from spark_pipeline.report.charts import columns, over_time, ranking, shares
 from spark_pipeline.report.model import PERCENTILES, Report, TopicReport
 from spark_pipeline.report.trend import changes, points
 from spark_pipeline.tasks.statistics import Statistics, size_of_class
-from topics.cli.tables import as_bytes, as_time
+from topics.cli.formatting import format_size, format_time
 
 TOPICS_SHOWN = 50  # with charts: those with the most bytes. The table and the other files have all
 ROWS_SHOWN = 1000  # of the table
@@ -103,8 +103,8 @@ def _tiles(report: Report) -> str:
     found = [
         ("topics", _number(len(report.topics))),
         ("records", _number(total.live)),
-        ("payload", as_bytes(total.payload_bytes)),
-        ("dead in files", as_bytes(total.dead_bytes)),
+        ("payload", format_size(total.payload_bytes)),
+        ("dead in files", format_size(total.dead_bytes)),
         ("largest lag", _number(lag)),
         ("lost", _number(lost)),
     ]
@@ -173,8 +173,8 @@ def _table_of_topics(report: Report, topics: Sequence[TopicReport]) -> str:
             one.topic,
             _number(one.total.live),
             _records_changed(report, one),
-            as_bytes(one.total.payload_bytes),
-            as_bytes(one.total.dead_bytes),
+            format_size(one.total.payload_bytes),
+            format_size(one.total.dead_bytes),
             _number(len(one.segments)),
             _number(one.total.tag_count()),
             _number(one.lag) if one.consumers else "",
@@ -218,7 +218,7 @@ def _topic(report: Report, one: TopicReport, *, is_open: bool) -> str:
         cards.append(_queue(one))
     if one.consumers:
         cards.append(_consumers(one))
-    about = f"{_number(total.live)} records, {as_bytes(total.payload_bytes)}"
+    about = f"{_number(total.live)} records, {format_size(total.payload_bytes)}"
     return (
         f'<details{" open" if is_open else ""}><summary>{escape(one.topic)} <span class="soft">{about}</span></summary>'
         f'<div class="grid-of">{"".join(cards)}</div></details>'
@@ -252,8 +252,10 @@ def _sizes(total: Statistics) -> str:
         power = max(size_of_class(kind) - 1, 0).bit_length()
         doubled[power] = doubled.get(power, 0.0) + count
     span = range(min(doubled, default=0), max(doubled, default=-1) + 1)
-    bars = [(f"to {as_bytes(1 << power)}", doubled.get(power, 0.0)) for power in span]
-    marks = ", ".join(f"{share * 100:g} %: {as_bytes(total.size_percentile(share))}" for share in PERCENTILES)
+    bars = [(f"to {format_size(1 << power)}", doubled.get(power, 0.0)) for power in span]
+    marks = ", ".join(
+        f"{share * 100:g} %: {format_size(total.size_percentile(share))}" for share in PERCENTILES
+    )
     return _card(
         "Record sizes",
         columns(bars, _number, "Record sizes") + (f'<p class="soft">{marks}</p>' if bars else ""),
@@ -293,7 +295,7 @@ def _jobs(report: Report, one: TopicReport) -> str:
         (
             export.name,
             _number(export.fresh.rows),
-            as_bytes(export.fresh.bytes),
+            format_size(export.fresh.bytes),
             _number(export.behind_cold),
             _moment(export.fresh.at_ms) if export.fresh.at_ms else "",
         )
@@ -373,7 +375,7 @@ def _gain(figures: dict[str, float]) -> str:
     """What a merge has read and written."""
     if not figures.get("bytes_in"):
         return ""
-    return f"{as_bytes(int(figures['bytes_in']))} → {as_bytes(int(figures['bytes_out']))}"
+    return f"{format_size(int(figures['bytes_in']))} → {format_size(int(figures['bytes_out']))}"
 
 
 # ── Parts ─────────────────────────────────────────────────────────────────────────────
@@ -411,11 +413,11 @@ def _change(value: float, show: Callable[[float], str]) -> str:
 
 
 def _bytes(value: float) -> str:
-    return as_bytes(int(value))
+    return format_size(int(value))
 
 
 def _moment(ts_ms: float) -> str:
-    return as_time(round(ts_ms))[:16].replace("T", " ")
+    return format_time(round(ts_ms))[:16].replace("T", " ")
 
 
 def _age(ms: float) -> str:

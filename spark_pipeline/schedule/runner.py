@@ -21,7 +21,7 @@ from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.schedule.config import Job, Schedule
 from spark_pipeline.schedule.state import JobState, Run, State, StateFile, add_run
 from spark_pipeline.schedule.timing import look
-from topics.cli.tables import as_time
+from topics.cli.formatting import format_time
 
 WAIT_S_MAX = 60.0  # a clock that was set is noticed by then
 AGAIN_S = (60.0, 600.0)  # before a job is tried again: the first pause, doubled each time, and the longest
@@ -247,4 +247,4 @@ def obey_signals(scheduler: Scheduler) -> None:
 
 
 def _time(moment_s: float) -> str:
-    return as_time(round(moment_s * 1000))
+    return format_time(round(moment_s * 1000))

@@ -25,8 +25,8 @@ from tests.support.server import ROOT, Server, running, until
 from topics.cli import contexts, top
 from topics.cli.__main__ import main
 from topics.cli.bench import Bench
-from topics.cli.quantities import size, when
-from topics.cli.tables import as_time
+from topics.cli.formatting import format_time
+from topics.cli.options import size, when
 from topics.client import Client, errors
 from topics.system.quantities import milliseconds
 
@@ -193,7 +193,7 @@ def test_tags_meta_and_formats(cli: Cli, topic: str, server: Server) -> None:
     assert cli("read", topic, "-n", "1", "--from", "2", "--format", r"%t\t%s|%g|%n|%m|%d%%\\") == 0
     assert cli.out == f'{topic}\t3|"a b"|n1|{{"own":true}}|3%\\\n'
     assert cli("read", topic, "-n", "1", "--format", "%T") == 0
-    assert cli.out == f"{as_time(cli.rows('read', topic)[0]['$ts'])}\n"
+    assert cli.out == f"{format_time(cli.rows('read', topic)[0]['$ts'])}\n"
     for wrong in ("%x", "%", r"\q"):
         assert cli("read", topic, "--format", wrong) == 2
         assert "%d data" in cli.err
@@ -312,7 +312,7 @@ def test_jobs_by_hand(cli: Cli, topic: str) -> None:
     first, second = cli.out.splitlines()
     assert cli("queue", "ack", topic, stdin=first + "\n") == 0
     assert cli("queue", "ack", topic, stdin=first + "\n") == 1
-    assert "not leased to this node any more" in cli.err
+    assert "no longer leased to this node" in cli.err
     assert cli("queue", "nack", topic, str(json.loads(second)["$seq"]), "--release") == 0
     (again,) = cli.rows("queue", "claim", topic)
     assert (again["$seq"], again["deliveries"], again["data"]) == (2, 1, 2)
@@ -331,7 +331,7 @@ def test_a_command_for_each_job(cli: Cli, topic: str) -> None:
     told = cli.out.splitlines()
     assert told[:-1] == [f'{topic} 1 t {{"n": 1.50}}', f'{topic} 2 t "bad"', f'{topic} 3 t "worse"']
     assert json.loads(told[-1]) == {"done": 1, "failed": 1, "given_up": 1, "lost": 0, "released": 0}
-    assert f"{topic} seq 3: sh ended with 3; again later" in cli.err
+    assert f"{topic} seq 3: sh exited with 3; will retry" in cli.err
     assert dead_letters(cli, topic) == ["bad"]
     assert cli("queue", "work", topic, "no-such-command-here") == 2
 
@@ -419,13 +419,13 @@ def test_top_shows_rates_and_lag(cli: Cli, topic: str) -> None:
     assert "pressure" in cli.out
 
 
-def test_rates_are_of_the_time_between_two_looks() -> None:
+def test_rates_are_of_the_time_between_two_samples() -> None:
     server = {name: 0 for name in ("ready", "pressure", "topics", "records_live", "bytes_live", "sse_connections", "consumers", "copies", "flows_owing", "pressure_refused")}  # fmt: skip
     wal = {"fsyncs": 10, "bytes_written": 100, "queue_depth": 0}
     text = 'topics_topic_head_seq{topic="a"} 5\ntopics_topic_head_seq{topic="b\\"\\\\"} 9\n'
-    before = top.Look(0.0, {**server, "wal": wal}, top.topic_figures(text))
+    before = top.Sample(0.0, {**server, "wal": wal}, top.topic_metrics(text))
     assert before.topics == {"a": {"head_seq": 5}, 'b"\\': {"head_seq": 9}}
-    now = top.Look(2.0, {**server, "wal": {**wal, "fsyncs": 30}}, {"a": {"head_seq": 25}})
+    now = top.Sample(2.0, {**server, "wal": {**wal, "fsyncs": 30}}, {"a": {"head_seq": 25}})
     screen = top.compare(before, now, 10)
     assert (screen.fsyncs_s, screen.rows[0].writes_s) == (10.0, 10.0)
     assert top.compare(now, before, 10).fsyncs_s == 0.0  # it was restarted
@@ -639,7 +639,7 @@ def test_contexts(cli: Cli, topic: str, server: Server, monkeypatch: pytest.Monk
     monkeypatch.delenv("TOPICS_URL")
     monkeypatch.delenv("TOPICS_TOKEN")
     assert cli("context", "add", "here", url, "--token", "-", stdin="root\n") == 0
-    path = contexts.path_of()
+    path = contexts.config_path()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert cli("read", topic, "--raw") == 0
     assert cli.out == "1\n"
@@ -722,7 +722,7 @@ def test_moments_are_shown_as_such(cli: Cli, topic: str) -> None:
     (row,) = cli.rows("topic", "info", topic)
     assert cli("topic", "info", topic) == 0
     shown = dict(line.split(maxsplit=1) for line in cli.out.splitlines())
-    assert shown["last_write_ts"] == as_time(row["last_write_ts"])
+    assert shown["last_write_ts"] == format_time(row["last_write_ts"])
     assert shown["config.dead_letter"] == "-"
     assert shown["count"] == "1"
 

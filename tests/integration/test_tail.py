@@ -21,9 +21,9 @@ import msgspec
 import pytest
 
 from tests.support.event_server import Answer, EventServer, event, made, records, refusal, serving
-from topics.cli import lines
-from topics.cli.advice import failed
-from topics.cli.failures import FAILED, OK, UNREACHABLE, Failed
+from topics.cli import record_format
+from topics.cli.client_errors import command_error
+from topics.cli.errors import FAILED, OK, UNREACHABLE, CommandError
 from topics.cli.tail import follow
 from topics.client import Client, ClientError, Record, Retries
 from topics.client.patterns import is_pattern
@@ -48,17 +48,17 @@ BYTES = record(b'{"$seq":7,"$ts":1700000000123,"$encoding":"base64","data":"AAH/
 
 def test_a_line_for_people() -> None:
     shown = b'orders.eu 7 2023-11-14T22:13:20.123Z tag=eu {"b": 1.0,"a":18446744073709551615}\n'
-    assert lines.human(RECORD) == shown
-    assert lines.human(BYTES) == b"orders.eu 7 2023-11-14T22:13:20.123Z base64:AAH/\n"
+    assert record_format.as_text(RECORD) == shown
+    assert record_format.as_text(BYTES) == b"orders.eu 7 2023-11-14T22:13:20.123Z base64:AAH/\n"
 
 
 def test_a_time_that_no_calendar_has_is_shown_as_it_is() -> None:
     odd = record(b'{"$seq":1,"$ts":18446744073709551615,"data":null}', "t")
-    assert lines.human(odd) == b"t 1 18446744073709551615 null\n"
+    assert record_format.as_text(odd) == b"t 1 18446744073709551615 null\n"
 
 
 def test_json_keeps_every_byte_of_the_data() -> None:
-    line = lines.as_json(RECORD)
+    line = record_format.as_json(RECORD)
     assert line.endswith(b',"data":{"b": 1.0,"a":18446744073709551615}}\n')
     assert json.loads(line) == {
         "topic": "orders.eu",
@@ -67,20 +67,20 @@ def test_json_keeps_every_byte_of_the_data() -> None:
         "$tag": "eu",
         "data": {"b": 1.0, "a": 18446744073709551615},
     }
-    assert json.loads(lines.as_json(BYTES))["$encoding"] == "base64"
+    assert json.loads(record_format.as_json(BYTES))["$encoding"] == "base64"
 
 
 def test_raw_is_data_alone() -> None:
-    assert lines.data_only(RECORD) == b'{"b": 1.0,"a":18446744073709551615}\n'
-    assert lines.data_only(BYTES) == b'"AAH/"\n'
+    assert record_format.as_data(RECORD) == b'{"b": 1.0,"a":18446744073709551615}\n'
+    assert record_format.as_data(BYTES) == b'"AAH/"\n'
 
 
 def test_a_terminal_gets_colours_and_obeys_no_record() -> None:
     sly = record('{"$seq":1,"$ts":0,"data":"\x9b2J\x7f ü"}'.encode())
-    line = lines.coloured(sly).decode()
+    line = record_format.as_coloured_text(sly).decode()
     assert line.endswith('"\\u009b2J\\u007f ü"\n')
     assert line.startswith("\x1b[")
-    assert lines.coloured(sly) == lines.coloured(sly)
+    assert record_format.as_coloured_text(sly) == record_format.as_coloured_text(sly)
 
 
 # -- where it stands ---------------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ class Run:
         with Client(server.url, retries=Retries(for_s=0), raw=True) as client:
             events = client.watch(*names or ("t",))
             try:
-                self.code = follow(events, lines.data_only, self.out.write, self.told.append, count)
-            except (ClientError, Failed) as error:
-                ended = failed(error) if isinstance(error, ClientError) else error
+                self.code = follow(events, record_format.as_data, self.out.write, self.told.append, count)
+            except (ClientError, CommandError) as error:
+                ended = command_error(error) if isinstance(error, ClientError) else error
                 self.code, self.reason = ended.code, str(ended)
 
     @property
@@ -140,7 +140,7 @@ def test_a_broken_stream_goes_on_from_the_last_whole_event() -> None:
         run = Run(server, count=2)
     assert run.shown == [1, 2]
     assert server.ids == [None, "a"]
-    assert run.told == ["the connection ended (trying again until it works)", "following again"]
+    assert run.told == ["the connection ended (retrying)", "reconnected"]
 
 
 def test_a_forgotten_session_is_made_again_from_the_cursors() -> None:
@@ -189,7 +189,7 @@ def test_gaps_and_deleted_topics_are_told() -> None:
         "t was deleted and created again; from its beginning",
         "t was deleted",
     ]
-    assert (run.code, run.reason) == (FAILED, "nothing is left to follow")
+    assert (run.code, run.reason) == (FAILED, "all topics were deleted")
 
 
 def test_a_gap_moves_the_cursor_also_back() -> None:
@@ -250,8 +250,8 @@ def test_why_a_stream_ended_is_told() -> None:
         run = Run(server, count=1)
     assert run.told == [
         "slow down",
-        "the server is stopping (trying again until it works)",
-        "following again",
+        "the server is stopping (retrying)",
+        "reconnected",
     ]
 
 
@@ -350,7 +350,7 @@ def test_a_server_that_is_not_there() -> None:
     assert done.returncode == UNREACHABLE
     assert done.stderr == (
         f"topics tail: cannot reach {url}: connection refused. "
-        "Start a server with `topics serve`, or say where it is with --url or TOPICS_URL\n"
+        "Start a server with `topics serve`, or give its address with --url or TOPICS_URL\n"
     )
 
 

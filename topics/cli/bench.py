@@ -1,4 +1,4 @@
-"""`topics bench`: how quick a server is from here. A topic of its own, which goes when it is done."""
+"""`topics bench`: throughput and latency of a server as seen by one client, in a temporary topic."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Literal
 import click
 import msgspec
 
-from topics.cli.failures import Failed
-from topics.cli.quantities import duration, size
+from topics.cli.errors import CommandError
+from topics.cli.formatting import table
+from topics.cli.options import duration, size
 from topics.cli.session import Session, with_server
-from topics.cli.tables import table
 from topics.client import Client, ClientError
 
 
-class Figure(msgspec.Struct):
-    """Of one phase. Times are those of a call; of `follow`, from before a write until its record is there."""
+class PhaseResult(msgspec.Struct):
+    """Latencies are per call; in "write and follow", from the start of a write until the stream delivers the record."""
 
     phase: str
     calls: int
@@ -32,53 +32,56 @@ class Figure(msgspec.Struct):
     max_ms: float
 
 
-def figure(phase: str, times_s: list[float], records: int, size: int, took_s: float) -> Figure:
+def phase_result(phase: str, times_s: list[float], records: int, size: int, duration_s: float) -> PhaseResult:
     if not times_s:
-        raise Failed(f"nothing was measured of {phase}: say a longer --time")
+        raise CommandError(f"no call of phase {phase!r} completed: use a longer --time")
     ordered = sorted(times_s)
 
-    def at(share: float) -> float:
+    def percentile_ms(share: float) -> float:
         return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000, 3)
 
-    rate = records / max(took_s, 1e-6)
-    return Figure(
+    rate = records / max(duration_s, 1e-6)
+    return PhaseResult(
         phase,
         len(ordered),
         records,
         round(rate, 1),
         round(rate * size / (1 << 20), 3),
-        at(0.5),
-        at(0.99),
-        at(1.0),
+        percentile_ms(0.5),
+        percentile_ms(0.99),
+        percentile_ms(1.0),
     )
 
 
 class Bench:
-    """Its topic exists. No write makes it: one that comes late, after Ctrl-C and the delete, would make it again."""
+    """The phases of a benchmark on an existing topic.
+
+    Writes do not create the topic: a late write, after Ctrl-C and the delete, would create it again.
+    """
 
     def __init__(self, client: Client, topic: str, seconds: float, size: int, threads: int) -> None:
         self._client, self._topic = client, topic
         self._seconds, self._size, self._threads = seconds, size, threads
-        # Not compressible, as JSON text: somebody's disk may be clever.
+        # Random, so that a compressing file system does not flatter the result.
         self._data = os.urandom(size // 2 + 1).hex()[: max(0, size - 2)]
 
-    def writes(self, batch: int) -> Figure:
+    def writes(self, batch: int) -> PhaseResult:
         records = [self._data] * batch
-        times, took_s = self._repeat(lambda: self._client.write_many(self._topic, records, create=False))
+        times, duration_s = self._repeat(lambda: self._client.write_many(self._topic, records, create=False))
         phase = "write" if batch == 1 else f"write {batch} at once"
-        return figure(phase, times, len(times) * batch, self._size, took_s)
+        return phase_result(phase, times, len(times) * batch, self._size, duration_s)
 
     def _repeat(self, call: Callable[[], object]) -> tuple[list[float], float]:
-        """The call in several threads, for so long, and once at least: how long each took, and all."""
+        """Run the call in several threads, at least once. Return the time of each call and the total time."""
         times: list[float] = []
         errors: list[ClientError] = []
-        is_over = threading.Event()
+        stop = threading.Event()
         begun = time.perf_counter()
         end = begun + self._seconds
 
         def work() -> None:
             try:
-                while not errors and not is_over.is_set():
+                while not errors and not stop.is_set():
                     start = time.perf_counter()
                     if start >= end and times:
                         return
@@ -92,12 +95,12 @@ class Bench:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                # In pieces: Ctrl-C that the system hands to another thread does not end a wait of this one.
+                # With a timeout: Ctrl-C delivered to another thread does not interrupt a join.
                 while thread.is_alive():
                     thread.join(0.1)
         finally:
-            # Ctrl-C may come before all have begun.
-            is_over.set()
+            # After Ctrl-C some threads may not have started.
+            stop.set()
             for thread in threads:
                 if thread.is_alive():
                     thread.join()
@@ -105,8 +108,8 @@ class Bench:
             raise errors[0]
         return times, time.perf_counter() - begun
 
-    def reads(self) -> Figure:
-        """Everything, page by page, from the beginning and again if there is time."""
+    def reads(self) -> PhaseResult:
+        """Read the topic page by page, from the beginning again whenever the end is reached."""
         times: list[float] = []
         records = after = 0
         begun = time.perf_counter()
@@ -115,10 +118,10 @@ class Bench:
             times.append(time.perf_counter() - start)
             records += len(page.records)
             after = 0 if page.caught_up else page.next_from_seq
-        return figure("read 1000 at once", times, records, self._size, time.perf_counter() - begun)
+        return phase_result("read 1000 at once", times, records, self._size, time.perf_counter() - begun)
 
-    def follows(self) -> Figure:
-        """One record after the other: written, and seen in a stream."""
+    def follows(self) -> PhaseResult:
+        """Write records one at a time and wait for each in a stream."""
         times: list[float] = []
         with self._client.tail(self._topic) as tail:
             begun = time.perf_counter()
@@ -127,7 +130,9 @@ class Bench:
                 while next(tail).seq != seq:
                     pass
                 times.append(time.perf_counter() - start)
-            return figure("write and follow", times, len(times), self._size, time.perf_counter() - begun)
+            return phase_result(
+                "write and follow", times, len(times), self._size, time.perf_counter() - begun
+            )
 
 
 @click.command()
@@ -146,7 +151,7 @@ class Bench:
     "--threads", type=click.IntRange(1, 16), default=4, metavar="N", help="Number of writing threads. [4]"
 )
 @click.option("--durability", type=click.Choice(["ephemeral", "memory", "disk", "fsync"]), default="disk", help="Durability of the topic. [disk]")  # fmt: skip
-@click.option("--topic", help="Name of the topic to create. [bench.…]")
+@click.option("--topic", help="Name of the topic to create. [bench. and a random suffix]")
 @click.option("--keep", is_flag=True, help="Do not delete the topic.")
 @with_server
 def bench(
@@ -159,28 +164,27 @@ def bench(
     topic: str | None,
     keep: bool,
 ) -> None:
-    """Measure writes and reads against a server, in a topic of its own that is deleted in the end.
+    """Measure writes and reads against a server, in a temporary topic.
 
-    It is one Python process: it tells what such a client gets, and of the server only that it can do as much.
+    The load comes from one Python process, so the result is what one such client gets, not the server's limit.
     """
     client = session.client
     name = topic or f"bench.{secrets.token_hex(4)}"
-    made = client.create_topic(name, durability=durability)
-    if not made.created:
-        raise Failed(f"{name} exists, and a measurement would write to it: name another --topic")
+    if not client.create_topic(name, durability=durability).created:
+        raise CommandError(f"{name} already exists: choose another --topic")
     try:
         run = Bench(client, name, each_ms / 1000, size, threads)
-        phases: list[Callable[[], Figure]] = [
+        phases: list[Callable[[], PhaseResult]] = [
             lambda: run.writes(1),
             lambda: run.writes(batch),
             run.reads,
             run.follows,
         ]
-        figures = []
+        results = []
         for phase in phases:
-            figures.append(phase())
+            results.append(phase())
             if session.as_json:
-                session.write(msgspec.json.encode(figures[-1]) + b"\n")
+                session.write(msgspec.json.encode(results[-1]) + b"\n")
     finally:
         if not keep:
             client.delete_topic(name)
@@ -189,6 +193,6 @@ def bench(
         rows = [
             [row.phase, str(row.calls), f"{row.records_s:.0f}", f"{row.mib_s:.2f}"]
             + [f"{value:.2f}" for value in (row.p50_ms, row.p99_ms, row.max_ms)]
-            for row in figures
+            for row in results
         ]
         print("\n".join(table(heads, rows, left=1)))

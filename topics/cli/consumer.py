@@ -1,4 +1,4 @@
-"""`topics consumer`: readers of a topic whose place the server keeps."""
+"""`topics consumer`: consumers of a topic, whose positions the server keeps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import click
 
-from topics.cli.groups import Aliased
-from topics.cli.quantities import SEQ, duration, durations, moment, setting, when
+from topics.cli.commands import AliasedGroup
+from topics.cli.formatting import format_time
+from topics.cli.options import SEQ, duration, durations, moment, setting, when
 from topics.cli.session import (
     Session,
     complete_topic,
@@ -18,15 +19,14 @@ from topics.cli.session import (
     with_server,
     yes_option,
 )
-from topics.cli.tables import as_time
 from topics.client.answers import Consumer
 
-NAMED = ("all", "new", "last", "last_per_tag")
+START_POSITIONS = ("all", "new", "last", "last_per_tag")
 
 
-@click.group(cls=Aliased)
+@click.group(cls=AliasedGroup)
 def consumer() -> None:
-    """List, create, show, pause, move, delete consumers of a topic."""
+    """List, create, show, pause, reset and delete consumers of a topic."""
 
 
 @consumer.command("ls")
@@ -35,7 +35,7 @@ def consumer() -> None:
 def ls(session: Session, topic: str) -> None:
     """List the consumers of a topic, and how far behind they are."""
     heads = ["consumer", "state", "next", "lag", "in flight", "acked", "redelivered", "dead"]
-    session.rows(session.client.consumers(topic), heads, _cells, left=2)
+    session.print_rows(session.client.consumers(topic), heads, _cells, left=2)
 
 
 def _cells(row: Consumer) -> list[str]:
@@ -56,16 +56,16 @@ def _cells(row: Consumer) -> list[str]:
 @consumer_argument
 @with_server
 def info(session: Session, topic: str, name: str) -> None:
-    """Show state and configuration of a consumer."""
-    session.fields(session.client.get_consumer(topic, name))
+    """Show the state and configuration of a consumer."""
+    session.print_fields(session.client.get_consumer(topic, name))
 
 
-def where(text: str) -> str | dict[str, int]:
-    if text in NAMED:
+def start_position(text: str) -> str | dict[str, int]:
+    if text in START_POSITIONS:
         return text
     if text.isascii() and text.isdigit():
         return {"from_seq": int(text)}
-    raise click.BadParameter(f"{text!r} is not a seq, nor one of {', '.join(NAMED)}")
+    raise click.BadParameter(f"{text!r} is not a seq or one of {', '.join(START_POSITIONS)}")
 
 
 @consumer.command("create")
@@ -74,15 +74,15 @@ def where(text: str) -> str | dict[str, int]:
 @click.option(
     "--ack",
     type=click.Choice(["none", "all", "explicit"]),
-    help="Whether records need no ack, an ack covers all before it, or each is acked. [explicit]",
+    help="none: no acks; all: an ack covers all records before it; explicit: one ack per record. [explicit]",
 )
 @click.option(
     "--ack-wait",
     "ack_wait_ms",
     type=duration,
-    help="How long a worker has before a record is delivered again. [30s]",
+    help="Time for an ack before a record is delivered again. [30s]",
 )
-@click.option("--backoff", "backoff_ms", type=durations, help="Delay before each further delivery: 1s,10s,1m")
+@click.option("--backoff", "backoff_ms", type=durations, help="Delay before each redelivery: 1s,10s,1m")
 @click.option(
     "--max-deliver",
     type=click.IntRange(0),
@@ -94,13 +94,13 @@ def where(text: str) -> str | dict[str, int]:
     "filters",
     multiple=True,
     metavar="TAG",
-    help="Only this tag, or a pattern ('eu.>'); several: any of them.",
+    help="Only records with this tag or matching this pattern ('eu.>'). Repeatable: any may match.",
 )
 @click.option(
     "--deliver",
-    type=where,
-    metavar="WHERE",
-    help="Where to begin: all, new, last, last_per_tag, or after a seq. [all]",
+    type=start_position,
+    metavar="START",
+    help="Where to start: all, new, last, last_per_tag, or after a seq. [all]",
 )
 @click.option(
     "--max-ack-pending", type=click.IntRange(1), metavar="N", help="Maximum number of records in flight."
@@ -109,7 +109,7 @@ def where(text: str) -> str | dict[str, int]:
     "--dead-letter",
     metavar="TOPIC",
     shell_complete=complete_topic,
-    help="Topic that dead letters are written to.",
+    help="Topic to write dead letters to.",
 )
 @click.option(
     "--set",
@@ -117,7 +117,7 @@ def where(text: str) -> str | dict[str, int]:
     type=setting,
     multiple=True,
     metavar="NAME=VALUE",
-    help="Any other setting: see docs/consumers.md.",
+    help="Any other setting; see docs/consumers.md.",
 )
 @with_server
 def create(
@@ -128,25 +128,23 @@ def create(
     settings: tuple[tuple[str, Any], ...],
     **options: Any,
 ) -> None:
-    """Create a consumer. One that exists gets this configuration instead of its own, and keeps its place."""
+    """Create a consumer, or replace the configuration of an existing one, which keeps its position."""
     config = {option: value for option, value in options.items() if value is not None} | dict(settings)
     if filters:
         config["filter"] = list(filters)
-    made = session.client.create_consumer(topic, name, **config)
-    what = "created" if made.created else "existed, configuration replaced"
-    session.one(
-        made,
-        f"{topic}/{name}: {what}; next is seq {made.next_seq}, {made.lag_records} record{'' if made.lag_records == 1 else 's'} behind",
-    )
+    result = session.client.create_consumer(topic, name, **config)
+    done = "created" if result.created else "existed, configuration replaced"
+    records = f"{result.lag_records} record{'' if result.lag_records == 1 else 's'}"
+    session.print_result(result, f"{topic}/{name}: {done}; next seq {result.next_seq}, {records} behind")
 
 
 @consumer.command("reset")
 @topic_argument
 @consumer_argument
-@click.option("--to", type=click.Choice(["start", "end"]), help="To the oldest record, or behind the newest.")
+@click.option("--to", type=click.Choice(["start", "end"]), help="To the oldest record, or after the newest.")
 @click.option("--seq", type=SEQ, metavar="SEQ", help="To this seq.")
-@click.option("--since", type=when, help="To what was written this long ago (10m, 1h30m), or at this time.")
-@click.option("--dry-run", is_flag=True, help="Only say what it would do.")
+@click.option("--since", type=when, help="To the first record at or after this time: 10m or 1h30m ago, or a timestamp.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @with_server
 def reset(
     session: Session,
@@ -157,15 +155,15 @@ def reset(
     since: Any,
     dry_run: bool,
 ) -> None:
-    """Move a consumer: it continues from another place in the topic."""
+    """Move a consumer to another position in the topic."""
     if (to is not None) + (seq is not None) + (since is not None) != 1:
         raise click.UsageError("give exactly one of --to, --seq and --since")
-    moved = session.client.reset_consumer(topic, name, to, seq=seq, since=since, dry_run=dry_run)
-    would = "would go" if dry_run else "goes"
-    session.one(
-        moved,
-        f"{topic}/{name}: {would} from seq {moved.from_seq} to {moved.to_seq}: "
-        f"{moved.redelivers} records again, {moved.skips} skipped",
+    result = session.client.reset_consumer(topic, name, to, seq=seq, since=since, dry_run=dry_run)
+    moved = "would move" if dry_run else "moved"
+    session.print_result(
+        result,
+        f"{topic}/{name}: {moved} from seq {result.from_seq} to {result.to_seq}: "
+        f"{result.redelivers} records redelivered, {result.skips} skipped",
     )
 
 
@@ -178,11 +176,11 @@ def reset(
 def pause(
     session: Session, topic: str, name: str, for_ms: int | None, until: datetime.datetime | None
 ) -> None:
-    """Pause a consumer: nothing is handed out meanwhile. What is in flight may still be acked."""
+    """Pause a consumer: it gets no records. Records in flight can still be acked."""
     if for_ms is not None and until is not None:
         raise click.UsageError("give only one of --for and --until")
     end = until if for_ms is None else -datetime.timedelta(milliseconds=for_ms)
-    session.one(*_told(topic, session.client.pause_consumer(topic, name, until=end)))
+    _print_paused(session, topic, session.client.pause_consumer(topic, name, until=end))
 
 
 @consumer.command("resume")
@@ -191,13 +189,13 @@ def pause(
 @with_server
 def resume(session: Session, topic: str, name: str) -> None:
     """Resume a paused consumer."""
-    session.one(*_told(topic, session.client.resume_consumer(topic, name)))
+    _print_paused(session, topic, session.client.resume_consumer(topic, name))
 
 
-def _told(topic: str, found: Consumer) -> tuple[Consumer, str]:
-    state = "paused" if found.paused else "not paused"
-    end = "" if found.paused_until_ts is None else f" until {as_time(found.paused_until_ts)}"
-    return found, f"{topic}/{found.consumer}: {state}{end}"
+def _print_paused(session: Session, topic: str, result: Consumer) -> None:
+    state = "paused" if result.paused else "not paused"
+    end = "" if result.paused_until_ts is None else f" until {format_time(result.paused_until_ts)}"
+    session.print_result(result, f"{topic}/{result.consumer}: {state}{end}")
 
 
 @consumer.command("delete")
@@ -208,5 +206,5 @@ def _told(topic: str, found: Consumer) -> tuple[Consumer, str]:
 def delete(session: Session, topic: str, name: str, is_sure: bool) -> None:
     """Delete a consumer and its position. The records stay."""
     confirm(f"Deleting consumer {name} of {topic}", is_sure=is_sure)
-    done = session.client.delete_consumer(topic, name)
-    session.one(done, f"{topic}/{name}: {'deleted' if done.deleted else 'did not exist'}")
+    result = session.client.delete_consumer(topic, name)
+    session.print_result(result, f"{topic}/{name}: {'deleted' if result.deleted else 'did not exist'}")

@@ -1,20 +1,26 @@
-"""What takes the space of a data directory: by kind of file, and by topic.
+"""`topics du`: disk usage of a data directory, by kind of file and by topic.
 
-It only looks, and takes no lock: a server may be writing. So a file may be gone or longer when it comes to it, and
-what it tells is true of no single moment. Names and counts of topics are those of each shard's newest snapshot.
+It only reads and takes no lock, so a server may be running. Files may grow or disappear during the scan: the figures
+are not a consistent snapshot. Names and record counts of topics come from each shard's newest snapshot.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import click
 import msgspec
 
 from topics.api.errors import Corrupt, TopicsError
+from topics.cli.errors import CommandError
+from topics.cli.formatting import format_size, printable, table
+from topics.cli.options import cold_dir_option, complete_directory, non_empty
 from topics.engine.storage.files import HEADER_BYTES, TEMP_SUFFIX, check_digest_file
 from topics.engine.storage.layout import COLD_ID_NAME, LAYOUT_NAME, Layout, decode_layout, generation_of
 from topics.engine.storage.manifest import is_of_manifests
@@ -24,6 +30,8 @@ from topics.engine.storage.transaction_file import parse_name
 from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, file_number
 from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
 from topics.system.read_only_disk import ReadOnlyDisk
+from topics.system.settings import Settings
+from topics.system.stdio import ignore_broken_pipe
 
 _SUFFIXES = {"data": "data", "idx": "index", "dict": "dict", "sum": "sums", "del": "deletes"}
 KINDS = (
@@ -39,8 +47,21 @@ KINDS = (
     "transactions",
     "other",
 )
-FILES_PER_WORD = 256
-SNAPSHOT_TRIES = 3  # a live server replaces snapshots; nobody is that unlucky three times
+FILES_PER_PROGRESS = 256
+SNAPSHOT_TRIES = 3  # a running server replaces snapshots
+
+OK, INCOMPLETE, CANNOT = 0, 1, 3
+TOP = 20
+PROGRESS_S = 0.1
+LINE_MAX = 78
+
+EPILOG = """\b
+Nothing is changed and no lock is taken, so the server may be running. Names, records and live bytes come from
+each shard's newest snapshot, which is about a minute old at most.
+\b
+Exit codes: 0 everything was read; 1 something could not be read, the rest is shown; 2 wrong arguments;
+3 the directory does not exist, is not readable, or is not a data directory of topics.
+"""
 
 T = TypeVar("T")
 
@@ -48,8 +69,8 @@ _TOPIC = re.compile(r"[0-9a-f]{16}")
 _UNFINISHED = re.compile(r"\..*\.new|cold-id-[0-9a-f]+")
 
 
-class NotOurs(Exception):
-    """This is no data directory, or not one that can be looked at; the text says why."""
+class NotADataDirectory(Exception):
+    """The path is not a data directory, or it cannot be read."""
 
 
 class KindUsage(msgspec.Struct):
@@ -60,10 +81,10 @@ class KindUsage(msgspec.Struct):
 
 class TopicUsage(msgspec.Struct):
     id: int
-    name: str = ""  # empty: no snapshot knows it, since it is new or since it is gone
+    name: str = ""  # empty: in no snapshot, because it is new or deleted
     shard: int | None = None
-    records: int | None = None  # None, here and below: no snapshot tells
-    live_bytes: int | None = None  # of records in segments and in the snapshot, with their frames
+    records: int | None = None  # None, here and below: in no snapshot
+    live_bytes: int | None = None  # records in segments and in the snapshot, with their frames
     dead_bytes: int | None = None
     hot_bytes: int = 0
     cold_bytes: int = 0
@@ -71,16 +92,14 @@ class TopicUsage(msgspec.Struct):
     cold_files: int = 0
 
 
-class Space(msgspec.Struct, frozen=True):
-    """A file system."""
-
+class FileSystem(msgspec.Struct, frozen=True):
     path: str
     total_bytes: int
     free_bytes: int
 
 
 class DiskUsage(msgspec.Struct):
-    """What `topics du --json` prints."""
+    """The output of `topics du --json`."""
 
     data_dir: str
     cold_dir: str | None
@@ -88,23 +107,23 @@ class DiskUsage(msgspec.Struct):
     kinds: list[KindUsage]
     topics: list[TopicUsage]
     topic_count: int
-    hot_bytes: int  # all in the data directory
-    cold_bytes: int  # all in the cold one
-    data_disk: Space | None
-    cold_disk: Space | None
-    same_disk: bool  # both directories draw on the same free space
-    problems: list[str]  # what could not be looked at, so that the figures lack it
+    hot_bytes: int  # everything in the data directory
+    cold_bytes: int  # everything in the cold directory
+    data_disk: FileSystem | None
+    cold_disk: FileSystem | None
+    same_disk: bool  # both directories are on the same file system
+    problems: list[str]  # what could not be read and is missing from the figures
 
 
 def disk_usage(
-    data_dir: str, cold_dir: str | None = None, on_progress: Callable[[str], None] = lambda what: None
+    data_dir: str, cold_dir: str | None = None, on_progress: Callable[[str], None] = lambda text: None
 ) -> DiskUsage:
-    """`on_progress` hears every so often what has been looked at."""
-    return _Look(data_dir, cold_dir, on_progress).run()
+    """`on_progress` is called now and then with a line about the scan."""
+    return _Scan(data_dir, cold_dir, on_progress).run()
 
 
 @dataclass
-class _Look:
+class _Scan:
     data_dir: str
     cold_dir: str | None
     on_progress: Callable[[str], None]
@@ -114,28 +133,30 @@ class _Look:
     disk: ReadOnlyDisk = field(default_factory=ReadOnlyDisk)
 
     def run(self) -> DiskUsage:
-        _check_is_ours(self.data_dir)
+        _check_data_dir(self.data_dir)
         layout = self._layout()
-        present = layout.directory if layout is not None else None
+        generation = layout.directory if layout is not None else None
         hot_bytes = cold_bytes = 0
         for parts, path, size in self._files(self.data_dir):
             hot_bytes += size
-            self._count_hot(parts, path, size, present)
+            self._count_hot(parts, path, size, generation)
         if self.cold_dir is not None and self._check_cold(self.cold_dir):
             for parts, _, size in self._files(self.cold_dir):
                 cold_bytes += size
                 self._count_cold(parts, size)
         if layout is not None:
             for shard in range(layout.shards):
-                self._name_topics(shard, layout.shard_dir(shard))
-        data_disk, data_device = self._space(self.data_dir)
-        cold_disk, cold_device = self._space(self.cold_dir) if self.cold_dir is not None else (None, None)
+                self._read_topics(shard, layout.shard_dir(shard))
+        data_disk, data_device = self._file_system(self.data_dir)
+        cold_disk, cold_device = (
+            self._file_system(self.cold_dir) if self.cold_dir is not None else (None, None)
+        )
         topics = sorted(
             self.topics.values(), key=lambda topic: (-topic.hot_bytes - topic.cold_bytes, topic.id)
         )
         return DiskUsage(
-            data_dir=told(self.data_dir),
-            cold_dir=told(self.cold_dir) if self.cold_dir is not None else None,
+            data_dir=as_utf8(self.data_dir),
+            cold_dir=as_utf8(self.cold_dir) if self.cold_dir is not None else None,
             shards=layout.shards if layout is not None else None,
             kinds=list(self.kinds.values()),
             topics=topics,
@@ -145,13 +166,13 @@ class _Look:
             data_disk=data_disk,
             cold_disk=cold_disk,
             same_disk=data_device is not None and data_device == cold_device,
-            problems=[told(problem) for problem in self.problems],
+            problems=[as_utf8(problem) for problem in self.problems],
         )
 
     # -- files ---------------------------------------------------------------------------------------------
 
     def _files(self, root: str) -> Iterator[tuple[tuple[str, ...], str, int]]:
-        """Every file below, by its parts, its path and its length. Links are not followed."""
+        """All files in the tree: path components, path, length. Symbolic links are not followed."""
         waiting: list[tuple[str, ...]] = [()]
         count = 0
         while waiting:
@@ -167,12 +188,12 @@ class _Look:
                             found = entry.stat(follow_symlinks=False)
                         except FileNotFoundError:
                             continue
-                        if count % FILES_PER_WORD == 0:
+                        if count % FILES_PER_PROGRESS == 0:
                             self.on_progress(f"{root}: {count} files")
                         count += 1
                         yield parts, entry.path, found.st_size
             except FileNotFoundError:
-                continue  # gone since its parent was listed
+                continue  # deleted since its parent was listed
             except OSError as error:
                 self._problem(os.path.join(root, *folder), error)
 
@@ -181,7 +202,7 @@ class _Look:
         usage.files += 1
         usage.bytes += size
 
-    def _count_hot(self, parts: tuple[str, ...], path: str, size: int, present: str | None) -> None:
+    def _count_hot(self, parts: tuple[str, ...], path: str, size: int, generation: str | None) -> None:
         name = parts[-1]
         if parts[0] in ("lost+found", "quarantine"):
             self._add(parts[0], size)
@@ -189,8 +210,8 @@ class _Look:
             self._count_segment("hot", parts, size)
         elif name.endswith(TEMP_SUFFIX) or _UNFINISHED.fullmatch(name):
             self._add("staging", size)
-        elif generation_of(parts[0]) is not None and present is not None and parts[0] != present:
-            self._add("staging", size)  # of a change of the number of shards
+        elif generation_of(parts[0]) is not None and generation is not None and parts[0] != generation:
+            self._add("staging", size)  # a resharding in progress
         elif len(parts) == 4 and parts[2] == "wal" and file_number(name) is not None:
             self._add("spare log" if self._is_spare(path) else "log", size)
         elif len(parts) == 4 and parts[2] == "meta" and name.startswith("snap-"):
@@ -229,7 +250,7 @@ class _Look:
             self._add("staging" if name.endswith(TEMP_SUFFIX) else "other", size)
 
     def _is_spare(self, path: str) -> bool:
-        """Whether nothing was ever written behind its header. Files are used from the front."""
+        """Whether nothing was ever written after the file header. Log files are written from the front."""
         try:
             handle = self.disk.open(path)
         except OSError:
@@ -241,7 +262,7 @@ class _Look:
         finally:
             self.disk.close(handle)
 
-    # -- what the files say --------------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------------------
 
     def _layout(self) -> Layout | None:
         path = os.path.join(self.data_dir, LAYOUT_NAME)
@@ -252,10 +273,10 @@ class _Look:
             self._problem(path, error)
             return None
 
-    def _name_topics(self, shard: int, shard_dir: str) -> None:
-        """From the newest snapshot that can be read."""
+    def _read_topics(self, shard: int, shard_dir: str) -> None:
+        """Take names and counts of topics from the newest readable snapshot of a shard."""
         meta_dir = os.path.join(self.data_dir, shard_dir, "meta")
-        self.on_progress(f"{meta_dir}: names of topics")
+        self.on_progress(f"{meta_dir}: reading topics")
         problem: Exception | None = None
         for _ in range(SNAPSHOT_TRIES):
             try:
@@ -270,7 +291,7 @@ class _Look:
                     problem = error
                     continue
                 for row in rows:
-                    _put_into(self.topics.setdefault(row.id, TopicUsage(row.id)), row)
+                    _copy_counts(self.topics.setdefault(row.id, TopicUsage(row.id)), row)
                 return
             if not isinstance(problem, FileNotFoundError):
                 break
@@ -280,7 +301,7 @@ class _Look:
     def _read_snapshot(self, path: str, shard: int) -> list[TopicUsage]:
         start, end = check_digest_file(self.disk, path, MAGIC)
         found: list[TopicUsage] = []
-        pending: tuple[int, bytes] | None = None  # the last row is not of a topic but how many there are
+        pending: tuple[int, bytes] | None = None  # one row behind: the last row is the count of topics
         for number, row in enumerate(rows_in_turn(self.disk, path, start, end)):
             if number == 1:
                 _decode(path, pending, ShardRow)
@@ -291,24 +312,24 @@ class _Look:
 
     def _check_cold(self, cold_dir: str) -> bool:
         if not os.path.isdir(cold_dir):
-            self.problems.append(f"there is no directory {cold_dir}")
+            self.problems.append(f"{cold_dir} does not exist or is not a directory")
             return False
         ours, theirs = _cold_id(self.data_dir), _cold_id(cold_dir)
         if ours != theirs or ours is None:
             self.problems.append(
-                f"{cold_dir} does not have the {COLD_ID_NAME} of {self.data_dir}: is the disk mounted?"
+                f"{COLD_ID_NAME} in {cold_dir} does not match {self.data_dir}: is the disk mounted?"
             )
             return False
         return True
 
-    def _space(self, path: str) -> tuple[Space | None, int | None]:
+    def _file_system(self, path: str) -> tuple[FileSystem | None, int | None]:
         try:
             found = os.statvfs(path)
             device = os.stat(path).st_dev
         except OSError:
-            return None, None  # said already, by whoever listed it
+            return None, None  # reported when it was listed
         unit = found.f_frsize
-        return Space(told(path), found.f_blocks * unit, found.f_bavail * unit), device
+        return FileSystem(as_utf8(path), found.f_blocks * unit, found.f_bavail * unit), device
 
     def _problem(self, path: str, error: Exception) -> None:
         if isinstance(error, OSError):
@@ -317,23 +338,25 @@ class _Look:
             self.problems.append(str(error))
 
 
-def told(path: str) -> str:
-    """As text that can be written: a file's name may be any bytes."""
+def as_utf8(path: str) -> str:
+    """Escape surrogates: a file name may be any bytes."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
-def _check_is_ours(data_dir: str) -> None:
-    """Other people's directories are not walked through."""
+def _check_data_dir(data_dir: str) -> None:
+    """Refuse unrelated directories before scanning them."""
     try:
         names = os.listdir(data_dir)
     except FileNotFoundError:
-        raise NotOurs(f"there is no directory {told(data_dir)}") from None
+        raise NotADataDirectory(f"{as_utf8(data_dir)} does not exist") from None
     except NotADirectoryError:
-        raise NotOurs(f"{told(data_dir)} is not a directory") from None
+        raise NotADataDirectory(f"{as_utf8(data_dir)} is not a directory") from None
     except (OSError, ValueError) as error:
-        raise NotOurs(f"{told(data_dir)} cannot be read: {told(str(error))}") from error
+        raise NotADataDirectory(f"{as_utf8(data_dir)} cannot be read: {as_utf8(str(error))}") from error
     if LAYOUT_NAME not in names and not any(generation_of(name) is not None for name in names):
-        raise NotOurs(f"{told(data_dir)} is not a data directory of topics: it has no {LAYOUT_NAME}")
+        raise NotADataDirectory(
+            f"{as_utf8(data_dir)} is not a data directory of topics: it has no {LAYOUT_NAME}"
+        )
 
 
 def _cold_id(directory: str) -> bytes | None:
@@ -349,19 +372,114 @@ def _decode(path: str, row: tuple[int, bytes] | None, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(row[1], type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(path, row[0], f"a row cannot be decoded: {error}") from error
+        raise Corrupt(path, row[0], f"cannot decode a row: {error}") from error
 
 
 def _topic_usage(row: TopicRow, shard: int) -> TopicUsage:
     live = len(row.inline[2]) if row.inline is not None else 0
     dead = 0
     for meta in row.segments:
-        gone = min(meta.dead_bytes, meta.data_bytes)
-        dead += gone
-        live += max(0, meta.data_bytes - HEADER_BYTES - gone)
+        dead_bytes = min(meta.dead_bytes, meta.data_bytes)
+        dead += dead_bytes
+        live += max(0, meta.data_bytes - HEADER_BYTES - dead_bytes)
     return TopicUsage(row.id, row.name, shard, row.count, live, dead)
 
 
-def _put_into(topic: TopicUsage, row: TopicUsage) -> None:
+def _copy_counts(topic: TopicUsage, row: TopicUsage) -> None:
     topic.name, topic.shard, topic.records = row.name, row.shard, row.records
     topic.live_bytes, topic.dead_bytes = row.live_bytes, row.dead_bytes
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+@click.command(epilog=EPILOG)
+@click.argument(
+    "data_dir",
+    type=non_empty,
+    envvar="TOPICS_DATA_DIR",
+    default=Settings().data_dir,
+    metavar="[DATA_DIR]",
+    shell_complete=complete_directory,
+)
+@cold_dir_option
+@click.option("--top", type=click.IntRange(0), metavar="N", help=f"Number of topics to show, largest first. [{TOP}; with --json all]")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def du(data_dir: str, cold_dir: str | None, top: int | None, as_json: bool) -> int:
+    """Show the disk usage of a data directory, by kind of file and by topic.
+
+    DATA_DIR is $TOPICS_DATA_DIR, or ./topics-data.
+    """
+    progress = _Progress()
+    try:
+        usage = disk_usage(data_dir, cold_dir, progress.show)
+    except NotADataDirectory as error:
+        raise CommandError(str(error), CANNOT) from error
+    finally:
+        progress.end()
+    usage.topics = usage.topics[: TOP if top is None and not as_json else top]
+    with ignore_broken_pipe():
+        if as_json:
+            print(msgspec.json.format(msgspec.json.encode(usage)).decode())
+        else:
+            print("\n".join(lines(usage)))
+    for problem in usage.problems:
+        print(f"topics du: {printable(problem)}", file=sys.stderr)
+    return INCOMPLETE if usage.problems else OK
+
+
+class _Progress:
+    """Progress line on a terminal."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+        self._next = 0.0
+
+    def show(self, text: str) -> None:
+        if self._is_shown and time.monotonic() >= self._next:
+            self._next = time.monotonic() + PROGRESS_S
+            print(f"\r\x1b[K{printable(text)[-LINE_MAX:]}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def lines(usage: DiskUsage) -> list[str]:
+    kinds = [[kind.kind, str(kind.files), format_size(kind.bytes)] for kind in usage.kinds if kind.files]
+    total = [
+        "total",
+        str(sum(kind.files for kind in usage.kinds)),
+        format_size(usage.hot_bytes + usage.cold_bytes),
+    ]
+    text = table(["kind", "files", "bytes"], [*kinds, total], left=1)
+    if usage.topics:
+        heads = ["topic", "id", "shard", "records", "live", "dead", "hot", "cold"]
+        text += ["", *table(heads, [_cells(topic) for topic in usage.topics], left=2)]
+    more = usage.topic_count - len(usage.topics)
+    if more > 0:
+        text.append(f"and {more} smaller topics; --top shows more")
+    text += ["", _directory_line("data", usage.data_dir, usage.hot_bytes, usage.data_disk)]
+    if usage.cold_dir is not None:
+        same = ", on the same disk" if usage.same_disk else ""
+        text.append(_directory_line("cold", usage.cold_dir, usage.cold_bytes, usage.cold_disk) + same)
+    return text
+
+
+def _cells(topic: TopicUsage) -> list[str]:
+    return [
+        printable(topic.name) if topic.name else "(in no snapshot)",
+        f"{topic.id:016x}",
+        "-" if topic.shard is None else str(topic.shard),
+        "-" if topic.records is None else str(topic.records),
+        *("-" if size is None else format_size(size) for size in (topic.live_bytes, topic.dead_bytes)),
+        format_size(topic.hot_bytes),
+        format_size(topic.cold_bytes),
+    ]
+
+
+def _directory_line(kind: str, path: str, used: int, disk: FileSystem | None) -> str:
+    line = f"{kind}: {printable(path)}: {format_size(used)}"
+    if disk is None:
+        return line
+    return f"{line}; {format_size(disk.free_bytes)} of {format_size(disk.total_bytes)} free"

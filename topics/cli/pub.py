@@ -1,4 +1,4 @@
-"""`topics pub`: writes what it is given, as arguments or as lines."""
+"""`topics pub`: writes records given as arguments or as lines on stdin."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import click
 import msgspec
 from msgspec import Raw
 
-from topics.cli.advice import advice_of
-from topics.cli.failures import FAILED, OK, UNKNOWN, UNREACHABLE, Failed
+from topics.cli.client_errors import advice_for
+from topics.cli.errors import FAILED, OK, UNKNOWN, UNREACHABLE, CommandError
+from topics.cli.formatting import format_size
 from topics.cli.session import Session, as_plain, topic_argument, with_server
-from topics.cli.tables import as_bytes
 from topics.client import ApiError, ClientError, Disconnected, NewRecord
 from topics.client.producer import Producer, Receipt
 
-AT_ONCE_MAX = 10_000  # what one write takes
-IN_HAND_MAX = 100_000  # receipts that are not looked at yet
-TOLD_MAX = 10
+AT_ONCE_MAX = 10_000  # records of one write
+PENDING_MAX = 100_000  # receipts that were not checked yet
+REPORTED_MAX = 10
 PROGRESS_S = 0.2
 
 
@@ -33,7 +33,7 @@ def meta_of(text: str) -> dict[str, Any]:
     if not text.startswith("{"):
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise click.BadParameter(f"{text!r} is not KEY=VALUE, nor a JSON object")
+            raise click.BadParameter(f"{text!r} is neither KEY=VALUE nor a JSON object")
         return {key: value}
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
@@ -44,11 +44,13 @@ def meta_of(text: str) -> dict[str, Any]:
 @click.command()
 @topic_argument
 @click.argument("data", nargs=-1)
-@click.option("--tag", help="Tag of every record that has none of its own.")
-@click.option("--meta", "metas", type=meta_of, multiple=True, metavar="KEY=VALUE|OBJECT", help="Meta of every record that has none of its own: KEY=VALUE, a text, or a JSON object. May be given several times.")  # fmt: skip
+@click.option("--tag", help="Tag for records without one.")
+@click.option("--meta", "metas", type=meta_of, multiple=True, metavar="KEY=VALUE|OBJECT", help="Meta for records without any: KEY=VALUE (a string), or a JSON object. Repeatable.")  # fmt: skip
 @click.option("--text", "is_text", is_flag=True, help="Each DATA or line is plain text, not JSON.")
-@click.option("--records", "is_records", is_flag=True, help="Each DATA or line is a record with data, and optionally tag, node, meta, ttl_ms, as `topics read --json` prints it.")  # fmt: skip
-@click.option("--at-once", is_flag=True, help="Write all lines or none, in one write of at most 10000.")
+@click.option("--records", "is_records", is_flag=True, help="Each DATA or line is a record as printed by `topics read --json`: data, and optionally tag, node, meta, ttl_ms.")  # fmt: skip
+@click.option(
+    "--at-once", is_flag=True, help="Write all lines or none, in one write of at most 10000 records."
+)
 @with_server
 def pub(
     session: Session,
@@ -60,10 +62,10 @@ def pub(
     is_records: bool,
     at_once: bool,
 ) -> int:
-    """Write records to a topic. Each DATA is a JSON value; all are written or none. Without DATA, the lines of stdin are.
+    """Write records to a topic. Each DATA is a JSON value; all are written or none. Without DATA, writes the lines of stdin.
 
-    Lines are written in batches while they come, each exactly once. One that the server refuses is reported and
-    left out; the exit code is then 1.
+    Lines are written in batches as they arrive, each exactly once. Records that the server rejects are reported and
+    skipped; the exit code is then 1.
     """
     if is_text and is_records:
         raise click.UsageError("give only one of --text and --records")
@@ -73,13 +75,13 @@ def pub(
         records = [take(text.encode(), f"argument {i}") for i, text in enumerate(data, 1)]
         return write_at_once(session, topic, records)
     if sys.stdin.isatty():
-        session.say("reading JSON values from the terminal, one a line; Ctrl-D ends it")
+        session.note("reading JSON values from the terminal, one per line; Ctrl-D to finish")
     lines = ((number, take(line, f"line {number}")) for number, line in numbered(sys.stdin.buffer))
     if at_once:
         records = []
         for number, record in lines:
             if number > AT_ONCE_MAX:
-                raise Failed(f"one write takes {AT_ONCE_MAX} records at most: leave --at-once out")
+                raise CommandError(f"--at-once accepts at most {AT_ONCE_MAX} records; omit it to write more")
             records.append(record)
         if records:
             return write_at_once(session, topic, records)
@@ -87,7 +89,7 @@ def pub(
 
 
 def numbered(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty."""
+    """Non-empty lines with their numbers."""
     for number, line in enumerate(stream, 1):
         line = line.strip(b"\r\n")
         if line.strip():
@@ -95,7 +97,7 @@ def numbered(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 class _Line(msgspec.Struct):
-    """A record as it is given, or as `topics read --json` prints it."""
+    """A line of --records: fields named as for a write, or as printed by `topics read --json`."""
 
     data: Raw = Raw(b"null")
     tag: str | None = None
@@ -121,7 +123,7 @@ def record_of(
     is_text: bool,
     is_records: bool,
 ) -> NewRecord:
-    """ValueError is told as what is wrong with the line."""
+    """Parse an argument or a line; `where` names it in error messages."""
     try:
         if is_text:
             return NewRecord(text.decode(), tag=tag, meta=meta)
@@ -135,8 +137,8 @@ def record_of(
         else:
             _decode_any(data)
     except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, RecursionError) as error:
-        advice = "" if is_text or is_records else ". Quote texts as JSON does, or use --text"
-        raise Failed(
+        advice = "" if is_text or is_records else ". Quote strings as in JSON, or use --text"
+        raise CommandError(
             f"{where} is not {'a record' if is_records else 'valid JSON'}: {error}{advice}"
         ) from error
     return NewRecord(
@@ -151,50 +153,50 @@ def write_at_once(session: Session, topic: str, records: list[NewRecord]) -> int
         if written.count == 1
         else f"seqs {written.first_seq} to {written.last_seq}"
     )
-    told = as_plain(written)
-    del told["seqs"]  # not asked for: they are those from the first to the last
-    session.one(told, f"{topic}: {seqs}")
+    result = as_plain(written)
+    del result["seqs"]  # always first_seq to last_seq
+    session.print_result(result, f"{topic}: {seqs}")
     return OK
 
 
 class Stream:
-    """Lines on their way: those that are written, and those that are not."""
+    """Writes lines through a producer and counts successes and failures."""
 
     def __init__(self, session: Session, topic: str) -> None:
         self._session, self._topic = session, topic
-        self._waiting: deque[tuple[int, Receipt]] = deque()
+        self._pending: deque[tuple[int, Receipt]] = deque()
         self._written = self._failed = self._bytes = 0
         self._first_seq = self._last_seq = 0
         self._is_unknown = False
-        self._is_refused = False  # a failure other than that the server is away
+        self._is_rejected = False  # a failure other than an unreachable server
         self._begun = time.monotonic()
         self._next_progress = 0.0
 
     def run(self, lines: Iterable[tuple[int, NewRecord]]) -> int:
-        self._knock()
+        self._check_reachable()
         producer = self._session.client.producer(self._topic)
-        wrong: Failed | KeyboardInterrupt | None = None
+        stopped_by: CommandError | KeyboardInterrupt | None = None
         try:
             try:
                 self._send(producer, lines)
             finally:
                 _close(producer)
-        except (Failed, KeyboardInterrupt) as error:
-            # A line that is none, or Ctrl-C, perhaps in the middle of closing: those before it are written.
-            wrong = error
+        except (CommandError, KeyboardInterrupt) as error:
+            # An invalid line, or Ctrl-C, perhaps during close. Earlier lines are still written.
+            stopped_by = error
             _close(producer)
-        self._settle(len(self._waiting))
+        self._settle(len(self._pending))
         self._progress(is_end=True)
-        self._tell()
-        if isinstance(wrong, KeyboardInterrupt):
-            raise wrong
-        if wrong is not None:
-            raise Failed(f"{wrong.message}. The lines before it are written, and none after it")
+        self._print_summary()
+        if isinstance(stopped_by, KeyboardInterrupt):
+            raise stopped_by
+        if stopped_by is not None:
+            raise CommandError(f"{stopped_by.message}. Lines before it were written; lines after it were not")
         if self._is_unknown:
             return UNKNOWN
         if not self._failed:
             return OK
-        return FAILED if self._is_refused else UNREACHABLE
+        return FAILED if self._is_rejected else UNREACHABLE
 
     def _send(self, producer: Producer, lines: Iterable[tuple[int, NewRecord]]) -> None:
         for number, record in lines:
@@ -202,34 +204,34 @@ class Stream:
                 record.data, tag=record.tag, node=record.node, meta=record.meta, ttl_ms=record.ttl_ms
             )
             self._bytes += len(record.data)
-            self._waiting.append((number, receipt))
-            self._settle(0 if len(self._waiting) < IN_HAND_MAX else IN_HAND_MAX // 2)
+            self._pending.append((number, receipt))
+            self._settle(0 if len(self._pending) < PENDING_MAX else PENDING_MAX // 2)
             self._progress()
 
-    def _knock(self) -> None:
-        """A producer tries for a minute. A wrong address is reported before that."""
-        if self._session.is_patient:
+    def _check_reachable(self) -> None:
+        """Report a wrong address at once: a producer would retry for a minute first."""
+        if self._session.has_retry:
             return
         try:
             self._session.client.health()
         except ApiError:
-            pass  # it is there
+            pass  # it is reachable
 
     def _settle(self, wait_for: int) -> None:
-        """Look at receipts from the front: those that are done, and so many besides."""
-        while self._waiting and (wait_for > 0 or self._waiting[0][1].done()):
-            number, receipt = self._waiting.popleft()
+        """Check receipts in order: all that are done, waiting for the first `wait_for`."""
+        while self._pending and (wait_for > 0 or self._pending[0][1].done()):
+            number, receipt = self._pending.popleft()
             wait_for -= 1
             try:
                 self._last_seq = receipt.result()
             except ClientError as error:
                 self._failed += 1
                 self._is_unknown |= error.outcome == "unknown"
-                self._is_refused |= not isinstance(error, Disconnected)
-                if self._failed <= TOLD_MAX:
-                    self._session.say(f"line {number}: {error}. {advice_of(error)}".rstrip(". "))
-                elif self._failed == TOLD_MAX + 1:
-                    self._session.say("and more lines")
+                self._is_rejected |= not isinstance(error, Disconnected)
+                if self._failed <= REPORTED_MAX:
+                    self._session.note(f"line {number}: {error}. {advice_for(error)}".rstrip(". "))
+                elif self._failed == REPORTED_MAX + 1:
+                    self._session.note("further failed lines are not listed")
             else:
                 self._written += 1
                 self._first_seq = self._first_seq or self._last_seq
@@ -243,27 +245,27 @@ class Stream:
         elif now >= self._next_progress:
             self._next_progress = now + PROGRESS_S
             rate = self._written / max(0.001, now - self._begun)
-            text = f"{self._written} records, {as_bytes(self._bytes)}, {rate:.0f}/s"
+            text = f"{self._written} records, {format_size(self._bytes)}, {rate:.0f}/s"
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
-    def _tell(self) -> None:
-        found = {
+    def _print_summary(self) -> None:
+        result = {
             "topic": self._topic,
             "written": self._written,
             "failed": self._failed,
             "first_seq": self._first_seq,
             "last_seq": self._last_seq,
         }
-        told = f"{self._topic}: {self._written} record{'' if self._written == 1 else 's'} written"
+        text = f"{self._topic}: {self._written} record{'' if self._written == 1 else 's'} written"
         if self._written:
-            told += f", up to seq {self._last_seq}"
+            text += f", up to seq {self._last_seq}"
         if self._failed:
-            told += f"; {self._failed} failed"
-        self._session.one(found, told)
+            text += f"; {self._failed} failed"
+        self._session.print_result(result, text)
 
 
 def _close(producer: Producer) -> None:
     try:
         producer.close()
     except ClientError:
-        pass  # each receipt says it
+        pass  # reported by the receipts

@@ -1,4 +1,4 @@
-"""What every command that talks to a server has: the client, where its output goes, and how it fails."""
+"""Shared parts of commands that talk to a server: client, output, errors, options, completion."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import click
 import msgspec
 
 from topics.cli import contexts
-from topics.cli.advice import failed
-from topics.cli.failures import INTERRUPTED, USAGE, Failed
-from topics.cli.quantities import filled
-from topics.cli.tables import as_time, safe, table
+from topics.cli.client_errors import command_error
+from topics.cli.errors import INTERRUPTED, USAGE, CommandError
+from topics.cli.formatting import format_time, printable, table
+from topics.cli.options import non_empty
 from topics.client import Client, ClientError, Retries, Timeouts
 from topics.client.errors import UnknownSetting
 
 
 class Session:
-    """`with` it: errors of the client leave it as text and exit code."""
+    """One run of a command. As a context manager it turns client errors into messages and exit codes."""
 
     def __init__(
-        self, client: Client, *, name: str, as_json: bool, is_patient: bool, context: str = ""
+        self, client: Client, *, name: str, as_json: bool, has_retry: bool, context: str = ""
     ) -> None:
         self.client, self.name, self.as_json = client, name, as_json
-        self.context = context  # the saved server that it is, if it is one
-        self.is_patient = is_patient  # --retry was said
+        self.context = context  # the saved context in use, if any
+        self.has_retry = has_retry  # --retry was given
 
     def __enter__(self) -> Self:
         return self
@@ -42,78 +42,78 @@ class Session:
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(INTERRUPTED) from error
         if isinstance(error, ClientError):
-            raise failed(error, self.context) from error
+            raise command_error(error, self.context) from error
         if isinstance(error, UnknownSetting):
-            raise Failed(str(error), USAGE) from error
+            raise CommandError(str(error), USAGE) from error
 
-    def say(self, text: str) -> None:
-        """Print to stderr, beside the output."""
-        print(f"{self.name}: {safe(text)}", file=sys.stderr, flush=True)
+    def note(self, text: str) -> None:
+        """Print to stderr."""
+        print(f"{self.name}: {printable(text)}", file=sys.stderr, flush=True)
 
     def write(self, text: bytes) -> None:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
 
-    def rows(
+    def print_rows(
         self,
-        found: Iterable[Any],
+        items: Iterable[Any],
         heads: Sequence[str],
         cells: Callable[[Any], Sequence[str]],
         *,
         left: int = 1,
     ) -> None:
-        """A table, or a line of JSON for each."""
+        """Print a table, or one line of JSON per item."""
         if self.as_json:
-            for row in found:
-                self.write(as_line(row))
+            for item in items:
+                self.write(as_line(item))
             return
-        rows = [[safe(cell) for cell in cells(row)] for row in found]
+        rows = [[printable(cell) for cell in cells(item)] for item in items]
         print("\n".join(table(heads, rows, left=left)))
 
-    def one(self, found: Any, told: str) -> None:
-        """What a call did: its answer as JSON, or said in words."""
+    def print_result(self, result: Any, text: str) -> None:
+        """Print the result of a call, as JSON or as the given text."""
         if self.as_json:
-            self.write(as_line(found))
+            self.write(as_line(result))
         else:
-            print(safe(told))
+            print(printable(text))
 
-    def fields(self, found: Any) -> None:
-        """All of one thing."""
+    def print_fields(self, result: Any) -> None:
+        """Print all fields of one object."""
         if self.as_json:
-            self.write(as_line(found))
+            self.write(as_line(result))
             return
-        pairs = list(flat(as_plain(found)))
+        pairs = list(flatten(as_plain(result)))
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
-            print(f"{name:<{width}}  {safe(as_text(name, value))}")
+            print(f"{name:<{width}}  {printable(as_text(name, value))}")
 
 
-def as_plain(found: Any) -> Any:
-    plain = msgspec.to_builtins(found)
+def as_plain(result: Any) -> Any:
+    plain = msgspec.to_builtins(result)
     if isinstance(plain, dict):
         plain.pop("performance", None)
     return plain
 
 
 def as_text(name: str, value: Any) -> str:
-    """A field for people: moments as such, and what is not there as nothing."""
+    """The value of a field as text: times formatted, None as a dash."""
     if value is None:
         return "-"
     if name.endswith("_ts") and isinstance(value, int):
-        return as_time(value)
+        return format_time(value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def as_line(found: Any) -> bytes:
-    return msgspec.json.encode(as_plain(found)) + b"\n"
+def as_line(result: Any) -> bytes:
+    return msgspec.json.encode(as_plain(result)) + b"\n"
 
 
-def flat(plain: dict[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+def flatten(plain: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for name, value in plain.items():
         if isinstance(value, dict) and value:
-            yield from flat(value, f"{before}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
-            yield before + name, value
+            yield prefix + name, value
 
 
 def connect(
@@ -133,15 +133,15 @@ def connect(
             raw=True,
         )
     except ValueError as error:
-        raise Failed(str(error), USAGE) from error
+        raise CommandError(str(error), USAGE) from error
 
 
 def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of every command that talks to a server; it gets a Session first."""
+    """Add the options of every command that talks to a server, and pass it a Session as first argument."""
 
     @contexts.server_options
-    @click.option("--retry", "retry_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Keep trying for this long while the server is unreachable or busy. [0]")  # fmt: skip
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+    @click.option("--retry", "retry_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Retry for this long while the server is unreachable or busy. [0]")  # fmt: skip
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
     @functools.wraps(command)
     def wrapped(
         url: str | None,
@@ -153,60 +153,60 @@ def with_server(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         client = connect(url, token, context, retry_s)
         name = click.get_current_context().command_path
-        logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)  # what the client logs
+        logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)  # for the client's log
         with Session(
             client,
             name=name,
             as_json=as_json,
-            is_patient=retry_s > 0,
-            context=contexts.meant(url, context),
+            has_retry=retry_s > 0,
+            context=contexts.context_name(url, context),
         ) as session:
             return command(session, **options)
 
     return wrapped
 
 
-def confirm(what: str, *, is_sure: bool) -> None:
-    """Before something is gone for good."""
+def confirm(action: str, *, is_sure: bool) -> None:
+    """Ask before a destructive action."""
     if is_sure:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{what} cannot be undone. Add --yes to do it.")
-    if not click.confirm(f"{what} cannot be undone. Go on?", err=True):
-        raise Failed("nothing was done")
+        raise click.UsageError(f"{action} cannot be undone. Add --yes to confirm.")
+    if not click.confirm(f"{action} cannot be undone. Continue?", err=True):
+        raise CommandError("cancelled; nothing was changed")
 
 
 Complete: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
-COMPLETED_MAX = 100
+COMPLETIONS_MAX = 100
 
 
-def completing(names: Callable[[Client, click.Context, str], Iterable[str]]) -> Complete:
-    """Names on the server that begin like this. It gives up soon, so that typing never waits for a server."""
+def completer(names: Callable[[Client, click.Context, str], Iterable[str]]) -> Complete:
+    """Shell completion with names from the server. Short timeouts keep the shell responsive."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         given = ctx.params
-        quick = Timeouts(connect_s=0.5, answer_s=1.0)
+        short = Timeouts(connect_s=0.5, answer_s=1.0)
         try:
-            client = connect(given.get("url"), given.get("token"), given.get("context"), timeouts=quick)
+            client = connect(given.get("url"), given.get("token"), given.get("context"), timeouts=short)
             with client:
-                found = (name for name in names(client, ctx, incomplete) if name.startswith(incomplete))
-                return list(islice(found, COMPLETED_MAX))
-        except (ClientError, Failed, ValueError):
+                matching = (name for name in names(client, ctx, incomplete) if name.startswith(incomplete))
+                return list(islice(matching, COMPLETIONS_MAX))
+        except (ClientError, CommandError, ValueError):
             return []
 
     return complete
 
 
-complete_topic = completing(
-    lambda client, _, begun: (row.topic for row in client.topics(begun, page_size=COMPLETED_MAX))
+complete_topic = completer(
+    lambda client, _, prefix: (row.topic for row in client.topics(prefix, page_size=COMPLETIONS_MAX))
 )
-complete_router = completing(
-    lambda client, _, begun: (row.router for row in client.routers(begun, page_size=COMPLETED_MAX))
+complete_router = completer(
+    lambda client, _, prefix: (row.router for row in client.routers(prefix, page_size=COMPLETIONS_MAX))
 )
-complete_consumer = completing(
+complete_consumer = completer(
     lambda client, ctx, _: (row.consumer for row in client.consumers(ctx.params.get("topic") or ""))
 )
-topic_argument = click.argument("topic", type=filled, shell_complete=complete_topic)
-consumer_argument = click.argument("name", type=filled, shell_complete=complete_consumer)
-router_argument = click.argument("name", type=filled, shell_complete=complete_router)
+topic_argument = click.argument("topic", type=non_empty, shell_complete=complete_topic)
+consumer_argument = click.argument("name", type=non_empty, shell_complete=complete_consumer)
+router_argument = click.argument("name", type=non_empty, shell_complete=complete_router)
 yes_option = click.option("--yes", "is_sure", is_flag=True, help="Do not ask for confirmation.")

@@ -1,4 +1,4 @@
-"""`topics tail`: follows topics in the terminal, over restarts and broken connections, until it is told to stop."""
+"""`topics tail`: prints new records of topics; resumes after server restarts and broken connections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import click
 
-from topics.cli import lines
-from topics.cli.failures import FAILED, OK, Failed
-from topics.cli.quantities import COUNT, SEQ, when
+from topics.cli import record_format
+from topics.cli.errors import FAILED, OK, CommandError
+from topics.cli.options import COUNT, SEQ, when
 from topics.cli.session import Session, complete_topic, with_server
 from topics.client import Items
 from topics.client.answers import Interrupted, Notice, Records, Resumed, Tombstone, TopicEnded
@@ -21,27 +21,24 @@ from topics.client.answers import Interrupted, Notice, Records, Resumed, Tombsto
 FRAME_RECORDS_MAX = 1000
 
 EPILOG = """\b
-A pattern names topics by their tokens between dots: * stands for one, a final > for one or more. Quote it.
-Lines are `topic seq time tag=TAG data`, without tag= where there is none. Lost records and deleted topics
+A pattern matches the dot-separated tokens of a name: * matches one, a final > one or more. Quote patterns.
+Lines are `topic seq time tag=TAG data`, without tag= if there is no tag. Lost records and deleted topics
 are reported on stderr.
 \b
-Exit codes: 0 after --count, or when the reader of a pipe has gone; 1 refused, or nothing is left to follow;
-2 wrong arguments; 3 the server cannot be reached at the start (later it is tried again for as long as it takes);
-130 Ctrl-C.
+Exit codes: 0 after --count, or when the reader of a pipe has closed it; 1 refused, or all topics were deleted;
+2 wrong arguments; 3 the server is unreachable at the start (later it is retried forever); 130 Ctrl-C.
 """
 
 
 @click.command(epilog=EPILOG)
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
-@click.option("--from", "from_seq", type=SEQ, metavar="SEQ", help="Begin after this seq, in every topic.")
-@click.option("--all", "is_all", is_flag=True, help="Begin with the oldest record.")
-@click.option(
-    "--since", type=when, help="Begin with what was written this long ago (10m, 1h30m), or at this time."
-)
+@click.option("--from", "from_seq", type=SEQ, metavar="SEQ", help="Start after this seq, in every topic.")
+@click.option("--all", "is_all", is_flag=True, help="Start at the oldest record.")
+@click.option("--since", type=when, help="Start at this time: 10m or 1h30m ago, or a timestamp.")
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N records.")
-@click.option("--group", metavar="NAME", help="Share the records with all that name this group: each goes to one of them, at most once. The first one says where it begins.")  # fmt: skip
-@click.option("--tag", help="Show only this tag, or tags that match: eu.tea, 'eu.*'. All records are sent, and filtered here.")  # fmt: skip
-@lines.options
+@click.option("--group", metavar="NAME", help="Share the records with all clients of this group: each record goes to one of them, at most once. The first client sets the start.")  # fmt: skip
+@click.option("--tag", help="Show only records with this tag or tag prefix: eu.tea, 'eu.*'. Filtered here, not by the server.")  # fmt: skip
+@record_format.options
 @with_server
 def tail(
     session: Session,
@@ -54,15 +51,17 @@ def tail(
     tag: str | None,
     **shown: Any,
 ) -> int:
-    """Follow topics until Ctrl-C: print records as they are written, by default from now on.
+    """Follow topics until Ctrl-C: print records as they are written, by default only new ones.
 
-    TOPIC is the name of an existing topic, or a pattern, which includes topics created later: 'orders.>'
+    TOPIC is the name of an existing topic, or a pattern ('orders.>'), which includes topics created later.
     """
     if (from_seq is not None) + is_all + (since is not None) > 1:
         raise click.UsageError("give only one of --from, --all and --since")
     if tag is not None and group is not None:
-        raise click.UsageError("--tag and --group do not go together: the group would lose what is not shown")
-    show = lines.chosen(is_json=session.as_json, **shown)
+        raise click.UsageError(
+            "--tag cannot be combined with --group: records not shown would be lost to the group"
+        )
+    show = record_format.choose(is_json=session.as_json, **shown)
     start: Literal["now"] | int = 0 if is_all else "now"
     if from_seq is not None:
         start = from_seq
@@ -71,24 +70,24 @@ def tail(
         start=start,
         since=since,
         group=group,
-        # A page that is not shown to its end is lost for a group.
+        # For a group, records of a page that are not shown are lost.
         limit=min(count or 0, FRAME_RECORDS_MAX),
     )
-    end_with_reader()
-    return follow(events, show, session.write, session.say, count, tag)
+    exit_with_reader()
+    return follow(events, show, session.write, session.note, count, tag)
 
 
 def follow(
     events: Items[Any],
-    show: lines.Format,
+    show: record_format.Format,
     write: Callable[[bytes], object],
-    say: Callable[[str], object],
+    note: Callable[[str], object],
     count: int | None = None,
     tag: str | None = None,
 ) -> int:
     with events:
         if sys.stderr.isatty():
-            say(greeting(len(events.cursors)))
+            note(greeting(len(events.cursors)))
         for event in events:
             match event:
                 case Records():
@@ -100,34 +99,35 @@ def follow(
                         if not count:
                             return OK
                 case Tombstone():
-                    say(event.text)
+                    note(event.text)
                 case TopicEnded():
-                    say(f"{event.topic} was deleted")
+                    note(f"{event.topic} was deleted")
                 case Interrupted():
-                    say(f"{event.reason} (trying again until it works)")
+                    note(f"{event.reason} (retrying)")
                 case Resumed():
-                    say("following again")
+                    note("reconnected")
                 case Notice():
-                    say(event.message)
-                case _:  # of a later version
+                    note(event.message)
+                case _:  # of a newer server
                     pass
-    raise Failed("nothing is left to follow", FAILED)
+    raise CommandError("all topics were deleted", FAILED)
 
 
 def matches(wanted: str, tag: str | None) -> bool:
-    """As the server does it for reads: the tag itself, or a prefix and a final `*`."""
+    """As the server does for reads: the exact tag, or a prefix followed by `*`."""
     if wanted.endswith("*"):
         return tag is not None and tag.startswith(wanted[:-1])
     return tag == wanted
 
 
 def greeting(topics: int) -> str:
-    what = f"{topics} topic{'' if topics == 1 else 's'}" if topics else "no topic yet; waiting for one"
-    return f"following {what}. Ctrl-C ends it"
+    if not topics:
+        return "no matching topic yet; waiting. Ctrl-C to stop"
+    return f"following {topics} topic{'' if topics == 1 else 's'}. Ctrl-C to stop"
 
 
-def end_with_reader() -> None:
-    """Exit when the reader of a pipe goes, also while there are no lines: `topics tail … | head -n 1`."""
+def exit_with_reader() -> None:
+    """Exit when the reader of a pipe closes it, even if there is nothing to write: `topics tail … | head -n 1`."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
 

@@ -1,4 +1,4 @@
-"""`topics top`: how a server is doing, again and again: rates, lag, pressure."""
+"""`topics top`: a periodically refreshed view of rates, lag and pressure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import click
 import msgspec
 
-from topics.cli.quantities import COUNT, duration
+from topics.cli.formatting import format_size, printable, table
+from topics.cli.options import COUNT, duration
 from topics.cli.session import Session, with_server
-from topics.cli.tables import as_bytes, safe, table
 from topics.client import Client
 from topics.client.errors import Disconnected, NotFound, NotReady, ShuttingDown
 
@@ -23,25 +23,25 @@ _ESCAPE = re.compile(r"\\(.)")
 
 
 @dataclass(slots=True)
-class Look:
-    """What the server says at one moment."""
+class Sample:
+    """Metrics at one moment."""
 
     at: float
     server: dict[str, Any]
-    topics: dict[str, dict[str, int]]  # figures by name, of the first 1000 topics
+    topics: dict[str, dict[str, int]]  # metrics by name, of the first 1000 topics
 
 
-def look(client: Client) -> Look:
+def sample(client: Client) -> Sample:
     server = client.metrics()
-    return Look(time.monotonic(), server, topic_figures(client.metrics_text()))
+    return Sample(time.monotonic(), server, topic_metrics(client.metrics_text()))
 
 
-def topic_figures(text: str) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = defaultdict(dict)
-    for figure, label, value in _SAMPLE.findall(text):
+def topic_metrics(text: str) -> dict[str, dict[str, int]]:
+    metrics: dict[str, dict[str, int]] = defaultdict(dict)
+    for metric, label, value in _SAMPLE.findall(text):
         topic = _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], label)
-        found[topic][figure] = int(float(value))
-    return dict(found)
+        metrics[topic][metric] = int(float(value))
+    return dict(metrics)
 
 
 class Row(msgspec.Struct):
@@ -49,13 +49,13 @@ class Row(msgspec.Struct):
     writes_s: float
     records: int
     bytes: int
-    ready: int | None = None  # of a queue
+    ready: int | None = None  # queues only
     in_flight: int | None = None
-    lag: int | None = None  # of its consumer that is furthest behind
+    lag: int | None = None  # of the slowest consumer
 
 
 class Screen(msgspec.Struct):
-    """One look, compared with the one before."""
+    """Differences between two samples."""
 
     ready: bool
     pressure: float
@@ -73,19 +73,19 @@ class Screen(msgspec.Struct):
     rows: list[Row]
 
 
-def compare(before: Look, now: Look, most: int) -> Screen:
+def compare(before: Sample, now: Sample, max_rows: int) -> Screen:
     seconds = max(0.001, now.at - before.at)
     old, new = before.server, now.server
 
     def rate(*path: str) -> float:
-        was: Any = old
-        there_is: Any = new
+        first: Any = old
+        second: Any = new
         for name in path:
-            was, there_is = was[name], there_is[name]
-        # After a restart counters begin anew.
-        return max(0.0, float(there_is - was) / seconds)
+            first, second = first[name], second[name]
+        # Counters restart at 0 with the server.
+        return max(0.0, float(second - first) / seconds)
 
-    rows = [_row(topic, figures, before.topics.get(topic), seconds) for topic, figures in now.topics.items()]
+    rows = [_row(topic, metrics, before.topics.get(topic), seconds) for topic, metrics in now.topics.items()]
     rows.sort(key=lambda row: (-row.writes_s, -(row.ready or 0), -row.records, row.topic))
     return Screen(
         bool(new["ready"]),
@@ -101,25 +101,25 @@ def compare(before: Look, now: Look, most: int) -> Screen:
         rate("wal", "bytes_written"),
         new["wal"]["queue_depth"],
         rate("pressure_refused"),
-        rows[:most],
+        rows[:max_rows],
     )
 
 
-def _row(topic: str, figures: dict[str, int], before: dict[str, int] | None, seconds: float) -> Row:
-    head = figures.get("head_seq", 0)
+def _row(topic: str, metrics: dict[str, int], before: dict[str, int] | None, seconds: float) -> Row:
+    head = metrics.get("head_seq", 0)
     written = head - before.get("head_seq", 0) if before is not None else head
     return Row(
         topic,
         max(0, written) / seconds,
-        figures.get("records_live", 0),
-        figures.get("bytes_live", 0),
-        figures.get("queue_ready"),
-        figures.get("queue_in_flight"),
+        metrics.get("records_live", 0),
+        metrics.get("bytes_live", 0),
+        metrics.get("queue_ready"),
+        metrics.get("queue_in_flight"),
     )
 
 
 def add_lags(client: Client, screen: Screen) -> None:
-    """Metrics have no consumers; those of what is shown are asked for."""
+    """Fill in the lag of the rows shown. Metrics do not include consumers, so this takes a request per topic."""
     if not screen.consumers:
         return
     for row in screen.rows:
@@ -134,62 +134,60 @@ def lines(screen: Screen, url: str) -> list[str]:
         return "" if value is None else str(value)
 
     state = "ready" if screen.ready else "NOT READY"
-    found = [
+    header = [
         f"{url}  {state}  pressure {screen.pressure:.2f}  refused {screen.refused_s:.0f}/s  waiting {screen.waiting}",
-        f"{screen.topics} topics  {screen.records} records  {as_bytes(screen.bytes)}  "
+        f"{screen.topics} topics  {screen.records} records  {format_size(screen.bytes)}  "
         f"{screen.streams} streams  {screen.consumers} consumers",
-        f"log {as_bytes(round(screen.log_bytes_s))}/s  {screen.fsyncs_s:.0f} syncs/s  "
+        f"log {format_size(round(screen.log_bytes_s))}/s  {screen.fsyncs_s:.0f} syncs/s  "
         f"copies {screen.copies_s:.0f}/s, {screen.flows_owing} behind",
         "",
     ]
     heads = ["topic", "writes/s", "records", "bytes", "ready", "in flight", "lag"]
     rows = [
         [
-            safe(row.topic),
+            printable(row.topic),
             f"{row.writes_s:.0f}",
             str(row.records),
-            as_bytes(row.bytes),
+            format_size(row.bytes),
             shown(row.ready),
             shown(row.in_flight),
             shown(row.lag),
         ]
         for row in screen.rows
     ]
-    return found + table(heads, rows, left=1)
+    return header + table(heads, rows, left=1)
 
 
 @click.command()
-@click.option(
-    "--interval", "interval_ms", type=duration, default="2s", help="Time between two refreshes. [2s]"
-)
+@click.option("--interval", "interval_ms", type=duration, default="2s", help="Time between refreshes. [2s]")
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N refreshes.")
 @click.option(
     "--rows",
-    "most",
+    "max_rows",
     type=click.IntRange(0, 1000),
     default=20,
     metavar="N",
     help="Maximum number of topics to show. [20]",
 )
 @with_server
-def top(session: Session, interval_ms: int, count: int | None, most: int) -> None:
-    """Show rates, lag and pressure until Ctrl-C. Topics with the most writes come first, of the first 1000 by name.
+def top(session: Session, interval_ms: int, count: int | None, max_rows: int) -> None:
+    """Show rates, lag and pressure until Ctrl-C, for the busiest of the first 1000 topics by name.
 
-    Lag is that of the consumer of a topic that is furthest behind; ready and in flight are of queues.
+    `lag` is the lag of the topic's slowest consumer; `ready` and `in flight` apply to queues.
     """
     client = session.client
     is_screen = sys.stdout.isatty() and not session.as_json
-    before = look(client)
+    before = sample(client)
     while count is None or count > 0:
         time.sleep(interval_ms / 1000)
         try:
-            now = look(client)
+            now = sample(client)
         except (Disconnected, NotReady, ShuttingDown) as error:
             if count is not None:
                 raise
-            session.say(f"{error} (trying again until it works)")
+            session.note(f"{error} (retrying)")
             continue
-        screen = compare(before, now, most)
+        screen = compare(before, now, max_rows)
         add_lags(client, screen)
         if session.as_json:
             session.write(msgspec.json.encode(screen) + b"\n")

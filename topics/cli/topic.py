@@ -1,4 +1,4 @@
-"""`topics topic`: what there is, and how it is configured."""
+"""`topics topic`: lists, creates, configures, empties and deletes topics."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from topics.cli.groups import Aliased
-from topics.cli.quantities import COUNT, duration, setting, size
+from topics.cli.commands import AliasedGroup
+from topics.cli.formatting import format_size
+from topics.cli.options import COUNT, duration, setting, size
 from topics.cli.session import Session, complete_topic, confirm, topic_argument, with_server, yes_option
-from topics.cli.tables import as_bytes
 from topics.client.patterns import is_pattern
 
 
-@click.group(cls=Aliased)
+@click.group(cls=AliasedGroup)
 def topic() -> None:
-    """List, create, show, change, delete, empty topics."""
+    """List, create, show, change, delete and empty topics."""
 
 
 @topic.command("ls")
@@ -27,10 +27,10 @@ def topic() -> None:
 @click.option("--limit", "-n", type=COUNT, metavar="N", help="Maximum number of topics to show.")
 @with_server
 def ls(session: Session, which: str, limit: int | None) -> None:
-    """List topics: all, or those that begin with PREFIX or match PATTERN ('orders.>')."""
+    """List topics, or only those that start with PREFIX or match PATTERN ('orders.>')."""
     client = session.client
     found = client.topics(pattern=which) if is_pattern(which) else client.topics(which)
-    session.rows(
+    session.print_rows(
         found if limit is None else islice(found, limit),
         ["topic", "type", "durability", "records", "bytes", "first", "last", "ready"],
         lambda row: [
@@ -38,7 +38,7 @@ def ls(session: Session, which: str, limit: int | None) -> None:
             row.type,
             row.durability,
             str(row.count),
-            as_bytes(row.bytes),
+            format_size(row.bytes),
             str(row.earliest_seq),
             str(row.head_seq),
             "-" if row.ready is None else str(row.ready),
@@ -51,56 +51,56 @@ def ls(session: Session, which: str, limit: int | None) -> None:
 @topic_argument
 @with_server
 def info(session: Session, topic: str) -> None:
-    """Show state and configuration of a topic. This does not count as a read of it."""
-    session.fields(session.client.get_topic(topic, touch=False))
+    """Show the state and configuration of a topic. This does not count as a read of it."""
+    session.print_fields(session.client.get_topic(topic, touch=False))
 
 
-# What only queues have. A log takes these settings too, and they mean nothing there.
+# Settings for queues only. The server accepts them for logs, too, where they have no effect.
 QUEUE_SETTINGS = ("lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable")
 
 
 def _configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for what topics can be. Each that is given is in `said`."""
+    """Add the options for topic settings."""
     options = [
-        click.option("--durability", type=click.Choice(["ephemeral", "memory", "disk", "fsync"]), help="What survives a crash once a write is acknowledged. [disk]"),
-        click.option("--ttl", "ttl_ms", type=duration, help="Delete records that are older than this; 0: no limit."),
+        click.option("--durability", type=click.Choice(["ephemeral", "memory", "disk", "fsync"]), help="What an acknowledged write survives. [disk]"),
+        click.option("--ttl", "ttl_ms", type=duration, help="Delete records older than this; 0: no limit."),
         click.option("--cap-records", type=click.IntRange(0), metavar="N", help="Maximum number of records to keep; 0: no limit."),
-        click.option("--cap-bytes", type=size, help="Maximum size of all records to keep; 0: no limit."),
-        click.option("--discard", type=click.Choice(["old", "reject"]), help="At a maximum, delete the oldest records or reject the write. [old]"),
-        click.option("--lease", "lease_ms", type=duration, help="Queues: how long a worker has for a job before it is handed out again. [30s]"),
-        click.option("--max-deliveries", type=click.IntRange(0), metavar="N", help="Queues: how often a job is handed out before it becomes a dead letter; 0: no limit."),
-        click.option("--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="Queues: topic that dead letters are written to."),
-        click.option("--set", "settings", type=setting, multiple=True, metavar="NAME=VALUE", help="Any other setting: see the table of PUT in docs/http/topics.md."),
+        click.option("--cap-bytes", type=size, help="Maximum total size of records to keep; 0: no limit."),
+        click.option("--discard", type=click.Choice(["old", "reject"]), help="When a cap is reached: delete the oldest records, or reject writes. [old]"),
+        click.option("--lease", "lease_ms", type=duration, help="Queues: time to finish a job before it is delivered again. [30s]"),
+        click.option("--max-deliveries", type=click.IntRange(0), metavar="N", help="Queues: maximum number of deliveries before a job becomes a dead letter; 0: no limit."),
+        click.option("--dead-letter", metavar="TOPIC", shell_complete=complete_topic, help="Queues: topic to write dead letters to."),
+        click.option("--set", "settings", type=setting, multiple=True, metavar="NAME=VALUE", help="Any other setting; see PUT in docs/http/topics.md."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def _said(settings: tuple[tuple[str, Any], ...], options: dict[str, Any]) -> dict[str, Any]:
+def _given(settings: tuple[tuple[str, Any], ...], options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None} | dict(settings)
 
 
-def _refuse_for_log(said: dict[str, Any], hint: str) -> None:
-    wrong = ", ".join(name for name in QUEUE_SETTINGS if name in said)
-    raise click.UsageError(f"only queues have {wrong}. {hint}")
+def _refuse_for_log(given: dict[str, Any], hint: str) -> None:
+    names = ", ".join(name for name in QUEUE_SETTINGS if name in given)
+    raise click.UsageError(f"only queues have {names}. {hint}")
 
 
 @topic.command("create")
 @topic_argument
 @click.option(
-    "--type", type=click.Choice(["log", "queue"]), help="What the topic is; it cannot be changed. [log]"
+    "--type", type=click.Choice(["log", "queue"]), help="Type of the topic; it cannot be changed later. [log]"
 )
 @_configured
 @with_server
 def create(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], **options: Any) -> None:
     """Create a topic, or replace the configuration of an existing one. Its records stay."""
-    said = _said(settings, options)
-    if said.get("type") != "queue" and not said.keys().isdisjoint(QUEUE_SETTINGS):
-        _refuse_for_log(said, "Add --type queue, or leave that out")
-    put = session.client.create_topic(topic, **said)
-    what = "created" if put.created else "existed, configuration replaced"
-    session.one(put, f"{topic}: {what} ({put.config.type}, {put.config.durability})")
+    given = _given(settings, options)
+    if given.get("type") != "queue" and not given.keys().isdisjoint(QUEUE_SETTINGS):
+        _refuse_for_log(given, "Add --type queue, or omit them")
+    result = session.client.create_topic(topic, **given)
+    done = "created" if result.created else "existed, configuration replaced"
+    session.print_result(result, f"{topic}: {done} ({result.config.type}, {result.config.durability})")
 
 
 @topic.command("set")
@@ -109,18 +109,18 @@ def create(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], 
 @with_server
 def change(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], **options: Any) -> None:
     """Change some settings of a topic. 0 removes a limit."""
-    said = _said(settings, options)
-    if not said:
-        raise click.UsageError("name a setting to change")
+    given = _given(settings, options)
+    if not given:
+        raise click.UsageError("give at least one setting to change")
     if (
-        not said.keys().isdisjoint(QUEUE_SETTINGS)
+        not given.keys().isdisjoint(QUEUE_SETTINGS)
         and session.client.get_topic(topic, touch=False).type == "log"
     ):
         _refuse_for_log(
-            said, f"{topic} is a log; `topics consumer create` has options like these for consumers"
+            given, f"{topic} is a log; `topics consumer create` has similar options for its consumers"
         )
-    put = session.client.update_topic(topic, **said)
-    session.one(put, f"{topic}: changed {', '.join(said)}")
+    result = session.client.update_topic(topic, **given)
+    session.print_result(result, f"{topic}: changed {', '.join(given)}")
 
 
 @topic.command("delete")
@@ -131,18 +131,24 @@ def change(session: Session, topic: str, settings: tuple[tuple[str, Any], ...], 
 def delete(session: Session, topic: str, if_empty: bool, is_sure: bool) -> None:
     """Delete a topic and all its records."""
     confirm(f"Deleting {topic}", is_sure=is_sure or if_empty)
-    done = session.client.delete_topic(topic, if_empty=if_empty)
-    gone = f"; routers removed: {', '.join(done.routers_removed)}" if done.routers_removed else ""
-    session.one(done, f"{topic}: {'deleted' if done.deleted else 'did not exist'}{gone}")
+    result = session.client.delete_topic(topic, if_empty=if_empty)
+    removed = f"; routers removed: {', '.join(result.routers_removed)}" if result.routers_removed else ""
+    session.print_result(result, f"{topic}: {'deleted' if result.deleted else 'did not exist'}{removed}")
 
 
 @topic.command("purge")
 @topic_argument
-@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of them.")
-@click.option("--before", "before_seq", type=COUNT, metavar="SEQ", help="Only records before this seq.")
-@click.option("--tag", help="Only this tag, or tags that match: eu.tea, 'eu.*'")
 @click.option(
-    "--subject", metavar="PATTERN", help="Only tags that match this dotted pattern: 'eu.>', '*.tea'"
+    "--keep",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Keep the newest N of the matching records.",
+)
+@click.option("--before", "before_seq", type=COUNT, metavar="SEQ", help="Only records before this seq.")
+@click.option("--tag", help="Only records with this tag or tag prefix: eu.tea, 'eu.*'")
+@click.option(
+    "--subject", metavar="PATTERN", help="Only records whose tags match this pattern: 'eu.>', '*.tea'"
 )
 @click.option("--erase", is_flag=True, help="Also overwrite them on disk.")
 @yes_option
@@ -157,12 +163,12 @@ def purge(
     erase: bool,
     is_sure: bool,
 ) -> None:
-    """Delete records of a topic: all, or those that match every option. The topic stays, and its seqs go on."""
+    """Delete records of a topic: all, or those that match every option. The topic stays, and its seqs continue."""
     confirm(f"Deleting records of {topic}", is_sure=is_sure)
-    # `keep` is of those that match, so it is sent when it was given, or when nothing else was.
+    # `keep` counts matching records. It is sent if it was given, or as 0 if nothing else was given.
     is_all = before_seq is None and tag is None and subject is None
-    said_keep = keep if keep or is_all else None
-    done = session.client.delete(
-        topic, before_seq=before_seq, match=tag, subject=subject, keep=said_keep, erase=erase
+    keep_sent = keep if keep or is_all else None
+    result = session.client.delete(
+        topic, before_seq=before_seq, match=tag, subject=subject, keep=keep_sent, erase=erase
     )
-    session.one(done, f"{topic}: {done.deleted} records deleted, {done.count} left")
+    session.print_result(result, f"{topic}: {result.deleted} records deleted, {result.count} left")

@@ -15,7 +15,7 @@ from tests.fuzz.runner import Target
 from tests.support.engine_harness import META_DIR
 from tests.support.sim_disk import SimDisk
 from topics.api.errors import Corrupt, UnsupportedFormat
-from topics.cli.inspecting import json_text, lines
+from topics.cli.inspect_file import json_text, lines
 from topics.engine.core.ports import Disk
 from topics.engine.storage.files import HEADER_BYTES, xxh
 from topics.engine.storage.frames import frame_is_valid

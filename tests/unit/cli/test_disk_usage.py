@@ -16,7 +16,7 @@ import pytest
 from tests.fuzz.images import images
 from topics.cli import disk_usage as du_module
 from topics.cli.__main__ import main
-from topics.cli.disk_usage import KINDS, NotOurs, disk_usage
+from topics.cli.disk_usage import KINDS, NotADataDirectory, disk_usage
 from topics.engine.storage.layout import Layout, encode_layout
 from topics.system.read_only_disk import ReadOnlyDisk
 
@@ -206,7 +206,7 @@ def test_what_is_no_data_directory_is_refused(
         path.write_bytes(b"")
     elif what == "foreign":
         put(path / "topics" / "x", b"")
-    with pytest.raises(NotOurs):
+    with pytest.raises(NotADataDirectory):
         disk_usage(str(path))
     assert main(["du", str(path)]) == 3
     assert capsys.readouterr().err.startswith("topics du: ")
@@ -217,8 +217,8 @@ def test_the_command_prints_tables_or_json(
 ) -> None:
     assert main(["du", str(data), "--cold-dir", str(cold), "--top", "1"]) == 0
     text = capsys.readouterr().out
-    assert "hot data" in text and "are free" in text and "on the same disk" in text
-    assert "and 2 smaller ones" in text
+    assert "hot data" in text and " free" in text and "on the same disk" in text
+    assert "and 2 smaller topics" in text
     monkeypatch.setenv("TOPICS_DATA_DIR", str(data))
     monkeypatch.setenv("TOPICS_COLD_DIR", str(cold))
     assert main(["du", "--json"]) == 0
@@ -266,4 +266,4 @@ def test_progress_tells_of_both_directories(data: Path, cold: Path) -> None:
     disk_usage(str(data), str(cold), heard.append)
     assert [what for what in heard if what.startswith(f"{data}: ")]
     assert [what for what in heard if what.startswith(f"{cold}: ")]
-    assert heard[-1].endswith("names of topics")
+    assert heard[-1].endswith("reading topics")

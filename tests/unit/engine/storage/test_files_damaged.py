@@ -20,7 +20,7 @@ from spark_pipeline.tasks.manifest import read_current
 from tests.support.faults import fault
 from tests.support.in_process import Done, call
 from topics.api.errors import Corrupt
-from topics.cli import commands, inspecting
+from topics.cli import commands, inspect_file
 from topics.engine.storage.files import header
 from topics.engine.storage.layout import Layout, encode_layout
 from topics.engine.storage.snapshot import MAGIC, read_snapshot
@@ -187,7 +187,7 @@ READERS: dict[str, tuple[str, Callable[[Path, str], None]]] = {
     "the file is named in one line with what to do, and it is not read into memory",
 )
 def test_small_files(reader: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspecting, "SETTLE_S", 0)
+    monkeypatch.setattr(inspect_file, "SETTLE_S", 0)
     name, read = READERS[reader]
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -17,7 +17,7 @@ import pytest
 from tests.fuzz.images import images
 from tests.fuzz.targets.files import check_inspection
 from tests.unit.engine.storage.test_files_golden import GOLDEN
-from topics.cli import inspecting
+from topics.cli import inspect_file
 from topics.cli.__main__ import main
 from topics.engine.storage.files import WATCH_MAGIC, header, with_digest, xxh
 from topics.engine.storage.frames import SKIP, encode_control
@@ -33,7 +33,7 @@ from topics.system.read_only_disk import ReadOnlyDisk
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting for a server that may be writing: there is none."""
-    monkeypatch.setattr(inspecting, "SETTLE_S", 0)
+    monkeypatch.setattr(inspect_file, "SETTLE_S", 0)
     monkeypatch.delenv("TOPICS_COLD_DIR", raising=False)
 
 

@@ -10,7 +10,7 @@ from tests.support.engine_harness import Harness
 from tests.support.merge_rig import begun, keys, merged, plan, work
 from tests.support.sim_clock import SimClock
 from tests.support.stores import ObjectStore
-from topics.cli import inspecting
+from topics.cli import inspect_file
 from topics.cli.disk_usage import disk_usage
 from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as c
@@ -82,7 +82,7 @@ def test_a_rotten_output_is_repaired_like_any_segment() -> None:
 
 @pytest.fixture
 def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(inspecting, "SETTLE_S", 0)
+    monkeypatch.setattr(inspect_file, "SETTLE_S", 0)
     _, store = with_merges()
     for key, content in store.objects.items():
         path = tmp_path / "cold" / key

@@ -1,4 +1,4 @@
-"""`topics queue`: jobs of a queue, or of a consumer: by hand, or a command for each."""
+"""`topics queue`: claim and settle jobs of a queue or a consumer, or run a command for each job."""
 
 from __future__ import annotations
 
@@ -14,84 +14,87 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from topics.cli import lines
-from topics.cli.failures import FAILED, OK, Failed
-from topics.cli.quantities import COUNT, SEQ, duration
+from topics.cli import record_format
+from topics.cli.errors import FAILED, OK, CommandError
+from topics.cli.formatting import format_time
+from topics.cli.options import COUNT, SEQ, duration
 from topics.cli.session import Session, topic_argument, with_server
-from topics.cli.tables import as_time
 from topics.client import GiveUp, Job, RetryLater, Worker, leased
 from topics.client.answers import Settled
 
 GIVE_UP = 65  # EX_DATAERR of sysexits.h
 consumer_option = click.option(
-    "--consumer", help="Take the jobs of this consumer of the topic; it need not be a queue."
+    "--consumer", help="Take records of this consumer; the topic need not be a queue."
 )
-node_option = click.option(
-    "--node", help="Name of the lease holder. [one name for all commands of this user on this machine]"
-)
+node_option = click.option("--node", help="Name of the lease holder. [one name per user and machine]")
 
 
 def default_node() -> str:
-    """One process after the other is the same holder: what one claims another may ack."""
+    """The same for all processes of a user, so that one can ack what another claimed."""
     return f"topics-cli-{os.uname().nodename[:64]}-{os.getuid()}"
 
 
 @click.group()
 def queue() -> None:
-    """Claim jobs of a queue and settle them, or run a command for each. With --consumer the topic need not be a queue."""
+    """Claim and settle jobs of a queue, or run a command for each job. With --consumer the topic need not be a queue."""
 
 
 @queue.command("claim")
 @topic_argument
 @consumer_option
 @click.option(
-    "--max", "most", type=click.IntRange(1, 1000), default=1, metavar="N", help="Maximum number of jobs. [1]"
+    "--max",
+    "max_jobs",
+    type=click.IntRange(1, 1000),
+    default=1,
+    metavar="N",
+    help="Maximum number of jobs. [1]",
 )
 @click.option("--wait", "wait_ms", type=duration, default="0s", help="How long to wait for a job. [0s]")
-@click.option("--lease", "lease_ms", type=duration, help="How long the lease lasts. [that of the queue]")
+@click.option("--lease", "lease_ms", type=duration, help="Duration of the lease. [lease of the queue]")
 @node_option
 @with_server
 def claim(
     session: Session,
     topic: str,
     consumer: str | None,
-    most: int,
+    max_jobs: int,
     wait_ms: int,
     lease_ms: int | None,
     node: str | None,
 ) -> None:
-    """Claim jobs and print them, perhaps none. `topics queue ack` reads the lines that --json prints."""
+    """Claim jobs and print them. `topics queue ack` reads the output of --json."""
     client, node = session.client, node or default_node()
     if consumer is None:
-        claimed = client.claim(topic, most, wait_ms=wait_ms, lease_ms=lease_ms, node=node)
+        claimed = client.claim(topic, max_jobs, wait_ms=wait_ms, lease_ms=lease_ms, node=node)
     else:
-        claimed = client.fetch(topic, consumer, most, wait_ms=wait_ms, lease_ms=lease_ms, node=node)
+        claimed = client.fetch(topic, consumer, max_jobs, wait_ms=wait_ms, lease_ms=lease_ms, node=node)
     if claimed.tombstone is not None:
-        session.say(claimed.tombstone.text)
+        session.note(claimed.tombstone.text)
     for job in claimed:
-        session.write(_as_json(job) if session.as_json else _as_line(job))
+        session.write(_as_json(job) if session.as_json else _as_text(job))
 
 
 def _as_json(job: Job) -> bytes:
-    found = {
+    lease = {
         "deliveries": job.deliveries,
         "lease_id": job.lease_id,
         "deadline": job.deadline,
         "holder": job.holder,
     }
     if job.consumer is not None:
-        found["consumer"] = job.consumer
-    return msgspec.json.encode(lines.fields(job) | found) + b"\n"
+        lease["consumer"] = job.consumer
+    return msgspec.json.encode(record_format.fields(job) | lease) + b"\n"
 
 
-def _as_line(job: Job) -> bytes:
-    until = "" if job.deadline is None else f" until {as_time(job.deadline)}"
-    line = lines.chosen()(job).rstrip(b"\n")
+def _as_text(job: Job) -> bytes:
+    until = "" if job.deadline is None else f" until {format_time(job.deadline)}"
+    line = record_format.choose()(job).rstrip(b"\n")
     return line + f"  (delivery {job.deliveries}{until})\n".encode()
 
 
-class _Line(msgspec.Struct):
-    """What settling needs of a line of `claim --json`."""
+class _ClaimedJob(msgspec.Struct):
+    """A line of `claim --json`, as far as `ack` and `nack` need it."""
 
     topic: str
     seq: int = msgspec.field(name="$seq")
@@ -104,20 +107,20 @@ def _jobs(topic: str, consumer: str | None, seqs: Sequence[int], node: str | Non
     if seqs:
         return leased(topic, *seqs, node=node or default_node(), consumer=consumer)
     if sys.stdin.isatty():
-        raise click.UsageError("name seqs, or give the lines of `topics queue claim --json` on stdin")
-    found = []
+        raise click.UsageError("give seqs, or the output of `topics queue claim --json` on stdin")
+    jobs = []
     for number, line in enumerate(sys.stdin.buffer, 1):
         if not line.strip():
             continue
         try:
-            row = msgspec.json.decode(line, type=_Line)
+            row = msgspec.json.decode(line, type=_ClaimedJob)
         except msgspec.DecodeError as error:
-            raise Failed(
-                f"line {number} is not a job as `topics queue claim --json` prints it: {error}"
+            raise CommandError(
+                f"line {number} is not a job in the format of `topics queue claim --json`: {error}"
             ) from error
         if row.topic != topic:
-            raise Failed(f"line {number} is a job of {row.topic!r}, not of {topic!r}")
-        found.append(
+            raise CommandError(f"line {number} is a job of {row.topic!r}, not of {topic!r}")
+        jobs.append(
             Job(
                 topic=row.topic,
                 seq=row.seq,
@@ -127,17 +130,17 @@ def _jobs(topic: str, consumer: str | None, seqs: Sequence[int], node: str | Non
                 consumer=row.consumer,
             )
         )
-    return found
+    return jobs
 
 
-def _tell(session: Session, settled: Settled, what: str) -> int:
+def _print_settled(session: Session, settled: Settled, verb: str) -> int:
     if session.as_json:
-        session.write(msgspec.json.encode({what: settled.done, "skipped": settled.skipped}) + b"\n")
+        session.write(msgspec.json.encode({verb: settled.done, "skipped": settled.skipped}) + b"\n")
     else:
-        print(f"{settled.done} {what}")
+        print(f"{settled.done} {verb}")
     if settled.skipped:
         seqs = ", ".join(map(str, settled.skipped))
-        session.say(f"not leased to this node any more, or settled before: {seqs}")
+        session.note(f"already settled, or no longer leased to this node: {seqs}")
         return FAILED
     return OK
 
@@ -149,11 +152,11 @@ def _tell(session: Session, settled: Settled, what: str) -> int:
 @node_option
 @with_server
 def ack(session: Session, topic: str, seqs: tuple[int, ...], consumer: str | None, node: str | None) -> int:
-    """Acknowledge jobs: they are done. Without SEQ, those on stdin, as `claim --json` printed them.
+    """Acknowledge jobs as done. Without SEQ, reads the output of `claim --json` from stdin.
 
     Exit code 1: some leases were lost.
     """
-    return _tell(session, session.client.ack(_jobs(topic, consumer, seqs, node)), "acked")
+    return _print_settled(session, session.client.ack(_jobs(topic, consumer, seqs, node)), "acked")
 
 
 @queue.command("nack")
@@ -166,15 +169,15 @@ def ack(session: Session, topic: str, seqs: tuple[int, ...], consumer: str | Non
     "delay_ms",
     type=duration,
     default="0s",
-    help="How long to wait before they are handed out again. [0s]",
+    help="Delay before the jobs are delivered again. [0s]",
 )
 @click.option(
-    "--release", "kind", flag_value="release", help="Hand them back as if they had never been handed out."
+    "--release", "kind", flag_value="release", help="Return the jobs without counting the delivery."
 )
 @click.option(
-    "--dead", "kind", flag_value="dead", help="Never hand them out again: they become dead letters."
+    "--dead", "kind", flag_value="dead", help="Do not deliver the jobs again: they become dead letters."
 )
-@click.option("--reason", default="", help="Reason to keep with a dead letter.")
+@click.option("--reason", default="", help="Reason to store with a dead letter.")
 @with_server
 def nack(
     session: Session,
@@ -186,13 +189,13 @@ def nack(
     kind: Literal["release", "dead"] | None,
     reason: str,
 ) -> int:
-    """Return jobs that are not done: they are handed out again. Without SEQ, those on stdin, as `claim --json` printed them."""
+    """Return jobs to be delivered again. Without SEQ, reads the output of `claim --json` from stdin."""
     jobs = _jobs(topic, consumer, seqs, node)
     settled = session.client.nack(jobs, delay_ms=delay_ms, kind=kind or "retry", reason=reason)
-    return _tell(session, settled, "nacked")
+    return _print_settled(session, settled, "nacked")
 
 
-# -- a command for each ------------------------------------------------------------------------------------
+# -- work --------------------------------------------------------------------------------------------------
 
 
 @queue.command("work", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -205,14 +208,14 @@ def nack(
     type=click.IntRange(1, 1000),
     default=1,
     metavar="N",
-    help="Number of commands that run at a time. [1]",
+    help="Number of commands that run at the same time. [1]",
 )
 @click.option(
     "--lease",
     "lease_ms",
     type=duration,
     default="30s",
-    help="Lease of a job; extended while its command runs. [30s]",
+    help="Lease of a job, extended while its command runs. [30s]",
 )
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N jobs.")
 @with_server
@@ -227,16 +230,14 @@ def work(
 ) -> int:
     """Run COMMAND for every job, until Ctrl-C or SIGTERM. Options come before the topic.
 
-    The data is its stdin: JSON and a newline, or the bytes. TOPICS_JOB_TOPIC, _SEQ, _TAG, _TS and _DELIVERIES are in its
-    environment. Exit code 0: done. 65: never again (to the dead letters). Any other: again, later and later.
+    It gets the data on stdin (JSON and a newline, or the bytes), and TOPICS_JOB_TOPIC, _SEQ, _TAG, _TS and _DELIVERIES
+    in its environment. Exit code 0: the job is done. 65: it becomes a dead letter. Any other: it is retried with backoff.
     """
     if command[:1] == ("--",):
         command = command[1:]
     if not command or shutil.which(command[0]) is None:
-        raise click.UsageError(
-            f"there is no command {command[0]!r}" if command else "name the command to run"
-        )
-    runner = Runner(command, count, session.say)
+        raise click.UsageError(f"command {command[0]!r} not found" if command else "give the command to run")
+    runner = Runner(command, count, session.note)
     worker = session.client.worker(
         topic,
         runner.run,
@@ -247,14 +248,14 @@ def work(
     )
     runner.stop = worker.stop
     try:
-        return _worked(session, worker)
+        return _run_worker(session, worker)
     finally:
         runner.kill()
 
 
-def _worked(session: Session, worker: Worker) -> int:
+def _run_worker(session: Session, worker: Worker) -> int:
     stats = worker.run()
-    told = {
+    counts = {
         "done": stats.done,
         "failed": stats.failed,
         "given_up": stats.given_up,
@@ -262,17 +263,17 @@ def _worked(session: Session, worker: Worker) -> int:
         "released": stats.released,
     }
     if session.as_json:
-        session.write(msgspec.json.encode(told) + b"\n")
+        session.write(msgspec.json.encode(counts) + b"\n")
     else:
-        session.say(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in told.items()))
+        session.note(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
     return OK
 
 
 class Runner:
-    """Starts the command, for several threads at a time."""
+    """Runs the command for jobs, in several threads."""
 
-    def __init__(self, command: Sequence[str], count: int | None, say: Callable[[str], None]) -> None:
-        self._command, self._left, self._say = command, count, say
+    def __init__(self, command: Sequence[str], count: int | None, note: Callable[[str], None]) -> None:
+        self._command, self._left, self._note = command, count, note
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self.stop: Callable[[], None] = lambda: None
@@ -281,32 +282,32 @@ class Runner:
         with self._lock:
             if self._left is not None:
                 if self._left <= 0:
-                    raise RetryLater(0)  # another thread has taken the last one
+                    raise RetryLater(0)  # another thread took the last job of --count
                 self._left -= 1
                 if not self._left:
                     self.stop()
         code = self._call(job)
         if not code:
             return
-        reason = f"{self._command[0]} ended with {code}"
-        self._say(f"{job.topic} seq {job.seq}: {reason}; {'given up' if code == GIVE_UP else 'again later'}")
+        reason = f"{self._command[0]} exited with {code}"
+        self._note(f"{job.topic} seq {job.seq}: {reason}; {'given up' if code == GIVE_UP else 'will retry'}")
         raise GiveUp(reason) if code == GIVE_UP else RuntimeError(reason)
 
     def _call(self, job: Job) -> int:
-        said = {
+        variables = {
             "TOPIC": job.topic,
             "SEQ": job.seq,
             "TS": job.ts,
             "TAG": job.tag or "",
             "DELIVERIES": job.deliveries,
         }
-        environment = {**os.environ, **{f"TOPICS_JOB_{name}": str(value) for name, value in said.items()}}
+        environment = os.environ | {f"TOPICS_JOB_{name}": str(value) for name, value in variables.items()}
         try:
-            # A group of its own: Ctrl-C is for us, and what runs is finished.
+            # Its own process group: Ctrl-C stops this process, and running commands finish.
             process = subprocess.Popen(self._command, stdin=subprocess.PIPE, env=environment, process_group=0)
         except OSError as error:
             self.stop()
-            self._say(f"cannot run {self._command[0]}: {error.strerror}")
+            self._note(f"cannot run {self._command[0]}: {error.strerror}")
             raise
         with self._lock:
             self._running.add(process)
@@ -318,7 +319,7 @@ class Runner:
                 self._running.discard(process)
 
     def kill(self) -> None:
-        """Those that were not done in time, or when a second signal says so: their jobs go to others."""
+        """Kill commands that are still running, after the timeout or a second signal. Their jobs are redelivered."""
         with self._lock:
             for process in self._running:
                 try:

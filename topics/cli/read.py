@@ -1,4 +1,4 @@
-"""`topics read`: the records of a topic, up to its end."""
+"""`topics read`: prints the records of a topic up to its current end."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import click
 
-from topics.cli import lines
-from topics.cli.quantities import COUNT, SEQ, when
+from topics.cli import record_format
+from topics.cli.options import COUNT, SEQ, when
 from topics.cli.session import Session, topic_argument, with_server
 from topics.client import Client
 
 PAGE = 1000
-SPAN_MAX = 100_000  # seqs of one step back
+SPAN_MAX = 100_000  # seqs per step when searching backwards
 
 
 class _Read(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # --last without a number is --last 1. Click's own optional values would take the topic for one.
+        # --last without a number is --last 1. Click's optional values would take the topic for the value.
         following = [*args[1:], ""]
         args = [
             "--last=1" if arg == "--last" and not next_.isdigit() else arg
@@ -31,15 +31,13 @@ class _Read(click.Command):
 @click.command(cls=_Read)
 @topic_argument
 @click.option(
-    "--from", "from_seq", type=SEQ, metavar="SEQ", help="Begin after this seq. [with the oldest record]"
+    "--from", "from_seq", type=SEQ, metavar="SEQ", help="Start after this seq. [at the oldest record]"
 )
-@click.option(
-    "--since", type=when, help="Begin with what was written this long ago (10m, 1h30m), or at this time."
-)
-@click.option("--tag", help="Only this tag, or tags that match: eu.tea, 'eu.*'")
+@click.option("--since", type=when, help="Start at this time: 10m or 1h30m ago, or a timestamp.")
+@click.option("--tag", help="Only records with this tag or tag prefix: eu.tea, 'eu.*'")
 @click.option("--limit", "-n", type=COUNT, metavar="N", help="Maximum number of records.")
-@click.option("--last", type=COUNT, metavar="[N]", help="Only the last N records [1]; with --tag, of those that match.")  # fmt: skip
-@lines.options
+@click.option("--last", type=COUNT, metavar="[N]", help="Only the last N records [1], or the last N with --tag.")  # fmt: skip
+@record_format.options
 @with_server
 def read(
     session: Session,
@@ -54,7 +52,7 @@ def read(
     """Print the records of a topic, oldest first, up to its current end. Lost records are reported on stderr."""
     if last is not None and (from_seq is not None or since is not None or limit is not None):
         raise click.UsageError("--last can be combined with --tag, not with --from, --since or --limit")
-    show = lines.chosen(is_json=session.as_json, **shown)
+    show = record_format.choose(is_json=session.as_json, **shown)
     if last is not None:
         limit, from_seq = last, before_last(session.client, topic, last, tag)
     records = session.client.records(
@@ -63,7 +61,7 @@ def read(
         since=since,
         tag=tag,
         page_size=min(limit or PAGE, PAGE),
-        on_lost=lambda lost: session.say(lost.text),
+        on_lost=lambda lost: session.note(lost.text),
     )
     wanted = records if limit is None else islice(records, limit)
     while page := list(islice(wanted, PAGE)):
@@ -71,7 +69,10 @@ def read(
 
 
 def before_last(client: Client, topic: str, count: int, tag: str | None) -> int:
-    """The seq after which the last `count` records begin. Deletes leave holes, so it looks further and further back."""
+    """The seq after which the last `count` records begin.
+
+    Deletes leave gaps in the seqs, so it searches backwards in growing steps.
+    """
     state = client.get_topic(topic)
     end = state.head_seq
     if tag is not None:

@@ -1,4 +1,4 @@
-"""Exit codes, and how a command ends with one."""
+"""Exit codes, and the exception that ends a command with one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN, INTERRUPTED = 0, 1, 2, 3, 4, 128 + signal.SIGINT
 
 
-class Failed(click.ClickException):
-    """The command ends here, with this text and exit code."""
+class CommandError(click.ClickException):
+    """Ends the command with this message and exit code."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)

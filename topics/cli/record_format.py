@@ -1,4 +1,4 @@
-"""A record as a line: for people, as JSON, or its data alone. Data is the JSON text that was written."""
+"""Output formats for records: text, JSON, data only, or a template. Data is printed exactly as it was written."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any, TypeAlias
 import click
 import msgspec
 
-from topics.cli.tables import as_time
+from topics.cli.formatting import format_time
 from topics.client.answers import Record
 
 Format: TypeAlias = Callable[[Record], bytes]
 
-# JSON text has no control characters below 32, but these, and a terminal may obey them.
-_UNSAFE = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+# Control characters that JSON does not escape.
+_CONTROL = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 
 
-def human(record: Record, *, with_meta: bool = False) -> bytes:
-    """`topic seq time [tag=TAG] [meta=META] data`: no JSON text begins like a tag or like meta."""
-    return f"{record.topic} {record.seq} {as_time(record.ts)} {_rest(record, with_meta)}\n".encode()
+def as_text(record: Record, *, with_meta: bool = False) -> bytes:
+    """`topic seq time [tag=TAG] [meta=META] data`. Unambiguous: no JSON value begins with tag= or meta=."""
+    return f"{record.topic} {record.seq} {format_time(record.ts)} {_rest(record, with_meta)}\n".encode()
 
 
-def coloured(record: Record, *, with_meta: bool = False) -> bytes:
-    """The same for a terminal. A topic keeps its colour."""
+def as_coloured_text(record: Record, *, with_meta: bool = False) -> bytes:
+    """The same for a terminal. The colour is derived from the topic's name."""
     colour = _COLOURS[zlib.crc32(record.topic.encode()) % len(_COLOURS)]
-    rest = _rest(record, with_meta).translate(_UNSAFE)
-    return f"\x1b[{colour}m{record.topic}\x1b[0m {record.seq} \x1b[2m{as_time(record.ts)}\x1b[0m {rest}\n".encode()
+    rest = _rest(record, with_meta).translate(_CONTROL)
+    return f"\x1b[{colour}m{record.topic}\x1b[0m {record.seq} \x1b[2m{format_time(record.ts)}\x1b[0m {rest}\n".encode()
 
 
 def _rest(record: Record, with_meta: bool) -> str:
@@ -45,12 +45,11 @@ def _rest(record: Record, with_meta: bool) -> str:
 
 
 def as_json(record: Record) -> bytes:
-    """All of the record, with its topic in front."""
     return msgspec.json.encode(fields(record)) + b"\n"
 
 
 def fields(record: Record) -> dict[str, Any]:
-    """Named as in the server's answers; `topics pub --records` takes them."""
+    """The topic and all fields, named as in the HTTP API. `topics pub --records` reads them."""
     found: dict[str, Any] = {"topic": record.topic, "$seq": record.seq, "$ts": record.ts}
     if record.tag is not None:
         found["$tag"] = record.tag
@@ -63,7 +62,7 @@ def fields(record: Record) -> dict[str, Any]:
     return found | {"data": record.data}
 
 
-def data_only(record: Record) -> bytes:
+def as_data(record: Record) -> bytes:
     return bytes(record.data) + b"\n"
 
 
@@ -77,7 +76,7 @@ def _meta(record: Record) -> str:
 
 
 def _word(name: str | None) -> str:
-    """A tag or a node. As JSON if it could be taken for something else, or break the line."""
+    """A tag or a node. Quoted as JSON if it contains spaces, quotes or unprintable characters."""
     if name is None or (name.isprintable() and not any(c in name for c in ' "')):
         return name or ""
     return msgspec.json.encode(name).decode()
@@ -86,7 +85,7 @@ def _word(name: str | None) -> str:
 _FIELDS: dict[str, Callable[[Record], str]] = {
     "%t": lambda record: record.topic,
     "%s": lambda record: str(record.seq),
-    "%T": lambda record: as_time(record.ts),
+    "%T": lambda record: format_time(record.ts),
     "%d": _data,
     "%g": lambda record: _word(record.tag),
     "%n": lambda record: _word(record.node),
@@ -100,33 +99,33 @@ _LEGEND = r"%t topic, %s seq, %T time, %d data, %g tag, %n node, %m meta, %%, \n
 
 
 def template(text: str) -> Format:
-    """A line for each record, as --format describes it: `%t %s %T %d`."""
+    """The format given by --format, for example `%t %s %T %d`."""
     parts = []
     for part in re.findall(r"[%\\].?|[^%\\]+", text, re.DOTALL):
         if part[0] in "%\\" and part not in _FIELDS:
             raise click.BadParameter(f"{part} is not one of {_LEGEND}")
         parts.append(_FIELDS.get(part, lambda _, plain=part: plain))
-    unsafe = _UNSAFE if sys.stdout.isatty() else {}
+    escapes = _CONTROL if sys.stdout.isatty() else {}
 
     def show(record: Record) -> bytes:
         line = "".join(part(record) for part in parts)
-        return f"{line.translate(unsafe)}\n".encode()
+        return f"{line.translate(escapes)}\n".encode()
 
     return show
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of how records are shown, beside --json: the arguments of `chosen`."""
+    """Output options other than --json: the arguments of `choose`."""
     for option in (
         click.option("--meta", "with_meta", is_flag=True, help="Also show meta."),
-        click.option("--format", "line", type=template, metavar="FORMAT", help=f"Format of a line: {_LEGEND}."),
-        click.option("--raw", "is_raw", is_flag=True, help="Print the data only, as JSON; bytes as base64 text."),
+        click.option("--format", "line", type=template, metavar="FORMAT", help=f"Line format: {_LEGEND}."),
+        click.option("--raw", "is_raw", is_flag=True, help="Print only the data, as JSON; binary data as base64."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
-def chosen(
+def choose(
     *, is_json: bool = False, is_raw: bool = False, line: Format | None = None, with_meta: bool = False
 ) -> Format:
     if is_json + is_raw + (line is not None) > 1:
@@ -134,8 +133,8 @@ def chosen(
     if is_json:
         return as_json
     if is_raw:
-        return data_only
+        return as_data
     if line is not None:
         return line
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return functools.partial(coloured if is_coloured else human, with_meta=with_meta)
+    return functools.partial(as_coloured_text if is_coloured else as_text, with_meta=with_meta)

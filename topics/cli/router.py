@@ -1,32 +1,32 @@
-"""`topics router`: rules that copy what is written to a topic into another one."""
+"""`topics router`: routers, which copy new records of one topic to another."""
 
 from __future__ import annotations
 
 import click
 
-from topics.cli.groups import Aliased
+from topics.cli.commands import AliasedGroup
 from topics.cli.session import Session, complete_topic, confirm, router_argument, with_server, yes_option
 from topics.client.answers import RouterRow
 
 
-@click.group(cls=Aliased)
+@click.group(cls=AliasedGroup)
 def router() -> None:
-    """List, create, show, delete rules that copy records from topic to topic."""
+    """List, create, show and delete routers, which copy records between topics."""
 
 
 @router.command("ls")
 @click.argument("prefix", required=False, default="")
-@click.option("--source", help="Only routers with exactly this source.")
-@click.option("--dest", help="Only routers with exactly this dest.")
+@click.option("--source", help="Only routers with this source.")
+@click.option("--dest", help="Only routers with this destination.")
 @with_server
 def ls(session: Session, prefix: str, source: str | None, dest: str | None) -> None:
-    """List routers: all, or those whose names begin with PREFIX."""
+    """List routers, or only those whose names start with PREFIX."""
 
     def cells(row: RouterRow) -> list[str]:
         return [row.router, row.source, row.dest, row.guarantee, str(row.forwarded_total)]
 
     found = session.client.routers(prefix, source=source, dest=dest)
-    session.rows(found, ["router", "source", "dest", "guarantee", "copies"], cells, left=4)
+    session.print_rows(found, ["router", "source", "dest", "guarantee", "copies"], cells, left=4)
 
 
 @router.command("info")
@@ -34,11 +34,11 @@ def ls(session: Session, prefix: str, source: str | None, dest: str | None) -> N
 @with_server
 def info(session: Session, name: str) -> None:
     """Show a router, and how many copies it has made."""
-    session.fields(session.client.get_router(name))
+    session.print_fields(session.client.get_router(name))
 
 
 def _predicate(tag: str) -> str | list[str]:
-    """In a list only patterns stand for themselves."""
+    """The API takes plain strings in a list as patterns."""
     return tag if "*" in tag or ">" in tag else ["tag", "Eq", tag]
 
 
@@ -51,13 +51,13 @@ def _predicate(tag: str) -> str | list[str]:
     "filters",
     multiple=True,
     metavar="TAG",
-    help="Only this tag, or a pattern ('eu.>'); several: any of them.",
+    help="Only records with this tag or matching this pattern ('eu.>'). Repeatable: any may match.",
 )
 @click.option(
-    "--exactly-once", is_flag=True, help="Never copy a record twice, even after a crash. [at least once]"
+    "--exactly-once", is_flag=True, help="Copy every record exactly once, even after a crash. [at least once]"
 )
-@click.option("--allow-cycle", is_flag=True, help="Allow copies to come back to their source.")
-@click.option("--no-create-dest", is_flag=True, help="Fail if DEST does not exist. [it is created]")
+@click.option("--allow-cycle", is_flag=True, help="Allow copies to loop back to their source.")
+@click.option("--no-create-dest", is_flag=True, help="Fail if DEST does not exist, instead of creating it.")
 @with_server
 def create(
     session: Session,
@@ -69,8 +69,8 @@ def create(
     allow_cycle: bool,
     no_create_dest: bool,
 ) -> None:
-    """Create or change a router. It copies what is written to SOURCE, a topic or a pattern, from now on to DEST."""
-    made = session.client.create_router(
+    """Create or change a router. It copies new records of SOURCE, a topic or a pattern, to DEST."""
+    result = session.client.create_router(
         name,
         source,
         dest,
@@ -79,7 +79,7 @@ def create(
         allow_cycle=allow_cycle,
         create_dest=not no_create_dest,
     )
-    session.one(made, f"{name}: {'created' if made.created else 'changed'}: {source} -> {dest}")
+    session.print_result(result, f"{name}: {'created' if result.created else 'changed'}: {source} -> {dest}")
 
 
 @router.command("delete")
@@ -87,7 +87,7 @@ def create(
 @yes_option
 @with_server
 def delete(session: Session, name: str, is_sure: bool) -> None:
-    """Delete a router. The copies it made stay."""
+    """Delete a router. Records it has copied stay."""
     confirm(f"Deleting router {name}", is_sure=is_sure)
-    done = session.client.delete_router(name)
-    session.one(done, f"{name}: {'deleted' if done.deleted else 'did not exist'}")
+    result = session.client.delete_router(name)
+    session.print_result(result, f"{name}: {'deleted' if result.deleted else 'did not exist'}")

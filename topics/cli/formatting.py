@@ -1,4 +1,4 @@
-"""Text for people: columns, sizes, times, and names that a terminal does not obey."""
+"""Text output: tables, sizes, times, and escaping of control characters."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Lines with columns under their heads; the first `left` ones begin at the left, numbers end at the right."""
-    every = [heads, *rows]
-    widths = [max(len(row[column]) for row in every) for column in range(len(heads))]
-    found = []
-    for row in every:
+    """Lines of a table with headings. The first `left` columns are left-aligned, the others right-aligned."""
+    all_rows = [heads, *rows]
+    widths = [max(len(row[column]) for row in all_rows) for column in range(len(heads))]
+    lines = []
+    for row in all_rows:
         cells = [
             cell.ljust(width) if column < left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths))
         ]
-        found.append("  ".join(cells).rstrip())
-    return found
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
-def as_bytes(size: int) -> str:
-    """Like 17 B, 4.0 KiB, 123 MiB."""
+def format_size(size: int) -> str:
+    """For example 17 B, 4.0 KiB, 123 MiB."""
     scaled, unit = float(size), 0
     while scaled >= 1024 and unit + 1 < len(_UNITS):
         scaled, unit = scaled / 1024, unit + 1
@@ -31,7 +31,7 @@ def as_bytes(size: int) -> str:
     return f"{scaled:.{digits}f} {_UNITS[unit]}"
 
 
-def as_time(ts_ms: int) -> str:
+def format_time(ts_ms: int) -> str:
     try:
         time = datetime.fromtimestamp(ts_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -39,8 +39,8 @@ def as_time(ts_ms: int) -> str:
     return time.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
-def safe(text: str) -> str:
-    """The text as it may be printed: what is not printable becomes an escape."""
+def printable(text: str) -> str:
+    """Escape unprintable characters, so that data cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)
