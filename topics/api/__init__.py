@@ -1,1 +1,1 @@
-"""What clients and processes agree on: limits, configuration, errors, request and response types, API keys."""
+"""The API: limits, configuration, errors, request and response types, API keys."""

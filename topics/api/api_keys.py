@@ -1,12 +1,12 @@
-"""API keys: entries `secret[:scopes[:prefixes]]`, separated by commas, kept as digests.
+"""API keys: comma-separated entries `secret[:scopes[:prefixes]]`, stored as digests.
 
     secret                   every scope, any name
     secret:read+write        those scopes, any name
     secret:r:orders.|bills.  those scopes, names that start with one of the prefixes
     secret::orders.          every scope, names with that prefix
 
-Only the first two colons split, so prefixes may contain more. Errors count entries
-and name scopes, never a secret.
+Only the first two colons are separators, so prefixes may contain colons. Error messages
+give the number of the entry and the scope, never a secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TOKENS: dict[str, frozenset[Scope]] = {
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """What one secret may do. No prefixes means any name."""
+    """Permissions of one secret. Without prefixes it may use any name."""
 
     digest: bytes
     scopes: frozenset[Scope]
@@ -48,7 +48,7 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 def parse_keys(text: str) -> list[ApiKey]:
-    """The keys of a TOPICS_API_KEYS text, in its order; ValueError when an entry cannot be what was meant."""
+    """Parse the value of TOPICS_API_KEYS. Raises ValueError if an entry is malformed."""
     entries = list(_entries(text))
     known = [secret for _, secret, _, _ in entries]
     return [
@@ -58,19 +58,19 @@ def parse_keys(text: str) -> list[ApiKey]:
 
 
 def secrets_of(text: str) -> list[str]:
-    """The secrets of a TOPICS_API_KEYS text, for keeping them out of logs."""
+    """The secrets in a value of TOPICS_API_KEYS, to keep them out of logs."""
     return [secret for _, secret, _, _ in _entries(text)]
 
 
 def find_key(keys: Iterable[ApiKey], secret: str) -> ApiKey | None:
-    """The first key with this secret. Every key is compared, so the time taken does not tell which one matched."""
+    """The first key with this secret. All keys are compared, so the time does not reveal which one matched."""
     digest = digest_of(secret)
     matches = [key for key in keys if hmac.compare_digest(key.digest, digest)]
     return matches[0] if matches else None
 
 
 def digest_of(secret: str) -> bytes:
-    # The environment and HTTP headers both bring bytes that are no UTF-8 as lone surrogates.
+    # Bytes that are not UTF-8 arrive as lone surrogates, from the environment and from HTTP headers.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -86,17 +86,17 @@ def _parse_scopes(text: str, number: int, secrets: list[str]) -> frozenset[Scope
     if not text:
         return ALL_SCOPES
     tokens = _items(text, "+")
-    # Neither "all" nor "none" is a safe guess for what a lone separator means.
+    # A field of separators could mean all scopes or none; neither is a safe guess.
     if not tokens:
-        raise ValueError(f"entry {number} has a scopes field with separators only")
+        raise ValueError(f"entry {number} has only separators in its scopes field")
     scopes: frozenset[Scope] = frozenset()
     for token in tokens:
         granted = _TOKENS.get(token.lower())
         if granted is None:
-            # A slip of the comma can put a secret where the scopes belong.
+            # A missing comma can put a secret in the scopes field.
             shown = "" if any(secret in token for secret in secrets) else f" {token!r}"
             raise ValueError(
-                f"entry {number} has an unknown scope{shown}; known are read, write, delete, admin and rw"
+                f"entry {number} has an unknown scope{shown}; valid scopes are read, write, delete, admin and rw"
             )
         scopes |= granted
     return scopes
@@ -105,7 +105,7 @@ def _parse_scopes(text: str, number: int, secrets: list[str]) -> frozenset[Scope
 def _parse_prefixes(text: str, number: int) -> tuple[str, ...]:
     prefixes = tuple(_items(text, "|"))
     if text and not prefixes:
-        raise ValueError(f"entry {number} has a prefixes field with separators only")
+        raise ValueError(f"entry {number} has only separators in its prefixes field")
     return prefixes
 
 

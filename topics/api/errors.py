@@ -1,22 +1,22 @@
-"""The whole error tree.
+"""All error classes.
 
 TopicsError
-├── CallerError           what the request asked for cannot be; nothing changed
+├── CallerError           the request cannot be carried out; nothing changed
 │   ├── InvalidRequest · BatchTooLarge · RecordTooLarge
 │   ├── TopicNotFound · TopicExistsIncompatible · SessionNotFound · NotAQueue · ConsumerNotFound · TransactionNotFound
 │   ├── PlanNotFound · PlanLeased · LeaseLost · InputsChanged · OutputInvalid · SnapshotNotFound · NoColdTier
 │   ├── Unauthorized · Forbidden
-│   ├── Conflict          the topic is not in the state that the request needs
+│   ├── Conflict          the topic is not in the state that the request requires
 │   │   ├── TopicNotEmpty · TopicFull · WrongLastSeq · TransactionIncomplete · TransactionCommitted
 │   │   └── ConsumerOverlap
-│   └── Throttled         a bound is reached; try again later
-│       └── OverGrant     this shard's share of a cap over all shards is used up
-├── ErasePutOff           deleted, but not yet erased: the disk is full, or the cold tier out of reach
-├── ColdStoreFailed       what was asked for is in the cold tier, which does not answer; nothing changed
-├── Stopping              the server stops, and the command was not carried out to its end
-├── ShardReadOnly         a write or sync failed, or the log is rotten; final until restart
-├── Corrupt               bytes on disk are not what was written
-├── UnsupportedFormat     a file of a version that this program does not know
+│   └── Throttled         a limit is reached; try again later
+│       └── OverGrant     this shard has used up its share of a server-wide cap
+├── ErasePutOff           deleted, but not erased yet: the disk is full, or the cold tier is unreachable
+├── ColdStoreFailed       the records are in the cold tier, which does not answer; nothing changed
+├── Stopping              the server is stopping, and the command was not finished
+├── ShardReadOnly         a write or sync failed, or the log is damaged; final until a restart
+├── Corrupt               bytes on disk differ from what was written
+├── UnsupportedFormat     a file format version that this program does not support
 └── LogGap                log files are missing between snapshot and log
 """
 
@@ -26,7 +26,7 @@ from typing import ClassVar
 
 
 class TopicsError(Exception):
-    """Base of all; `code` is stable and travels between processes together with `detail`."""
+    """Base class. `code` is stable, and is sent between processes together with `detail`."""
 
     code: ClassVar[str] = "internal"
 
@@ -36,7 +36,7 @@ class TopicsError(Exception):
 
 
 class CallerError(TopicsError):
-    """The request is at fault or in conflict; nothing was changed by it."""
+    """The request is invalid or conflicts with the state; it changed nothing."""
 
     code = "invalid_request"
 
@@ -76,7 +76,9 @@ class NotAQueue(CallerError):
     code = "not_a_queue"
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic!r} is a log; make a queue with PUT and type queue", topic=topic)
+        super().__init__(
+            f"topic {topic!r} is a log, not a queue; create a queue with PUT and type queue", topic=topic
+        )
 
 
 class ConsumerNotFound(CallerError):
@@ -84,35 +86,37 @@ class ConsumerNotFound(CallerError):
 
     def __init__(self, topic: str, consumer: str) -> None:
         super().__init__(
-            f"topic {topic!r} has no consumer {consumer!r}; make it with PUT", topic=topic, consumer=consumer
+            f"topic {topic!r} has no consumer {consumer!r}; create it with PUT",
+            topic=topic,
+            consumer=consumer,
         )
 
 
 class ForwardNotFound(CallerError):
-    """No such rule; at a dest also: copies under this uid are not let in."""
+    """No such rule. At a destination also: copies with this uid are rejected."""
 
     code = "router_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no router {name!r}; make it with PUT", router=name)
+        super().__init__(f"there is no router {name!r}; create it with PUT", router=name)
 
 
 class ForwardCycle(CallerError):
     code = "router_cycle"
 
     def __init__(self, cycle: list[str]) -> None:
-        way = " → ".join(cycle)
-        super().__init__(f"records would go in a circle, {way}; allow_cycle permits that", cycle=cycle)
+        path = " → ".join(cycle)
+        super().__init__(f"records would go in a cycle, {path}; set allow_cycle to permit it", cycle=cycle)
 
 
 class ForwardConflict(CallerError):
-    """Another rule stands in the way: a second source for one dest, or another way under this name."""
+    """Conflict with another rule: a second source for one destination, or another source or destination under this name."""
 
     code = "topic_exists_incompatible"
 
 
 class Conflict(CallerError):
-    """The topic is not in the state that the request needs. The answer tells of that state, so it waits until it is safe."""
+    """The topic is not in the state that the request requires. The reply reveals that state, so it waits until it is durable."""
 
 
 class TopicNotEmpty(Conflict):
@@ -127,22 +131,22 @@ class TopicFull(Conflict):
 
 
 class ConsumerOverlap(Conflict):
-    """Two consumers of a work queue would get the same records. `consumer` is there already; "" is a queue's own."""
+    """Two consumers of a work queue would get the same records. `consumer` is the existing one; "" is the queue's own."""
 
     code = "consumer_overlap"
 
     def __init__(self, topic: str, consumer: str, other: str) -> None:
         first, second = (repr(name) if name else "the queue's own consumer" for name in (consumer, other))
         super().__init__(
-            f"the filters of {first} and {second} overlap; with retention work_queue a record of {topic!r} is for "
-            "one consumer only",
+            f"the filters of {first} and {second} overlap; with retention work_queue each record of {topic!r} may "
+            "match only one consumer",
             topic=topic,
             consumer=consumer,
         )
 
 
 class WrongLastSeq(Conflict):
-    """A conditional append met another last seq than it named; nothing was appended."""
+    """The last seq is not the one that a conditional append expected; nothing was appended."""
 
     code = "wrong_last_seq"
 
@@ -155,7 +159,7 @@ class WrongLastSeq(Conflict):
 
 
 class WrongEpoch(Conflict):
-    """A seq is of an earlier topic of this name, or was given to another record since."""
+    """The seq belongs to an earlier topic of this name, or has been reused for another record."""
 
     code = "wrong_epoch"
 
@@ -169,27 +173,27 @@ class WrongEpoch(Conflict):
 
 
 class TransactionNotFound(CallerError):
-    """There never was such a transaction, or it has expired, or was aborted, or a later batch has taken its place."""
+    """The transaction never existed, has expired, was aborted, or was replaced by a later batch."""
 
     code = "txn_not_found"
 
     def __init__(self, topic: str, txn: int | str) -> None:
         name = txn if isinstance(txn, str) else f"{txn:016x}"
         super().__init__(
-            f"topic {topic!r} has no open transaction {name}; begin it again and stage everything again",
+            f"topic {topic!r} has no open transaction {name}; begin it and stage everything again",
             topic=topic,
             txn=name,
         )
 
 
 class TransactionIncomplete(Conflict):
-    """A commit names what was not staged; nothing was appended."""
+    """A commit names parts that were not staged; nothing was appended."""
 
     code = "txn_incomplete"
 
 
 class TransactionCommitted(Conflict):
-    """It is decided: nothing can be added to it any more, and nothing can undo it."""
+    """The commit is decided: nothing can be added, and it cannot be undone."""
 
     code = "txn_committed"
 
@@ -199,28 +203,28 @@ class TransactionCommitted(Conflict):
 
 
 class SessionNotFound(CallerError):
-    """There never was such a watch session, or nobody has read it for too long."""
+    """The watch session never existed, or it expired because no stream was open."""
 
     code = "not_found"
 
     def __init__(self, wid: str) -> None:
-        super().__init__("there is no such watch session; make one with POST /v0/watch", wid=wid)
+        super().__init__("there is no such watch session; create one with POST /v0/watch", wid=wid)
 
 
 class NoColdTier(CallerError):
     code = "no_cold_tier"
 
     def __init__(self) -> None:
-        super().__init__("there is no cold tier to merge or to read segments in; set TOPICS_COLD_DIR")
+        super().__init__("the server has no cold tier; set TOPICS_COLD_DIR")
 
 
 class PlanNotFound(CallerError):
-    """There never was such a plan, or it was abandoned, or an erase has ended it."""
+    """The plan never existed, was abandoned, or was cancelled by an erase."""
 
     code = "plan_not_found"
 
     def __init__(self, plan_id: str) -> None:
-        super().__init__(f"there is no plan {plan_id[:64]!r}; ask for one again", plan_id=plan_id[:64])
+        super().__init__(f"there is no plan {plan_id[:64]!r}; request a new one", plan_id=plan_id[:64])
 
 
 class PlanLeased(CallerError):
@@ -228,7 +232,7 @@ class PlanLeased(CallerError):
 
     def __init__(self, plan_id: str, retry_after_ms: int) -> None:
         super().__init__(
-            "somebody else is at work on this topic's plan; come back when the lease has ended",
+            "another client holds the lease on this topic's plan; try again when the lease has expired",
             plan_id=plan_id,
             retry_after_ms=retry_after_ms,
         )
@@ -239,24 +243,24 @@ class LeaseLost(CallerError):
 
     def __init__(self, plan_id: str) -> None:
         super().__init__(
-            "the lease on this plan has ended; ask for the plan again to go on with it", plan_id=plan_id
+            "the lease on this plan has expired; request the plan again to continue", plan_id=plan_id
         )
 
 
 class InputsChanged(CallerError):
-    """The segments of a plan are not the topic's any more. Nothing was published."""
+    """The segments of a plan no longer belong to the topic. Nothing was published."""
 
     code = "inputs_changed"
 
 
 class OutputInvalid(CallerError):
-    """What a job has made of a group is not what the plan asked for. Nothing was published."""
+    """The output of a job does not match its group in the plan. Nothing was published."""
 
     code = "output_invalid"
 
     def __init__(self, group: int, reason: str) -> None:
         super().__init__(
-            f"the output of group {group} cannot be taken over: {reason}", group=group, reason=reason
+            f"the output of group {group} cannot be accepted: {reason}", group=group, reason=reason
         )
 
 
@@ -265,19 +269,19 @@ class SnapshotNotFound(CallerError):
 
     def __init__(self, snapshot_id: str) -> None:
         super().__init__(
-            f"there is no snapshot {snapshot_id[:64]!r}, or it has ended; make another one",
+            f"there is no snapshot {snapshot_id[:64]!r}, or it has expired; create another one",
             snapshot_id=snapshot_id[:64],
         )
 
 
 class Unauthorized(CallerError):
-    """Whoever asks has not shown the key that this needs."""
+    """The request has no valid key."""
 
     code = "unauthorized"
 
 
 class Forbidden(CallerError):
-    """Whoever asks may not do this."""
+    """The key does not permit the request."""
 
     code = "forbidden"
 
@@ -287,34 +291,31 @@ class Throttled(CallerError):
 
 
 class OverGrant(Throttled):
-    """The cap itself may have room: more can be asked of the catalog before a client hears of this."""
+    """The server-wide cap may still have room: the shard asks the catalog for more before it refuses the client."""
 
     def __init__(
         self, message: str, *, topics: int, size: int, need_topics: int, need_bytes: int, **detail: object
     ) -> None:
         super().__init__(message, **detail)
-        self.topics, self.bytes = topics, size  # what the request takes in all
-        self.need_topics, self.need_bytes = need_topics, need_bytes  # how much of it is not granted
+        self.topics, self.bytes = topics, size  # total needed by the request
+        self.need_topics, self.need_bytes = need_topics, need_bytes  # the part that is not granted
 
 
 class ErasePutOff(TopicsError):
-    """The records are deleted; their bytes are overwritten as soon as there is space for the intent, and the cold tier
-    can be written to."""
+    """The records are deleted; their bytes are overwritten once there is space for the intent and the cold tier is writable."""
 
     code = "throttled"
 
     def __init__(self, deleted: int, *, cold: bool = False) -> None:
         if cold:
-            message = (
-                "the cold tier cannot be written to; the records are deleted, and will be erased once it can"
-            )
+            message = "the cold tier is not writable; the records are deleted, and will be erased when it is"
         else:
-            message = "the disk is full; the records are deleted, and will be erased once there is space"
+            message = "the disk is full; the records are deleted, and will be erased when there is space"
         super().__init__(message, limit="cold_tier" if cold else "disk_full", deleted=deleted)
 
 
 class ColdStoreFailed(TopicsError):
-    """A read needs the cold tier, and that is missing, out of reach or damaged. Nothing was changed by it."""
+    """A read needs the cold tier, which is missing, unreachable or damaged. Nothing changed."""
 
     code = "not_ready"
 
@@ -327,9 +328,9 @@ class Stopping(TopicsError):
 
 
 class ShardReadOnly(TopicsError):
-    """The log can no longer be trusted to keep a promise. Reads go on; writes wait for a restart.
+    """The log can no longer guarantee durability. Reads continue; writes are refused until a restart.
 
-    A write that was in the log's reach when it failed may be back after a restart: `unknown`. Any other was not
+    A write that may have reached the log before it failed may reappear after a restart: `unknown`. Any other was not
     carried out and never will be.
     """
 
@@ -337,11 +338,11 @@ class ShardReadOnly(TopicsError):
 
     def __init__(self, reason: str, *, unknown: bool = False) -> None:
         detail: dict[str, object] = {"read_only": True, "reason": reason}
-        fate = "restart the server"
+        advice = "restart the server"
         if unknown:
             detail["outcome"] = "unknown"
-            fate = "it may or may not have been carried out, which a restart of the server will show"
-        super().__init__(f"the shard is read-only: {reason}; {fate}", **detail)
+            advice = "the change may or may not have been carried out; restart the server and check"
+        super().__init__(f"the shard is read-only: {reason}; {advice}", **detail)
         self.reason = reason
 
 
@@ -354,7 +355,7 @@ class Corrupt(TopicsError):
 class UnsupportedFormat(TopicsError):
     def __init__(self, path: str, version: int) -> None:
         super().__init__(
-            f"{path} has format version {version}, which this version cannot read; upgrade topics",
+            f"{path} has format version {version}, which this release cannot read; upgrade topics",
             path=path,
             version=version,
         )
@@ -364,7 +365,7 @@ class UnsupportedFormat(TopicsError):
 class LogGap(TopicsError):
     def __init__(self, after_lsn: int, next_lsn: int) -> None:
         super().__init__(
-            f"log entries {after_lsn + 1} to {next_lsn - 1} are missing; restore the log files or run a repair",
+            f"log entries {after_lsn + 1} to {next_lsn - 1} are missing; restore the log files or run topics verify --repair",
             after_lsn=after_lsn,
             next_lsn=next_lsn,
         )

@@ -1,4 +1,4 @@
-"""The only place where an error gets an HTTP status, and the text of every error body."""
+"""HTTP statuses and JSON bodies of errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def error_body(code: str, message: str, detail: dict[str, object] | None = None)
 
 
 def error_head(status: int) -> bytes:
-    """The header lines that go with a status: when to come back."""
+    """Header lines of an error response: Retry-After for 429 and 503."""
     return RETRY_AFTER if status in (429, 503) else b""
 
 

@@ -1,12 +1,12 @@
-"""Every bound of the engine, with its reason. What a full table answers stands beside it."""
+"""Limits of the engine, each with its reason and the reply when it is reached."""
 
 from __future__ import annotations
 
 KIB = 1024
 MIB = 1024 * KIB
 
-# Contract limits that the engine itself must never exceed, whatever the door.
-TAG_BYTES_MAX = 1024  # u16 in the frame; HTTP stops at 256, NATS subjects need more
+# Limits of the HTTP API that the engine enforces itself, whichever protocol a request came through.
+TAG_BYTES_MAX = 1024  # u16 in the frame; 256 over HTTP, NATS subjects need more
 NODE_BYTES_MAX = 128
 KEY_BYTES_MAX = 256
 BATCH_RECORDS_MAX = 10_000
@@ -16,141 +16,138 @@ DIFF_LIMIT_DEFAULT = 256
 DIFF_BYTES_DEFAULT = 1 * MIB
 DIFF_BYTES_MAX = 8 * MIB
 DIFF_WAIT_MS_MAX = 30_000
-FRAMES_LIMIT_MAX = 1_000_000  # records in a page of bare frames; the byte bound ends it long before
-FILTER_ROWS_MAX = 131_072  # rows that one read with a tag match looks at: about 2 ms
-FILTER_NAMES_MAX = 4096  # distinct tags that it compares, at about 0.5 us each
+FRAMES_LIMIT_MAX = 1_000_000  # records in a page of raw frames; the byte limit is reached long before
+FILTER_ROWS_MAX = 131_072  # rows scanned by one read with a tag filter: about 2 ms
+FILTER_NAMES_MAX = 4096  # distinct tags compared by such a read, at about 0.5 us each
 LIST_PAGE_MAX = 1000
 TAGS_PAGE_MAX = 1000
 SKIP_MAX = 1 << 32
 
-# One commit group: what shares one envelope. More waits for the next envelope of the same turn.
+# One commit group: the frames that share one envelope. The rest goes into the next envelope of the same turn.
 GROUP_FRAMES_MAX = 65_536
 GROUP_BYTES_MAX = 8 * MIB
 
-# The log since the last checkpoint. A quarter of `log_bytes_max` begins one at once; from a half on it is pressure; past it
-# records are refused with 429 until one has come to its end.
-LOG_BYTES_MIN = 256 * MIB  # of `log_bytes_max`, which is else so many log files
-RESERVE_BYTES = 2 * MIB  # that a shard holds for when the disk is full; of a small disk less
+# The log since the last checkpoint. At a quarter of `log_bytes_max` a checkpoint starts at once; from a half on it counts as
+# pressure; beyond it writes are refused with 429 until a checkpoint has finished.
+LOG_BYTES_MIN = 256 * MIB  # of `log_bytes_max`; otherwise it is LOG_FILES log files
+RESERVE_BYTES = 2 * MIB  # disk space that a shard reserves for when the disk is full; less on a small disk
 LOG_FILES = 4
 LOG_CHECKPOINT_PARTS = 4
-LOG_RETRY_MS = 1000  # when whoever was refused may come again
+LOG_RETRY_MS = 1000  # retry_after_ms of a refused write
 
-# Commands whose work grows with what a topic holds (long_commands.py), in units of about a microsecond.
-LONG_TURN_UNITS = 2000  # of a turn: for all that wait, and as much again for those that come with it
-LONG_SLICE_UNITS = 500  # of one of them, before the next one's turn
-UPKEEP_RESUMED_MAX = 32  # that go on in one turn after they waited for a topic to be loaded
-EXPIRE_RECORDS = 512  # that time or a cap has ended, and one step removes from a topic
-LONG_COMMANDS_MAX = 64  # that wait; more are refused with 429
+# Commands whose cost grows with the size of the topic (long_commands.py), in units of about a microsecond.
+LONG_TURN_UNITS = 2000  # per turn: for the waiting commands, and the same again for new ones
+LONG_SLICE_UNITS = 500  # per command, before it is the next one's turn
+UPKEEP_RESUMED_MAX = 32  # commands resumed per turn after waiting for a topic to be loaded
+EXPIRE_RECORDS = 512  # records removed per step because of a TTL or cap
+LONG_COMMANDS_MAX = 64  # waiting commands; more are refused with 429
 
-# Idempotency memory per topic. Past it the oldest key is forgotten before its window ends:
+# Idempotency keys remembered per topic. Beyond it the oldest key is forgotten before its window ends:
 # at 100 keys a second a default window of two minutes holds 12 000.
 DEDUPE_KEYS_MAX = 100_000
-DEDUPE_FORGOTTEN_MAX = 64  # past their window, by one write: 100 000 at once would be a long turn
+DEDUPE_FORGOTTEN_MAX = 64  # expired keys removed per write: 100 000 at once would be a long turn
 
-# Pages that long polls are woken with in one turn; the others are woken by the next one.
+# Bytes of pages sent to long polls in one turn; the others are answered in the next.
 WAKE_BYTES_MAX = 32 * MIB
-POLLS_ENDED_MAX = 32  # that one turn answers because their time is up
+POLLS_ENDED_MAX = 32  # long polls that time out per turn
 
-# Subject patterns. The results of matches are cached until there are this many, then the newest few stay.
-SUBJECT_PATTERN_BYTES_MAX = 255  # as long as a topic name; bounds the depth of the trie, at 128 tokens
+# Subject patterns. At most this many match results are cached, then only the newest stay.
+SUBJECT_PATTERN_BYTES_MAX = 255  # as long as a topic name; limits the depth of the trie to 128 tokens
 MATCHES_CACHED_MAX = 1024
 MATCHES_CACHED_SWEPT = 256
-SUBJECT_CHANGES_KEPT = 64  # that a cached result can catch up with: more would cost as much as a new walk
+SUBJECT_CHANGES_KEPT = 64  # changes applied to a cached result: more would cost as much as a new walk
 
 # Long polls parked on one topic; more are answered at once with an empty page.
 WAITERS_PER_TOPIC_MAX = 10_000
 
-# Consumers. Records in hand (leased, ready again, delayed, moving) of a queue; a claim beyond gets fewer or none.
+# Consumers. Pending records (leased, ready again, delayed, moving) of a queue; a claim beyond it gets fewer or none.
 PENDING_MAX = 262_144
 CONSUMERS_PER_TOPIC_MAX = 1000  # more are refused with 429
 CLAIM_MAX = 1000
 CLAIM_BYTES_DEFAULT = 8 * MIB
-DEAL_MAX = 10_000  # records that the claims of one window share
-CLAIM_LOOK_MS = 60_000  # between two looks at what time makes ready
-FILTER_PAIRS_MAX = 500_000  # of consumers of a work queue that are compared at a start; more are not
-FIRSTS_MAX = 20_000  # tags of a consumer that begins with the last record of each; more are refused
-UNMOVED_MS = 5_000  # until a letter that was refused is tried again
+DEAL_MAX = 10_000  # records distributed among the claims of one jitter window
+CLAIM_LOOK_MS = 60_000  # maximum interval between checks for jobs that have become ready
+FILTER_PAIRS_MAX = 500_000  # consumer pairs of a work queue checked for overlap at start; no check beyond it
+FIRSTS_MAX = 20_000  # tags of a consumer with deliver last_per_tag; more are refused
+UNMOVED_MS = 5_000  # retry delay of a refused dead letter
 
 META_KEYS_MAX = 64
 
-# Sink transactions. What is staged lies in files, whose bytes are bounded by the configuration.
+# Sink transactions. Staged records are in files, whose size is limited by the configuration.
 TXN_OPEN_PER_TOPIC_MAX = 64  # more are refused with 429
-TXN_OPEN_MAX = 256  # of a shard
-TXN_CHUNKS_MAX = 200_000  # staged at a shard, at about 300 bytes of memory each
-TXN_PARTS_MAX = 100_000  # that one commit names
+TXN_OPEN_MAX = 256  # per shard
+TXN_CHUNKS_MAX = 200_000  # staged per shard, at about 300 bytes of memory each
+TXN_PARTS_MAX = 100_000  # per commit
 TXN_PART_BYTES_MAX = 128
-TXN_COMMITS_WAITING_MAX = 64  # of one transaction
-TXN_PRODUCERS_MAX = 1000  # of a topic, whose last batches are kept; then 429 to a new one
-TXN_PRODUCER_IDLE_MS = 7 * 86_400_000  # after which one may be forgotten for another
+TXN_COMMITS_WAITING_MAX = 64  # per transaction
+TXN_PRODUCERS_MAX = 1000  # remembered per topic with their last batch; a new one then gets 429
+TXN_PRODUCER_IDLE_MS = 7 * 86_400_000  # idle time after which a producer may be replaced by another
 TXN_PRODUCERS_FORGOTTEN_MAX = 16  # at a time
 TXN_TTL_MS_MIN, TXN_TTL_MS_MAX = 1000, 7 * 86_400_000
-TXN_WHOLE_BYTES = GROUP_BYTES_MAX  # a transaction within these is one entry of the log
+TXN_WHOLE_BYTES = GROUP_BYTES_MAX  # a transaction up to this size is one log entry
 TXN_WHOLE_RECORDS = BATCH_RECORDS_MAX
 TXN_SLICE_BYTES = 1 * MIB  # of a larger one appended at a time, but at least a chunk
 TXN_SLICE_RECORDS = 4096
-TXN_RETRY_MS = 1000  # until a commit that could not go on tries again
+TXN_RETRY_MS = 1000  # retry delay of a blocked commit
 
-# Loss ranges per topic. Past it neighbouring ranges are joined: a too wide announcement is
-# safe, a lost one is not.
+# Loss ranges per topic. Beyond it neighbouring ranges are joined: announcing too much is safe, losing a range is not.
 LOSS_RANGES_MAX = 1024
 
-# Control frames list seqs as ranges; a delete that touches more is split over several frames.
+# Control frames list seqs as ranges; a delete with more ranges is split into several frames.
 RANGES_PER_FRAME_MAX = 65_536
 
-# Caps over all shards are handed out in pieces of at most this; smaller ones when the cap is small.
+# Server-wide caps are granted to shards in pieces of at most this size; smaller ones when the cap is small.
 GRANT_TOPICS_MAX = 256
 GRANT_BYTES_MAX = 64 * MIB
 
-BACKGROUND_SYNC_MS = 100  # an unsynced byte waits no longer than this
+BACKGROUND_SYNC_MS = 100  # maximum time that written bytes stay unsynced
 TIME_CEILING_STEP_MS = 5_000  # how far time may run ahead of its synced ceiling
 SEQ_CEILING_STEP_MIN = 1024  # about one second of light traffic
 SEQ_CEILING_STEP_MAX = 1 << 20
-SLEW_MS_PER_S = 50  # the engine clock follows the wall clock at this rate, one part in twenty
+SLEW_MS_PER_S = 50  # rate at which the engine clock follows the wall clock, 5 %
 
-INLINE_ROWS = 64  # of a topic that rides in the snapshot and has no files
-INLINE_TOTAL_BYTES = 64 * MIB  # of all such topics of a shard: each snapshot writes them again
-SLICE_ROWS = 4096  # background work is cut into pieces of about 2 ms
+INLINE_ROWS = 64  # rows of a topic that is stored inline in the snapshot, without files
+INLINE_TOTAL_BYTES = 64 * MIB  # of all inline topics of a shard: each snapshot rewrites them
+SLICE_ROWS = 4096  # background work is done in slices of about 2 ms
 SLICE_TOPICS = 8
 SLICE_NAMES = 512
-READ_GAP_BYTES = 4 * KIB  # neighbouring frames nearer than this are fetched by one read
-RAM_BLOCK_BYTES = 64 * KIB  # records that are never logged are kept in blocks of this size
+READ_GAP_BYTES = 4 * KIB  # frames closer together than this are fetched by one read
+RAM_BLOCK_BYTES = 64 * KIB  # block size of records that are never logged
 
-# Rewriting and moving at a pace. What was not used of it for so long may be used at once; more is not saved up.
+# Rate limits of compaction and relocation. Unused rate of this long may be used at once.
 PACE_BURST_MS = 250
-PACE_SPAN_MS = 10_000  # over which it is looked how fast the log grows
-MOVES_PER_GROWTH = 2  # segments move so many times as fast as the log grows, at least
+PACE_SPAN_MS = 10_000  # interval over which the growth of the log is measured
+MOVES_PER_GROWTH = 2  # relocation is at least this many times as fast as the log grows
 
-# Giving space back.
-TRIM_RECORDS = 128  # that a new cap per tag takes in one slice: about 2 ms, each in another place of the log
-TRIM_TAGS = 65_536  # that are looked at for it
-REFUSED_MAX = 4096  # damaged segments that are known not to be rewritten; the oldest is tried again
+# Reclaiming space.
+TRIM_RECORDS = 128  # records removed per slice by a new cap per tag: about 2 ms, each elsewhere in the log
+TRIM_TAGS = 65_536  # tags checked for it
+REFUSED_MAX = 4096  # damaged segments known to be impossible to compact; beyond it the oldest is retried
 
-# The cold tier. A block is a MiB, so a read that waits holds 8 MiB at most.
+# The cold tier. A block is 1 MiB, so a waiting read holds at most 8 MiB.
 COLD_BLOCKS_PER_READ = 8  # a page that would need more ends early
-COLD_FETCH_BLOCKS = 4  # by one call; what follows the wanted ones is read ahead
-COLD_FETCHES_MAX = 4  # at once, each on a thread of its own
+COLD_FETCH_BLOCKS = 4  # per call, read-ahead included
+COLD_FETCHES_MAX = 4  # concurrent fetches, each on its own thread
 COLD_READERS_MAX = 256  # reads that wait for fetches; more are refused
-COLD_HELD_BYTES_MAX = (
-    32 * MIB
-)  # blocks beyond the cache for claims and copies that look at them in a later turn
-COLD_RETRY_MS = 1000  # until something that nobody waits for is tried again
-COLD_PAUSE_MS_MIN = 1000  # until moving is tried again, doubled with each failure
+COLD_HELD_BYTES_MAX = 32 * MIB  # blocks beyond the cache, for claims and copies that use them in a later turn
+COLD_RETRY_MS = 1000  # retry delay of background fetches
+COLD_PAUSE_MS_MIN = 1000  # retry delay of relocation, doubled with each failure
 COLD_PAUSE_MS_MAX = 60_000
 
-# Merges of cold segments. While one is swapped in, the rows of all its groups are in memory twice, 32 bytes each.
-MERGE_BYTES_MAX = 2 << 30  # of an output's records: offsets in rows are u32, and half of them is room enough
-MERGE_ROWS_MAX = 4 << 20  # of an output
-PLAN_ROWS_MAX = 8 << 20  # of all outputs of a plan; what is left is the next plan's
+# Merges of cold segments. While a merge is applied, the rows of all its groups are in memory twice, 32 bytes each.
+MERGE_BYTES_MAX = 2 << 30  # record bytes of an output: offsets in rows are u32, and half of that is enough
+MERGE_ROWS_MAX = 4 << 20  # per output
+PLAN_ROWS_MAX = 8 << 20  # of all outputs of a plan; the rest is left to the next plan
 PLAN_GROUPS_MAX = 64
 PLAN_SEGMENTS_MAX = 4096  # inputs of a plan, each with a line in it
-PLANS_MAX = 64  # of a shard; more are refused
-RETIRED_MAX = 32_768  # replaced segments of a topic that still have files; with more no plan is made
-COMMITTED_KEPT = 64  # plans of a topic that are remembered as committed
-COMMITTED_RESULTS_KEPT = 4  # of them those whose result is remembered, too
-SNAPSHOTS_MAX = 16  # pins of a topic; more are refused
+PLANS_MAX = 64  # per shard; more are refused
+RETIRED_MAX = 32_768  # replaced segments of a topic that still have files; no plan is made beyond it
+COMMITTED_KEPT = 64  # plans per topic remembered as committed
+COMMITTED_RESULTS_KEPT = 4  # of these, the ones whose result is remembered too
+SNAPSHOTS_MAX = 16  # pins per topic; more are refused
 SNAPSHOT_TTL_MS_MAX = 7 * 86_400_000
 PLAN_LEASE_MS_MIN = 1000
 PLAN_LEASE_MS_MAX = 3_600_000
-MERGE_REQUESTS_MAX = 64  # calls about merges and pins that wait at a shard; more are refused
+MERGE_REQUESTS_MAX = 64  # merge and snapshot calls waiting at a shard; more are refused
 MERGE_WAIT_MS_MAX = 30_000
-MANIFESTS_KEPT = 2  # of a topic, the newest; pinned ones stay as well
+MANIFESTS_KEPT = 2  # newest manifests kept per topic, in addition to pinned ones

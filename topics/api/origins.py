@@ -1,13 +1,13 @@
-"""The rule for `Host` and `Origin`: the names this server answers to, and the web pages that may use it.
+"""Checks of the `Host` and `Origin` headers against cross-site requests and DNS rebinding.
 
-A browser sends whatever a page asks for, also to a server on the same machine. Without keys nothing else tells such a request
-from one of a program, so these are refused:
+A browser lets any page send requests to a server on the same machine. Without API keys the server cannot tell such a
+request from one sent by a program, so it refuses
 
     Origin   a page of another origin, unless TOPICS_CORS_ORIGINS lists it
-    Host     a name that is not known here: the page's own name was made to resolve to this server (DNS rebinding), so that the
-             page has the server's origin. Addresses and `localhost` cannot be rebound.
+    Host     an unknown name: an attacker can make the name of a page resolve to this server (DNS rebinding), which
+             gives the page the server's origin. IP addresses and `localhost` cannot be rebound.
 
-With keys a page would need one. Only the upgrade to a WebSocket checks its Origin then: browsers apply no rule of their own to it.
+With keys a page would need a key. Then only WebSocket upgrades have their Origin checked: browsers do not restrict them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ipaddress
 import re
 from typing import TypeAlias, TypeVar
 
-KNOWN_MAX = 256  # values that have passed and need not be read again
+KNOWN_MAX = 256  # accepted values that are cached
 KNOWN_BYTES_MAX = 512
 ANY = "*"
 
@@ -33,7 +33,7 @@ def split_list(text: str) -> list[str]:
 
 
 def read_origin(text: str) -> tuple[str, str, str] | None:
-    """Scheme, host and port, in lower case and with the default port; None when it is not an origin, as `null` is not."""
+    """Scheme, host and port, in lower case and with the default port; None if it is not an origin, such as `null`."""
     found = _ORIGIN.fullmatch(text.lower())
     if found is None:
         return None
@@ -42,7 +42,7 @@ def read_origin(text: str) -> tuple[str, str, str] | None:
 
 
 def read_host(text: str) -> tuple[str, str] | None:
-    """Host and port, in lower case; the port is empty when there is none."""
+    """Host and port, in lower case; the port is empty if there is none."""
     found = _HOST.fullmatch(text.lower())
     return (found[1], found[2] or "") if found is not None else None
 
@@ -54,7 +54,7 @@ def _remember(known: set[_Known], value: _Known, size: int) -> None:
         known.add(value)
 
 
-# What a page may read beside the body.
+# Response headers that a page may read.
 EXPOSED = (
     "Allow",
     "Retry-After",
@@ -83,26 +83,26 @@ class Origins:
         self._has_keys = has_keys
         self.has_cors = bool(origins)
         self.known_hosts: set[bytes] = set()
-        self._known_pages: set[tuple[bytes, bytes]] = set()  # Origin and the Host that it was sent with
+        self._known_pages: set[tuple[bytes, bytes]] = set()  # Origin, and the Host it was sent with
 
     def refusal(self, host: bytes, origin: bytes, *, is_websocket: bool) -> Refusal | None:
-        """Why a request is not served. Both are as sent; an empty one was not."""
+        """The error for a request with these headers, if any. An absent header is empty."""
         if host not in self.known_hosts:
             if not self._answers_to(host):
                 name = host.decode("utf-8", "replace")
-                text = f"this server does not answer to the name {name}: list it in TOPICS_ALLOWED_HOSTS, or use localhost or an IP address"
+                text = f"this server does not accept the host name {name}: add it to TOPICS_ALLOWED_HOSTS, or use localhost or an IP address"
                 return "misdirected_request", text, {"host": name}
             _remember(self.known_hosts, host, len(host))
         if origin and (is_websocket or not self._has_keys) and (origin, host) not in self._known_pages:
             if not self._may_use(origin, host):
                 name = origin.decode("utf-8", "replace")
-                text = f"a page of {name} may not use this server: list its origin in TOPICS_CORS_ORIGINS"
+                text = f"pages of {name} may not use this server: add the origin to TOPICS_CORS_ORIGINS"
                 return "forbidden_origin", text, {"origin": name}
             _remember(self._known_pages, (origin, host), len(origin) + len(host))
         return None
 
     def _answers_to(self, host: bytes) -> bool:
-        if self._any_host or not host:  # only HTTP/1.0 may leave it out, and no browser does
+        if self._any_host or not host:  # only HTTP/1.0 clients may omit it, and no browser does
             return True
         found = read_host(host.decode("utf-8", "replace"))
         if found is None:
@@ -125,19 +125,19 @@ class Origins:
         )
         if page is None or here is None:
             return False
-        scheme, *place = page
-        # TLS may end at a proxy: the scheme says no more than which port is the default.
+        scheme, *authority = page
+        # TLS may be terminated by a proxy: the scheme only determines the default port.
         default = _DEFAULT_PORTS.get(scheme)
-        return default is not None and place == [here[0], here[1] or default]
+        return default is not None and authority == [here[0], here[1] or default]
 
     def lists(self, origin: bytes) -> bool:
-        """Whether TOPICS_CORS_ORIGINS has it."""
+        """Whether TOPICS_CORS_ORIGINS lists the origin."""
         if self._any_origin or not self._origins:
             return self._any_origin
         return read_origin(origin.decode("utf-8", "replace")) in self._origins
 
     def cors_head(self, origin: bytes) -> bytes:
-        """The header lines that let a listed page read an answer."""
+        """CORS header lines of a response to this origin."""
         if self._any_origin:
             return b"Access-Control-Allow-Origin: *\r\n" + _EXPOSE_HEAD
         if origin and self.lists(origin):

@@ -1,8 +1,8 @@
-"""The JSON bodies that clients send, as the types that decode and check them.
+"""JSON request bodies, as msgspec types that decode and validate them.
 
-msgspec is strict where the contract is: an integer is a JSON integer, `null` passes only where `| None` says so. For unknown
-fields see `unknown_fields`. What types cannot say (the upper bound of a u64, lengths in bytes) is checked after decoding.
-The OpenAPI document is made from these same types.
+Decoding is strict: an integer must be a JSON integer, and `null` is accepted only where the type has `| None`. For unknown
+fields see `unknown_fields`. Limits that types cannot express (the maximum of a u64, lengths in bytes) are checked after
+decoding. The OpenAPI document is generated from these types.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topics.api import limits
 U64_MAX = 2**64 - 1
 U32_MAX = 2**32 - 1
 
-# msgspec's own bounds are int64; `within_u64` looks at the rest.
+# msgspec's own bounds are int64; `beyond_u64` checks the rest.
 U64 = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
 U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -25,7 +25,7 @@ Epoch = Annotated[str, Meta(max_length=64)]  # ours are shorter
 Predicate = Annotated[
     str | list[str],
     Meta(
-        description='A tag, a prefix and a final `*`, or `["tag", op, value]` with op `Eq`, `Glob` or, where it reads, `Subject`.'
+        description='A tag, a prefix with a final `*`, or `["tag", op, value]` with op `Eq`, `Glob` or, for reads, `Subject`.'
     ),
 ]
 
@@ -33,7 +33,7 @@ NO_DATA = Raw(b"")
 
 
 class ConfigBody(msgspec.Struct, frozen=True):
-    """A topic's configuration. What is left out has its default; a PUT replaces the whole."""
+    """Configuration of a topic. Omitted fields have their defaults; a PUT replaces all of it."""
 
     type: Literal["log", "queue"] = "log"
     ttl_ms: U64 = 0
@@ -63,13 +63,13 @@ class RecordBody(msgspec.Struct, gc=False):
     data: Raw = NO_DATA
     tag: str | None = None
     node: str | None = None
-    meta: Raw = NO_DATA  # of `Raw | None` msgspec would take null alone
+    meta: Raw = NO_DATA  # not `Raw | None`, which msgspec decodes only from null
     ttl_ms: U64 = 0
     data_base64: str | None = None
 
 
 class BareRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record of data alone, as most are: a body made of these is read without looking for anything else."""
+    """A record with only `data`, the common case: a body of such records takes a faster decoder."""
 
     data: Raw
 
@@ -79,7 +79,7 @@ class BareWrite(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RecordsBody(msgspec.Struct):
-    """Some records of a body that is read in parts."""
+    """Part of the records of a body that is decoded in slices."""
 
     records: list[RecordBody]
 
@@ -90,7 +90,7 @@ class TagLastSeq(msgspec.Struct):
 
 
 class WriteBody(msgspec.Struct):
-    """A write: all of its records or none."""
+    """A write: all of its records are stored, or none."""
 
     records: list[RecordBody]
     node: str | None = None
@@ -104,7 +104,7 @@ class WriteBody(msgspec.Struct):
 
 
 class PublishBody(WriteBody, kw_only=True):
-    """A write over a WebSocket: the whole command."""
+    """The `publish` command of a WebSocket."""
 
     op: str
     topic: str
@@ -113,10 +113,10 @@ class PublishBody(WriteBody, kw_only=True):
 
 
 class DiffBody(msgspec.Struct):
-    """A read: what comes after `from_seq`."""
+    """A read of the records after `from_seq`."""
 
     from_seq: U64 = 0
-    limit: U32 = 0  # 256, or for frames as many as fit
+    limit: U32 = 0  # 0: 256, or for frames as many as fit
     node: str | list[str] | None = None
     include_tags: bool = False
     include_meta: bool = True
@@ -130,7 +130,7 @@ class DiffBody(msgspec.Struct):
 
 
 class StartBody(msgspec.Struct):
-    """Where a watcher of one topic begins: after a seq, or at the end."""
+    """Start of a watch of one topic: after a seq, or at the end."""
 
     from_seq: U64 = 0
     tail: bool = False
@@ -138,7 +138,7 @@ class StartBody(msgspec.Struct):
 
 
 class WatchBody(msgspec.Struct):
-    """What a stream follows: topics by name, or by patterns of names."""
+    """A watch: topics by name, or by name patterns."""
 
     topics: dict[str, StartBody]
     node: str | list[str] | None = None
@@ -154,7 +154,7 @@ class WatchBody(msgspec.Struct):
 
 
 class DeleteBody(msgspec.Struct):
-    """A delete of records; the selectors are joined by AND."""
+    """A delete of the records that match all of these selectors."""
 
     before_seq: U64 | None = None
     match: Predicate | None = None
@@ -168,12 +168,12 @@ class DeleteBody(msgspec.Struct):
 
 LeaseIds = list[str]
 Filter = str | list[str | list[str]]  # a predicate, or a list of subject patterns and predicates
-# A plain string is a predicate, to which these are plain characters: it would wait for a tag that nobody ever writes.
+# Subject wildcards in a plain string, which is a predicate: there they are ordinary characters and would hardly match any tag.
 PATTERN_IN_A_STRING = r"(?:^|\.)(?:>(?![\s\S])|\*\.)"
 
 
 class ClaimBody(msgspec.Struct):
-    """Take jobs of a queue under leases."""
+    """Lease jobs of a queue."""
 
     node: str
     max: U32 = 1
@@ -182,7 +182,7 @@ class ClaimBody(msgspec.Struct):
 
 
 class FetchBody(msgspec.Struct):
-    """Take records of a consumer, under leases unless it needs no acks."""
+    """Fetch records of a consumer. They are leased unless the consumer has `ack: none`."""
 
     node: str
     max: U32 = 1
@@ -192,7 +192,7 @@ class FetchBody(msgspec.Struct):
 
 
 class AckBody(msgspec.Struct):
-    """These are done."""
+    """Acknowledge records."""
 
     node: str
     seqs: list[U64]
@@ -200,7 +200,7 @@ class AckBody(msgspec.Struct):
 
 
 class NackBody(msgspec.Struct):
-    """These are not done: somebody else is to have them, now or later, or nobody."""
+    """Return records for redelivery, or move them to the dead letters."""
 
     node: str
     seqs: list[U64]
@@ -211,7 +211,7 @@ class NackBody(msgspec.Struct):
 
 
 class ExtendBody(msgspec.Struct):
-    """These take longer: their leases end so long from now."""
+    """Extend leases: they expire `lease_ms` from now."""
 
     node: str
     seqs: list[U64]
@@ -220,7 +220,7 @@ class ExtendBody(msgspec.Struct):
 
 
 class TermBody(msgspec.Struct):
-    """These are never to be delivered again: they go to the dead letter topic, if there is one."""
+    """Stop delivering records; they go to the dead letter topic, if there is one."""
 
     node: str
     seqs: list[U64]
@@ -229,14 +229,14 @@ class TermBody(msgspec.Struct):
 
 
 class DeliverFrom(msgspec.Struct):
-    """From a seq or from a time on; one of the two."""
+    """Start at a seq or at a time; exactly one of the two."""
 
     from_seq: U64 | UnsetType = UNSET
     from_ts: U64 | UnsetType = UNSET
 
 
 class ConsumerBody(msgspec.Struct):
-    """A consumer's configuration. What is left out has its default; a PUT replaces the whole."""
+    """Configuration of a consumer. Omitted fields have their defaults; a PUT replaces all of it."""
 
     ack: Literal["none", "all", "explicit"] = "explicit"
     ack_wait_ms: U64 = 30_000
@@ -253,20 +253,20 @@ class ConsumerBody(msgspec.Struct):
 
 
 class PauseBody(msgspec.Struct):
-    """Nothing is handed out until then."""
+    """Pause a consumer: it delivers nothing until then."""
 
     until_ts: U64 = 0
 
 
 class ResetTo(msgspec.Struct):
-    """A seq or a time; one of the two."""
+    """A seq or a time; exactly one of the two."""
 
     seq: U64 | UnsetType = UNSET
     ts: U64 | UnsetType = UNSET
 
 
 class ResetBody(msgspec.Struct):
-    """Where a consumer begins again."""
+    """Reset a consumer to another position."""
 
     to: Literal["start", "end"] | ResetTo
     dry_run: bool = False
@@ -277,7 +277,7 @@ class ResetBody(msgspec.Struct):
 
 
 class ForwardBody(msgspec.Struct):
-    """A rule that copies what is written to one topic into another."""
+    """A rule that copies the records written to one topic into another."""
 
     source: str
     dest: str
@@ -293,7 +293,7 @@ class ForwardBody(msgspec.Struct):
 
 
 class BeginBody(msgspec.Struct):
-    """Open the transaction of a batch, or learn what became of it."""
+    """Open the transaction of a batch, or get its state."""
 
     producer: str
     batch: U64
@@ -302,7 +302,7 @@ class BeginBody(msgspec.Struct):
 
 
 class StageBody(msgspec.Struct):
-    """A chunk of a part: records that appear when the transaction is committed."""
+    """A chunk of a part: records that become visible when the transaction is committed."""
 
     part: str
     chunk: U32
@@ -317,7 +317,7 @@ class CommitPart(msgspec.Struct):
 
 
 class CommitPartsBody(msgspec.Struct):
-    """What the batch is made of, in the order in which it appears."""
+    """The parts of the batch, in the order in which they are appended."""
 
     parts: list[CommitPart]
     wait_ms: U32 = 10_000
@@ -327,58 +327,68 @@ class CommitPartsBody(msgspec.Struct):
 
 
 class PlanBody(msgspec.Struct):
-    """What is worth merging. What is left out has its default."""
+    """Parameters of a merge plan. Omitted fields have their defaults."""
 
     target_bytes: Annotated[
-        U64, Meta(description="An output has no more records than fit into this; at most 2 GiB.")
+        U64, Meta(description="Maximum record bytes of an output segment; at most 2 GiB.")
     ] = 1 << 30
     min_garbage: Annotated[
         float,
-        Meta(ge=0, le=1, description="Segments of which this share is dead are merged, also one alone."),
+        Meta(
+            ge=0, le=1, description="A segment with at least this share of dead bytes is merged, even alone."
+        ),
     ] = 0.1
     min_segments: Annotated[
-        U32, Meta(description="So many neighbours are merged in any case; at least 2.")
+        U32, Meta(description="Number of adjacent segments that are merged in any case; at least 2.")
     ] = 2
     max_groups: Annotated[
-        U32, Meta(description=f"Most outputs of the plan; 1 to {limits.PLAN_GROUPS_MAX}.")
+        U32, Meta(description=f"Maximum number of outputs of the plan; 1 to {limits.PLAN_GROUPS_MAX}.")
     ] = limits.PLAN_GROUPS_MAX
     lease_ms: Annotated[
         U64,
         Meta(
-            description="How long the plan is the caller's alone, unless renewed; clamped to "
+            description="Duration of the exclusive lease on the plan, unless renewed; clamped to "
             f"{limits.PLAN_LEASE_MS_MIN} to {limits.PLAN_LEASE_MS_MAX}."
         ),
     ] = 60_000
-    lease: Annotated[str, Meta(description="The lease that the caller has already, when it asks again.")] = ""
+    lease: Annotated[
+        str, Meta(description="The caller's current lease, when it requests the plan again.")
+    ] = ""
 
 
 class LeaseBody(msgspec.Struct):
-    """Whoever has a plan."""
+    """The lease on a plan."""
 
-    lease: Annotated[str, Meta(description="As the plan call gave it.")]
+    lease: Annotated[str, Meta(description="The lease returned with the plan.")]
 
 
 class CommitBody(msgspec.Struct):
-    """The outputs are there."""
+    """Publish the outputs of a plan."""
 
-    lease: Annotated[str, Meta(description="As the plan call gave it.")]
+    lease: Annotated[str, Meta(description="The lease returned with the plan.")]
     wait_ms: Annotated[
         U32,
-        Meta(description=f"How long to wait for the end before 202; at most {limits.MERGE_WAIT_MS_MAX}."),
+        Meta(
+            description="Maximum time to wait for completion before the answer is 202; "
+            f"at most {limits.MERGE_WAIT_MS_MAX}."
+        ),
     ] = 10_000
 
 
 class SnapshotBody(msgspec.Struct):
-    """How long the files stay."""
+    """Lifetime of a snapshot."""
 
-    ttl_ms: Annotated[U64, Meta(description=f"Clamped to 1000 to {limits.SNAPSHOT_TTL_MS_MAX}.")] = 3_600_000
+    ttl_ms: Annotated[
+        U64,
+        Meta(description=f"How long the files are kept; clamped to 1000 to {limits.SNAPSHOT_TTL_MS_MAX}."),
+    ] = 3_600_000
 
 
 MERGE_REQUESTS: tuple[type[msgspec.Struct], ...] = (PlanBody, LeaseBody, CommitBody, SnapshotBody)
 
 
-def within_u64(**numbers: int | None) -> str | None:
-    """The name of the first number beyond 64 bits, if one is."""
+def beyond_u64(**numbers: int | None) -> str | None:
+    """The name of the first number that does not fit into 64 bits, if any."""
     for name, number in numbers.items():
         if number is not None and number > U64_MAX:
             return name

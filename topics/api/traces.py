@@ -1,9 +1,9 @@
-"""Where a record belongs in a distributed trace: the W3C header `traceparent`, read from a request and kept in `meta`.
+"""Trace context: the W3C header `traceparent`, parsed from a request and stored in the record's `meta`.
 
-    traceparent   version "-" trace-id "-" parent-id "-" flags       2, 32, 16 and 2 digits, hex, lower case
+    traceparent   version "-" trace-id "-" parent-id "-" flags       2, 32, 16 and 2 lower-case hex digits
 
-Neither id is all zeros, and version ff is none. A later version than 00 may say more behind its flags; what we know of it is
-passed on as version 00. What is malformed is as good as absent: a trace must never make a request fail.
+Neither id may be all zeros, and version ff is invalid. Versions after 00 may append fields after the flags; they are
+forwarded as version 00. A malformed header counts as absent: tracing must never make a request fail.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _HEADER = re.compile(
 
 
 def read_traceparent(header: bytes) -> str:
-    """The header's value as version 00; empty when it is malformed."""
+    """The header's value as version 00; empty if it is malformed."""
     found = _HEADER.fullmatch(header)
     if found is None or (found[1] == b"00" and found[5] is not None):
         return ""
-    # Of a later version only the lowest flag means what we know: sampled.
+    # In later versions only the lowest flag, sampled, has a known meaning.
     flags = found[4] if found[1] == b"00" else b"%02x" % (int(found[4], 16) & 1)
     return b"-".join((b"00", found[2], found[3], flags)).decode()

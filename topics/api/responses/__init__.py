@@ -1,1 +1,1 @@
-"""The JSON bodies that the server sends, as types."""
+"""JSON response bodies, as msgspec types; the OpenAPI document is generated from them."""

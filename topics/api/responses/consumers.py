@@ -1,4 +1,4 @@
-"""The JSON bodies that the server sends about queues and consumers, as types; see `responses`."""
+"""Responses about queues and consumers."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from topics.api.responses.records import Count, Milliseconds, NextCursor, Performance, Seq, TimeMs, Tombstone
 
 LeaseId = Annotated[
-    str, Meta(pattern="^lease_[0-9a-f]{1,16}$", description="Names this delivery; see `lease_ids` of an ack.")
+    str,
+    Meta(
+        pattern="^lease_[0-9a-f]{1,16}$", description="Identifies this delivery; see `lease_ids` of an ack."
+    ),
 ]
 OfConsumer = Annotated[str, Meta(description="Named consumers only.")] | UnsetType
-Ready = Annotated[Count, Meta(description="What could be handed out after this.")]
-InFlight = Annotated[Count, Meta(description="Under leases that have not ended.")]
-Skipped = Annotated[
-    list[Count], Meta(description="Seqs that `node` has no such lease on: nothing was done to them.")
-]
+Ready = Annotated[Count, Meta(description="Records ready for delivery after this request.")]
+InFlight = Annotated[Count, Meta(description="Records under an active lease.")]
+Skipped = Annotated[list[Count], Meta(description="Seqs on which `node` holds no such lease; unchanged.")]
 
 
 class SettlePerformance(Struct):
-    """What the answer took. `fsync_ms` is there when it waited for a sync."""
+    """Time spent on the request. `fsync_ms` is present if it waited for a sync."""
 
     server_total_ms: Milliseconds
     fsync_ms: Milliseconds | UnsetType = UNSET
 
 
 class Job(Struct):
-    """A record that was handed out. What it does not have is left out, never `null`."""
+    """A delivered record. Fields that it does not have are absent, never `null`."""
 
     seq: Seq = field(name="$seq")
     ts: Annotated[TimeMs, Meta(description="When it was written.")] = field(name="$ts")
-    deliveries: Annotated[int, Meta(ge=1, description="How often it was handed out, this time included.")]
+    deliveries: Annotated[int, Meta(ge=1, description="Number of deliveries, this one included.")]
     lease_id: LeaseId | UnsetType = UNSET
-    deadline: Annotated[TimeMs, Meta(description="When the lease ends.")] | UnsetType = UNSET
+    deadline: Annotated[TimeMs, Meta(description="When the lease expires.")] | UnsetType = UNSET
     tag: str | UnsetType = field(name="$tag", default=UNSET)
     encoding: Literal["base64"] | UnsetType = field(name="$encoding", default=UNSET)
     data: Any = UNSET
     meta: Any = UNSET
     headers: str | UnsetType = UNSET
-    bytes: Annotated[Count, Meta(description="Instead of `data`, with `headers_only`.")] | UnsetType = UNSET
+    bytes: Annotated[Count, Meta(description="Size of `data`, which `headers_only` omits.")] | UnsetType = (
+        UNSET
+    )
 
 
 class Claimed(Struct):
-    """Jobs in ascending order of their seqs. None is normal."""
+    """Jobs, ordered by seq. An empty list is normal."""
 
     topic: str
     claimed: list[Job]
@@ -54,19 +57,19 @@ class Claimed(Struct):
 
 
 class Fetched(Struct):
-    """Records in ascending order of their seqs. None is normal."""
+    """Records, ordered by seq. An empty list is normal."""
 
     topic: str
     consumer: str
     claimed: list[Job]
     count: Count
     ready: Ready
-    tombstone: Annotated[Tombstone | None, Meta(description="What this consumer will never get.")]
+    tombstone: Annotated[Tombstone | None, Meta(description="Lost records that this consumer will not get.")]
     performance: Performance
 
 
 class Acked(Struct):
-    """These are done."""
+    """Acknowledged records."""
 
     topic: str
     acked: Count
@@ -78,7 +81,7 @@ class Acked(Struct):
 
 
 class Nacked(Struct):
-    """These are handed out again, now or later."""
+    """Records returned for redelivery."""
 
     topic: str
     nacked: Count
@@ -90,18 +93,18 @@ class Nacked(Struct):
 
 
 class Extended(Struct):
-    """These leases hold longer."""
+    """Extended leases."""
 
     topic: str
     extended: Count
     skipped: Skipped
-    deadlines: Annotated[dict[str, TimeMs], Meta(description="By seq: when the lease ends.")]
+    deadlines: Annotated[dict[str, TimeMs], Meta(description="Expiry of the lease, by seq.")]
     performance: SettlePerformance
     consumer: OfConsumer = UNSET
 
 
 class Termed(Struct):
-    """These are never handed out again."""
+    """Records that will not be delivered again."""
 
     topic: str
     consumer: str
@@ -113,7 +116,7 @@ class Termed(Struct):
 
 
 class ConsumerConfig(Struct):
-    """A consumer's whole configuration as it is in force."""
+    """The effective configuration of a consumer."""
 
     ack: Literal["none", "all", "explicit"]
     ack_wait_ms: Annotated[int, Meta(ge=100, le=86_400_000)]
@@ -121,7 +124,7 @@ class ConsumerConfig(Struct):
     backoff_ms: list[Count]
     filter: Annotated[
         list[tuple[Literal["tag"], Literal["Eq", "Glob", "Subject"], str]] | None,
-        Meta(description="Any of these; null: every record."),
+        Meta(description="A record must match any of these; null: every record."),
     ]
     deliver: Literal["all", "new", "last", "last_per_tag"] | dict[Literal["from_seq", "from_ts"], Count]
     max_ack_pending: Count
@@ -133,45 +136,49 @@ class ConsumerConfig(Struct):
 
 
 class ConsumerRow(Struct):
-    """A consumer: its configuration, where it is, and what is in hand."""
+    """Configuration, position and counters of a consumer."""
 
     topic: str
     consumer: str
     config: ConsumerConfig
     created_ts: TimeMs
-    next_seq: Annotated[Seq, Meta(description="The next seq that was never handed out.")]
-    ack_floor: Annotated[Count, Meta(description="Everything up to here is done.")]
-    delivered: Annotated[Count, Meta(description="Records handed out, each time counted.")]
+    next_seq: Annotated[Seq, Meta(description="First seq that has not been delivered.")]
+    ack_floor: Annotated[Count, Meta(description="All records up to this seq are acknowledged.")]
+    delivered: Annotated[Count, Meta(description="Deliveries, redeliveries included.")]
     redelivered: Count
     acked: Count
-    ack_pending: Annotated[Count, Meta(description="Handed out and not done.")]
+    ack_pending: Annotated[Count, Meta(description="Records delivered and not yet acknowledged.")]
     in_flight: InFlight
     dead_lettered: Count
-    given_up: Annotated[Count, Meta(description="Had their last delivery, and no dead letter to go to.")]
-    waiting: Annotated[Count, Meta(description="Fetches and streams that wait.")]
-    lag_records: Annotated[Count, Meta(description="Live records that match and were never handed out.")]
-    lag_ms: Annotated[Count, Meta(description="The age of the oldest of them.")]
+    given_up: Annotated[
+        Count, Meta(description="Records that had their last delivery without a dead letter topic to go to.")
+    ]
+    waiting: Annotated[Count, Meta(description="Waiting fetches and streams.")]
+    lag_records: Annotated[Count, Meta(description="Matching live records that have not been delivered.")]
+    lag_ms: Annotated[Count, Meta(description="Age of the oldest of them.")]
     last_activity_ts: TimeMs
     paused: bool
     paused_until_ts: TimeMs | None
-    stalled: Annotated[bool, Meta(description="There is work, and `max_ack_pending` is reached.")]
-    tombstone: Annotated[Tombstone | None, Meta(description="What the next fetch will tell of.")]
+    stalled: Annotated[
+        bool, Meta(description="Whether records are waiting although `max_ack_pending` is reached.")
+    ]
+    tombstone: Annotated[Tombstone | None, Meta(description="The tombstone that the next fetch returns.")]
 
 
 class Consumer(ConsumerRow):
-    """A consumer: its configuration, where it is, and what is in hand."""
+    """Configuration, position and counters of a consumer."""
 
     performance: Performance
 
 
 class ConsumerPut(Consumer):
-    """A consumer was created or its configuration replaced."""
+    """A consumer that was created, or whose configuration was replaced."""
 
     created: bool
 
 
 class ConsumerList(Struct):
-    """Consumers in ascending order of their names."""
+    """Consumers, ordered by name."""
 
     topic: str
     consumers: list[ConsumerRow]
@@ -180,7 +187,7 @@ class ConsumerList(Struct):
 
 
 class ConsumerDeleted(Struct):
-    """`deleted` is false when there was no such consumer."""
+    """`deleted` is false if the consumer did not exist."""
 
     topic: str
     consumer: str
@@ -189,15 +196,15 @@ class ConsumerDeleted(Struct):
 
 
 class ConsumerReset(Struct):
-    """Where the consumer stands now, or, with `dry_run`, where it would stand."""
+    """The new position of the consumer; with `dry_run`, the position it would get."""
 
     topic: str
     consumer: str
     dry_run: bool
     from_seq: Annotated[Seq, Meta(description="`next_seq` before.")]
     to_seq: Annotated[Seq, Meta(description="`next_seq` after.")]
-    redelivers: Annotated[Count, Meta(description="Live records that match and come again.")]
-    skips: Annotated[Count, Meta(description="Live records that match and that it does not get any more.")]
+    redelivers: Annotated[Count, Meta(description="Matching live records that will be delivered again.")]
+    skips: Annotated[Count, Meta(description="Matching live records that will not be delivered.")]
     performance: Performance
 
 

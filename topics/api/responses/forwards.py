@@ -1,4 +1,4 @@
-"""The JSON bodies that the server sends about forwards, which the interface calls routers, as types; see `responses`."""
+"""Responses about forwarding rules, which the HTTP API calls routers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ PREDICATE: dict[str, Any] = {
     "items": False,
     "minItems": 3,
 }
-# A list in a list: the types have no word for that.
+# The types cannot express a predicate or a list of predicates.
 EchoedFilter = Annotated[
     Any,
     Meta(
-        description="A predicate, or several of which any is enough; null: every record.",
+        description="A predicate, or a list of which any must match; null: every record.",
         extra_json_schema={"anyOf": [PREDICATE, {"type": "array", "items": PREDICATE}, {"type": "null"}]},
     ),
 ]
 Guarantee = Literal["at_least_once", "exactly_once"]
-ForwardedTotal = Annotated[Count, Meta(description="Copies that were made so far.")]
+ForwardedTotal = Annotated[Count, Meta(description="Copies made so far.")]
 
 
 class _Rule(Struct):
     router: str
-    source: Annotated[str, Meta(description="A topic, or a pattern of topics.")]
+    source: Annotated[str, Meta(description="A topic, or a pattern of topic names.")]
     dest: str
     preserve_node: bool
     preserve_tag: bool
@@ -40,7 +40,7 @@ class _Rule(Struct):
 
 
 class ForwardPut(_Rule):
-    """A router was created, or is now as the body says."""
+    """A router that was created or changed."""
 
     created: bool
 
@@ -60,7 +60,7 @@ class ForwardRow(Struct):
 
 
 class ForwardList(Struct):
-    """Routers in ascending order of their names."""
+    """Routers, ordered by name."""
 
     routers: list[ForwardRow]
     performance: Performance
@@ -68,7 +68,7 @@ class ForwardList(Struct):
 
 
 class ForwardDeleted(Struct):
-    """`deleted` is false when there was no such router."""
+    """`deleted` is false if the router did not exist."""
 
     router: str
     deleted: bool

@@ -1,4 +1,4 @@
-"""The JSON bodies that the server sends about merges and snapshots of cold segments, as types; see `responses`."""
+"""Responses about merges and snapshots of cold segments."""
 
 from __future__ import annotations
 
@@ -12,59 +12,61 @@ from topics.engine.storage.merge_plan_file import PlanGroup
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 ColdDir = Annotated[
-    str, Meta(description="Where the server has the cold tier; other paths are relative to it.")
+    str, Meta(description="Directory of the cold tier on the server; other paths are relative to it.")
 ]
-TopicId = Annotated[Hex, Meta(description="Names the topic's directory in the cold tier.")]
-ManifestNumber = Annotated[int, Meta(ge=1, description="The number of a manifest of this topic.")]
+TopicId = Annotated[Hex, Meta(description="Name of the topic's directory in the cold tier.")]
+ManifestNumber = Annotated[int, Meta(ge=1, description="Number of a manifest of this topic.")]
 
 
 class MergePlan(Struct):
-    """Segments to be merged, and a lease on the work. Without anything to do `plan_id` is null and there are no groups."""
+    """Segments to merge, and a lease on the plan. If there is nothing to merge, `plan_id` is null and `groups` is empty."""
 
     topic: str
     plan_id: Hex | None
     groups: list[PlanGroup]
     performance: Performance
     topic_id: TopicId | UnsetType = UNSET
-    lease: Annotated[str, Meta(description="Goes with every further call.")] | UnsetType = UNSET
+    lease: Annotated[str, Meta(description="Required by all further calls about the plan.")] | UnsetType = (
+        UNSET
+    )
     lease_ms: Count | UnsetType = UNSET
     delete_epoch: (
-        Annotated[Count, Meta(description="The log entry as of which rows are dead.")] | UnsetType
+        Annotated[Count, Meta(description="Log entry up to which deletes are included.")] | UnsetType
     ) = UNSET
     cold_dir: ColdDir | UnsetType = UNSET
-    staging: Annotated[str, Meta(description="Where outputs go.")] | UnsetType = UNSET
+    staging: Annotated[str, Meta(description="Directory for the outputs.")] | UnsetType = UNSET
 
 
 class LeaseRenewed(Struct):
-    """The lease holds so long from now."""
+    """The lease expires `lease_ms` from now."""
 
     lease_ms: Count
     performance: Performance
 
 
 class MergedOutput(Struct):
-    """A segment that took the place of several."""
+    """A segment that replaced several."""
 
     group: Count
     name: str
     first_seq: Seq
     next_seq: Seq
-    bytes_in: Annotated[Count, Meta(description="Bytes of records before.")]
-    bytes_out: Annotated[Count, Meta(description="Bytes of records now.")]
+    bytes_in: Annotated[Count, Meta(description="Record bytes of the inputs.")]
+    bytes_out: Annotated[Count, Meta(description="Record bytes of the output.")]
     rows: Count
     live: Count
 
 
 class UnmergedGroup(Struct):
-    """A group that stays as it was."""
+    """A group that was not merged."""
 
     group: Count
-    segment: Annotated[str, Meta(description="The one that is damaged, when that is why.")]
+    segment: Annotated[str, Meta(description="The damaged segment, if that is the reason.")]
     reason: str
 
 
 class PlanCommitted(Struct):
-    """All outputs are published. Of plans before the last 4 only the id is remembered."""
+    """All outputs are published. Results are remembered for the last 4 plans, ids for more."""
 
     plan_id: Hex
     state: Literal["committed"]
@@ -75,7 +77,7 @@ class PlanCommitted(Struct):
 
 
 class PlanCommitting(Struct):
-    """Outputs are being compared; ask again."""
+    """The outputs are being verified; ask again."""
 
     plan_id: Hex
     state: Literal["committing"]
@@ -84,7 +86,7 @@ class PlanCommitting(Struct):
 
 
 class PlanAbandoned(Struct):
-    """The plan is forgotten, and its staging is empty."""
+    """The plan is dropped, and its staging directory is empty."""
 
     plan_id: Hex
     state: Literal["abandoned"]
@@ -92,45 +94,47 @@ class PlanAbandoned(Struct):
 
 
 class PlanState(Struct):
-    """A plan that there is."""
+    """The current plan."""
 
     plan_id: Hex
     groups: Count
-    bytes: Annotated[Count, Meta(description="Of the records of all inputs.")]
+    bytes: Annotated[Count, Meta(description="Record bytes of all inputs.")]
     leased_until_ms: TimeMs | None
     state: Literal["planned", "committing"]
 
 
 class MergeState(Struct):
-    """What is going on with a topic's cold segments."""
+    """State of a topic's cold segments."""
 
     plan: PlanState | None
-    retired_segments: Annotated[Count, Meta(description="Replaced ones that still have files.")]
+    retired_segments: Annotated[Count, Meta(description="Replaced segments that still have files.")]
     retired_bytes: Count
-    snapshots: Annotated[Count, Meta(description="Pins that have not ended.")]
+    snapshots: Annotated[Count, Meta(description="Active snapshots.")]
     manifest: ManifestNumber | None
-    committed: Annotated[list[Hex], Meta(description="Plans that were committed, the newest last.")]
+    committed: Annotated[list[Hex], Meta(description="Committed plans, newest last.")]
     performance: Performance
 
 
 class SnapshotPinned(Struct):
-    """A manifest as of now, whose files stay until the end of the pin."""
+    """The current manifest, whose files are kept until the snapshot expires."""
 
     snapshot_id: Hex
     expires_at_ms: TimeMs
     cold_dir: ColdDir
     manifest: ManifestNumber
-    path: Annotated[str, Meta(description="Where the manifest is.")]
+    path: Annotated[str, Meta(description="Path of the manifest.")]
     topic: str
     topic_id: TopicId
     earliest_seq: Seq
-    cold_next_seq: Annotated[Seq, Meta(description="From here up to `head_seq` records are read over HTTP.")]
+    cold_next_seq: Annotated[
+        Seq, Meta(description="Records from this seq to `head_seq` are not cold: read them over HTTP.")
+    ]
     head_seq: Count
     performance: Performance
 
 
 class SnapshotRenewed(Struct):
-    """The files stay until then."""
+    """The files are kept until `expires_at_ms`."""
 
     snapshot_id: Hex
     expires_at_ms: TimeMs
@@ -138,7 +142,7 @@ class SnapshotRenewed(Struct):
 
 
 class SnapshotReleased(Struct):
-    """The files may go."""
+    """The files may be removed."""
 
     snapshot_id: Hex
     released: bool

@@ -1,7 +1,7 @@
-"""The JSON bodies that the server sends, as types: the OpenAPI document is made from them.
+"""Responses about topics and records.
 
-Nothing is encoded with them: the hot answers are joined from bytes. A field that may be absent is `UnsetType`; one
-that may be `null` says `| None`. Clients ignore fields that they do not know.
+These types are not used for encoding: the hot responses are assembled from bytes. A field that may be absent is
+`UnsetType`; one that may be `null` has `| None`. Clients ignore unknown fields.
 """
 
 from __future__ import annotations
@@ -20,50 +20,52 @@ Seq = Annotated[int, Meta(ge=1, extra_json_schema={"maximum": U64_MAX})]
 EpochText = Annotated[
     str,
     Meta(
-        description="Which topic of this name it is, and for `memory` and `ephemeral` how often its head went back. Opaque; to be sent "
-        "with a cursor."
+        description="Identifies the topic among those that have had this name and, for `memory` and `ephemeral`, how often its head went "
+        "back. Opaque; send it with a cursor."
     ),
 ]
 TimeMs = Annotated[int, Meta(ge=0, description="Milliseconds since the Unix epoch.")]
 HeadSeq = Annotated[Count, Meta(description="Highest seq of the topic; 0 before the first record.")]
-EarliestSeq = Annotated[Seq, Meta(description="First seq that is still there; `head_seq` + 1 when none is.")]
+EarliestSeq = Annotated[
+    Seq, Meta(description="First seq that still exists; `head_seq` + 1 if there is none.")
+]
 NextCursor = (
-    Annotated[str, Meta(description="Present when there are more rows: the `cursor` of the next page.")]
-    | UnsetType
+    Annotated[str, Meta(description="`cursor` of the next page; absent on the last page.")] | UnsetType
 )
 Milliseconds = Annotated[float, Meta(ge=0)]
 
 
 class Performance(Struct):
-    """What the answer took."""
+    """Time spent on the request."""
 
     server_total_ms: Milliseconds
 
 
 class WritePerformance(Struct):
-    """What the write took. `fsync_ms` is 0 unless the answer waited for a sync."""
+    """Time spent on the write. `fsync_ms` is 0 unless the answer waited for a sync."""
 
     server_total_ms: Milliseconds
     wal_append_ms: Milliseconds
     fsync_ms: Milliseconds
     throttle_wait_ms: (
-        Annotated[float, Meta(ge=0, description="What a sync that was put off added.")] | UnsetType
+        Annotated[float, Meta(ge=0, description="Time added by a delayed sync.")] | UnsetType
     ) = UNSET
-    pressure: Annotated[float, Meta(ge=0, le=1, description="Above 0.2 only.")] | UnsetType = UNSET
+    pressure: Annotated[float, Meta(ge=0, le=1, description="Present above 0.2.")] | UnsetType = UNSET
 
 
 class DiffPerformance(Struct):
-    """What the read took, and how many rows it looked at."""
+    """Time spent on the read, and the number of rows it scanned."""
 
     server_total_ms: Milliseconds
     records_scanned: Count
     cold_segments_read: (
-        Annotated[Count, Meta(description="Segments of the cold tier; present when above 0.")] | UnsetType
+        Annotated[Count, Meta(description="Segments read from the cold tier; present if above 0.")]
+        | UnsetType
     ) = UNSET
 
 
 class Config(Struct):
-    """A topic's whole configuration as it is in force."""
+    """The effective configuration of a topic."""
 
     type: Literal["log", "queue"]
     ttl_ms: Count
@@ -82,16 +84,16 @@ class Config(Struct):
     max_deliveries: Count
     dead_letter: str | None
     leases_durable: bool
-    cap_per_tag: Annotated[Seq, Meta(description="Present when set.")] | UnsetType = UNSET
-    max_record_bytes: Annotated[Seq, Meta(description="Present when set.")] | UnsetType = UNSET
+    cap_per_tag: Annotated[Seq, Meta(description="Present if set.")] | UnsetType = UNSET
+    max_record_bytes: Annotated[Seq, Meta(description="Present if set.")] | UnsetType = UNSET
     retention: (
-        Annotated[Literal["interest", "work_queue"], Meta(description="Present when it is not `limits`.")]
+        Annotated[Literal["interest", "work_queue"], Meta(description="Present if it is not `limits`.")]
         | UnsetType
     ) = UNSET
 
 
 class TopicPut(Struct):
-    """A topic was created or its configuration replaced."""
+    """A topic that was created, or whose configuration was replaced."""
 
     topic: str
     created: bool
@@ -134,13 +136,13 @@ class TopicRow(Struct):
     effective_priority: int
     type: Literal["log", "queue"]
     durability: Durability
-    ready: Annotated[Count, Meta(description="Queues only: jobs that may be claimed now.")] | UnsetType = (
+    ready: Annotated[Count, Meta(description="Queues only: jobs that can be claimed now.")] | UnsetType = (
         UNSET
     )
 
 
 class TopicList(Struct):
-    """Topics in ascending order of their names."""
+    """Topics, ordered by name."""
 
     topics: list[TopicRow]
     performance: Performance
@@ -148,26 +150,31 @@ class TopicList(Struct):
 
 
 class TopicDeleted(Struct):
-    """`deleted` is false when there was no such topic."""
+    """`deleted` is false if the topic did not exist."""
 
     topic: str
     deleted: bool
-    routers_removed: Annotated[list[str], Meta(description="Routers that ended with it, by name.")]
+    routers_removed: Annotated[list[str], Meta(description="Names of the routers deleted with the topic.")]
     performance: Performance
 
 
 class Written(Struct):
-    """The seqs that a write got, in the order of its records."""
+    """The seqs assigned to a write, in the order of its records."""
 
     topic: str
     first_seq: Seq
     last_seq: Seq
-    head_seq: Annotated[Seq, Meta(description="Head after this write; of the original one when deduped.")]
-    count: Annotated[int, Meta(ge=1, description="Records of this write.")]
-    created: Annotated[bool, Meta(description="This write created the topic; the status is then 201.")]
+    head_seq: Annotated[Seq, Meta(description="Head after this write; if deduped, after the original one.")]
+    count: Annotated[int, Meta(ge=1, description="Records in this write.")]
+    created: Annotated[
+        bool, Meta(description="Whether this write created the topic; the status is then 201.")
+    ]
     deduped: Annotated[
         bool,
-        Meta(description="The idempotency key was known: nothing was appended, the seqs are the first ones."),
+        Meta(
+            description="Whether the idempotency key was known: nothing was appended, and the seqs are those of "
+            "the original write."
+        ),
     ]
     performance: WritePerformance
     seqs: (
@@ -177,29 +184,28 @@ class Written(Struct):
 
 
 class Record(Struct):
-    """A record as it is read. What a record does not have is left out, never `null`."""
+    """A record. Fields that it does not have are absent, never `null`."""
 
     seq: Seq = field(name="$seq")
     ts: Annotated[TimeMs, Meta(description="When it was written.")] = field(name="$ts")
     node: str | UnsetType = field(name="$node", default=UNSET)
-    tag: Annotated[str, Meta(description="Only when tags are asked for.")] | UnsetType = field(
+    tag: Annotated[str, Meta(description="Only if tags were requested.")] | UnsetType = field(
         name="$tag", default=UNSET
     )
     encoding: (
-        Annotated[Literal["base64"], Meta(description="Written as bytes; `data` is their base64 text.")]
+        Annotated[Literal["base64"], Meta(description="The record was written as bytes; `data` is base64.")]
         | UnsetType
     ) = field(name="$encoding", default=UNSET)
-    # What a JSON value may be, `null` included, and absence besides.
-    data: Any = UNSET
+    data: Any = UNSET  # any JSON value, `null` included
     meta: Any = UNSET
     headers: (
-        Annotated[str, Meta(description="Header block in base64, of bytes that were stored with one.")]
+        Annotated[str, Meta(description="Header block in base64, if the record was stored with one.")]
         | UnsetType
     ) = UNSET
 
 
 class Tombstone(Struct):
-    """Seqs that are gone although nobody asked for it. The range is exact, both ends belong to it."""
+    """Seqs lost without a delete. The range is exact and inclusive."""
 
     gap_from: Seq
     gap_to: Count
@@ -207,20 +213,20 @@ class Tombstone(Struct):
         str,
         Meta(description="`cap`, `ttl`, `mixed`, `crash`, `corrupt` or `recreated`; more may be added."),
     ]
-    missed_estimate: Annotated[Count, Meta(description="How many records the range may have held.")]
-    earliest_seq: Annotated[Seq, Meta(description="Where reading goes on.")]
+    missed_estimate: Annotated[Count, Meta(description="Estimated number of records in the range.")]
+    earliest_seq: Annotated[Seq, Meta(description="Seq at which reading continues.")]
     head_seq: HeadSeq
 
 
 class DiffPage(Struct):
-    """What comes after `from_seq`, in ascending order; holes are normal."""
+    """The records after `from_seq`, ordered by seq; gaps are normal."""
 
     topic: str
     records: list[Record]
-    next_from_seq: Annotated[Count, Meta(description="Last seq that was looked at: the next `from_seq`.")]
+    next_from_seq: Annotated[Count, Meta(description="Last seq scanned: the next `from_seq`.")]
     head_seq: HeadSeq
     earliest_seq: EarliestSeq
-    caught_up: Annotated[bool, Meta(description="`next_from_seq` is `head_seq`: there is no more for now.")]
+    caught_up: Annotated[bool, Meta(description="Whether `next_from_seq` is `head_seq`: no more for now.")]
     tombstone: Tombstone | None
     lag: Count
     performance: DiffPerformance
@@ -228,7 +234,7 @@ class DiffPage(Struct):
 
 
 class Deleted(Struct):
-    """What a delete removed, and what is left."""
+    """The result of a delete, and what is left."""
 
     topic: str
     deleted: Annotated[Count, Meta(description="Records removed by this call.")]
@@ -245,7 +251,7 @@ class DeletedRange(Struct):
 
 
 class DeletedRanges(Struct):
-    """Deleted seqs in ascending order. A range that goes on behind `next_from_seq` goes on in the next page."""
+    """Deleted seqs in ascending order. A range that extends beyond `next_from_seq` continues on the next page."""
 
     topic: str
     ranges: list[DeletedRange]
@@ -262,7 +268,7 @@ class TagCount(Struct):
 
 
 class TagList(Struct):
-    """Tags in ascending order."""
+    """Tags, ordered by name."""
 
     topic: str
     tags: list[TagCount]
@@ -271,7 +277,7 @@ class TagList(Struct):
 
 
 class LastRecords(Struct):
-    """The newest record of the tags that were asked for, or of each of them. `records` may be empty."""
+    """The newest record of the matching tags together, or of each of them. `records` may be empty."""
 
     topic: str
     records: list[Record]
@@ -281,20 +287,22 @@ class LastRecords(Struct):
 
 
 class WatchedTopic(Struct):
-    from_seq: Annotated[Count, Meta(description="The stream begins after this seq.")]
+    from_seq: Annotated[Count, Meta(description="The stream starts after this seq.")]
     head_seq: HeadSeq
     earliest_seq: EarliestSeq
     epoch: EpochText | UnsetType = UNSET
 
 
 class WatchMade(Struct):
-    """What a stream will follow, and where it is."""
+    """A watch session, and the path of its stream."""
 
-    wid: Annotated[str, Meta(description="The watch. Who knows it can follow it, if there are no keys.")]
+    wid: Annotated[
+        str, Meta(description="Id of the watch. Without API keys, anyone who has it can open the stream.")
+    ]
     stream_url: Annotated[str, Meta(description="Path of the stream.")]
     session_ttl_ms: Annotated[Count, Meta(description="How long the watch is kept without an open stream.")]
     topics: Annotated[
-        dict[str, WatchedTopic], Meta(description="The topics of now, those that match patterns included.")
+        dict[str, WatchedTopic], Meta(description="Current topics of the watch, pattern matches included.")
     ]
     performance: Performance
 
@@ -326,7 +334,7 @@ class WalMetrics(Struct):
 
 
 class Metrics(Struct):
-    """The same figures as the text form, without those of single topics."""
+    """The metrics of the Prometheus text, without those of single topics and consumers."""
 
     topics: Count
     topics_ephemeral: Count
@@ -360,13 +368,11 @@ class Metrics(Struct):
 class ErrorDetail(Struct):
     code: Annotated[str, Meta(extra_json_schema={"enum": sorted(STATUS)})]
     message: Annotated[str, Meta(min_length=1, description="For people; it may change.")]
-    detail: Annotated[dict[str, Any], Meta(description="What the code's description says.")] | UnsetType = (
-        UNSET
-    )
+    detail: Annotated[dict[str, Any], Meta(description="Fields that depend on the code.")] | UnsetType = UNSET
 
 
 class ErrorBody(Struct):
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 

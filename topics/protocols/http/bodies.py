@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from topics.api import requests
 from topics.api.errors import InvalidRequest
-from topics.api.requests import within_u64
+from topics.api.requests import beyond_u64
 from topics.link import wire
 from topics.protocols.http.unknown_fields import Fields, strict
 
@@ -109,7 +109,7 @@ def checked(body: wire.Buffer) -> bytes:
 
 
 def check_u64(**numbers: int | None) -> None:
-    name = within_u64(**numbers)
+    name = beyond_u64(**numbers)
     if name is not None:
         raise InvalidRequest(f"{name} is beyond 64 bits")
 
