@@ -17,7 +17,8 @@ from random import Random
 from bench_engine_support import against_floor, elapsed
 
 from topics.api.limits import MATCHES_CACHED_MAX
-from topics.engine.core.subjects import Pattern, SubjectTrie, parse_pattern
+from topics.engine.core.subject_trie import SubjectTrie
+from topics.engine.core.subjects import Pattern, parse_pattern
 
 Subscription = tuple[bytes, int, bytes | None]
 KINDS, REGIONS = 200, 50

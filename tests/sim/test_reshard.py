@@ -27,7 +27,7 @@ from topics.engine.commands import consumers as k
 from topics.engine.commands import forwards as f
 from topics.engine.commands import topics as c
 from topics.engine.core.placement import shard_of
-from topics.engine.core.topic_ids import ID_STEP, OwnIds, first_id_after, pack_ids
+from topics.engine.core.topic_ids import ID_STEP, OwnedIds, first_id_after, pack_ids
 from topics.engine.storage.layout import LAYOUT_NAME, Layout, generation_of, stale_layouts
 from topics.engine.tools.repair import repair_shard
 from topics.engine.tools.reshard import CannotReshard, clear_stale
@@ -202,8 +202,8 @@ def test_directories_of_topics_that_came_from_elsewhere_are_nobody_elses() -> No
 
 
 def test_ids_of_a_shard() -> None:
-    assert 2049 in OwnIds(1) and 2048 not in OwnIds(1)
-    later = OwnIds(1, 4096, pack_ids([7, 2048, 3073]))
+    assert 2049 in OwnedIds(1) and 2048 not in OwnedIds(1)
+    later = OwnedIds(1, 4096, pack_ids([7, 2048, 3073]))
     assert [id_ for id_ in (7, 2048, 2049, 3072, 3073, 4096, 4097, 5121) if id_ in later] == [
         7,
         2048,
@@ -211,7 +211,7 @@ def test_ids_of_a_shard() -> None:
         4097,
         5121,
     ]
-    assert OwnIds(1, 4096, later.packed).packed == later.packed
+    assert OwnedIds(1, 4096, later.packed).packed == later.packed
     assert first_id_after([]) == ID_STEP
     assert first_id_after([1024, 5]) == 2048 == first_id_after([2047])
 
@@ -531,8 +531,8 @@ def test_a_repair_without_snapshots_gives_no_id_that_counts_as_dropped() -> None
     name = next(f"new{i}" for i in range(100) if shard_of(f"new{i}", 2) == 1)
     fleet.put(name, FSYNC)
     made = fleet.logs()[name].id
-    assert made not in fleet.seats[0].engine.shard.own_ids
-    assert made in fleet.seats[1].engine.shard.own_ids
+    assert made not in fleet.seats[0].engine.shard.owned_ids
+    assert made in fleet.seats[1].engine.shard.owned_ids
 
 
 def test_one_snapshot_may_rot_at_once() -> None:

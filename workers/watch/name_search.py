@@ -8,7 +8,8 @@ from os.path import commonprefix
 
 from sortedcontainers import SortedList
 
-from topics.engine.core.subjects import SubjectTrie, parse_pattern
+from topics.engine.core.subject_trie import SubjectTrie
+from topics.engine.core.subjects import parse_pattern
 
 NAMES_PER_STEP = 512  # about 2 ms
 LAST = "\U0010ffff"  # after every name that begins alike

@@ -18,7 +18,7 @@ from topics.api.errors import InvalidRequest, TopicsError
 from topics.api.http_errors import error_head, error_parts
 from topics.engine.commands import topics as cmd
 from topics.engine.core.ports import Disk
-from topics.engine.core.subjects import SubjectTrie
+from topics.engine.core.subject_trie import SubjectTrie
 from topics.engine.runtime.engine import Engine, Job
 from topics.engine.storage.watch_file import WatchEntry
 from topics.link import wire

@@ -281,7 +281,7 @@ class Relocator:
             steps=1,
             step_bytes=BLOCK_BYTES,
             total=meta.data_bytes + meta.idx_bytes,
-            is_off=lambda: log.dropped or bool(log.erasing),
+            is_cancelled=lambda: log.dropped or bool(log.erasing),
         )
         self._worked()
         if copied is not None and copied.problem:
@@ -447,7 +447,7 @@ class Relocator:
                 topic_id = int(directory, 16)
             except ValueError:
                 continue
-            if topic_id in self._shard.own_ids and len(directory) == 16:
+            if topic_id in self._shard.owned_ids and len(directory) == 16:
                 by_topic.setdefault(topic_id, []).append((key, name))
         yield from self._consolidator.learn(by_topic)
         for topic_id, files in by_topic.items():

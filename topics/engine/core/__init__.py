@@ -1,1 +1,1 @@
-"""Ports to the outside world and small building blocks that everything else uses."""
+"""Foundations of the engine: ports to disk and clock, background tasks, placement, subject patterns."""

@@ -1,8 +1,9 @@
-"""Engine time: anchored once, carried on by the monotonic clock, slewed towards the wall clock, never stepped.
+"""Engine time: a clock that never runs backwards.
 
-`now_ms` never runs back, not even over a restart: a *time ceiling* is logged ahead of use. A restart on the same
-boot knows how far the old line can have come (the monotonic clock kept running); after a reboot time begins at the
-ceiling or at the wall clock, whichever is later.
+It starts at the wall clock, advances with the monotonic clock, and is slewed towards the wall clock, never stepped.
+`now_ms` does not decrease even across a restart: a *time ceiling* is logged ahead of use. After a restart on the same
+boot the monotonic clock, which kept running, bounds how far the previous process got; after a reboot time starts at
+the ceiling or at the wall clock, whichever is later.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class EngineClock:
         self.now_ms = clock.wall_ms()
 
     def resume(self, ceiling_ms: int, at_ms: int, at_mono_ms: int | None) -> None:
-        """Go on after a restart: at the wall clock, but not before anything that was used.
+        """Continue after a restart: at the wall clock, but not before any time that was used.
 
-        On the same boot the old line is known: it was at `at_ms` when the monotonic clock was at `at_mono_ms`, and
-        since then it ran at most as fast as slewing allows. It never passed the ceiling.
+        On the same boot the previous process can be bounded: its time was `at_ms` when the monotonic clock was
+        `at_mono_ms`, advanced no faster than slewing allows, and never passed the ceiling.
         """
         if at_mono_ms is not None:
             elapsed_ms = max(0, self._last_mono_ms - at_mono_ms)
@@ -41,7 +42,7 @@ class EngineClock:
         now_ms = self.now_ms + elapsed_ms
         off_ms = self._clock.wall_ms() - now_ms
         if off_ms:
-            # Whole milliseconds of correction only; what is below one is carried to the next reading.
+            # Correct by whole milliseconds; the fraction is carried over to the next reading.
             budget, self._residue = divmod(elapsed_ms * SLEW_MS_PER_S + self._residue, 1000)
             budget = min(budget, elapsed_ms)
             now_ms += max(-budget, min(budget, off_ms))
@@ -49,7 +50,7 @@ class EngineClock:
         return now_ms
 
     def present_ms(self) -> int:
-        """About what `read` would return, for whoever must not advance it."""
+        """Roughly what `read` would return, for callers that must not advance the clock."""
         return self.now_ms + max(0, self._clock.monotonic_ms() - self._last_mono_ms)
 
     @property

@@ -1,6 +1,7 @@
-"""No faster than allowed: long work in the background is done a piece at a time, and each piece is paid for with time.
+"""Rate limiting of background I/O, and the measurement that the rate is derived from.
 
-Whoever syncs a small write waits behind all that others have given to the same disk, so what nobody waits for is given to it bit by bit.
+A small synced write waits for everything queued at the same disk before it. So bulk writes that no client waits for are
+done in small pieces, with a pause after each.
 """
 
 from __future__ import annotations
@@ -13,71 +14,72 @@ from topics.api import limits
 from topics.engine.core.clock import EngineClock
 from topics.engine.core.tasks import Blocking, WaitUntil
 
-Made = TypeVar("Made")
-Work = Generator[None, None, Made]
+Result = TypeVar("Result")
+Work = Generator[None, None, Result]
 
 
 class RateLimit:
-    """`rate` tells how many bytes a second are allowed at this moment; 0: as many as can be."""
+    """Paces work in bytes. `rate` returns the bytes per second allowed at the moment; 0: no limit."""
 
     def __init__(self, clock: EngineClock, rate: Callable[[], int]) -> None:
         self._clock = clock
         self._rate = rate
-        self._free_at_us = 0  # what was done so far is paid for at this time
-        self._is_awaited = False
+        self._free_at_us = 0  # when the work done so far is within the rate
+        self._is_waiting = False
 
     @property
     def wake_ms(self) -> int | None:
-        """When the next piece may be done; None: nobody waits for that."""
-        return self._paid_ms if self._is_awaited else None
+        """When the next piece may be done; None: no work is waiting."""
+        return self._allowed_at_ms if self._is_waiting else None
 
     @property
-    def _paid_ms(self) -> int:
+    def _allowed_at_ms(self) -> int:
         return -(-self._free_at_us // 1000) - limits.PACE_BURST_MS
 
-    def _may_go_on(self) -> bool:
-        return self._clock.mono_ms >= self._paid_ms or not self._rate()
+    def _is_allowed(self) -> bool:
+        return self._clock.mono_ms >= self._allowed_at_ms or not self._rate()
 
-    def _pay(self, size: int) -> None:
+    def _charge(self, size: int) -> None:
         rate = self._rate()
         if rate:
             self._free_at_us = max(self._free_at_us, self._clock.mono_ms * 1000) + size * 1_000_000 // rate
 
     def steps(
         self,
-        work: Work[Made],
+        work: Work[Result],
         *,
         kind: str,
         steps: int,
         step_bytes: int,
         total: int,
-        is_off: Callable[[], bool],
-    ) -> Generator[Any, Any, Made | None]:
-        """Do `work` off the loop, so many steps at a time; None when it is given up. `total` is what all of it costs."""
+        is_cancelled: Callable[[], bool],
+    ) -> Generator[Any, Any, Result | None]:
+        """Run `work` off the loop, `steps` steps at a time; None when cancelled. `total` is its cost in bytes."""
         try:
             while True:
-                self._is_awaited = True
-                yield WaitUntil(lambda: self._may_go_on() or is_off())
-                self._is_awaited = False
-                if is_off():
+                self._is_waiting = True
+                yield WaitUntil(lambda: self._is_allowed() or is_cancelled())
+                self._is_waiting = False
+                if is_cancelled():
                     return None
-                ended = yield Blocking(kind, _advancing(work, steps))
+                ended = yield Blocking(kind, _advance(work, steps))
                 cost = total if ended else min(steps * step_bytes, total)
                 total -= cost
-                self._pay(cost)
+                self._charge(cost)
                 if ended:
-                    made: Made = ended[0]
-                    return made
+                    result: Result = ended[0]
+                    return result
         finally:
-            self._is_awaited = False
-            with suppress(
-                ValueError
-            ):  # another thread is in the middle of it, and nobody waits for that at a stop
+            self._is_waiting = False
+            # ValueError: another thread is running a step, which a shutdown does not wait for.
+            with suppress(ValueError):
                 work.close()
 
 
-def _advancing(work: Work[Made], steps: int) -> Callable[[], list[Made]]:
-    def advance() -> list[Made]:
+def _advance(work: Work[Result], steps: int) -> Callable[[], list[Result]]:
+    """A job that runs up to `steps` steps; it returns a list with the result at the end, an empty one before."""
+
+    def advance() -> list[Result]:
         try:
             for _ in range(steps):
                 next(work)
@@ -89,7 +91,7 @@ def _advancing(work: Work[Made], steps: int) -> Callable[[], list[Made]]:
 
 
 class GrowthRate:
-    """How fast a count grows: over the last one to two spans of PACE_SPAN_MS, so that neither a burst nor a pause decides."""
+    """Growth of a counter per second, averaged over the last one to two spans of PACE_SPAN_MS."""
 
     def __init__(self, clock: EngineClock, count: Callable[[], int]) -> None:
         self._clock = clock

@@ -1,6 +1,6 @@
-"""How important a topic is right now: what its config says, or how lately somebody read it.
+"""Effective priority of a topic: configured, or derived from how recently it was read.
 
-P = manual + auto        manual = priority, held to ±1000; auto = 500 · 2^(-idle / 30 s), only without a priority
+P = manual + auto        manual = priority, clamped to ±1000; auto = 500 · 2^(-idle / 30 s), only without a priority
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from topics.api.config import TopicConfig
 MANUAL_MAX = 1000
 AUTO_MAX = 500
 HALF_LIFE_MS = 30_000
-IDLE_MAX_MS = 300_000  # ten half-lives: what is left rounds to nothing
+IDLE_MAX_MS = 300_000  # ten half-lives: the rest rounds to 0
 
 
 def effective_priority(config: TopicConfig, last_read_ms: int | None, now_ms: int) -> int:

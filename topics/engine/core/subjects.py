@@ -1,24 +1,14 @@
-"""Subject patterns and tag matches: which tags a request means. The trie: who subscribed to what matches a subject.
+"""Subject patterns and tag matches: which tags a request selects.
 
-A subject is a tag read as tokens split on `.`. In a pattern the token `*` stands for exactly one token and a final
-`>` for one or more. Only a whole token is a wildcard: `a*` is the literal token `a*`, as in NATS. A subject with an
-empty token matches no pattern, since a pattern cannot name one.
+A subject is a tag split into tokens at `.`. In a pattern the token `*` stands for exactly one token and a final `>` for
+one or more. Only a whole token is a wildcard: `a*` is the literal token `a*`, as in NATS. A subject with an empty token
+matches no pattern, since patterns cannot contain empty tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import itemgetter
-from typing import Generic, Literal, TypeVar
-
-from topics.api.limits import (
-    MATCHES_CACHED_MAX,
-    MATCHES_CACHED_SWEPT,
-    SUBJECT_CHANGES_KEPT,
-    SUBJECT_PATTERN_BYTES_MAX,
-)
+from typing import Literal
 
 SEPARATOR = b"."
 ANY_TOKEN = b"*"
@@ -27,7 +17,7 @@ ANY_TAIL = b">"
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A parsed subject pattern; `parse_pattern` makes it."""
+    """A subject pattern, as returned by `parse_pattern`."""
 
     tokens: tuple[bytes, ...]  # without the final `>`
     has_tail: bool  # whether the pattern ended with `>`
@@ -35,10 +25,10 @@ class Pattern:
     is_literal: bool  # no wildcard: the prefix is the only match
 
     def matches(self, subject: bytes) -> bool:
-        """Whether the pattern covers this subject."""
+        """Whether the pattern matches this subject."""
         if self.is_literal:
             return subject == self.literal_prefix
-        # The prefix refuses most subjects without splitting them.
+        # The prefix rules out most subjects without splitting them.
         if not subject.startswith(self.literal_prefix):
             return False
         parts = subject.split(SEPARATOR)
@@ -47,7 +37,7 @@ class Pattern:
             return False
         if b"" in parts:
             return False
-        # A tail leaves more parts than tokens; zip stops at the shorter.
+        # With a tail there are more parts than tokens; zip stops at the last token.
         return all(token in (ANY_TOKEN, part) for token, part in zip(self.tokens, parts))
 
     def overlaps(self, other: Pattern) -> bool:
@@ -62,18 +52,18 @@ class Pattern:
                 return False
         return True
 
-    def matches_some(self, prefix: bytes) -> bool:
+    def can_match_prefix(self, prefix: bytes) -> bool:
         """Whether some subject that starts with these bytes matches."""
-        *parts, begun = prefix.split(SEPARATOR)  # the last one may go on
+        *parts, partial = prefix.split(SEPARATOR)  # the last token may be incomplete
         if b"" in parts or not all(token in (ANY_TOKEN, part) for token, part in zip(self.tokens, parts)):
             return False
         if len(self.tokens) <= len(parts):
             return self.has_tail
         token = self.tokens[len(parts)]
-        return token == ANY_TOKEN or token.startswith(begun)
+        return token == ANY_TOKEN or token.startswith(partial)
 
 
-def _shown(text: bytes) -> str:
+def _quoted(text: bytes) -> str:
     return repr(text.decode("utf-8", "replace"))
 
 
@@ -82,12 +72,12 @@ def parse_pattern(text: bytes) -> Pattern:
     if not text:
         raise ValueError("a subject pattern must not be empty")
     tokens = text.split(SEPARATOR)
-    for place, token in enumerate(tokens, start=1):
+    for number, token in enumerate(tokens, start=1):
         if not token:
-            raise ValueError(f"token {place} of the subject pattern {_shown(text)} is empty")
-        if token == ANY_TAIL and place != len(tokens):
+            raise ValueError(f"token {number} of the subject pattern {_quoted(text)} is empty")
+        if token == ANY_TAIL and number != len(tokens):
             raise ValueError(
-                f"token {place} of the subject pattern {_shown(text)} is '>', which may only come last"
+                f"token {number} of the subject pattern {_quoted(text)} is '>', which may only come last"
             )
     has_tail = tokens[-1] == ANY_TAIL
     if has_tail:
@@ -96,28 +86,28 @@ def parse_pattern(text: bytes) -> Pattern:
     is_literal = literal == len(tokens) and not has_tail
     prefix = SEPARATOR.join(tokens[:literal])
     if literal and not is_literal:
-        prefix += SEPARATOR  # something always follows, so the separator is certain too
+        prefix += SEPARATOR  # a token always follows, so the separator is part of every match
     return Pattern(tuple(tokens), has_tail, prefix, is_literal)
 
 
 @dataclass(frozen=True, slots=True)
 class TagMatch:
-    """Which tags are meant. No match ever covers an untagged record.
+    """A condition on the tag of a record. Untagged records never match.
 
-    Eq: the tag itself. Glob: a literal prefix and a final `*` (alone: every tag). Subject: a subject pattern.
+    Eq: this tag. Glob: a literal prefix and a final `*` (`*` alone: every tag). Subject: a subject pattern.
     """
 
     op: Literal["Eq", "Glob", "Subject"]
     value: bytes
     # Parsed once, because `matches` may run for every tag of a topic.
     pattern: Pattern | None = field(init=False, repr=False, compare=False, default=None)
-    prefix: bytes = field(init=False, repr=False, compare=False, default=b"")  # every matching tag starts so
+    prefix: bytes = field(init=False, repr=False, compare=False, default=b"")  # of every matching tag
 
     def __post_init__(self) -> None:
         prefix = self.value
         if self.op == "Glob":
             if not self.value.endswith(b"*"):
-                raise ValueError(f"a Glob must end with '*', and {_shown(self.value)} does not")
+                raise ValueError(f"a Glob must end with '*', and {_quoted(self.value)} does not")
             prefix = self.value[:-1]
         elif self.op == "Subject":
             pattern = parse_pattern(self.value)
@@ -129,7 +119,7 @@ class TagMatch:
 
     @property
     def literal(self) -> bytes | None:
-        """The only tag this can match, or None when it can match several."""
+        """The only tag this can match; None if it can match several."""
         if self.op == "Eq":
             return self.value
         if self.pattern is not None and self.pattern.is_literal:
@@ -137,7 +127,7 @@ class TagMatch:
         return None
 
     def matches(self, tag: bytes | None) -> bool:
-        """Whether a record with this tag is meant."""
+        """Whether records with this tag match."""
         if tag is None:
             return False
         if self.pattern is not None:
@@ -147,7 +137,7 @@ class TagMatch:
         return tag == self.value
 
     def overlaps(self, other: TagMatch) -> bool:
-        """Whether some tag is meant by both."""
+        """Whether some tag matches both."""
         mine, theirs = self.prefix, other.prefix
         if not (mine.startswith(theirs) or theirs.startswith(mine)):
             return False
@@ -156,9 +146,9 @@ class TagMatch:
         if (literal := other.literal) is not None:
             return self.matches(literal)
         if self.pattern is None:
-            return other.pattern is None or other.pattern.matches_some(mine)
+            return other.pattern is None or other.pattern.can_match_prefix(mine)
         return (
-            self.pattern.matches_some(theirs)
+            self.pattern.can_match_prefix(theirs)
             if other.pattern is None
             else self.pattern.overlaps(other.pattern)
         )
@@ -166,17 +156,17 @@ class TagMatch:
 
 @dataclass(frozen=True, slots=True)
 class TagFilter:
-    """Which tags are meant by any of several matches.
+    """Any of several tag matches.
 
-    A tag is split once for all patterns. Those with the same wildcards in the same places have one shape, and are looked up
-    together by their other tokens: `*.*.paid` and `*.*.sent` cost as much as one of them.
+    A tag is split once for all patterns. Patterns with wildcards in the same positions have the same shape and are looked up
+    together by their literal tokens: `*.*.paid` and `*.*.sent` cost as much as one of them.
     """
 
     any_of: tuple[TagMatch, ...]
     _literals: frozenset[bytes] = field(init=False, repr=False, compare=False)
     _globs: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     _prefixes: tuple[bytes, ...] = field(init=False, repr=False, compare=False)  # of the patterns
-    # By how many tokens a subject has, at least: whether it may have more, where tokens are given, and which.
+    # Minimum number of tokens, whether there may be more, positions of the literal tokens, and their values.
     _shapes: tuple[tuple[int, bool, tuple[int, ...], set[tuple[bytes, ...]]], ...] = field(
         init=False, repr=False, compare=False
     )
@@ -187,14 +177,14 @@ class TagFilter:
         for match in patterns:
             assert match.pattern is not None
             tokens, has_tail = match.pattern.tokens, match.pattern.has_tail
-            given = tuple(i for i, token in enumerate(tokens) if token != ANY_TOKEN)
-            shape = len(tokens) + has_tail, has_tail, given
-            shapes.setdefault(shape, set()).add(tuple(tokens[i] for i in given))
-        literals = (match.literal for match in self.any_of)
-        object.__setattr__(self, "_literals", frozenset(name for name in literals if name is not None))
+            positions = tuple(i for i, token in enumerate(tokens) if token != ANY_TOKEN)
+            shape = len(tokens) + has_tail, has_tail, positions
+            shapes.setdefault(shape, set()).add(tuple(tokens[i] for i in positions))
+        names = (match.literal for match in self.any_of)
+        object.__setattr__(self, "_literals", frozenset(name for name in names if name is not None))
         object.__setattr__(self, "_globs", tuple(m.prefix for m in self.any_of if m.op == "Glob"))
         object.__setattr__(self, "_prefixes", tuple({match.prefix: None for match in patterns}))
-        object.__setattr__(self, "_shapes", tuple((*shape, given) for shape, given in shapes.items()))
+        object.__setattr__(self, "_shapes", tuple((*shape, literals) for shape, literals in shapes.items()))
 
     @property
     def literal(self) -> bytes | None:
@@ -202,12 +192,12 @@ class TagFilter:
 
     @property
     def cost(self) -> int:
-        """What a match costs, in microseconds or so, a look at the record included."""
+        """Approximate cost of one match in microseconds, including access to the record."""
         return 2 + len(self._shapes) // 16
 
     @property
     def weight(self) -> int:
-        """What comparing it costs, about: as the product of both."""
+        """Relative cost of `overlaps`, which is about the product of the weights of both filters."""
         return 1 + len(self._shapes) + len(self._globs) + len(self._literals) // 4
 
     def matches(self, tag: bytes | None) -> bool:
@@ -221,15 +211,15 @@ class TagFilter:
         if b"" in parts:
             return False
         count = len(parts)
-        for least, may_go_on, given, wanted in self._shapes:
-            if (count == least or (may_go_on and count > least)) and (
-                tuple([parts[i] for i in given]) in wanted
+        for min_tokens, has_tail, positions, literals in self._shapes:
+            if (count == min_tokens or (has_tail and count > min_tokens)) and (
+                tuple([parts[i] for i in positions]) in literals
             ):
                 return True
         return False
 
     def overlaps(self, other: TagFilter) -> bool:
-        """Whether some tag is meant by both."""
+        """Whether some tag matches both."""
         if any(map(other.matches, self._literals)) or any(map(self.matches, other._literals)):
             return True
         return (
@@ -241,321 +231,33 @@ class TagFilter:
         )
 
     def _globs_overlap(self, other: TagFilter) -> bool:
-        """Whether some pattern of another filter can mean a tag that starts like one of these."""
+        """Whether a pattern of the other filter can match a tag with the prefix of one of these globs."""
         return any(
-            match.pattern is not None and match.literal is None and match.pattern.matches_some(glob)
+            match.pattern is not None and match.literal is None and match.pattern.can_match_prefix(glob)
             for glob in self._globs
             for match in other.any_of
         )
 
     def _shapes_overlap(self, other: TagFilter) -> bool:
-        """Two shapes have a subject in common if as many tokens do for both, and where both give one, it is the same."""
-        for least, may_go_on, given, wanted in self._shapes:
-            for its_least, it_may_go_on, its_given, its_wanted in other._shapes:
-                if least != its_least and not (may_go_on if least < its_least else it_may_go_on):
+        """Two shapes have a subject in common if it can have the same length in both and their literal tokens agree."""
+        for min_tokens, has_tail, positions, literals in self._shapes:
+            for other_min, other_tail, other_positions, other_literals in other._shapes:
+                if min_tokens != other_min and not (has_tail if min_tokens < other_min else other_tail):
                     continue
-                if given == its_given:
-                    if not wanted.isdisjoint(its_wanted):
+                if positions == other_positions:
+                    if not literals.isdisjoint(other_literals):
                         return True
                     continue
-                both = [i for i in given if i in its_given]
-                mine = {tuple([tokens[given.index(i)] for i in both]) for tokens in wanted}
-                theirs = (tuple([tokens[its_given.index(i)] for i in both]) for tokens in its_wanted)
+                both = [i for i in positions if i in other_positions]
+                mine = {tuple([tokens[positions.index(i)] for i in both]) for tokens in literals}
+                theirs = (
+                    tuple([tokens[other_positions.index(i)] for i in both]) for tokens in other_literals
+                )
                 if not mine.isdisjoint(theirs):
                     return True
         return False
 
 
 def overlap(one: TagFilter | None, other: TagFilter | None) -> bool:
-    """Whether some record passes both filters. None passes every record, also an untagged one."""
+    """Whether some record can pass both filters. None passes every record, including untagged ones."""
     return one is None or other is None or one.overlaps(other)
-
-
-S = TypeVar("S", bound=Hashable)
-GroupName = bytes | str  # compared as given: the bytes and the text of a name are two names
-
-
-@dataclass(frozen=True, slots=True)
-class Matched(Generic[S]):
-    """Who gets a subject: every plain subscriber, and one member of each group. Who subscribed first stands first."""
-
-    plain: tuple[S, ...]
-    groups: Mapping[GroupName, tuple[S, ...]]
-
-
-class _Subscribers(Generic[S]):
-    """Those of one pattern. Each maps to the serial of its subscription, so every dict is ordered by its values."""
-
-    __slots__ = ("groups", "plain")
-
-    def __init__(self) -> None:
-        self.plain: dict[S, int] = {}
-        self.groups: dict[GroupName, dict[S, int]] = {}
-
-    def add(self, subscriber: S, group: GroupName | None, serial: int) -> bool:
-        members = self.plain if group is None else self.groups.setdefault(group, {})
-        return members.setdefault(subscriber, serial) == serial
-
-    def discard(self, subscriber: S, group: GroupName | None) -> bool:
-        members = self.plain if group is None else self.groups.get(group, {})
-        if members.pop(subscriber, None) is None:
-            return False
-        if group is not None and not members:
-            del self.groups[group]
-        return True
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.plain and not self.groups
-
-
-class _Node(Generic[S]):
-    """One token of a pattern, and what follows it. Wildcards stand beside the children, so that no token of a
-    subject is ever taken for one."""
-
-    __slots__ = ("any_token", "children", "here", "tail")
-
-    def __init__(self) -> None:
-        self.children: dict[bytes, _Node[S]] = {}
-        self.any_token: _Node[S] | None = None
-        self.here: _Subscribers[S] | None = None  # of the pattern that ends with this token
-        self.tail: _Subscribers[S] | None = None  # of the pattern that goes on with `>`
-
-    def child(self, token: bytes) -> _Node[S] | None:
-        return self.any_token if token == ANY_TOKEN else self.children.get(token)
-
-    def grow(self, token: bytes) -> _Node[S]:
-        child = self.child(token)
-        if child is None:
-            child = _Node()
-            if token == ANY_TOKEN:
-                self.any_token = child
-            else:
-                self.children[token] = child
-        return child
-
-    def cut(self, token: bytes) -> None:
-        if token == ANY_TOKEN:
-            self.any_token = None
-        else:
-            del self.children[token]
-
-    @property
-    def is_empty(self) -> bool:
-        return self.here is None and self.tail is None and self.any_token is None and not self.children
-
-
-@dataclass(slots=True)
-class _Cached(Generic[S]):
-    """A result, and how many changes of the trie it knows of."""
-
-    matched: Matched[S]
-    changes_seen: int
-
-
-@dataclass(slots=True)
-class _Change(Generic[S]):
-    """One subscription that came, or one that went."""
-
-    pattern: Pattern
-    subscriber: S
-    group: GroupName | None
-    is_added: bool
-
-
-def _in_order(holders: list[dict[S, int]]) -> tuple[S, ...]:
-    """Everybody once, by their first subscription. The dicts are ordered runs, which is what sorting likes best."""
-    if len(holders) == 1:
-        return tuple(holders[0])
-    pairs: list[tuple[S, int]] = []
-    for holder in holders:
-        pairs += holder.items()
-    pairs.sort(key=itemgetter(1))
-    return tuple(dict(pairs))  # of several subscriptions of one, the first gives the place
-
-
-def _first_serial(group: tuple[GroupName, list[dict[S, int]]]) -> int:
-    return min([next(iter(members.values())) for members in group[1]])
-
-
-def _merged(found: list[_Subscribers[S]]) -> Matched[S]:
-    plain: list[dict[S, int]] = []
-    groups: dict[GroupName, list[dict[S, int]]] = {}
-    for subscribers in found:
-        if subscribers.plain:
-            plain.append(subscribers.plain)
-        for name, members in subscribers.groups.items():
-            groups.setdefault(name, []).append(members)
-    in_order = sorted(groups.items(), key=_first_serial) if len(groups) > 1 else groups.items()
-    return Matched(_in_order(plain), {name: _in_order(holders) for name, holders in in_order})
-
-
-def _with_added(matched: Matched[S], changes: list[_Change[S]]) -> Matched[S]:
-    """Later subscriptions come last, so this is the result that a walk of the trie would give."""
-    plain = dict.fromkeys(matched.plain)
-    groups = {name: dict.fromkeys(members) for name, members in matched.groups.items()}
-    for change in changes:
-        members = plain if change.group is None else groups.setdefault(change.group, {})
-        members[change.subscriber] = None
-    return Matched(tuple(plain), {name: tuple(members) for name, members in groups.items()})
-
-
-class SubjectTrie(Generic[S]):
-    """Who subscribed to the patterns that match a subject. For one thread.
-
-    A subscription is a pattern, a subscriber and perhaps a group. A match walks the trie level by level, without
-    recursion, and meets every node at most once: however the wildcards are nested, it costs no more than looking at
-    each pattern. Results are cached by subject. The cache is not searched when a pattern comes or goes, which would make
-    every subscription pay for a thousand subjects; the change is noted, and a cached result catches up with the
-    notes when it is next asked for: it takes in who came, and is made anew if somebody went.
-    """
-
-    def __init__(self) -> None:
-        self._root: _Node[S] = _Node()
-        self._count = 0
-        self._serial = 0  # of the newest subscription
-        self._cache: dict[bytes, _Cached[S]] = {}
-        self._changes: list[_Change[S]] = []  # the newest
-        self._changes_count = 0  # of all that were ever noted
-
-    @property
-    def count(self) -> int:
-        """How many subscriptions there are."""
-        return self._count
-
-    def insert(self, pattern: bytes, subscriber: S, group: GroupName | None = None) -> bool:
-        """Add a subscription; False when it is there already, ValueError when the pattern is none."""
-        # No subject is shorter than a pattern that matches it, so a longer pattern would match no name.
-        if len(pattern) > SUBJECT_PATTERN_BYTES_MAX:
-            raise ValueError(f"a subject pattern has at most {SUBJECT_PATTERN_BYTES_MAX} bytes")
-        parsed = parse_pattern(pattern)
-        node = self._root
-        for token in parsed.tokens:
-            node = node.grow(token)
-        if parsed.has_tail:
-            subscribers = node.tail = node.tail or _Subscribers()
-        else:
-            subscribers = node.here = node.here or _Subscribers()
-        self._serial += 1
-        if not subscribers.add(subscriber, group, self._serial):
-            return False
-        self._count += 1
-        if not parsed.is_literal or pattern in self._cache:
-            self._note(_Change(parsed, subscriber, group, is_added=True))
-        return True
-
-    def remove(self, pattern: bytes, subscriber: S, group: GroupName | None = None) -> bool:
-        """Take a subscription away; False when there is none like it, also when the pattern could never be one."""
-        tokens = pattern.split(SEPARATOR)
-        has_tail = tokens[-1] == ANY_TAIL
-        if has_tail:
-            tokens.pop()
-        path = self._path(tokens)
-        if path is None:
-            return False
-        subscribers = path[-1].tail if has_tail else path[-1].here
-        if subscribers is None or not subscribers.discard(subscriber, group):
-            return False
-        self._count -= 1
-        if subscribers.is_empty:
-            self._prune(path, tokens, has_tail)
-        self._forget(pattern, subscriber, group)
-        return True
-
-    def match(self, subject: bytes) -> Matched[S]:
-        """Who gets this subject. The result is shared and never changes; until a change concerns it, it is the same."""
-        cached = self._cache.get(subject)
-        if cached is None:
-            return self._match_anew(subject)
-        if cached.changes_seen == self._changes_count or self._catch_up(subject, cached):
-            return cached.matched
-        del self._cache[subject]  # a new result goes to the end, furthest from the next sweep
-        return self._match_anew(subject)
-
-    def _match_anew(self, subject: bytes) -> Matched[S]:
-        parts = subject.split(SEPARATOR)
-        if b"" in parts:
-            return Matched((), {})
-        matched = _merged(self._find(parts))
-        self._cache[subject] = _Cached(matched, self._changes_count)
-        if len(self._cache) > MATCHES_CACHED_MAX:
-            # The newest stay. A new dict, since one emptied from its front is slow to walk from there.
-            kept = islice(self._cache.items(), len(self._cache) - MATCHES_CACHED_SWEPT, None)
-            self._cache = dict(kept)
-        return matched
-
-    def _find(self, parts: list[bytes]) -> list[_Subscribers[S]]:
-        found: list[_Subscribers[S]] = []
-        level = [self._root]
-        for part in parts:
-            below: list[_Node[S]] = []
-            for node in level:
-                if node.tail is not None:
-                    found.append(node.tail)
-                if (child := node.children.get(part)) is not None:
-                    below.append(child)
-                if node.any_token is not None:
-                    below.append(node.any_token)
-            level = below
-            if not level:
-                break
-        found += [node.here for node in level if node.here is not None]
-        return found
-
-    def _path(self, tokens: list[bytes]) -> list[_Node[S]] | None:
-        """The nodes from the root to that of the last token, or None when it is not there."""
-        path = [self._root]
-        for token in tokens:
-            node = path[-1].child(token)
-            if node is None:
-                return None
-            path.append(node)
-        return path
-
-    def _prune(self, path: list[_Node[S]], tokens: list[bytes], has_tail: bool) -> None:
-        """The last node of the path lost its last subscriber: nodes that lead nowhere go."""
-        node = path.pop()
-        if has_tail:
-            node.tail = None
-        else:
-            node.here = None
-        for parent, token in zip(reversed(path), reversed(tokens)):
-            if not node.is_empty:
-                return
-            parent.cut(token)
-            node = parent
-
-    def _forget(self, pattern: bytes, subscriber: S, group: GroupName | None) -> None:
-        """No cached result shows a subscription that went."""
-        if not self._count:
-            self._cache.clear()
-            self._changes.clear()
-            return
-        parsed = parse_pattern(pattern)
-        if parsed.is_literal:
-            self._cache.pop(pattern, None)
-        else:
-            self._note(_Change(parsed, subscriber, group, is_added=False))
-
-    def _note(self, change: _Change[S]) -> None:
-        if not self._cache:
-            return
-        self._changes.append(change)
-        self._changes_count += 1
-        if len(self._changes) < 2 * SUBJECT_CHANGES_KEPT:
-            return
-        # Results too old to catch up go now, so that they do not hold on to subscribers that left.
-        del self._changes[:-SUBJECT_CHANGES_KEPT]
-        oldest = self._changes_count - SUBJECT_CHANGES_KEPT
-        self._cache = {key: cached for key, cached in self._cache.items() if cached.changes_seen >= oldest}
-
-    def _catch_up(self, subject: bytes, cached: _Cached[S]) -> bool:
-        """Bring a cached result up to date; False when it has to be made anew. The notes reach back to all of them."""
-        missed = self._changes_count - cached.changes_seen
-        concerning = [change for change in self._changes[-missed:] if change.pattern.matches(subject)]
-        if not all(change.is_added for change in concerning):
-            return False
-        if concerning:
-            cached.matched = _with_added(cached.matched, concerning)
-        cached.changes_seen = self._changes_count
-        return True

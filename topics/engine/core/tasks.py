@@ -1,7 +1,7 @@
-"""What background work may ask of the engine between two slices, and the lane in which one task runs at a time.
+"""Background tasks as generators: what they may yield, and the lane that runs one task at a time.
 
-A task is a generator. It yields None to let a turn pass, a `Blocking` call to have it run off the loop (and receives
-its result), `WaitSynced` to go on once the log is synced up to there, or `WaitUntil` something holds.
+A task yields None to give up its turn, `Blocking` to run a call off the loop (the yield returns its result), `WaitSynced`
+to wait until the log is synced up to an lsn, or `WaitUntil` to wait for a condition.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ class Blocking:
 
 @dataclass(slots=True)
 class WaitSynced:
-    lsn: int  # 0: everything that is staged or written by now
+    lsn: int  # 0: everything staged or written so far
 
 
 @dataclass(slots=True)
 class WaitUntil:
-    """Looked at once a turn: what it waits for must come about in one."""
+    """The condition is evaluated once per turn, so only a turn may make it true."""
 
     holds: Callable[[], bool]
 
 
 Step: TypeAlias = Blocking | WaitSynced | WaitUntil | None
 Steps: TypeAlias = Generator[Step, Any, None]
-Work: TypeAlias = Generator[int, None, None]  # yields how much was done, in units of about a microsecond
+Work: TypeAlias = Generator[int, None, None]  # yields the work done, in units of about a microsecond
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One task at a time, and what it waits for."""
+    """Runs one task at a time; knows what the task waits for."""
 
     task: Steps | None = None
-    blocked: bool = False  # a job of it is out
+    blocked: bool = False  # a blocking call is running
     wait_lsn: int = 0
     until: Callable[[], bool] | None = None
 
@@ -59,7 +59,7 @@ class Lane:
 
 
 def drain(steps: Generator[Any, None, T]) -> T:
-    """Run stepwise work in one go."""
+    """Run a generator to its end and return its result."""
     while True:
         try:
             next(steps)

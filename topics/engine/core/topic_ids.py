@@ -1,13 +1,13 @@
-"""Topic ids: who gives which, and whose directory is whose.
+"""Topic ids: allocation, and which shard owns which id.
 
-Shard n gives n + 1024 k, so that ids of different shards never meet. An id stays with its topic for ever: it stands in every
-frame and names the topic's directory. When the number of shards changes, topics come to shards that did not make them.
-From then on a shard owns two kinds of ids: those that it *adopted* at that change, and those that it gives itself, which begin
-at `first_id`, beyond every id that there was. What lies between belongs to others, or to nobody any more.
+Shard n allocates n + 1024 k, so shards never allocate the same id. A topic keeps its id for good: the id is in every frame
+and names the topic's directory. When the number of shards changes, topics move to shards that did not create them. From then
+on a shard owns two kinds of ids: those it *adopted* in that change, and those it allocates itself, from `first_id` on, which
+is above every earlier id.
 
-What is nobody's any more is of topics that were dropped before the change. Their files are gone by then from the data
-directory, but not from a cold tier that was out of reach. Somebody has to remove them, and this must not be another shard's
-topic: so shard 0, which is always there, is told which ids the *others* have adopted, and owns the rest.
+The remaining ids below `first_id` belong to other shards or to topics dropped before the change. Files of dropped topics may
+still be in a cold tier that could not be reached at the time, and one shard has to delete them without touching topics of
+other shards. That is shard 0, which always exists: it stores the ids that the *other* shards adopted, and owns the rest.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy.typing as npt
 ID_STEP = 1024
 
 
-class OwnIds:
-    """The ids of one shard. `packed` is how a snapshot keeps the adopted ones: eight bytes each, ascending. `others`, in the same
-    way, are those that all other shards have adopted; None: it is not this shard that owns what is nobody's."""
+class OwnedIds:
+    """The ids owned by one shard. `packed`: the adopted ids as a snapshot stores them, eight bytes each, ascending. `others`: the
+    ids adopted by all other shards, packed the same way; None unless this shard owns the ids of dropped topics."""
 
     __slots__ = ("_adopted", "_others", "_shard", "first_id", "others", "packed")
 
@@ -40,11 +40,11 @@ class OwnIds:
         if topic_id >= self.first_id:
             return topic_id % ID_STEP == self._shard % ID_STEP
         if self.others is not None:
-            return not _is_among(self._others, topic_id)
-        return _is_among(self._adopted, topic_id)
+            return not _contains(self._others, topic_id)
+        return _contains(self._adopted, topic_id)
 
 
-def _is_among(ids: npt.NDArray[np.uint64], topic_id: int) -> bool:
+def _contains(ids: npt.NDArray[np.uint64], topic_id: int) -> bool:
     at = int(np.searchsorted(ids, topic_id))
     return at < len(ids) and int(ids[at]) == topic_id
 
@@ -54,5 +54,5 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 
 def first_id_after(ids: Iterable[int]) -> int:
-    """The first id of a round of ids, one for each shard, beyond all of these."""
+    """The first multiple of ID_STEP above all of these ids."""
     return (max(ids, default=0) // ID_STEP + 1) * ID_STEP

@@ -19,7 +19,8 @@ from topics.api.errors import Forbidden, ForwardNotFound, TopicNotFound, TopicsE
 from topics.engine.commands import forwards as fwd
 from topics.engine.commands import topics as cmd
 from topics.engine.core.clock import EngineClock
-from topics.engine.core.subjects import SubjectTrie, parse_pattern
+from topics.engine.core.subject_trie import SubjectTrie
+from topics.engine.core.subjects import parse_pattern
 from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.copies import CopyRun, CopyUnpacker, runs_of
 from topics.engine.reading.reader import Reader

@@ -25,7 +25,7 @@ from topics.api.errors import (
 from topics.engine.commands import topics as cmd
 from topics.engine.core.clock import EngineClock
 from topics.engine.core.tasks import Work, drain
-from topics.engine.core.topic_ids import ID_STEP, OwnIds
+from topics.engine.core.topic_ids import ID_STEP, OwnedIds
 from topics.engine.reading.cold_blocks import ColdMiss, ColdReads
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.long_commands import LongCommand, LongCommands
@@ -81,7 +81,7 @@ class Staging:
         self.by_id: dict[int, TopicLog] = {}
         self.names: SortedList[str] = SortedList()
         self.next_id = config.shard + ID_STEP
-        self.own_ids = OwnIds(config.shard)
+        self.owned_ids = OwnedIds(config.shard)
         self.bytes_live = 0  # staged, over all topics
         self.records_live = 0
         self.bytes_promised = 0  # of transactions that are decided and not all in the log yet

@@ -19,7 +19,7 @@ import numpy as np
 from topics.api.config import EngineConfig, TopicConfig
 from topics.api.errors import Corrupt, TopicsError
 from topics.engine.core.ports import Clock, Disk, SegmentStore
-from topics.engine.core.topic_ids import OwnIds, first_id_after, pack_ids
+from topics.engine.core.topic_ids import OwnedIds, first_id_after, pack_ids
 from topics.engine.runtime.engine import Engine
 from topics.engine.shard.appends import NAME
 from topics.engine.shard.staging import as_ranges
@@ -58,7 +58,7 @@ from topics.engine.tools.salvage_segments import (
 from topics.engine.tools.verify import (
     ShardFiles,
     expected_chain,
-    own_ids,
+    owned_ids,
     quiet,
     read_everything,
     verify_shard,
@@ -371,13 +371,13 @@ class _Rebuilder:
 
     @property
     def has_segments(self) -> bool:
-        own = own_ids(None, self._config)
+        own = owned_ids(None, self._config)
         names = self._disk.list(self._config.topics_dir)
         return any(int(name, 16) in own for name in names if TOPIC_DIR.fullmatch(name))
 
     def state(self) -> tuple[ShardRow, list[TopicRow]]:
         head, hints = self._hints()
-        own = own_ids(head, self._config)
+        own = owned_ids(head, self._config)
         ids = set(hints)
         seen = set(hints)
         for name in self._disk.list(self._config.topics_dir):
@@ -406,7 +406,7 @@ class _Rebuilder:
         self._done.notes.append("no snapshot could be read: topics were made again from their segments")
         made = ShardRow(0, base_lsn, next_id, 0, 0, 0, "", 0)
         if own.first_id > next_id:  # which others were this shard's is not known: none of them may be removed
-            own = OwnIds(self._config.shard, next_id, pack_ids(ids))
+            own = OwnedIds(self._config.shard, next_id, pack_ids(ids))
             self._done.notes.append(
                 "which topics had come to this shard is not known: those whose rows cannot be read stay as files"
             )
@@ -435,7 +435,7 @@ class _Rebuilder:
         return head, hints
 
     def _may_own(self, row: TopicRow, head: ShardRow | None) -> bool:
-        own = own_ids(head, self._config)
+        own = owned_ids(head, self._config)
         return row.id in own or (head is None and own.first_id > row.id)
 
     def _row(self, topic: int, hint: TopicRow | None, taken: Container[str]) -> TopicRow:

@@ -19,7 +19,7 @@ from topics.api.limits import MIB
 from topics.engine.commands import topics as cmd
 from topics.engine.core.placement import shard_of
 from topics.engine.core.ports import Clock, Disk, SegmentStore
-from topics.engine.core.topic_ids import OwnIds
+from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.runtime.engine import Engine
 from topics.engine.storage import frames
 from topics.engine.storage.control import Swapped
@@ -305,7 +305,7 @@ class _Checker:
 
     def _row_problems(self, row: TopicRow, shard: ShardRow) -> list[str]:
         problems: list[str] = []
-        if row.id not in own_ids(shard, self._config) or row.id >= shard.next_id:
+        if row.id not in owned_ids(shard, self._config) or row.id >= shard.next_id:
             problems.append(f"the topic's id {row.id} is none that this shard has")
         if shard_of(row.name, self._shards) != self._config.shard:
             problems.append("the topic belongs to another shard")
@@ -486,7 +486,7 @@ class _Checker:
                 self._disk, self._config.topics_dir, row, self._advanced
             ):
                 self.found.add("damage", path, offset, what, topic=row.name, records=records)
-        own = own_ids(newest[0] if newest is not None else None, self._config)
+        own = owned_ids(newest[0] if newest is not None else None, self._config)
         for name in self._disk.list(self._config.topics_dir):
             try:
                 topic = int(name.removesuffix(".deleted"), 16)
@@ -540,12 +540,12 @@ class _Checker:
         return swapped, made
 
 
-def own_ids(head: ShardRow | None, config: EngineConfig) -> OwnIds:
+def owned_ids(head: ShardRow | None, config: EngineConfig) -> OwnedIds:
     """Which topics are the shard's. Without a snapshot only the first layout shows it: later ones have adopted some."""
     if head is not None:
-        return OwnIds(config.shard, head.first_id, head.adopted, head.others)
+        return OwnedIds(config.shard, head.first_id, head.adopted, head.others)
     is_first = generation_of(config.shard_dir.partition("/")[0]) == 1
-    return OwnIds(config.shard) if is_first else OwnIds(config.shard, 1 << 63)
+    return OwnedIds(config.shard) if is_first else OwnedIds(config.shard, 1 << 63)
 
 
 def _headers(body: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:

@@ -297,7 +297,7 @@ class Checkpointer:
         self.capturing = True
         covered_bytes = wal.bytes_written
         head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
-        own = shard.own_ids
+        own = shard.owned_ids
         head.first_id, head.adopted, head.others = own.first_id, own.packed, own.others
         for i, log in enumerate(list(touched.values())):
             if log.dropped:

@@ -21,7 +21,7 @@ import numpy as np
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import Corrupt, TopicsError
-from topics.engine.core.pacing import Made, RateLimit, Work
+from topics.engine.core.pacing import RateLimit, Result, Work
 from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
@@ -289,15 +289,15 @@ class Compactor:
         return made
 
     def _paced(
-        self, log: TopicLog, work: Work[Made], steps: int, step_bytes: int, total: int
-    ) -> Generator[Any, Any, Made | None]:
+        self, log: TopicLog, work: Work[Result], steps: int, step_bytes: int, total: int
+    ) -> Generator[Any, Any, Result | None]:
         return self.pace.steps(
             work,
             kind=REWRITE_KIND,
             steps=steps,
             step_bytes=step_bytes,
             total=total,
-            is_off=lambda: self._must_stop(log),
+            is_cancelled=lambda: self._must_stop(log),
         )
 
 

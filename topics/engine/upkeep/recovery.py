@@ -23,7 +23,7 @@ from topics.api import limits
 from topics.api.config import EngineConfig, TopicConfig
 from topics.api.errors import Corrupt, LogGap
 from topics.engine.core.ports import Disk, SegmentStore
-from topics.engine.core.topic_ids import OwnIds
+from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.state_machine import Shard
 from topics.engine.storage import frames
@@ -177,7 +177,7 @@ class Recovery:
         self._replayer.time = TimeCeiling(
             shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id
         )
-        self._shard.own_ids = OwnIds(
+        self._shard.owned_ids = OwnedIds(
             self._config.shard, shard_row.first_id, shard_row.adopted, shard_row.others
         )
         for forward in shard_row.forwards:
@@ -581,7 +581,7 @@ class Recovery:
                 topic_id = int(text, 16)
             except ValueError:
                 continue
-            if topic_id not in self._shard.own_ids or topic_id in self._shard.by_id:
+            if topic_id not in self._shard.owned_ids or topic_id in self._shard.by_id:
                 continue
             if self._shard.read_only is not None:
                 continue

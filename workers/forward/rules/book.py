@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from sortedcontainers import SortedDict
 
 from topics.engine.commands.forwards import Forward, is_pattern
-from topics.engine.core.subjects import SubjectTrie, parse_pattern
+from topics.engine.core.subject_trie import SubjectTrie
+from topics.engine.core.subjects import parse_pattern
 
 
 def matches(source: str, topic: str) -> bool:

@@ -534,7 +534,7 @@ class MergeService:
         except (Corrupt, ValueError):
             self._trash[plan_id] = None
             return
-        if topic_id not in self._shard.own_ids:
+        if topic_id not in self._shard.owned_ids:
             return
         log = self._shard.by_id.get(topic_id)
         known = log is not None and log.merges.find(plan_id) is not None

@@ -24,7 +24,7 @@ from topics.api.limits import (
     SUBJECT_CHANGES_KEPT,
     SUBJECT_PATTERN_BYTES_MAX,
 )
-from topics.engine.core.subjects import SubjectTrie, _Node, _Subscribers
+from topics.engine.core.subject_trie import SubjectTrie, _Node, _Subscribers
 
 Subscription = tuple[bytes, int, bytes | None]
 
