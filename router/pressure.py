@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.pending import CREDIT_BYTES, PENDING_MAX, PendingRequests
-from topics.engine.shard.pressure import DELAY_MS, NOTHING, SAMPLE_MS, SMOOTHING, part
+from topics.engine.shard.pressure import DELAY_MS, NEGLIGIBLE, SAMPLE_MS, SMOOTHING, overload
 from topics.link import wire
 
 TELL_FROM = 0.05  # so much is a change
@@ -47,9 +47,9 @@ class FrontPressure:
         links = self._core.links
         shares = [self._buffered_share()]
         shares += [max(link.cost / CREDIT_BYTES, len(link.pending) / PENDING_MAX) for link in links]
-        found = max(part(late_ms, DELAY_MS), min(max(shares), 1.0))
+        found = max(overload(late_ms, DELAY_MS), min(max(shares), 1.0))
         self.value += (found - self.value) * SMOOTHING
-        if self.value < NOTHING:
+        if self.value < NEGLIGIBLE:
             self.value = 0.0
         self._tell()
 

@@ -488,5 +488,5 @@ def test_refused_segments_are_remembered_up_to_a_bound(monkeypatch: pytest.Monke
     h = sparse(segments=1)
     log = h.engine.shard.published["t"]
     for first in range(5):
-        h.engine.reclaimer._mark_damaged(log, SegmentMeta(first))
-    assert len(h.engine.reclaimer._damaged) == 2
+        h.engine.compactor._mark_damaged(log, SegmentMeta(first))
+    assert len(h.engine.compactor._damaged) == 2

@@ -220,7 +220,7 @@ class Walk:
             assert (len(desk), desk._by_connection, desk._by_topic) == (0, {}, {})
             assert (desk._per_front, desk._ahead_bytes, desk._stirred) == ({}, {}, {})
             for log in rig.core.engine.shard.published.values():
-                for consumer in log.consumers.every() if log.consumers is not None else []:
+                for consumer in log.consumers.all() if log.consumers is not None else []:
                     assert (consumer.waiters, consumer.connections, consumer.streams) == ({}, {}, 0)
 
 

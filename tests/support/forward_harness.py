@@ -46,7 +46,7 @@ class Pair:
 
     def ask(self, forward: f.Forward, topic: str = "src") -> f.CopiesTaken:
         shard = self.source.engine.shard
-        copies = shard.copies_from(shard.published[topic], forward, 0)
+        copies = shard.empty_copies(shard.published[topic], forward, 0)
         taken = self.dest.do(f.TakeCopies(forward.dest, copies))
         assert isinstance(taken, f.CopiesTaken)
         return taken

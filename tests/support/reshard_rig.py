@@ -222,7 +222,7 @@ class Fleet:
 
     def letters(self, topic: str) -> list[k.DeadLetter]:
         seat = self.seat(topic)
-        return seat.engine.shard.letters_of(seat.engine.shard.published[topic], 64, 1 << 20)
+        return seat.engine.shard.dead_letters_to_send(seat.engine.shard.published[topic], 64, 1 << 20)
 
     def take_letters(self, letters: list[k.DeadLetter]) -> k.DeadLettersTaken:
         taken = self.do(k.TakeDeadLetters(letters[0].target, letters[0].source_id, letters))
@@ -252,7 +252,7 @@ class Fleet:
         """Copy up to so many; how many went."""
         shard = self.seat(source).engine.shard
         log, rule = shard.published[source], shard.outflows[uid].forward
-        mark = self.do(f.TakeCopies(rule.dest, shard.copies_from(log, rule, 0))).mark
+        mark = self.do(f.TakeCopies(rule.dest, shard.empty_copies(log, rule, 0))).mark
         copies = shard.copies_after(log, rule, mark, count, 1 << 20)
         if copies is None:
             return 0

@@ -68,7 +68,7 @@ CLAIM_BYTES_DEFAULT = 8 * MIB
 DEAL_MAX = 10_000  # records distributed among the claims of one jitter window
 CLAIM_LOOK_MS = 60_000  # maximum interval between checks for jobs that have become ready
 FILTER_PAIRS_MAX = 500_000  # consumer pairs of a work queue checked for overlap at start; no check beyond it
-FIRSTS_MAX = 20_000  # tags of a consumer with deliver last_per_tag; more are refused
+INITIAL_SEQS_MAX = 20_000  # tags of a consumer with deliver last_per_tag; more are refused
 UNMOVED_MS = 5_000  # retry delay of a refused dead letter
 
 META_KEYS_MAX = 64

@@ -203,7 +203,7 @@ class Forwarder:
     @property
     def has_pending_copies(self) -> bool:
         """Whether something is to be sent or answered that nothing stands in the way of."""
-        if self._shard.flowing:
+        if self._shard.copies_due:
             return True
         return any(flow.state != PAUSED for flows in self._owing.values() for flow in flows)
 
@@ -256,11 +256,11 @@ class Forwarder:
 
     # -- a topic -------------------------------------------------------------------------------------------
 
-    def look(self, log: TopicLog) -> bool:
+    def has_new_copies(self, log: TopicLog) -> bool:
         """A topic has something new: those of its flows that owe something are ready. Whether there are any."""
         return bool(self._line_up(log).ready)
 
-    def serve(self, log: TopicLog, room: int) -> int:
+    def send_copies(self, log: TopicLog, room: int) -> int:
         """A batch for each flow of a topic that owes something, until the room is used up; returns what was used. If
         something is left the topic is in `shard.flowing` again.
         """
@@ -276,12 +276,12 @@ class Forwarder:
             if flow.state == READY:
                 used += self._send(flow)
         if stream.ready:
-            self._shard.flowing[log.id] = log
+            self._shard.copies_due[log.id] = log
         else:
             self._reads = {}
         return used
 
-    def go_on(self, log: TopicLog, uid: int) -> None:
+    def resume_copies(self, log: TopicLog, uid: int) -> None:
         """What its flow could not read has come from the cold tier."""
         stream = self._streams.get(log.id)
         flow = stream.flows.get(uid) if stream is not None else None
@@ -291,7 +291,7 @@ class Forwarder:
 
     def _look_at_news(self) -> None:
         """What was published since the last turn for copies; the others were looked at."""
-        for log in list(self._shard.flowing.values()):
+        for log in list(self._shard.copies_due.values()):
             self._line_up(log)
 
     def _line_up(self, log: TopicLog) -> CopiedTopic:
@@ -360,7 +360,7 @@ class Forwarder:
     def _make_ready(self, flow: OutgoingFlow) -> None:
         self._owe(flow)
         log = flow.stream.log
-        self._shard.flowing[log.id] = log
+        self._shard.copies_due[log.id] = log
 
     def _may_rest(self, flow: OutgoingFlow) -> bool:
         stream = flow.stream
@@ -464,7 +464,7 @@ class Forwarder:
                 return
             self._leaving.popleft()
             if outflow is not None:
-                copies = self._shard.copies_from(flow.stream.log, outflow.forward, 0)
+                copies = self._shard.empty_copies(flow.stream.log, outflow.forward, 0)
                 copies.is_gone = True
                 self._post(flow, copies)
 
@@ -473,7 +473,7 @@ class Forwarder:
         log = flow.stream.log
         forward = self._shard.outflows[flow.uid].forward
         if flow.mark == UNKNOWN:
-            return self._shard.copies_from(log, forward, 0)
+            return self._shard.empty_copies(log, forward, 0)
         wanted = flow.mark, forward.filter, forward.allow_cycle
         found = self._reads.get(wanted)
         if found is None:
@@ -483,7 +483,7 @@ class Forwarder:
             self._reads[wanted] = found
         if found.forward is forward:
             return found
-        copies = self._shard.copies_from(log, forward, flow.mark)
+        copies = self._shard.empty_copies(log, forward, flow.mark)
         copies.upto, copies.frames, copies.lost = found.upto, found.frames, found.lost
         return copies
 
@@ -573,7 +573,7 @@ class Forwarder:
                     self._crowd(flow)  # where it was it is passed over
                 if flow.state == READY:
                     flow.stream.ready.appendleft(flow)
-                    self._shard.hurry(flow.stream.log)
+                    self._shard.expedite(flow.stream.log)
         if chase.left > 1:
             self._chases.append(chase)
         chase.part_done()

@@ -154,7 +154,7 @@ class Outbox:
         """Send what may be sent by now."""
         if self._held:
             self._look_at_held()
-        moving = self._engine.shard.moving
+        moving = self._engine.shard.dead_letters_due
         if not self._may_send or not (moving or self._sources):
             return
         for topic_id in sorted(moving.keys() - self._sources.keys()):
@@ -188,7 +188,7 @@ class Outbox:
     def _is_waiting(self, held: HeldAnswer) -> bool:
         if self._is_closed or held.log.dropped or held.log.consumers is None:
             return False
-        oldest = next(iter(held.log.consumers.letters), held.number + 1)
+        oldest = next(iter(held.log.consumers.dead_letters), held.number + 1)
         return oldest <= held.number and held.until_us > self._now_us()
 
     def _look_at_held(self) -> None:
@@ -231,8 +231,8 @@ class Outbox:
 
     def _letters_of(self, source: OutboxTopic) -> list[cmd.DeadLetter]:
         shard = self._engine.shard
-        log = shard.moving.get(source.topic_id)
-        return shard.letters_of(log, source.count, BATCH_BYTES) if log is not None else []
+        log = shard.dead_letters_due.get(source.topic_id)
+        return shard.dead_letters_to_send(log, source.count, BATCH_BYTES) if log is not None else []
 
     # -- answers -------------------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ class Caps:
         shard = self._engine.shard
         return len(
             shard.staged
-        ) + shard.topics_unknown, shard.bytes_live + shard.bytes_promised + shard.bytes_unknown
+        ) + shard.topics_unknown, shard.bytes_live + shard.bytes_reserved + shard.bytes_unknown
 
     def _hand_over(self) -> None:
         shard = self._engine.shard

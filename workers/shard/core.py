@@ -119,7 +119,7 @@ class ShardCore:
         self._probe_at_us = 0
         self._wake_at_ms: int | None = None  # as the engine said last
         self._began_us = 0  # the last turn
-        engine.shard.may_wake = self._may_wake
+        engine.shard.can_send = self._may_wake
         self.pressure = ShardPressure(engine, now_us)
         self._peers: dict[int, int] = {}
         self._turn = Turn()
@@ -186,7 +186,7 @@ class ShardCore:
         if self._waiting or self._reopened or self.caps.has_released:
             return True
         if self.is_ready and (
-            self.engine.shard.has_news or self.engine.shard.backlog or self.engine.has_jobs
+            self.engine.shard.has_new_work or self.engine.shard.backlog or self.engine.has_jobs
         ):
             return True
         return self._held_reads.are_due
@@ -199,7 +199,7 @@ class ShardCore:
     @property
     def are_copies_urgent(self) -> bool:
         """Somebody waits for them; or there are many, and whoever writes so much at once hardly notices them."""
-        return self.forwarding.forwarder.is_chased or self.engine.shard.flowing_records >= MANY_COPIES
+        return self.forwarding.forwarder.is_chased or self.engine.shard.copies_due_records >= MANY_COPIES
 
     def start(self) -> None:
         """The shard has recovered."""
@@ -486,7 +486,7 @@ class ShardCore:
 
     def _reopen(self) -> None:
         self._reopened = True
-        self.engine.shard.may_send_again()
+        self.engine.shard.sending_resumed()
 
     def _may_wake(self, token: object) -> bool:
         return self._window.is_open(cast(Token, token)[0])

@@ -59,7 +59,7 @@ class OperationCodec:
     def _read_watch(self, topic: str, request: wire.Request, args: wire.Args) -> Read:
         wish = requests.read_watch(request)
         if wish.options.strong:
-            self._engine.shard.keep_safe(self._engine.shard.to_follow(topic))
+            self._engine.shard.track_synced_head(self._engine.shard.loaded_topic(topic))
         return requests.watch_command(topic, wish), wish
 
     # -- out -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from topics.api.errors import Throttled
 from topics.engine.runtime.engine import Engine, Job
-from topics.engine.shard.pressure import COALESCE, FULL_WAIT_MS, RETRY_AFTER_MS, RUNGS, Pressure
+from topics.engine.shard.pressure import COALESCE, FULL_WAIT_MS, RETRY_AFTER_MS, THRESHOLDS, Pressure
 from topics.link import wire
 
 HEARD_US = 2_000_000  # what a front said is believed for so long; it says it again while it lasts
@@ -87,9 +87,9 @@ class ShardPressure:
             wait_ms=waited_ms / picks if picks else 0.0,
             sync_ms=(now_us - began_us) / 1000 if began_us is not None else 0.0,
             log_share=self._checkpointer.log_share,
-            elsewhere=max((value for value, _ in self._fronts.values()), default=0.0),
+            reported=max((value for value, _ in self._fronts.values()), default=0.0),
         )
-        self.text = b',"pressure":%.2f' % pressure.value if pressure.value > RUNGS[COALESCE][0] else b""
+        self.text = b',"pressure":%.2f' % pressure.value if pressure.value > THRESHOLDS[COALESCE][0] else b""
 
     def check(self, request: wire.Request, now_us: int) -> None:
         """Refuse a write that found the shard full."""

@@ -105,12 +105,12 @@ class Feeds:
     # -- followers -----------------------------------------------------------------------------------------
 
     def follow(self, peer: bytes, number: int, topic: str, wish: Follow) -> None:
-        log = self._shard.to_follow(topic)
+        log = self._shard.loaded_topic(topic)
         if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
             raise Throttled("too many feeds of one front", limit="feeds", max=FEEDS_PER_FRONT_MAX)
-        is_known = log.unsafe_heads is not None
+        is_known = log.unsynced_heads is not None
         if wish.options.strong:
-            self._shard.keep_safe(log)
+            self._shard.track_synced_head(log)
         head = self._head(log, wish.options)
         feed = Feed(peer, number, topic, log.id, wish.options, head)
         feed.is_early = not is_known and head < log.view.head
@@ -170,7 +170,7 @@ class Feeds:
 
     @staticmethod
     def _head(log: TopicLog, options: FeedOptions) -> int:
-        return min(log.safe_head, log.view.head) if options.strong else log.view.head
+        return min(log.synced_head, log.view.head) if options.strong else log.view.head
 
     def _ask(self, asker: Feed | FeedGroup) -> None:
         """Let a read stand in the engine; where there is nothing new it need not even look."""
@@ -196,7 +196,7 @@ class Feeds:
         self._shard.park(asker.token, command, log, position)
         at_head = position == self._head(log, options) == log.view.head
         if not at_head or log.expiring:
-            self._shard.dirty[log.id] = log  # it is read when it is its topic's turn
+            self._shard.waiters_due[log.id] = log  # it is read when it is its topic's turn
 
     def _withdraw(self, asker: Feed | FeedGroup) -> None:
         if asker.asked is not None:

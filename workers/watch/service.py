@@ -206,7 +206,7 @@ class WatchService:
         for _ in range(min(TOPICS_PER_STEP, len(rows))):
             name, places = rows.popleft()
             if name in self._engine.shard.published:  # else it is gone again
-                log = self._engine.shard.to_follow(name)
+                log = self._engine.shard.loaded_topic(name)
                 if log.inflows:  # how far it is may have to be waited for
                     finding.left += 1
                     finding.places[name] = places

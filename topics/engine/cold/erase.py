@@ -60,7 +60,7 @@ class ColdEraser:
         yield from self._consolidator.erase_steps(log)
         prefix = f"{self._reader.topic_dir(log.id)}/"
         for _ in range(ERASE_ROUNDS):
-            if log.is_away and not log.dropped:
+            if log.is_unloaded and not log.dropped:
                 self._shard.loader(log)
                 yield WaitSynced(0)
             keys = yield _run(lambda: self._list_again(prefix))

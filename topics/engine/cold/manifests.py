@@ -145,9 +145,9 @@ class Manifests:
 
     def export(self, log: TopicLog) -> Generator[Step, Any, Manifest]:
         """Write a manifest of the topic as it is now."""
-        self._shard.refresh(log)
+        self._shard.upkeep_now(log)
         yield WaitSynced(0)  # what time or a look at its files did to it is published by then
-        while log.is_away:
+        while log.is_unloaded:
             self._shard.loader(log)
             yield WaitSynced(0)
         self.due.pop(log.id, None)

@@ -213,7 +213,7 @@ class Relocator:
         try:
             # What is copied during an erase might hold what must not be anywhere; after it the topic is looked at again.
             while not log.dropped and not log.erasing:
-                if log.is_away:
+                if log.is_unloaded:
                     for _ in self._shard.load_slices(log):
                         yield None
                     wanted = None
@@ -507,7 +507,7 @@ class Relocator:
             # Of a topic that this shard never had, nobody can say anything.
             return [key for key, _ in files] if topic_id < self._shard.next_id else []
         assert self.loader is not None
-        metas = [*self._metas_of(log), *log.doomed]
+        metas = [*self._metas_of(log), *log.dead_segments]
         named = {(meta.first_seq, meta.generation): meta.tier for meta in metas}
         found: list[str] = []
         for key, name in files:

@@ -70,7 +70,7 @@ class Diff:
     from_ts: int = 0
     frames: bool = False
     standing: bool = False  # it waits for as long as it takes
-    synced: bool = False  # only of what no crash can undo; see Staging.keep_safe
+    synced: bool = False  # only of what no crash can undo; see Staging.track_synced_head
     epoch: str | None = None  # under which `from_seq` was read; None: the cursor is taken as it is
     include_epoch: bool = False
 

@@ -67,7 +67,7 @@ class Reader:
         if command.epoch is not None:
             cursor = self._in_epoch(log, command.epoch, cursor)
         if command.synced and cursor <= head:
-            head = max(min(log.safe_head, head), cursor)
+            head = max(min(log.synced_head, head), cursor)
         earliest = min(view.first_seq, head + 1)
         tombstone: Tombstone | None = None
         if cursor < read_up_to:

@@ -28,11 +28,11 @@ class Background(GroupCommit):
         self.relocator = Relocator(
             disk, cold, self.shard, self.reader, self.checkpointer, config, self.consolidator
         )
-        self.reclaimer = Compactor(disk, self.shard, self.reader, self.checkpointer, config)
+        self.compactor = Compactor(disk, self.shard, self.reader, self.checkpointer, config)
         self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
         self._checkpoint_wanted = False
-        self._sinks_stopped = False
+        self._transactions_stopped = False
         self._cold_stopped = False
 
     def checkpoint(self) -> None:
@@ -74,7 +74,7 @@ class Background(GroupCommit):
 
     def _removable(self) -> list[TopicLog]:
         """Dropped topics, but for those that somebody is writing a file for."""
-        at_work = {txn.log.id for txn, lane in self._sinks.items() if lane.blocked}
+        at_work = {txn.log.id for txn, lane in self._transaction_lanes.items() if lane.blocked}
         return [log for log in self.shard.gone if log.id not in at_work]
 
     def _ready_erases(self) -> list[EraseRequest]:
@@ -84,13 +84,13 @@ class Background(GroupCommit):
             request
             for request in self.shard.erase_requests
             if (request.token is not None or not full)
-            and request.log not in (self.relocator.erasing, self.reclaimer.working_on)
+            and request.log not in (self.relocator.erasing, self.compactor.working_on)
         ]
 
     def _has_background_work(self) -> bool:
         shard = self.shard
         return bool(
-            self._main.task is not None
+            self._main_lane.task is not None
             or self._checkpoint_wanted
             or (shard.gone and self._removable())
             or self._ready_erases()
@@ -100,24 +100,24 @@ class Background(GroupCommit):
         """Run slices of the task at hand until a slice of time is used up, it blocks, or it ends."""
         began_ms = self.clock.mono_ms
         for _ in range(SLICES_PER_TURN):
-            if self._main.task is None:
-                self._main.task = self._next_task()
-                if self._main.task is None:
+            if self._main_lane.task is None:
+                self._main_lane.task = self._next_task()
+                if self._main_lane.task is None:
                     return
-            if not self._main.is_runnable:
+            if not self._main_lane.is_runnable:
                 return
-            self._step(self._main, None, None)
+            self._step(self._main_lane, None, None)
             if self.shard.frames and self.shard.frame_bytes > limits.GROUP_BYTES_MAX:
                 self._commit()
             self.clock.read()
             if self.clock.mono_ms - began_ms >= SLICE_MS:
                 return
 
-    def _tend_cold(self) -> None:
+    def _run_cold(self) -> None:
         """The same for the cold tier, whose work is in the store: a few steps a turn."""
         self.cold.pass_time(self.clock.mono_ms)
         self.consolidator.pass_time()
-        lane = self._aside
+        lane = self._cold_lane
         for _ in range(SLICES_PER_TURN):
             if lane.task is None:
                 waits = self._cold_stopped or self.clock.mono_ms < self.relocator.retry_ms
@@ -128,32 +128,32 @@ class Background(GroupCommit):
                 return
             self._step(lane, None, None)
 
-    def _tend_transactions(self) -> None:
+    def _run_transactions(self) -> None:
         """One step a turn for each transaction with work to do: requests come in between."""
         shard = self.shard
-        if self._sinks_stopped or shard.read_only is not None:
+        if self._transactions_stopped or shard.read_only is not None:
             return
-        for txn in list(shard.busy):
-            if txn not in self._sinks:
-                del shard.busy[txn]
-                self._sinks[txn] = Lane(shard.transaction_steps(txn))
-        for txn, lane in list(self._sinks.items()):
+        for txn in list(shard.transactions_with_work):
+            if txn not in self._transaction_lanes:
+                del shard.transactions_with_work[txn]
+                self._transaction_lanes[txn] = Lane(shard.transaction_steps(txn))
+        for txn, lane in list(self._transaction_lanes.items()):
             if lane.is_runnable:
                 self._step(lane, None, None)
                 if shard.frame_bytes > limits.GROUP_BYTES_MAX:
                     self._commit()
             if lane.task is None and not lane.blocked:
-                del self._sinks[txn]
-        shard.pass_time_to_transactions()  # last: what is known at once is answered, also to those who do not wait
+                del self._transaction_lanes[txn]
+        shard.process_transaction_timers()  # last: what is known at once is answered, also to those who do not wait
 
-    def _tend_reclaim(self) -> None:
+    def _run_compaction(self) -> None:
         """The same for segments that are written again."""
-        lane, reclaimer, began_ms = self._rewrites, self.reclaimer, self.clock.mono_ms
+        lane, compactor, began_ms = self._compaction_lane, self.compactor, self.clock.mono_ms
         for _ in range(SLICES_PER_TURN):
             if lane.task is None:
-                if not reclaimer.has_work or self.clock.mono_ms < reclaimer.retry_ms:
+                if not compactor.has_work or self.clock.mono_ms < compactor.retry_ms:
                     return
-                lane.task = reclaimer.next_task()
+                lane.task = compactor.next_task()
             if not lane.is_runnable:
                 return
             self._step(lane, None, None)
@@ -188,17 +188,17 @@ class Background(GroupCommit):
             lane.until = wanted.holds
 
     def _failed(self, lane: Lane, failure: OSError | TopicsError) -> None:
-        what = "a segment" if lane is self._rewrites else "a checkpoint"
-        if lane is self._aside:
+        what = "a segment" if lane is self._compaction_lane else "a checkpoint"
+        if lane is self._cold_lane:
             self.relocator.failed(failure, self.clock.mono_ms)
-        elif lane is not self._main and lane is not self._rewrites:
-            self._latch(f"a transaction met an error that it does not know: {failure}")
+        elif lane is not self._main_lane and lane is not self._compaction_lane:
+            self._fail_shard(f"a transaction met an error that it does not know: {failure}")
         elif isinstance(failure, TopicsError):
-            self._latch(f"{what} met damage: {failure}")
+            self._fail_shard(f"{what} met damage: {failure}")
         elif is_out_of_resources(failure):
             self._note_full(failure)
         else:
-            self._latch(f"{what} could not be written: {failure}")
+            self._fail_shard(f"{what} could not be written: {failure}")
 
     def _unblocked(self, lane: Lane, value: object, error: BaseException | None) -> None:
         lane.blocked = False
@@ -213,10 +213,10 @@ class Background(GroupCommit):
 
     def _cold_times(self) -> list[int]:
         times = [self.cold.due_ms] if self.cold.due_ms is not None else []
-        if self._aside.task is None:
+        if self._cold_lane.task is None:
             if self.relocator.has_work:
                 times.append(max(self.relocator.retry_ms, self.clock.mono_ms))
-        elif self._aside.is_runnable:
+        elif self._cold_lane.is_runnable:
             times.append(self.clock.mono_ms)
         elif self.relocator.pace.wake_ms is not None:
             times.append(self.relocator.pace.wake_ms)
@@ -228,7 +228,7 @@ class Background(GroupCommit):
         consolidator, clock = self.consolidator, self.clock
         times = [consolidator.wait_until_ms] if consolidator.wait_until_ms is not None else []
         due_ms = consolidator.next_due_ms()
-        if due_ms is not None and self._aside.task is None and due_ms > clock.now_ms:
+        if due_ms is not None and self._cold_lane.task is None and due_ms > clock.now_ms:
             times.append(clock.mono_ms + due_ms - clock.now_ms)
         return times
 
@@ -236,19 +236,19 @@ class Background(GroupCommit):
         due_ms = self.shard.transactions_due_ms
         times = [due_ms] if due_ms is not None else []
         if (
-            any(lane.is_runnable for lane in self._sinks.values())
-            or self.shard.busy.keys() - self._sinks.keys()
+            any(lane.is_runnable for lane in self._transaction_lanes.values())
+            or self.shard.transactions_with_work.keys() - self._transaction_lanes.keys()
         ):
             times.append(self.clock.mono_ms)
         return times
 
-    def _reclaim_times(self) -> list[int]:
-        lane, now_ms = self._rewrites, self.clock.mono_ms
+    def _compaction_times(self) -> list[int]:
+        lane, now_ms = self._compaction_lane, self.clock.mono_ms
         if lane.task is None:
-            return [max(self.reclaimer.retry_ms, now_ms)] if self.reclaimer.has_work else []
+            return [max(self.compactor.retry_ms, now_ms)] if self.compactor.has_work else []
         if lane.is_runnable:
             return [now_ms]
-        wake_ms = self.reclaimer.pace.wake_ms
+        wake_ms = self.compactor.pace.wake_ms
         return [wake_ms] if wake_ms is not None else []
 
     # -- end -----------------------------------------------------------------------------------------------
@@ -258,15 +258,15 @@ class Background(GroupCommit):
         What is being written again is given up as well, and what transactions append put off, with the next piece of it."""
         if self._cold_stopped:
             return
-        self._cold_stopped = self.reclaimer.stopped = True
+        self._cold_stopped = self.compactor.stopped = True
         self.cold.stop()
         self.consolidator.stop()
-        self.shard.put_off_decided()
-        self._aside.close()
+        self.shard.defer_commits()
+        self._cold_lane.close()
 
     def stop_transactions(self) -> None:
         """What is decided goes on after the next start."""
-        self._sinks_stopped = True
-        for lane in self._sinks.values():
+        self._transactions_stopped = True
+        for lane in self._transaction_lanes.values():
             lane.close()
-        self._sinks = {}
+        self._transaction_lanes = {}

@@ -27,7 +27,7 @@ from topics.engine.storage.cold_files import MOVE_KIND
 from topics.engine.upkeep.recovery import Recovery
 from topics.engine.upkeep.recovery_report import RecoveryReport
 
-CHECKPOINT_LOOK_MS = 5000
+CHECKPOINT_CHECK_MS = 5000
 COLD_KINDS = frozenset(
     (READ_KIND, MOVE_KIND)
 )  # jobs that may take as long as they like, and are not waited for at the end
@@ -68,7 +68,7 @@ class Engine(Background):
         self.report = RecoveryReport()
         self._jobs: list[Job] = []
         self._outstanding = 0  # jobs that the shell has and has not reported
-        self._look_at_ms = 0
+        self._checkpoint_check_ms = 0
         self._trust_until_ms = 0
         self.closed = False
 
@@ -96,15 +96,15 @@ class Engine(Background):
         yield from recovery.steps()
         self.counters["recoveries"] += 1
         self.counters["torn"] += len(self.report.torn)
-        self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+        self._checkpoint_check_ms = self.clock.mono_ms + CHECKPOINT_CHECK_MS
         self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
         self.report.overlaps = self.shard.stored_overlaps()
         self.relocator.start(recovery.loader)
         self.shard.start_transactions()
         self.shard.load_steps = recovery.loader.steps
-        self.reclaimer.start()
+        self.compactor.start()
         if self.shard.read_only is None:
-            self._ask_for_spare()
+            self._request_spare()
 
     # -- the turn ------------------------------------------------------------------------------------------
 
@@ -118,10 +118,10 @@ class Engine(Background):
         if self.clock.mono_ms >= self._trust_until_ms:
             self._trust_until_ms = self.clock.mono_ms + TRUST_MS
             self.reader.distrust()
-        if self.config.min_free_bytes and self.clock.mono_ms >= self._space_look_ms:
-            self._look_at_space()
+        if self.config.min_free_bytes and self.clock.mono_ms >= self._space_check_ms:
+            self._check_free_space()
         if shard.upkeep:
-            for _ in shard.upkeep.go_on():
+            for _ in shard.upkeep.run_slices():
                 if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
                     self._commit()
         handle = shard.handle
@@ -130,9 +130,9 @@ class Engine(Background):
                 self._commit()
             handle(token, command)
         if shard.long:
-            shard.long.go_on()
-        if shard.retiring:
-            shard.retire_some()
+            shard.long.run_slices()
+        if shard.pruning:
+            shard.run_pruning()
         self._commit()
         return self._finish_turn()
 
@@ -156,22 +156,22 @@ class Engine(Background):
 
     def _finish_turn(self) -> Outcome:
         shard = self.shard
-        self._look_at_log()
+        self._check_checkpoint_due()
         if self._has_background_work():
             self._run_background()
         if self._cold_store is not None:
-            self._tend_cold()
+            self._run_cold()
         if shard.transactions:
-            self._tend_transactions()
-        if self.reclaimer.has_work or self._rewrites.task is not None:
-            self._tend_reclaim()
+            self._run_transactions()
+        if self.compactor.has_work or self._compaction_lane.task is not None:
+            self._run_compaction()
         if shard.is_due(self.clock.mono_ms):
             shard.deliver()
         if shard.ops or shard.frames:
             self._commit()
         self._schedule_sync()
         if self._full_retry_ms is not None and self.clock.mono_ms >= self._full_retry_ms:
-            self._try_again_when_full()
+            self._retry_when_full()
         if self.config.verify:
             self.check_invariants()
         replies, shard.ready = shard.ready, []
@@ -179,7 +179,7 @@ class Engine(Background):
         self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
         return Outcome(replies, jobs, self._wake_at_ms())
 
-    def _try_again_when_full(self) -> None:
+    def _retry_when_full(self) -> None:
         self._full_retry_ms = None
         # It may free log files.
         self._checkpoint_wanted = bool(self.shard.touched) or self.checkpointer.would_free_space()
@@ -190,7 +190,7 @@ class Engine(Background):
             self.reserve.release(released)
             self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
         else:
-            self._ask_for_spare()
+            self._request_spare()
 
     def _submit(
         self,
@@ -201,14 +201,14 @@ class Engine(Background):
     ) -> None:
         self._jobs.append(Job(kind, work, done, held_ms=held_ms))
 
-    def _look_at_log(self) -> None:
+    def _check_checkpoint_due(self) -> None:
         """Whether a checkpoint is due: now and then, but at once when much was written. One that failed for want of space waits
         for its retry."""
-        is_running = self._main.task is not None and self._task_kind == "checkpoint"
+        is_running = self._main_lane.task is not None and self._task_kind == "checkpoint"
         is_long = self.checkpointer.log_share * limits.LOG_CHECKPOINT_PARTS >= 1
         is_due = is_long and self._full_retry_ms is None
-        if self.clock.mono_ms >= self._look_at_ms:
-            self._look_at_ms = self.clock.mono_ms + CHECKPOINT_LOOK_MS
+        if self.clock.mono_ms >= self._checkpoint_check_ms:
+            self._checkpoint_check_ms = self.clock.mono_ms + CHECKPOINT_CHECK_MS
             is_due = is_due or self.checkpointer.is_due(self.clock.mono_ms)
         if is_due and not is_running:
             self._checkpoint_wanted = True
@@ -228,7 +228,7 @@ class Engine(Background):
         claims_due_ms = self.shard.claims_due_ms
         if claims_due_ms is not None:
             times.append(claims_due_ms)
-        if self.shard.retiring:
+        if self.shard.pruning:
             times.append(self.clock.mono_ms)
         if self._unsynced_since_ms is not None and not self._sync_running:
             times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
@@ -236,15 +236,15 @@ class Engine(Background):
                 times.append(self._parked_since_ms + self.shard.measures.window_ms)
         if self._full_retry_ms is not None:
             times.append(self._full_retry_ms)
-        if self._main.is_runnable or (self._main.task is None and self._has_background_work()):
+        if self._main_lane.is_runnable or (self._main_lane.task is None and self._has_background_work()):
             times.append(self.clock.mono_ms)
         if self.shard.touched or self.checkpointer.has_hot_copies:
-            times.append(self._look_at_ms)
-        if self.shard.transactions and not self._sinks_stopped:
+            times.append(self._checkpoint_check_ms)
+        if self.shard.transactions and not self._transactions_stopped:
             times += self._transaction_times()
         if self._cold_store is not None and not self._cold_stopped:
             times += self._cold_times()
-        times += self._reclaim_times()
+        times += self._compaction_times()
         return min(times, default=None)
 
     # -- end -----------------------------------------------------------------------------------------------
@@ -264,12 +264,12 @@ class Engine(Background):
             for long in self.shard.long.end():
                 error = Stopping("the server is stopping; ask again after it is back", **long.outcome)
                 self.shard.ready.append((long.token, error))
-            self.shard.end_retiring()
+            self.shard.end_pruning()
             self._drain(self.turn([]), total)
             # Those who wait for a topic go on when it is tended, perhaps as long commands.
-            if not (self.shard.upkeep or self.shard.long or self.shard.retiring):
+            if not (self.shard.upkeep or self.shard.long or self.shard.pruning):
                 break
-        self._rewrites.close()
+        self._compaction_lane.close()
         self.checkpointer.closing = True
         self.checkpoint()
         self._drain(self.turn([]), total)

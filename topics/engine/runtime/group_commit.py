@@ -30,7 +30,7 @@ from topics.engine.upkeep.checkpoint import Checkpointer
 
 START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
 FULL_RETRY_MS = 1000
-SPACE_LOOK_MS = 1000
+SPACE_CHECK_MS = 1000
 
 COUNTERS = (
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "recoveries", "syncs",
@@ -62,13 +62,13 @@ class GroupCommit(ABC):
         self._spare_running = False
         self._unsynced_since_ms: int | None = None
         self._full_retry_ms: int | None = None
-        self._space_look_ms = 0
+        self._space_check_ms = 0
         self.free_bytes = -1  # on the disk, at the last look; -1: there was none
         # Tasks wait for syncs, and end when the log has failed.
-        self._main = Lane()
-        self._aside = Lane()  # for the cold tier
-        self._rewrites = Lane()  # for the reclaimer
-        self._sinks: dict[Transaction, Lane] = {}  # transactions that are worked on
+        self._main_lane = Lane()
+        self._cold_lane = Lane()  # for the cold tier
+        self._compaction_lane = Lane()  # for the reclaimer
+        self._transaction_lanes: dict[Transaction, Lane] = {}  # transactions that are worked on
 
     @abstractmethod
     def _submit(
@@ -82,7 +82,7 @@ class GroupCommit(ABC):
 
     @property
     def _lanes(self) -> list[Lane]:
-        return [self._main, self._aside, self._rewrites, *self._sinks.values()]
+        return [self._main_lane, self._cold_lane, self._compaction_lane, *self._transaction_lanes.values()]
 
     # -- commit --------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class GroupCommit(ABC):
         is_stuck = shard.disk_full or shard.low_space or shard.read_only is not None
         if shard.frame_bytes + size <= shard.room_bytes or is_stuck:
             return True
-        self._ask_for_spare(_file_bytes(size) + limits.MIB)  # other writes may come first
+        self._request_spare(_file_bytes(size) + limits.MIB)  # other writes may come first
         return False
 
     def _make_room(self, size: int) -> bool:
@@ -121,7 +121,7 @@ class GroupCommit(ABC):
             if is_out_of_resources(error):
                 self._note_full(error)
                 return False
-            self._latch(f"a log file could not be made: {error}")
+            self._fail_shard(f"a log file could not be made: {error}")
             raise ShardReadOnly(str(error)) from error
         unused, self.wal.spare = self.wal.spare, file
         self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
@@ -138,21 +138,21 @@ class GroupCommit(ABC):
         ops = shard.ops
         lsn = 0
         if shard.frames:
-            in_reach = False
+            may_survive = False
             try:
                 if shard.frame_bytes + ENVELOPE_BYTES > self.wal.active.remaining:
                     self._rotate()
-                in_reach = True
+                may_survive = True
                 lsn = self._write_group()
             except OSError as error:
                 reason = f"the log could not be written: {error}"
-                self._latch(reason, log_failed=True, group_in_reach=in_reach)
+                self._fail_shard(reason, log_failed=True, group_may_survive=may_survive)
                 return
         shard.committed(lsn)
         shard.written_lsn, shard.publishing_lsn = self.wal.last_lsn, lsn
         for op in ops:
             log = op.log
-            if op.free:
+            if op.unordered:
                 self.shard.publish(op)
                 continue
             if op.sync and self.wal.last_lsn > self.wal.synced_lsn:
@@ -190,11 +190,11 @@ class GroupCommit(ABC):
         self.reader.wal_handles[file.number] = file.handle
         self.shard.move_group(file.number, wal.next_frame_offset)
         self.counters["rotations"] += 1
-        self._ask_for_spare()
+        self._request_spare()
 
     # -- spare files and a full disk -----------------------------------------------------------------------
 
-    def _ask_for_spare(self, capacity: int = 0) -> None:
+    def _request_spare(self, capacity: int = 0) -> None:
         """Zero-fill the next log file ahead of need, off the loop; the reserve first, if it is not whole.
 
         `capacity`: bytes that it has to have at least; a smaller spare is replaced.
@@ -217,7 +217,7 @@ class GroupCommit(ABC):
         self._spare_running = False
         if error is None:
             if not isinstance(file, WalFile):
-                self._ask_for_spare()  # only the reserve was filled, and the spare may have been used meanwhile
+                self._request_spare()  # only the reserve was filled, and the spare may have been used meanwhile
             elif file.number > self.wal.active.number and (
                 self.wal.spare is None or self.wal.spare.capacity < file.capacity
             ):
@@ -226,13 +226,13 @@ class GroupCommit(ABC):
                     self.checkpointer.remove_log_file(unused)
             else:  # one was made on the spot meanwhile, and the log goes by ascending numbers
                 self.checkpointer.remove_log_file(file)
-                self._ask_for_spare()
+                self._request_spare()
             self.shard.disk_full = False
             self._begin_group()
         elif is_out_of_resources(error):
             self._note_full(error)
         else:
-            self._latch(f"a log file could not be made: {error}")
+            self._fail_shard(f"a log file could not be made: {error}")
 
     def _note_full(self, error: BaseException) -> None:
         """Without a spare appends wait; deletes go on in the file that is open. A look each second ends it."""
@@ -241,9 +241,9 @@ class GroupCommit(ABC):
         self.counters[counter] = self.counters.get(counter, 0) + 1
         self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
 
-    def _look_at_space(self) -> None:
+    def _check_free_space(self) -> None:
         """Appends are refused before there is no space at all: then nothing would be left for deletes and checkpoints."""
-        self._space_look_ms = self.clock.mono_ms + SPACE_LOOK_MS
+        self._space_check_ms = self.clock.mono_ms + SPACE_CHECK_MS
         try:
             free = self._disk.free_bytes()
         except OSError:
@@ -282,7 +282,7 @@ class GroupCommit(ABC):
     def _synced(self, lsn: object, error: BaseException | None) -> None:
         self._sync_running = False
         if error is not None:
-            self._latch(f"the log could not be synced: {error}", log_failed=True)
+            self._fail_shard(f"the log could not be synced: {error}", log_failed=True)
             return
         if self.shard.read_only is not None:
             return
@@ -305,7 +305,7 @@ class GroupCommit(ABC):
 
     # -- failure -------------------------------------------------------------------------------------------
 
-    def _latch(self, reason: str, *, log_failed: bool = False, group_in_reach: bool = False) -> None:
+    def _fail_shard(self, reason: str, *, log_failed: bool = False, group_may_survive: bool = False) -> None:
         """A failed write or sync is final: discard what was staged, answer those who waited, serve reads.
 
         What is in the log, or was on its way there (`group_in_reach`), may be back after a restart: its outcome is
@@ -317,11 +317,11 @@ class GroupCommit(ABC):
         shard.read_only = reason
         logged = [op for ops in self._parked.values() for op in ops]
         staged = shard.ops
-        if group_in_reach:
+        if group_may_survive:
             logged, staged = logged + staged, []
         self._parked = {}
-        self._give_up(logged, ShardReadOnly(reason, unknown=True))
-        self._give_up(staged, ShardReadOnly(reason))
+        self._reject_ops(logged, ShardReadOnly(reason, unknown=True))
+        self._reject_ops(staged, ShardReadOnly(reason))
         for request in shard.erase_requests:
             if request.token is not None:
                 shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
@@ -346,7 +346,7 @@ class GroupCommit(ABC):
             else:
                 shard.handle(long.token, long.command)
 
-    def _give_up(self, ops: list[Op], error: ShardReadOnly) -> None:
+    def _reject_ops(self, ops: list[Op], error: ShardReadOnly) -> None:
         for op in ops:
             if op.erase is not None:
                 self.shard.ready.append((op.erase.token, error))

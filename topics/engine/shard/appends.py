@@ -44,10 +44,10 @@ from topics.engine.topic.log import Op, Range, TopicLog
 from topics.engine.topic.tags import Seqs, scan
 
 RANGE_BYTES = 20  # at most, of one range in a delete frame
-RANGE_UNITS = 12  # of work that a range takes, beside its rows
-DELETE_SORTED = 16_384  # seqs of a delete by tag that are put in order together
+RANGE_COST = 12  # of work that a range takes, beside its rows
+DELETE_BATCH = 16_384  # seqs of a delete by tag that are put in order together
 # Pieces of a delete: what one costs to find and to delete, in about microseconds, and its ranges.
-Doomed: TypeAlias = Iterator[tuple[int, list[Range]]]
+DeleteSlices: TypeAlias = Iterator[tuple[int, list[Range]]]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
 
@@ -56,7 +56,7 @@ class Writes(Staging):
     # -- append --------------------------------------------------------------------------------------------
 
     def _append(self, token: object, command: cmd.Append) -> None:
-        self._writable()
+        self._check_writable()
         records = command.records
         plain = command.idempotency_key is None and frames.is_plain(records)
         if plain and len(records.payloads) == 1:
@@ -154,7 +154,7 @@ class Writes(Staging):
             raise InvalidRequest("a write needs at least one record")
         if count > limits.BATCH_RECORDS_MAX:
             raise BatchTooLarge(
-                f"{count} records in one write; send at most {limits.BATCH_RECORDS_MAX}",
+                f"{count} records in one write; send at limit {limits.BATCH_RECORDS_MAX}",
                 records=count,
                 max=limits.BATCH_RECORDS_MAX,
             )
@@ -248,7 +248,7 @@ class Writes(Staging):
     ) -> None:
         record_max = min(config.max_record_bytes or limits.RECORD_BYTES_MAX, limits.RECORD_BYTES_MAX)
         if largest > record_max:
-            raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
+            raise RecordTooLarge(f"a record of {largest} bytes; at limit {record_max} are allowed")
         if config.discard == "reject":
             self._check_reject_caps(log, config, name, count, size)
         self._check_space(log, config, size)
@@ -256,7 +256,7 @@ class Writes(Staging):
     def _check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
         """What is left of the bounds over all topics, of memory and of the disk."""
         bound = self.bytes_granted if self.bytes_granted is not None else self.config.max_total_bytes or None
-        if bound is not None and self.bytes_live + self.bytes_promised + size > bound:
+        if bound is not None and self.bytes_live + self.bytes_reserved + size > bound:
             cap = self.config.max_total_bytes
             message = f"the server holds its {cap} bytes; delete something or raise TOPICS_MAX_TOTAL_BYTES"
             if self.bytes_granted is None:
@@ -291,7 +291,7 @@ class Writes(Staging):
         if self.topics_granted is not None:
             need_topics = max(0, len(self.staged) + topics - self.topics_granted)
         if self.bytes_granted is not None:
-            need_bytes = max(0, self.bytes_live + self.bytes_promised + size - self.bytes_granted)
+            need_bytes = max(0, self.bytes_live + self.bytes_reserved + size - self.bytes_granted)
         return OverGrant(
             message, topics=topics, size=size, need_topics=need_topics, need_bytes=need_bytes, **detail
         )
@@ -305,7 +305,7 @@ class Writes(Staging):
             raise RecordTooLarge(f"the write is larger than the whole cap of {name!r} and can never fit")
         live, live_bytes = (log.count, log.bytes) if log is not None else (0, 0)
         if log is not None and log.transactions is not None:
-            promised = log.transactions.promised
+            promised = log.transactions.reserved
             live, live_bytes = live + promised[0], live_bytes + promised[1]
         if (cap_records and live + count > cap_records) or (cap_bytes and live_bytes + size > cap_bytes):
             assert log is not None
@@ -377,15 +377,15 @@ class Writes(Staging):
         return offset
 
     @staticmethod
-    def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None], most: int) -> list[Range]:
+    def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None], limit: int) -> list[Range]:
         """What `cap_per_tag` takes: all but the newest records of each tag, `most` of them."""
-        doomed: list[int] = []
+        surplus: list[int] = []
         for tag in dict.fromkeys(tags):
             if tag is not None and log.tags.count(tag) > keep:
-                doomed += log.tags.trim(tag, keep, log.are_live, most - len(doomed)).tolist()
-                if len(doomed) >= most:
+                surplus += log.tags.surplus(tag, keep, log.are_live, limit - len(surplus)).tolist()
+                if len(surplus) >= limit:
                     break
-        return as_ranges(sorted(doomed))
+        return as_ranges(sorted(surplus))
 
     def trim_slice(self, log: TopicLog) -> bool:
         """A slice of what a new `cap_per_tag` takes of what was there before it, silently; False: there is no room for it."""
@@ -407,7 +407,7 @@ class Writes(Staging):
             log.trim_from = None
             self.trimming.pop(log.id, None)
             return []
-        tags, next_id = log.tags.over(keep, first, limits.TRIM_TAGS)
+        tags, next_id = log.tags.exceeding(keep, first, limits.TRIM_TAGS)
         ranges = self._surplus(log, keep, tags, limits.TRIM_RECORDS)
         if sum(last - first + 1 for first, last in ranges) < limits.TRIM_RECORDS:
             log.trim_from = next_id
@@ -429,13 +429,13 @@ class Writes(Staging):
         """
         over = log.count - config.cap_records if config.cap_records else 0
         over_bytes = log.bytes - config.cap_bytes if config.cap_bytes else 0
-        last = log.front_beyond(max(over, 0), max(over_bytes, 0))
+        last = log.eviction_end(max(over, 0), max(over_bytes, 0))
         in_ram = log.front_is_in_ram(last)
         at_once = max(limits.EXPIRE_RECORDS, 2 * written)
         log.stage_evict(min(last, log.first_seq + at_once - 1), op, ttl=False)
         if last >= log.first_seq:
             log.cap_lost = op.cap_lost = last
-            self.upkeep.put_in_line(log)
+            self.upkeep.enqueue(log)
         if in_ram:
             return  # a restart loses these records anyway; nothing can come back
         floors = [log.cap_lost, log.ttl_lost]
@@ -457,7 +457,7 @@ class Writes(Staging):
         self._new_seq_ceilings.append((log, log.ceiling))
 
     def _skip(self, token: object, command: cmd.Skip) -> None:
-        self._writable()
+        self._check_writable()
         if not 0 < command.count <= limits.SKIP_MAX:
             raise InvalidRequest(f"skip takes 1 to {limits.SKIP_MAX} seqs")
         log = self._for_write(command.topic)
@@ -483,7 +483,7 @@ class Writes(Staging):
             raise InvalidRequest("say what to delete: before_seq, match, subject, seqs or keep")
         if min(command.before_seq or 0, command.keep or 0) < 0:
             raise InvalidRequest("before_seq and keep cannot be negative")
-        self._writable()
+        self._check_writable()
         log = self._for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
@@ -492,11 +492,11 @@ class Writes(Staging):
         before = stop if command.before_seq is None else min(command.before_seq, stop)
         if command.keep is not None and command.match is None and command.subject is None:
             surplus = log.count - command.keep
-            before = min(before, log.front_beyond(surplus, 0) + 1 if surplus > 0 else 0)
-        doomed = self._doomed(log, command, stop, before)
-        self.long.start(token, command, log, self._deletion(token, log, command, doomed))
+            before = min(before, log.eviction_end(surplus, 0) + 1 if surplus > 0 else 0)
+        slices = self._delete_slices(log, command, stop, before)
+        self.long.start(token, command, log, self._delete_steps(token, log, command, slices))
 
-    def _deletion(self, token: object, log: TopicLog, command: cmd.Delete, doomed: Doomed) -> Work:
+    def _delete_steps(self, token: object, log: TopicLog, command: cmd.Delete, slices: DeleteSlices) -> Work:
         """Delete in pieces, each logged and published like a delete of its own; the answer tells of them all. A piece that is to
         be erased is logged as that: after a crash no later delete would find its records.
         """
@@ -504,7 +504,7 @@ class Writes(Staging):
         removed, is_begun, is_done = 0, False, False
         pieces: list[list[Range]] = []
         try:
-            for units, ranges in doomed:
+            for units, ranges in slices:
                 if ranges:
                     self.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
                     is_begun = True
@@ -540,7 +540,7 @@ class Writes(Staging):
         self.add_op(Op(log, sync=True, erase=EraseRequest(log, ranges, token, result)))
 
     @staticmethod
-    def _doomed(log: TopicLog, command: cmd.Delete, stop: int, before: int) -> Doomed:
+    def _delete_slices(log: TopicLog, command: cmd.Delete, stop: int, before: int) -> DeleteSlices:
         """What the selectors name of the live records below `before`; `keep` counts those below `stop`."""
         matches = [match for match in (command.match, command.subject) if match is not None]
         if command.seqs is not None:
@@ -549,7 +549,7 @@ class Writes(Staging):
             named = named[log.are_live(named)]
             if matches:
                 named = _tagged(log, named, matches, command.keep)
-            yield from _pieces(log, named)
+            yield from _slice_seqs(log, named)
         elif matches:
             found: list[Seqs] = []
             singles: list[int] = []
@@ -558,7 +558,7 @@ class Writes(Staging):
                 for tag in tags:
                     if not matches[0].matches(tag):
                         continue
-                    only = log.tags.only(tag)  # of most tags where there are many
+                    only = log.tags.single_seq(tag)  # of most tags where there are many
                     if not only:
                         seqs = _surplus_of(log, tag, stop, command.keep)
                         found.append(seqs[seqs < before])
@@ -568,17 +568,19 @@ class Writes(Staging):
                         singles.append(only)
                         count += 1
                 yield units + len(tags), []
-                if count >= DELETE_SORTED:
-                    yield from _pieces(log, np.sort(np.concatenate([*found, np.array(singles, np.uint64)])))
+                if count >= DELETE_BATCH:
+                    yield from _slice_seqs(
+                        log, np.sort(np.concatenate([*found, np.array(singles, np.uint64)]))
+                    )
                     found, singles, count = [], [], 0
-            yield from _pieces(log, np.sort(np.concatenate([*found, np.array(singles, np.uint64)])))
+            yield from _slice_seqs(log, np.sort(np.concatenate([*found, np.array(singles, np.uint64)])))
         elif before > log.first_seq:
-            yield from _cut(log, [(log.first_seq, before - 1)])
+            yield from _slice_ranges(log, [(log.first_seq, before - 1)])
 
     # -- topics --------------------------------------------------------------------------------------------
 
     def _put_topic(self, token: object, command: cmd.PutTopic) -> None:
-        self._writable()
+        self._check_writable()
         config = command.config
         self.reserve(4 * CONTROL_BYTES)
         log = self._for_write(command.topic)
@@ -630,7 +632,7 @@ class Writes(Staging):
         if last >= log.first_seq:
             log.stage_evict(min(last, log.first_seq + limits.EXPIRE_RECORDS - 1), op, ttl=True)
             if last >= log.first_seq:
-                self.upkeep.put_in_line(log)
+                self.upkeep.enqueue(log)
         if log.ttl_lost or log.cap_lost:
             floors = [log.cap_lost, log.ttl_lost]
             self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
@@ -644,7 +646,7 @@ class Writes(Staging):
         self.add_op(op)
 
     def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
-        self._writable()
+        self._check_writable()
         self.reserve(CONTROL_BYTES)
         log = self._for_write(command.topic)
         if log is None:
@@ -679,33 +681,33 @@ def _tagged(log: TopicLog, seqs: Seqs, matches: list[TagMatch], keep: int | None
     for seq in seqs.tolist():
         found = log.find(seq)
         tag = log.tags.strings.name(found[0].get(found[1])[4]) if found is not None else None
-        is_meant = tag is not None and all(match.matches(tag) for match in matches)
-        if tag is not None and is_meant and keep:
+        is_selected = tag is not None and all(match.matches(tag) for match in matches)
+        if tag is not None and is_selected and keep:
             if tag not in tags:
                 tags[tag] = _surplus_of(log, tag, log.next_seq, keep)
-            is_meant = bool(tags[tag].size) and seq <= int(tags[tag][-1])
-        picked.append(is_meant)
+            is_selected = bool(tags[tag].size) and seq <= int(tags[tag][-1])
+        picked.append(is_selected)
     return seqs[np.array(picked, np.bool_)]
 
 
-def _pieces(log: TopicLog, seqs: Seqs) -> Doomed:
+def _slice_seqs(log: TopicLog, seqs: Seqs) -> DeleteSlices:
     """Ascending seqs as ranges, so many at a time as are deleted in one slice."""
-    for i in range(0, seqs.size, DELETE_SORTED):
-        part = seqs[i : i + DELETE_SORTED]
+    for i in range(0, seqs.size, DELETE_BATCH):
+        part = seqs[i : i + DELETE_BATCH]
         ends = np.flatnonzero(np.diff(part) > 1)
         firsts = part[np.concatenate([[0], ends + 1])].tolist()
         lasts = part[np.concatenate([ends, [part.size - 1]])].tolist()
-        yield from _cut(log, list(zip(firsts, lasts, strict=True)))
+        yield from _slice_ranges(log, list(zip(firsts, lasts, strict=True)))
 
 
-def _cut(log: TopicLog, ranges: list[Range]) -> Doomed:
+def _slice_ranges(log: TopicLog, ranges: list[Range]) -> DeleteSlices:
     piece: list[Range] = []
     units = 0
     for first, last in ranges:
         while first <= last:
-            stop, cost = log.deletable(first, last + 1)
+            stop, cost = log.delete_slice(first, last + 1)
             piece.append((first, stop - 1))
-            units += RANGE_UNITS + cost
+            units += RANGE_COST + cost
             first = stop
             if units >= limits.LONG_SLICE_UNITS:
                 yield units, piece

@@ -54,7 +54,9 @@ class Forwards(DeadLetters):
         self._patterns: SubjectTrie[int] = SubjectTrie()
         self._literals: dict[str, list[int]] = {}
         self._unpacking = CopyUnpacker()
-        self._nowhere = self.new_log(0, "", TopicConfig())  # what belongs to no topic waits for its sync here
+        self._no_topic = self.new_log(
+            0, "", TopicConfig()
+        )  # what belongs to no topic waits for its sync here
 
     def forward_rows(self) -> tuple[list[fwd.Forward], int, list[OutflowRow]]:
         """For the shard's row of a snapshot."""
@@ -64,19 +66,19 @@ class Forwards(DeadLetters):
     # -- catalog -------------------------------------------------------------------------------------------
 
     def _put_forward(self, token: object, command: fwd.PutForward) -> None:
-        self._writable()
+        self._check_writable()
         self.reserve(4 * CONTROL_BYTES + 512 * (1 + len(command.forward.filter)))
         forward = command.forward
         self.add_frame(frames.encode_control(frames.FORWARD_PUT, 0, self.now_ms, forward))
         self.store_forward(forward)
-        self.add_op(Op(self._nowhere, token, fwd.ForwardPut(forward), sync=True))
+        self.add_op(Op(self._no_topic, token, fwd.ForwardPut(forward), sync=True))
 
     def _drop_forward(self, token: object, command: fwd.DropForward) -> None:
-        self._writable()
+        self._check_writable()
         self.reserve(CONTROL_BYTES)
         self.add_frame(frames.encode_control(frames.FORWARD_DELETE, 0, self.now_ms, command.uid))
         self.forwards.pop(command.uid, None)
-        self.add_op(Op(self._nowhere, token, fwd.ForwardDropped(command.uid), sync=True))
+        self.add_op(Op(self._no_topic, token, fwd.ForwardDropped(command.uid), sync=True))
 
     def store_forward(self, forward: fwd.Forward) -> None:
         self.forwards[forward.uid] = forward
@@ -85,12 +87,12 @@ class Forwards(DeadLetters):
     # -- source --------------------------------------------------------------------------------------------
 
     def _open_outflow(self, token: object, command: fwd.OpenOutflow) -> None:
-        self._writable()
+        self._check_writable()
         forward = command.forward
         known = self.outflows.get(forward.uid)
         logs = self._sources_of(forward) if known is None else []
         self.reserve(8 * CONTROL_BYTES + 512 * len(forward.filter) + START_BYTES * len(logs))
-        op = Op(self._nowhere, token, sync=True)
+        op = Op(self._no_topic, token, sync=True)
         made = False
         if not forward.is_pattern and known is None and not logs:
             config = TopicConfig()
@@ -109,7 +111,7 @@ class Forwards(DeadLetters):
         for log in logs:
             log.outflows = tuple(sorted((*log.outflows, forward.uid)))
             if not forward.is_pattern:
-                self.flowing[log.id] = log
+                self.copies_due[log.id] = log
         op.result = fwd.OutflowOpened(forward.uid, made)
         self.add_op(op)
 
@@ -140,10 +142,10 @@ class Forwards(DeadLetters):
         self.outflows[forward.uid] = Outflow.restored(row)
 
     def _close_outflow(self, token: object, command: fwd.CloseOutflow) -> None:
-        self._writable()
+        self._check_writable()
         self.reserve(2 * CONTROL_BYTES)
         log = self.staged.get(command.source)
-        op = Op(log if log is not None else self._nowhere, token, fwd.OutflowClosed(command.uid), sync=True)
+        op = Op(log if log is not None else self._no_topic, token, fwd.OutflowClosed(command.uid), sync=True)
         self._log_outflow_close(command.uid)
         if command.undo:
             self._undo_topic(command.source, op)
@@ -172,14 +174,14 @@ class Forwards(DeadLetters):
     def _create(self, name: str, config: TopicConfig) -> TopicLog:
         log = super()._create(name, config)
         if self.outflows:
-            self._enlist_flows(log)
+            self._attach_outflows(log)
         return log
 
-    def _enlist_flows(self, log: TopicLog) -> None:
+    def _attach_outflows(self, log: TopicLog) -> None:
         by_pattern = self._patterns.match(log.name.encode()).plain if self._patterns.count else ()
         log.outflows = tuple(sorted((*self._literals.get(log.name, ()), *by_pattern)))
 
-    def _may_owe(self, log: TopicLog) -> bool:
+    def _may_have_copies(self, log: TopicLog) -> bool:
         """Whether a dest may lack something of a topic. Of many topics that a pattern finds, most have nothing new. The rule
         of a single source asks in any case: so its dest learns where that is.
         """
@@ -190,7 +192,7 @@ class Forwards(DeadLetters):
                 return True
         return False
 
-    def start_flows(self, lowered: Container[str], head_of: Callable[[TopicLog], int]) -> list[bytes]:
+    def start_forwards(self, lowered: Container[str], head_of: Callable[[TopicLog], int]) -> list[bytes]:
         """After replay: which topics are copied where, and a new epoch for each whose head a crash may have `lowered`, which
         depends on its class. Returns the frames that tell of it, to be synced before anything is read or copied.
         """
@@ -199,7 +201,7 @@ class Forwards(DeadLetters):
         told: list[bytes] = []
         for log in list(self.by_id.values()):
             if self.outflows:
-                self._enlist_flows(log)
+                self._attach_outflows(log)
                 if log.outflows and log.deferred:
                     self.loader(log)
             if log.config.durability in lowered:
@@ -207,8 +209,8 @@ class Forwards(DeadLetters):
                 add_epoch(log.epochs, base)
                 self.touched[log.id] = log
                 told.append(frames.encode_control(frames.EPOCH, log.id, self.now_ms, base))
-            if log.outflows and self._may_owe(log):
-                self.flowing[log.id] = log
+            if log.outflows and self._may_have_copies(log):
+                self.copies_due[log.id] = log
         return told
 
     def copies_after(
@@ -221,7 +223,7 @@ class Forwards(DeadLetters):
             self._touch(log)
         except UpkeepPending:
             self.upkeep.wait(
-                log, lambda error: self._copies_came(log, forward.uid, error), name=("copies", forward.uid)
+                log, lambda error: self._copies_ready(log, forward.uid, error), name=("copies", forward.uid)
             )
             return None
         if log.view.head <= after:
@@ -233,7 +235,7 @@ class Forwards(DeadLetters):
         except ColdMiss as miss:
             uid = forward.uid
             self.cold.wait(
-                miss, lambda error: self._copies_came(log, uid, error), name=("copies", log.id, uid)
+                miss, lambda error: self._copies_ready(log, uid, error), name=("copies", log.id, uid)
             )
             return None
         assert isinstance(page, cmd.FramePage)
@@ -243,16 +245,16 @@ class Forwards(DeadLetters):
         if gap is not None and gap.reason == "source_trim" and forward.allow_cycle:
             gap = None  # a hole has no hop count: in a circle it would come back, and go round for ever
         lost = (gap.gap_from, gap.gap_to) if gap is not None else None
-        copies = self.copies_from(log, forward, after)
+        copies = self.empty_copies(log, forward, after)
         copies.upto, copies.frames, copies.lost = page.next_from_seq, b"".join(page.chunks), lost
         return copies
 
-    def _copies_came(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
+    def _copies_ready(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
         """What a rule waited for is in the cache, and may not stay there for long. After a failure whoever copies asks
         again by itself, after a pause.
         """
 
-    def copies_from(self, log: TopicLog, forward: fwd.Forward, after: int) -> fwd.Copies:
+    def empty_copies(self, log: TopicLog, forward: fwd.Forward, after: int) -> fwd.Copies:
         """A batch without records: it asks how far the dest is."""
         start = self.outflows[forward.uid].start_of(log.id)
         return fwd.Copies(forward, log.name, log.id, list(log.epochs), start, after, after)
@@ -279,11 +281,11 @@ class Forwards(DeadLetters):
     # -- dest ----------------------------------------------------------------------------------------------
 
     def _open_inflow(self, token: object, command: fwd.OpenInflow) -> None:
-        self._writable()
+        self._check_writable()
         self.reserve(4 * CONTROL_BYTES)
         log = self._for_write(command.topic)
         made = log is None
-        op = Op(log or self._nowhere, token, fwd.InflowOpened(command.uid, made), sync=True)
+        op = Op(log or self._no_topic, token, fwd.InflowOpened(command.uid, made), sync=True)
         if log is None:
             if not command.create:
                 raise TopicNotFound(command.topic)
@@ -300,10 +302,10 @@ class Forwards(DeadLetters):
         self.add_op(op)
 
     def _close_inflow(self, token: object, command: fwd.CloseInflow) -> None:
-        self._writable()
+        self._check_writable()
         self.reserve(2 * CONTROL_BYTES)
         log = self._for_write(command.topic)
-        op = Op(log or self._nowhere, token, fwd.InflowClosed(command.uid), sync=True)
+        op = Op(log or self._no_topic, token, fwd.InflowClosed(command.uid), sync=True)
         if log is not None and log.inflows is not None and log.inflows.pop(command.uid, None) is not None:
             log.inflows = log.inflows or None
             self.add_frame(frames.encode_control(frames.INFLOW_CLOSE, log.id, self.now_ms, command.uid))
@@ -339,7 +341,7 @@ class Forwards(DeadLetters):
     def _inflows_of(log: TopicLog) -> list[tuple[int, str]]:
         return [(uid, inflow.name) for uid, inflow in (log.inflows or {}).items()]
 
-    def _may_end(
+    def _may_end_forwards(
         self, log: TopicLog, ending: list[tuple[int, str]], prefixes: tuple[str, ...] | None
     ) -> bool:
         if prefixes is None:
@@ -358,7 +360,7 @@ class Forwards(DeadLetters):
             super()._drop_topic(token, command)
             return
         ending = self._forwards_of(log)
-        if not self._may_end(log, ending, command.prefixes):
+        if not self._may_end_forwards(log, ending, command.prefixes):
             raise Forbidden(
                 "a router that this key may not use would end with the topic; delete it first, with a key that may"
             )
@@ -372,13 +374,13 @@ class Forwards(DeadLetters):
             else:
                 self.outflows[uid].starts.pop(log.id, None)
         log.outflows = ()
-        self.flowing.pop(log.id, None)
+        self.copies_due.pop(log.id, None)
         dropped = self.ops[-1].result
         assert isinstance(dropped, cmd.TopicDropped)
         dropped.forwards = ending
 
     def _take_copies(self, token: object, command: fwd.TakeCopies) -> None:
-        self._writable()
+        self._check_writable()
         copies = command.copies
         uid = copies.forward.uid
         log = self._for_write(command.topic)
@@ -395,7 +397,7 @@ class Forwards(DeadLetters):
             self._answer(token, result, log, held=log.pending > 0)
             return
         runs, upto = self._fitting_runs(log, copies, mark, result)
-        lost = self._trimmed(copies, mark, upto)
+        lost = self._lost_count(copies, mark, upto)
         if upto == mark:
             self._answer(token, result, log, held=log.pending > 0)
             return
@@ -432,17 +434,17 @@ class Forwards(DeadLetters):
         if config.discard != "reject" or not (config.cap_records or config.cap_bytes):
             return self._unpacking.runs_of(copies, mark), copies.upto
         runs = runs_of(copies, mark)
-        return runs, self._fit(log, copies, runs, result)
+        return runs, self._fit_to_caps(log, copies, runs, result)
 
     @staticmethod
-    def _fit(log: TopicLog, copies: fwd.Copies, runs: list[CopyRun], result: fwd.CopiesTaken) -> int:
+    def _fit_to_caps(log: TopicLog, copies: fwd.Copies, runs: list[CopyRun], result: fwd.CopiesTaken) -> int:
         """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""
         config = log.config
-        taken = log.transactions.promised if log.transactions is not None else (0, 0)
+        taken = log.transactions.reserved if log.transactions is not None else (0, 0)
         records = config.cap_records - log.count - taken[0] if config.cap_records else None
         size = config.cap_bytes - log.bytes - taken[1] if config.cap_bytes else None
         for i, run in enumerate(runs):
-            fits = _fitting(run, records, size)
+            fits = _fit_count(run, records, size)
             if fits < len(run.seqs):
                 upto = run.seqs[fits] - 1
                 run.cut(fits)
@@ -454,7 +456,7 @@ class Forwards(DeadLetters):
         return copies.upto
 
     @staticmethod
-    def _trimmed(copies: fwd.Copies, mark: int, upto: int) -> int:
+    def _lost_count(copies: fwd.Copies, mark: int, upto: int) -> int:
         """How many records the source had lost before they could be copied."""
         if copies.lost is None:
             return 0
@@ -475,7 +477,7 @@ class Forwards(DeadLetters):
         self.reserve(need + 4 * CONTROL_BYTES)
         sync = config.durability == "fsync"
         if lost:
-            self._stage_hole(log, lost, Op(log, sync=sync))
+            self._stage_loss(log, lost, Op(log, sync=sync))
         op = None
         for records, sizes in writes:
             if op is not None:
@@ -484,19 +486,19 @@ class Forwards(DeadLetters):
             self.stage_append(log, config, records, sizes, op, created=False)
         return op
 
-    def _stage_hole(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
+    def _stage_loss(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
         """One seq for each record that cannot be copied any more, and a word about them."""
         loss = (log.next_seq, log.next_seq + count - 1, reason)
         self.add_frame(frames.encode_control(frames.LOSS, log.id, self.now_ms, list(loss)))
         log.stage_loss(loss, op)
-        log.parked_losses += (loss,)
+        log.unpublished_losses += (loss,)
         if log.config.durability == "disk":
             self._raise_ceiling(log)
             op.sync = op.sync or op.head > log.ceiling_synced
         self.add_op(op)
 
 
-def _fitting(run: CopyRun, records: int | None, size: int | None) -> int:
+def _fit_count(run: CopyRun, records: int | None, size: int | None) -> int:
     """How many of a run's records fit into what is left."""
     count = len(run.seqs)
     if records is not None:

@@ -65,11 +65,11 @@ class LongCommands:
         """`failed` answers a command with what its work has raised."""
         self._enter = enter
         self._failed = failed
-        self._line: deque[LongCommand] = deque()
+        self._queue: deque[LongCommand] = deque()
         self._room = 0  # of this turn, for first slices
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def begin_turn(self) -> None:
         self._room = limits.LONG_TURN_UNITS
@@ -80,7 +80,7 @@ class LongCommands:
         """Called by a handler, before anything is changed: what the work raises in its first slice is answered as what a handler
         raises. `refusable`: not so for work that no client would ask for again.
         """
-        is_full = refusable and len(self._line) >= limits.LONG_COMMANDS_MAX
+        is_full = refusable and len(self._queue) >= limits.LONG_COMMANDS_MAX
         if is_full and isinstance(command, Change):
             raise _too_many()
         long = LongCommand(token, command, log, work)
@@ -91,18 +91,18 @@ class LongCommands:
         if is_full:
             work.close()
             raise _too_many()
-        self._line.append(long)
+        self._queue.append(long)
 
-    def go_on(self) -> None:
+    def run_slices(self) -> None:
         """A turn's share of work."""
         room = limits.LONG_TURN_UNITS
-        untended: list[LongCommand] = []
-        while room > 0 and self._line:
-            long = self._line.popleft()
+        pending: list[LongCommand] = []
+        while room > 0 and self._queue:
+            long = self._queue.popleft()
             try:
                 self._enter(long)
             except UpkeepPending:  # it goes on when its topic does
-                untended.append(long)
+                pending.append(long)
                 continue
             except Exception as error:
                 room -= self._fail(long, error)
@@ -113,19 +113,19 @@ class LongCommands:
                 room -= self._fail(long, error)
                 continue
             if not long.done:
-                self._line.append(long)
-        self._line.extend(untended)
+                self._queue.append(long)
+        self._queue.extend(pending)
 
     def _fail(self, long: LongCommand, error: Exception) -> int:
         long.work.close()
         self._failed(long.token, long.command, error)
         return 1
 
-    def end(self, is_it: Callable[[object], bool] = lambda token: True) -> list[LongCommand]:
+    def end(self, matches_token: Callable[[object], bool] = lambda token: True) -> list[LongCommand]:
         """End those with such a token, and return them. Answering them is up to the caller."""
-        ended = [long for long in self._line if is_it(long.token)]
+        ended = [long for long in self._queue if matches_token(long.token)]
         if ended:
-            self._line = deque(long for long in self._line if not is_it(long.token))
+            self._queue = deque(long for long in self._queue if not matches_token(long.token))
         for long in ended:
             long.work.close()
         return ended

@@ -26,10 +26,10 @@ DELAY_MS = 5.0
 BACKLOG = 256
 SYNC_MS = 50.0
 SMOOTHING = 0.4  # weight of the newest sample
-NOTHING = 0.005  # less is none at all
+NEGLIGIBLE = 0.005  # less is none at all
 
 COALESCE, WIDEN, DEFER, REFUSE = range(4)
-RUNGS = ((0.2, 0.1), (0.4, 0.3), (0.8, 0.6), (0.95, 0.8))  # above which one begins, below which it ends
+THRESHOLDS = ((0.2, 0.1), (0.4, 0.3), (0.8, 0.6), (0.95, 0.8))  # above which one begins, below which it ends
 SUSTAINED = 5  # samples above it, before DEFER begins
 
 COALESCE_MS_MAX = 20
@@ -48,7 +48,7 @@ class Measures:
     refuses: bool = False
 
 
-def part(figure: float, bound: float) -> float:
+def overload(figure: float, bound: float) -> float:
     return 1.0 - bound / figure if figure > bound else 0.0
 
 
@@ -57,7 +57,7 @@ class Pressure:
         self.value = 0.0
         self.measures = Measures()
         self._own = 0.0
-        self._is_on = [False] * len(RUNGS)
+        self._is_active = [False] * len(THRESHOLDS)
         self._high = 0  # samples in a row that were above DEFER's beginning
         self._sampled_ms: int | None = None
         self._delay_us = 0
@@ -85,7 +85,7 @@ class Pressure:
         backlog: int,
         wait_ms: float,
         sync_ms: float,
-        elsewhere: float,
+        reported: float,
         log_share: float = 0.0,
     ) -> None:
         """`wait_ms`: how long deliveries have waited for their turn; `elsewhere`: the pressure that others have told of;
@@ -95,27 +95,27 @@ class Pressure:
         delay_ms = self._delay_us / self._delays / 1000 if self._delays else 0.0
         self._delay_us = self._delays = 0
         delay_ms = max(delay_ms, wait_ms)
-        found = max(part(delay_ms, DELAY_MS), part(backlog, BACKLOG), part(sync_ms, SYNC_MS))
+        found = max(overload(delay_ms, DELAY_MS), overload(backlog, BACKLOG), overload(sync_ms, SYNC_MS))
         found = max(found, min(2 * log_share - 1, 1.0))
         for _ in range(min(passed - 1, 20)):  # nothing happened in between
             self._own *= 1 - SMOOTHING
         self._own += (found - self._own) * SMOOTHING
-        if self._own < NOTHING:
+        if self._own < NEGLIGIBLE:
             self._own = 0.0
-        self.value = max(self._own, elsewhere)
-        self._climb()
+        self.value = max(self._own, reported)
+        self._update_measures()
 
-    def _climb(self) -> None:
+    def _update_measures(self) -> None:
         value = self.value
-        self._high = self._high + 1 if value > RUNGS[DEFER][0] else 0
-        for rung, (begins, ends) in enumerate(RUNGS):
-            if self._is_on[rung]:
-                self._is_on[rung] = value >= ends
+        self._high = self._high + 1 if value > THRESHOLDS[DEFER][0] else 0
+        for measure, (begins, ends) in enumerate(THRESHOLDS):
+            if self._is_active[measure]:
+                self._is_active[measure] = value >= ends
             else:
-                self._is_on[rung] = value > begins and (rung != DEFER or self._high >= SUSTAINED)
+                self._is_active[measure] = value > begins and (measure != DEFER or self._high >= SUSTAINED)
         measures = self.measures
-        share = (value - RUNGS[COALESCE][0]) / (1 - RUNGS[COALESCE][0])
-        measures.coalesce_ms = round(COALESCE_MS_MAX * max(share, 0.0)) if self._is_on[COALESCE] else 0
+        share = (value - THRESHOLDS[COALESCE][0]) / (1 - THRESHOLDS[COALESCE][0])
+        measures.coalesce_ms = round(COALESCE_MS_MAX * max(share, 0.0)) if self._is_active[COALESCE] else 0
         least, most = WINDOW_MS
-        measures.window_ms = round(least + (most - least) * value) if self._is_on[WIDEN] else 0
-        measures.defers, measures.refuses = self._is_on[DEFER], self._is_on[REFUSE]
+        measures.window_ms = round(least + (most - least) * value) if self._is_active[WIDEN] else 0
+        measures.defers, measures.refuses = self._is_active[DEFER], self._is_active[REFUSE]

@@ -78,7 +78,7 @@ Message: TypeAlias = tuple[int, QuotaGrant | QuotaRecall]  # to which shard
 
 
 @dataclass(slots=True)
-class _Seat:
+class _ShardQuota:
     """What the catalog knows of one shard."""
 
     incarnation: int
@@ -102,22 +102,22 @@ class Catalog:
         self._shards = shards
         self._topics_max = max_topics
         self._bytes_max = max_total_bytes
-        self._seats: dict[int, _Seat] = {}
-        self._line: dict[int, tuple[int, int]] = {}  # shard → what it wants, first come first
+        self._quotas: dict[int, _ShardQuota] = {}
+        self._waiting: dict[int, tuple[int, int]] = {}  # shard → what it wants, first come first
         self._recalled: list[int] | None = None  # who is yet to answer the recall for the first in line
 
     def report(self, report: QuotaReport) -> list[Message]:
         """A shard reports; returns what to send, and to whom."""
-        seat = self._seat_for(report)
-        if seat is None:
+        quota = self._quota_for(report)
+        if quota is None:
             return []
-        seat.topics, seat.bytes = report.granted_topics, report.granted_bytes
-        seat.unseen = [entry for entry in seat.unseen if entry[0] > report.seen]
-        if self._recalled is not None and report.shard in self._recalled and report.seen >= seat.recall:
+        quota.topics, quota.bytes = report.granted_topics, report.granted_bytes
+        quota.unseen = [entry for entry in quota.unseen if entry[0] > report.seen]
+        if self._recalled is not None and report.shard in self._recalled and report.seen >= quota.recall:
             self._recalled.remove(report.shard)
         wants = report.want_topics, report.want_bytes
-        if (any(wants) or report.shard in self._line) and not seat.unseen:
-            self._line[report.shard] = wants
+        if (any(wants) or report.shard in self._waiting) and not quota.unseen:
+            self._waiting[report.shard] = wants
         return self._serve()
 
     def shard_down(self, shard: int, incarnation: int | None = None) -> list[Message]:
@@ -125,62 +125,65 @@ class Catalog:
 
         With `incarnation` the news may come late: they do not touch a later one that has begun already.
         """
-        seat = self._seats.get(shard)
-        if seat is None or (incarnation is not None and incarnation < seat.incarnation):
+        quota = self._quotas.get(shard)
+        if quota is None or (incarnation is not None and incarnation < quota.incarnation):
             return []
-        seat.is_down = True
-        self._leave(shard)
+        quota.is_down = True
+        self._withdraw(shard)
         return self._serve()
 
-    def _seat_for(self, report: QuotaReport) -> _Seat | None:
+    def _quota_for(self, report: QuotaReport) -> _ShardQuota | None:
         """The seat that a report is about; None when it comes from a session that is over."""
-        seat = self._seats.get(report.shard)
+        quota = self._quotas.get(report.shard)
         if report.begins:
-            if seat is not None and (report.incarnation, report.session) <= (seat.incarnation, seat.session):
+            if quota is not None and (report.incarnation, report.session) <= (
+                quota.incarnation,
+                quota.session,
+            ):
                 return None
             # Begun anew: nothing is under way, and it holds what it says, as after a recall.
-            self._leave(report.shard)
-            seat = self._seats[report.shard] = _Seat(report.incarnation, report.session)
-            return seat
-        if seat is None or seat.is_down:
+            self._withdraw(report.shard)
+            quota = self._quotas[report.shard] = _ShardQuota(report.incarnation, report.session)
+            return quota
+        if quota is None or quota.is_down:
             return None
-        known = (report.incarnation, report.session) == (seat.incarnation, seat.session)
-        return seat if known else None
+        known = (report.incarnation, report.session) == (quota.incarnation, quota.session)
+        return quota if known else None
 
-    def _leave(self, shard: int) -> None:
+    def _withdraw(self, shard: int) -> None:
         """Forget what a shard wanted and what it was to answer."""
-        if self._line and next(iter(self._line)) == shard:
+        if self._waiting and next(iter(self._waiting)) == shard:
             self._recalled = None
-        self._line.pop(shard, None)
+        self._waiting.pop(shard, None)
         if self._recalled is not None and shard in self._recalled:
             self._recalled.remove(shard)
 
     def _serve(self) -> list[Message]:
         """Answer the line from its front as far as can be."""
         out: list[Message] = []
-        if len(self._seats) < self._shards:
+        if len(self._quotas) < self._shards:
             return out  # nobody knows yet what is used
-        while self._line:
-            shard, (topics, size) = next(iter(self._line.items()))
+        while self._waiting:
+            shard, (topics, size) = next(iter(self._waiting.items()))
             free_topics, free_bytes = self._free()
             short = topics > max(free_topics, 0) or size > max(free_bytes, 0)
             if short and self._recalled is None:
                 self._recall(shard, out)
             if short and self._recalled:
                 break
-            seat = self._seats[shard]
+            quota = self._quotas[shard]
             grant = QuotaGrant(
                 self._share(topics, free_topics, self._topics_max, limits.GRANT_TOPICS_MAX),
                 self._share(size, free_bytes, self._bytes_max, limits.GRANT_BYTES_MAX),
                 short,
-                seat.incarnation,
-                seat.session,
+                quota.incarnation,
+                quota.session,
             )
             self._grant(shard, grant, out)
         return out
 
     def _free(self) -> tuple[int, int]:
-        held = [seat.held() for seat in self._seats.values()]
+        held = [quota.held() for quota in self._quotas.values()]
         return (
             (self._topics_max or UNLIMITED) - sum(topics for topics, _ in held),
             (self._bytes_max or UNLIMITED) - sum(size for _, size in held),
@@ -195,19 +198,19 @@ class Catalog:
 
     def _recall(self, asker: int, out: list[Message]) -> None:
         self._recalled = []
-        for shard, seat in sorted(self._seats.items()):
-            if shard != asker and not seat.is_down:
-                seat.sent += 1
-                seat.recall = seat.sent
+        for shard, quota in sorted(self._quotas.items()):
+            if shard != asker and not quota.is_down:
+                quota.sent += 1
+                quota.recall = quota.sent
                 self._recalled.append(shard)
-                out.append((shard, QuotaRecall(seat.incarnation, seat.session)))
+                out.append((shard, QuotaRecall(quota.incarnation, quota.session)))
 
     def _grant(self, shard: int, grant: QuotaGrant, out: list[Message]) -> None:
-        seat = self._seats[shard]
-        seat.sent += 1
-        seat.unseen.append((seat.sent, grant))
+        quota = self._quotas[shard]
+        quota.sent += 1
+        quota.unseen.append((quota.sent, grant))
         out.append((shard, grant))
-        del self._line[shard]
+        del self._waiting[shard]
         self._recalled = None
 
 

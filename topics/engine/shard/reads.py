@@ -29,7 +29,7 @@ from topics.engine.topic.tags import scan
 WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
 WAKE_COST = 4096  # of a long poll that is woken, beside its records
 LOOK_COST = 2048  # of one that has looked, and waits on
-ROWS_AT_ONCE = 512  # looked at for a tag, where asking the tags has failed
+ROWS_PER_SLICE = 512  # looked at for a tag, where asking the tags has failed
 WAITERS_DONE_MAX = 64  # so few may stay in the heap after they were answered, however few others there are
 
 
@@ -41,18 +41,18 @@ class Queries(Staging):
         if command.touch:
             log.last_read_ts = self.now_ms
         page = self._read_page(log, command)
-        if self._nothing_yet(page, page.head_seq) or command.from_seq > page.head_seq:
-            self._refuse_the_latest()
+        if self._has_no_news(page, page.head_seq) or command.from_seq > page.head_seq:
+            self._check_log_complete()
         may_wait = command.standing or (command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX)
         # A standing read has to know how far it has come; a long poll of a client waits for a record.
         is_news = command.standing and page.next_from_seq != command.from_seq
-        if may_wait and not is_news and self._nothing_yet(page, page.head_seq):
+        if may_wait and not is_news and self._has_no_news(page, page.head_seq):
             self.park(token, command, log, page.head_seq)
         else:
             self._answer(token, page, log)
 
     @staticmethod
-    def _nothing_yet(page: cmd.Page | cmd.FramePage, head: int) -> bool:
+    def _has_no_news(page: cmd.Page | cmd.FramePage, head: int) -> bool:
         """Whether there is nothing to tell: all is read, and no record has come since the head was this one."""
         return (
             not (page.count if isinstance(page, cmd.FramePage) else page.seqs)
@@ -65,14 +65,14 @@ class Queries(Staging):
             try:
                 return self.reader.diff(log, command)
             except DamagedSegment as damage:
-                self._lose_rows(log, damage)
+                self._record_losses(log, damage)
 
-    def _lose_rows(self, log: TopicLog, damage: DamagedSegment) -> None:
+    def _record_losses(self, log: TopicLog, damage: DamagedSegment) -> None:
         """Turn rotten records into announced losses; without them the read goes on."""
         chunk = damage.chunk
         rows, erased = damage.found or self.reader.damaged_rows(log, chunk)
         if erased:
-            self._delete_again(log, as_ranges([chunk.first_seq + row for row in erased]))
+            self._redelete(log, as_ranges([chunk.first_seq + row for row in erased]))
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + len(rows)
         for first, last in as_ranges([chunk.first_seq + row for row in rows]):
             op = Op(log)
@@ -82,10 +82,10 @@ class Queries(Staging):
                 )
             log.stage_loss((first, last, "corrupt"), op)
             self.count_live(op)
-            log.publish_found(op)
+            log.publish_now(op)
         self.touched[log.id] = log
 
-    def _delete_again(self, log: TopicLog, ranges: list[Range]) -> None:
+    def _redelete(self, log: TopicLog, ranges: list[Range]) -> None:
         """Records whose bytes were erased were deleted, though nothing else says so any more."""
         op = Op(log)
         if self.read_only is None and self.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
@@ -93,7 +93,7 @@ class Queries(Staging):
             self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, deletion))
         log.stage_delete(ranges, op)
         self.count_live(op)
-        log.publish_found(op)
+        log.publish_now(op)
 
     def park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
         """Keep a read that has seen the topic up to its head, until there is more."""
@@ -135,24 +135,24 @@ class Queries(Staging):
             waiter = heapq.heappop(self.waiter_heap)[2]
             if waiter.done:
                 continue
-            if self.may_wake(waiter.token):
+            if self.can_send(waiter.token):
                 waiter.log.waiters.remove(waiter)
-                room -= self.look_again(waiter, is_last=True)
+                room -= self.serve_waiter(waiter, is_last=True)
             else:
                 self._push_waiter(waiter, self.clock.mono_ms + WAKE_AGAIN_MS)
 
-    def look_again(self, waiter: Waiter, *, is_last: bool = False) -> int:
+    def serve_waiter(self, waiter: Waiter, *, is_last: bool = False) -> int:
         """Answer a long poll if there is something for it, or its time is up; returns about how many bytes that takes."""
         log = waiter.log
         size = 0
         try:
             if not log.view.dropped and log.stored is None and not log.deferred:
                 page = self._read_page(log, waiter.command)
-                if not is_last and self._nothing_yet(page, waiter.head):
+                if not is_last and self._has_no_news(page, waiter.head):
                     log.waiters.append(waiter)
                     return LOOK_COST
                 size = page.size
-                if type(page) is cmd.Page and page.seqs and log.is_timeless:
+                if type(page) is cmd.Page and page.seqs and log.needs_no_upkeep:
                     self._close_waiter(waiter)
                     if waiter.command.touch:
                         log.last_read_ts = self.now_ms
@@ -194,22 +194,22 @@ class Queries(Staging):
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
         rows: list[cmd.TopicState] = []
         timed: TopicLog | None = None  # one whose state depends on what time it is
-        untended: UpkeepPending | None = None
+        pending: UpkeepPending | None = None
         for name in islice(self._listed(command), size + 1):
             log = self.published[name]
             if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred or log.is_over_cap:
                 try:
                     self._touch(log)
                 except UpkeepPending as error:  # the others are put in line as well
-                    untended = error
+                    pending = error
                     continue
                 self._postpone_if_expiring(log)
                 timed = log
             if command.touch and len(rows) < size:
                 log.last_read_ts = self.now_ms
             rows.append(self._state_of(log))
-        if untended is not None:
-            raise untended
+        if pending is not None:
+            raise pending
         if timed is not None:
             self._answer(token, cmd.TopicList(rows), timed)
         else:
@@ -219,7 +219,7 @@ class Queries(Staging):
         """The names a list asks for, ascending; names outside its prefixes are not even looked at."""
         names = self.names
         after = names.bisect_right(command.after) if command.after else 0
-        for prefix in narrowed(command.prefix, command.prefixes):
+        for prefix in narrow_prefixes(command.prefix, command.prefixes):
             for name in names.islice(max(after, names.bisect_left(prefix))):
                 if not name.startswith(prefix):
                     break
@@ -229,13 +229,15 @@ class Queries(Staging):
 
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
         log = self._for_read(command.topic)
-        self._refuse_the_latest()
-        work = self._last_of_each(token, log, command) if command.each else self._one(token, log, command)
+        self._check_log_complete()
+        work = (
+            self._last_of_each(token, log, command) if command.each else self._find_one(token, log, command)
+        )
         self.long.start(token, command, log, work)
 
     def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
         log = self._for_read(command.topic)
-        self.long.start(token, command, log, self._one(token, log, command))
+        self.long.start(token, command, log, self._find_one(token, log, command))
 
     def _last_of_each(
         self, token: object, log: TopicLog, command: cmd.LastByTag, before: cmd.RecordsAt | None = None
@@ -255,7 +257,7 @@ class Queries(Staging):
             tags, more = yield from tags_page(log, command, tags[-1])
         self.handle(token, cmd.RecordsAt(log.name, log.id, seqs, command, more, tags))
 
-    def _one(
+    def _find_one(
         self,
         token: object,
         log: TopicLog,
@@ -265,13 +267,13 @@ class Queries(Staging):
         """The newest or the next of all matching records; or another one, when the one chosen `before` is dead."""
         if before is None:
             since = log.next_seq
-            seq = yield from one_of(log, command)
+            seq = yield from find_candidate(log, command)
         else:
             since, seq = before.since, before.seqs[0]
         if not log.is_live(seq):
-            seq = yield from instead_of(log, command, seq, since)
+            seq = yield from find_replacement(log, command, seq, since)
         if not seq and isinstance(command, cmd.NextByTag):
-            self._refuse_the_latest()
+            self._check_log_complete()
         self.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else [], command, since=since))
 
     def _records_at(self, token: object, command: cmd.RecordsAt) -> None:
@@ -285,7 +287,7 @@ class Queries(Staging):
         if isinstance(asked, cmd.LastByTag) and asked.each:
             work = self._last_of_each(token, log, asked, command)
         else:
-            work = self._one(token, log, asked, command)
+            work = self._find_one(token, log, asked, command)
         self.long.start(token, command, log, work)
 
     def _last_seqs(self, log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], int]:
@@ -335,7 +337,7 @@ class Queries(Staging):
                     self.reader.fill(log, page, [(chunk, np.array(rows)) for chunk, rows in picked])
                 break
             except DamagedSegment as damage:
-                self._lose_rows(log, damage)
+                self._record_losses(log, damage)
         self._answer(token, page, log, held=log.pending > 0)
 
     def _is_being_staged(self, log: TopicLog, seq: int) -> bool:
@@ -346,7 +348,7 @@ class Queries(Staging):
         return found[0].get(found[1])[0] >= self.frame_offset
 
     def _count_by_tag(self, token: object, command: cmd.CountByTag) -> None:
-        self._refuse_the_latest()
+        self._check_log_complete()
         log = self._for_read(command.topic)
         self.long.start(token, command, log, self._counts(token, log, command))
 
@@ -362,7 +364,7 @@ class Queries(Staging):
     def _list_deleted(self, token: object, command: cmd.ListDeleted) -> None:
         if min(command.from_seq, command.limit) < 0:
             raise InvalidRequest("from_seq and limit cannot be negative")
-        self._refuse_the_latest()
+        self._check_log_complete()
         log = self._for_read(command.topic)
         self._answer(token, deleted_page(log, command), log)
 
@@ -428,7 +430,7 @@ def tags_page(
     return tags[:size], len(tags) > size
 
 
-def one_of(log: TopicLog, command: cmd.LastByTag | cmd.NextByTag) -> Generator[int, None, int]:
+def find_candidate(log: TopicLog, command: cmd.LastByTag | cmd.NextByTag) -> Generator[int, None, int]:
     """The newest or the next of the seqs that each matching tag has to offer, or 0. It may be dead when the last tag was asked."""
     found = 0
     for units, tags in scan(lambda: log.tags, command.match):
@@ -441,7 +443,7 @@ def one_of(log: TopicLog, command: cmd.LastByTag | cmd.NextByTag) -> Generator[i
     return found
 
 
-def instead_of(
+def find_replacement(
     log: TopicLog, command: cmd.LastByTag | cmd.NextByTag, seq: int, since: int
 ) -> Generator[int, None, int]:
     """The newest or the next of the matching records when `seq`, which was it, is dead; 0: there is none.
@@ -455,7 +457,7 @@ def instead_of(
         ranges = [(since, upto), (0, seq)]
     else:
         ranges = [(seq or max(since, command.from_seq), upto)]
-    rows = ROWS_AT_ONCE
+    rows = ROWS_PER_SLICE
     while True:
         for first, stop in ranges:
             found = yield from match_in_rows(log, command, first, stop, rows)
@@ -500,7 +502,7 @@ def match_in_rows(
     return 0
 
 
-def narrowed(prefix: str, prefixes: tuple[str, ...] | None) -> list[str]:
+def narrow_prefixes(prefix: str, prefixes: tuple[str, ...] | None) -> list[str]:
     """The ascending prefixes, none inside another, of names that start with `prefix` and one of `prefixes`."""
     if prefixes is None:
         return [prefix]

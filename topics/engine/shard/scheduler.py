@@ -90,10 +90,10 @@ class Scheduler(Generic[T]):
         self.bands: list[Band[T]] = [Band(number) for number in range(len(WEIGHTS))]
         self._turn = 0  # of which band; the top one comes after it
         self._size = 0
-        self._numbers = 0
-        self._young: list[ScheduledEntry[T]] = []  # not looked at since they were listed
-        self._aging: list[tuple[int, int, ScheduledEntry[T]]] = []  # when it may rise, number, who
-        self._look_at_ms = 0
+        self._last_number = 0
+        self._new_entries: list[ScheduledEntry[T]] = []  # not looked at since they were listed
+        self._promotions: list[tuple[int, int, ScheduledEntry[T]]] = []  # when it may rise, number, who
+        self._promote_at_ms = 0
         self.picks = 0
         self.waited_ms = 0  # all that were picked together
 
@@ -107,12 +107,12 @@ class Scheduler(Generic[T]):
     ) -> ScheduledEntry[T]:
         """`since_ms`: it has waited before, elsewhere."""
         since_ms = now_ms if since_ms is None else since_ms
-        self._numbers += 1
-        entry = ScheduledEntry(item, since_ms, self._numbers, 0, lowered)
+        self._last_number += 1
+        entry = ScheduledEntry(item, since_ms, self._last_number, 0, lowered)
         entry.band = self._band_of(entry, now_ms)
         self.bands[entry.band].add(entry)
         self._size += 1
-        self._young.append(entry)
+        self._new_entries.append(entry)
         return entry
 
     def discard(self, entry: ScheduledEntry[T]) -> None:
@@ -131,11 +131,11 @@ class Scheduler(Generic[T]):
     def pick(self, now_ms: int) -> ScheduledEntry[T] | None:
         """The next one; it is to be reported by `done`, `sliced` or `discard` before the next pick."""
         if not self._size:
-            self._young.clear()
+            self._new_entries.clear()
             return None
-        if now_ms >= self._look_at_ms:
-            self._look_at_ms = now_ms + AGE_EVERY_MS
-            self._grow_older(now_ms)
+        if now_ms >= self._promote_at_ms:
+            self._promote_at_ms = now_ms + AGE_EVERY_MS
+            self._promote(now_ms)
         while True:
             band = self.bands[self._turn]
             entry = band.take() if band.credit > 0 else None
@@ -154,7 +154,7 @@ class Scheduler(Generic[T]):
         self._charge(entry, cost)
         self.discard(entry)
 
-    def sliced(self, entry: ScheduledEntry[T], cost: int, now_ms: int) -> None:
+    def slice_done(self, entry: ScheduledEntry[T], cost: int, now_ms: int) -> None:
         """Some of what it has was served, and the rest comes when its band has the next turn."""
         self._charge(entry, cost)
         entry.since_ms = now_ms
@@ -173,13 +173,13 @@ class Scheduler(Generic[T]):
         band = band_of(self._priority_of(entry.item) + AGE_PER_MS * max(waited_ms, 0))
         return max(band - 1, 0) if entry.is_lowered else band
 
-    def _grow_older(self, now_ms: int) -> None:
-        young, self._young = self._young, []
-        for entry in young:
+    def _promote(self, now_ms: int) -> None:
+        new_entries, self._new_entries = self._new_entries, []
+        for entry in new_entries:
             if entry.is_listed and entry.band < TOP:
-                self._watch(entry, now_ms)
-        while self._aging and self._aging[0][0] <= now_ms:
-            entry = heapq.heappop(self._aging)[2]
+                self._schedule_promotion(entry, now_ms)
+        while self._promotions and self._promotions[0][0] <= now_ms:
+            entry = heapq.heappop(self._promotions)[2]
             if not entry.is_listed or self.bands[entry.band].current is entry:
                 continue
             band = self._band_of(entry, now_ms)
@@ -188,13 +188,13 @@ class Scheduler(Generic[T]):
                 entry.band = band
                 self.bands[band].add(entry)
             if entry.band < TOP:
-                self._watch(entry, now_ms)
+                self._schedule_promotion(entry, now_ms)
 
-    def _watch(self, entry: ScheduledEntry[T], now_ms: int) -> None:
+    def _schedule_promotion(self, entry: ScheduledEntry[T], now_ms: int) -> None:
         """Look again when it may have reached the next band: its priority may fall meanwhile, and never rises by itself."""
         waits_ms = WAIT_MAX_MS
         if entry.band + entry.is_lowered < TOP:
             missing = FLOORS[entry.band + entry.is_lowered] - self._priority_of(entry.item)
             waits_ms = min(math.ceil(missing / AGE_PER_MS), WAIT_MAX_MS)
         rises_ms = entry.since_ms + waits_ms
-        heapq.heappush(self._aging, (max(rises_ms, now_ms + 1), entry.number, entry))
+        heapq.heappush(self._promotions, (max(rises_ms, now_ms + 1), entry.number, entry))

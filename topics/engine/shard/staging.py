@@ -49,7 +49,7 @@ class Waiter:
     log: TopicLog
     head: int  # at its first look; a poll ends with any record that comes after, also one that it filters out
     done: bool = False
-    unwoken: bool = False  # its topic has changed since its last look
+    is_blocked: bool = False  # its topic has changed since its last look
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Staging:
         self.owned_ids = OwnedIds(config.shard)
         self.bytes_live = 0  # staged, over all topics
         self.records_live = 0
-        self.bytes_promised = 0  # of transactions that are decided and not all in the log yet
+        self.bytes_reserved = 0  # of transactions that are decided and not all in the log yet
         # This shard's shares of the caps over all shards; None: the configured caps are its own.
         self.topics_granted: int | None = None
         self.bytes_granted: int | None = None
@@ -120,22 +120,22 @@ class Staging:
         self.written_lsn = 0
         self.synced_lsn = 0
         self.publishing_lsn = 0  # what covers the op that is being published
-        self.unsafe: dict[int, TopicLog] = {}
-        self.fed: dict[int, TopicLog] = {}  # topics with something new and claims that wait for it
-        self.moving: dict[int, TopicLog] = {}  # topics with letters that may be sent
-        self.flowing: dict[int, TopicLog] = {}  # topics with something new for the rules that copy them
+        self.unsynced: dict[int, TopicLog] = {}
+        self.claimable: dict[int, TopicLog] = {}  # topics with something new and claims that wait for it
+        self.dead_letters_due: dict[int, TopicLog] = {}  # topics with letters that may be sent
+        self.copies_due: dict[int, TopicLog] = {}  # topics with something new for the rules that copy them
         # Records of such topics since copies were begun last, each over the number of its rules: with more rules it pays
         # more to gather.
-        self.flowing_records = 0.0
+        self.copies_due_records = 0.0
         self.on_created: Callable[[str], None] = lambda name: None
         # Work for the engine.
-        self.dirty: dict[int, TopicLog] = {}  # topics whose waiters must look again
-        self.unwoken: dict[int, TopicLog] = {}  # those of them with waiters that may not be woken yet
+        self.waiters_due: dict[int, TopicLog] = {}  # topics whose waiters must look again
+        self.blocked_waiters: dict[int, TopicLog] = {}  # those of them with waiters that may not be woken yet
         # Whether the answer to this token can be sent.
-        self.may_wake: Callable[[object], bool] = lambda token: True
+        self.can_send: Callable[[object], bool] = lambda token: True
         self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
         self.trimming: dict[int, TopicLog] = {}  # with more records of a tag than a new cap allows
-        self.retiring: dict[int, TopicLog] = {}  # with records that their consumers may need no more
+        self.pruning: dict[int, TopicLog] = {}  # with records that their consumers may need no more
         self.waiter_heap: list[tuple[int, int, Waiter]] = []
         self._waiter_count = 0
         self._waiting = 0  # long polls that are not answered yet
@@ -145,11 +145,11 @@ class Staging:
         self.load_steps: Callable[[TopicLog], Work] | None = (
             None  # None: it is loaded at once, as long as the shard recovers
         )
-        self.upkeep = Upkeep(self._upkeep_of)
+        self.upkeep = Upkeep(self._upkeep_steps)
         self.counters: dict[str, int] = {}
         self._command: cmd.Command | None = None  # the one being handled
         self._handlers: dict[type, Callable[[object, Any], None]] = {}
-        self.long = LongCommands(self._enter, self._end_with)
+        self.long = LongCommands(self._before_slice, self._handle_error)
 
     # -- a turn --------------------------------------------------------------------------------------------
 
@@ -158,10 +158,10 @@ class Staging:
         self.long.begin_turn()
         self.upkeep.begin_turn()
         late = now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms
-        if busy and late and not self.read_only and self._has_room_at_all():
+        if busy and late and not self.read_only and self._has_control_room():
             self.stage_time_ceiling(now_ms + limits.TIME_CEILING_STEP_MS)
 
-    def _has_room_at_all(self) -> bool:
+    def _has_control_room(self) -> bool:
         try:
             return self.has_room(CONTROL_BYTES)
         except ShardReadOnly:  # since now: each request of the turn will hear of it
@@ -200,15 +200,15 @@ class Staging:
         self._command = command
         try:
             if self.upkeep:
-                self._wait_in_line(getattr(command, "topic", ""))
+                self._queue_behind_upkeep(getattr(command, "topic", ""))
             self._handlers[type(command)](token, command)
         except (Postpone, UpkeepPending, TopicsError, OSError) as error:
-            self._end_with(token, command, error)
+            self._handle_error(token, command, error)
 
-    def _end_with(self, token: object, command: cmd.Command, error: Exception) -> None:
+    def _handle_error(self, token: object, command: cmd.Command, error: Exception) -> None:
         """What becomes of a command whose handler, or whose work, raised this."""
         if isinstance(error, Postpone):
-            self.add_op(Op(error.log, token, command=command, later=True))
+            self.add_op(Op(error.log, token, command=command, retry=True))
         elif isinstance(error, UpkeepPending):
             self._wait_for_upkeep(token, command, error.log)
         elif isinstance(error, Conflict | TopicNotFound):
@@ -230,10 +230,10 @@ class Staging:
         else:
             raise error
 
-    def _wait_in_line(self, topic: str) -> None:
+    def _queue_behind_upkeep(self, topic: str) -> None:
         """Those who came before for the same topic go on first."""
         log = self.staged.get(topic) or self.published.get(topic)
-        if log is not None and self.upkeep.holds(log):
+        if log is not None and self.upkeep.is_queued(log):
             raise UpkeepPending(log)
 
     def _wait_for_upkeep(self, token: object, command: cmd.Command, log: TopicLog) -> None:
@@ -245,7 +245,7 @@ class Staging:
 
         self.upkeep.wait(log, resume, token=token)
 
-    def _enter(self, long: LongCommand) -> None:
+    def _before_slice(self, long: LongCommand) -> None:
         """A command goes on that has waited for its next slice."""
         self._command = long.command
         if self.read_only is not None and isinstance(long.command, cmd.Change):
@@ -301,35 +301,35 @@ class Staging:
             self.seq_ceilings += [(lsn, log, ceiling) for log, ceiling in self._new_seq_ceilings]
             self._new_seq_ceilings = []
 
-    def keep_safe(self, log: TopicLog) -> None:
+    def track_synced_head(self, log: TopicLog) -> None:
         """From here on `log.safe_head` tells up to where the topic is synced."""
-        if log.unsafe_heads is None:
-            log.unsafe_heads = deque()
+        if log.unsynced_heads is None:
+            log.unsynced_heads = deque()
             self.publishing_lsn = self.written_lsn
             self._note_head(log)
 
     def _note_head(self, log: TopicLog) -> None:
-        assert log.unsafe_heads is not None
-        if self.publishing_lsn <= self.synced_lsn and not log.unsafe_heads:
-            log.safe_head = log.view.head
+        assert log.unsynced_heads is not None
+        if self.publishing_lsn <= self.synced_lsn and not log.unsynced_heads:
+            log.synced_head = log.view.head
         else:
-            log.unsafe_heads.append((self.publishing_lsn, log.view.head))
-            self.unsafe[log.id] = log
+            log.unsynced_heads.append((self.publishing_lsn, log.view.head))
+            self.unsynced[log.id] = log
 
     def _heads_synced(self, lsn: int) -> None:
-        for log in list(self.unsafe.values()):
-            heads = log.unsafe_heads
+        for log in list(self.unsynced.values()):
+            heads = log.unsynced_heads
             assert heads is not None
             while heads and heads[0][0] <= lsn:
-                log.safe_head = heads.popleft()[1]
+                log.synced_head = heads.popleft()[1]
                 if log.waiters:
-                    self.dirty[log.id] = log
+                    self.waiters_due[log.id] = log
             if not heads:
-                del self.unsafe[log.id]
+                del self.unsynced[log.id]
 
     def synced(self, lsn: int) -> None:
         self.synced_lsn = max(self.synced_lsn, lsn)
-        if self.unsafe:
+        if self.unsynced:
             self._heads_synced(lsn)
         while self.time_ceilings and self.time_ceilings[0][0] <= lsn:
             self.time_ceiling_synced_ms = self.time_ceilings.pop(0)[1]
@@ -344,14 +344,14 @@ class Staging:
         if op.plain:
             log.publish(op)
             if log.waiters:
-                self.dirty[log.id] = log
-            if log.unsafe_heads is not None:
+                self.waiters_due[log.id] = log
+            if log.unsynced_heads is not None:
                 self._note_head(log)
             if log.consumers is not None and log.consumers.waiting:
-                self.fed[log.id] = log
+                self.claimable[log.id] = log
             if log.outflows:
-                self.flowing[log.id] = log
-                self.flowing_records += op.count / len(log.outflows)
+                self.copies_due[log.id] = log
+                self.copies_due_records += op.count / len(log.outflows)
             self.ready.append((op.token, op.result))
             return
         log.expiring -= op.expiry
@@ -361,21 +361,21 @@ class Staging:
         if op.config is not None or op.dropped:
             self._publish_name(op)
         if log.waiters and (op.head or op.first_seq or op.dropped or op.loss):
-            self.dirty[log.id] = log
-        if log.unsafe_heads is not None:
+            self.waiters_due[log.id] = log
+        if log.unsynced_heads is not None:
             self._note_head(log)
         if log.consumers is not None:
             if log.consumers.waiting and (op.head or op.count):  # more to hand out, or less in hand
-                self.fed[log.id] = log
-            if op.letters:
-                log.consumers.safe_number = max(log.consumers.safe_number, op.letters)
-                self.moving[log.id] = log
+                self.claimable[log.id] = log
+            if op.dead_letters:
+                log.consumers.synced_dead_letter = max(log.consumers.synced_dead_letter, op.dead_letters)
+                self.dead_letters_due[log.id] = log
         if log.outflows and op.head:
-            self.flowing[log.id] = log
-            self.flowing_records += op.count / len(log.outflows)
+            self.copies_due[log.id] = log
+            self.copies_due_records += op.count / len(log.outflows)
         if op.erase is not None:
             self.erase_requests.append(op.erase)
-        if op.later:
+        if op.retry:
             self.handle(op.token, op.command)
         elif op.token is not None:
             self.ready.append((op.token, op.result))
@@ -431,7 +431,7 @@ class Staging:
                 log.discard_staged()
                 log.dedupe.discard_after(log.view.head)
             if log.waiters:
-                self.dirty[log.id] = log
+                self.waiters_due[log.id] = log
         self.staged = dict(self.published)
         self.by_id = {log.id: log for log in self.published.values()}
         self.bytes_live = sum(log.bytes for log in self.staged.values())
@@ -450,17 +450,17 @@ class Staging:
     def _for_read(self, name: str) -> TopicLog:
         log = self.published.get(name)
         if log is None:
-            self._refuse_the_latest()
+            self._check_log_complete()
             raise TopicNotFound(name)
         self._touch(log)
         self._postpone_if_expiring(log)
         return log
 
-    def to_follow(self, name: str) -> TopicLog:
+    def loaded_topic(self, name: str) -> TopicLog:
         """A topic as it stands, all of it: what recovery has put off would else become visible without a word."""
         log = self.published.get(name)
         if log is None:
-            self._refuse_the_latest()
+            self._check_log_complete()
             raise TopicNotFound(name)
         if log.deferred:
             try:
@@ -469,7 +469,7 @@ class Staging:
                 raise TopicsError(f"a file could not be read: {error}") from error
         return log
 
-    def _refuse_the_latest(self) -> None:
+    def _check_log_complete(self) -> None:
         """Records before the damage can be read; that none come after them, or which is the last, cannot be said."""
         if self.cut_off and self.read_only is not None:
             raise ShardReadOnly(self.read_only)
@@ -483,31 +483,31 @@ class Staging:
     def _touch(self, log: TopicLog) -> None:
         """Have a topic in memory as it stands now. Untended: that takes longer than a turn."""
         if log.stored is not None or log.deferred:
-            self._tend(log)
+            self._do_upkeep(log)
         log.last_touch = self.now_ms
         if ((log.config.ttl_ms or log.expiries) and self._expire(log)) or log.cap_lost >= log.first_seq:
-            self._tend(log)
+            self._do_upkeep(log)
 
-    def _tend(self, log: TopicLog) -> None:
+    def _do_upkeep(self, log: TopicLog) -> None:
         if self.load_steps is None:
-            self.refresh(log)
+            self.upkeep_now(log)
         else:
-            self.upkeep.tend(log)
+            self.upkeep.run(log)
 
-    def refresh(self, log: TopicLog) -> None:
+    def upkeep_now(self, log: TopicLog) -> None:
         """The same for who cannot wait."""
-        drain(self._upkeep_of(log))
+        drain(self._upkeep_steps(log))
         log.last_touch = self.now_ms
 
     def load_slices(self, log: TopicLog) -> Work:
         """Have a topic in memory, for work that is done in slices itself."""
-        while log.is_away and not log.dropped:
+        while log.is_unloaded and not log.dropped:
             if self.load_steps is None:
                 self.loader(log)
             else:
                 yield from self.load_steps(log)
 
-    def _upkeep_of(self, log: TopicLog) -> Work:
+    def _upkeep_steps(self, log: TopicLog) -> Work:
         yield from self.load_slices(log)
         while (log.config.ttl_ms or log.expiries) and not log.dropped:
             units = self._expire(log)
@@ -516,7 +516,7 @@ class Staging:
             yield units
         while log.is_over_cap and not log.dropped:
             units = self._step_units(log)
-            self._end_records(
+            self._remove_expired(
                 log, [], min(log.cap_lost, log.first_seq + limits.EXPIRE_RECORDS - 1), ttl=False
             )
             if log.is_over_cap:
@@ -526,13 +526,13 @@ class Staging:
         """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete. If there is more to do after a
         part of it, the units of work that this part took; else 0.
         """
-        due, is_more = log.due_records(self.now_ms, limits.EXPIRE_RECORDS)
+        due, is_more = log.expired_records(self.now_ms, limits.EXPIRE_RECORDS)
         last = log.expired_last(self.now_ms)
         if last - log.first_seq >= limits.EXPIRE_RECORDS:
-            upto = log.front_beyond(limits.EXPIRE_RECORDS, 0) or last
+            upto = log.eviction_end(limits.EXPIRE_RECORDS, 0) or last
             last, is_more = min(last, upto), is_more or upto < last
         if last or due:
-            self._end_records(log, due, last)
+            self._remove_expired(log, due, last)
         return self._step_units(log) if is_more else 0
 
     @staticmethod
@@ -543,7 +543,7 @@ class Staging:
         )
         return EXPIRE_STEP_UNITS + per_record * limits.EXPIRE_RECORDS
 
-    def _end_records(self, log: TopicLog, due: list[int], last: int, *, ttl: bool = True) -> None:
+    def _remove_expired(self, log: TopicLog, due: list[int], last: int, *, ttl: bool = True) -> None:
         """Records that are ended: some by their own TTL, and those up to `last` by the topic's, or by its cap."""
         op = Op(log)
         if due:
@@ -559,7 +559,7 @@ class Staging:
         else:
             log.publish(op)
 
-    def _writable(self) -> None:
+    def _check_writable(self) -> None:
         if self.read_only is not None:
             raise ShardReadOnly(self.read_only)
 

@@ -50,7 +50,7 @@ class Shard(Delivery):
             con.ResetConsumer: self._reset_consumer,
             con.GetConsumer: self._get_consumer,
             con.ListConsumers: self._list_consumers,
-            con.TakeDeadLetters: self._take_letters,
+            con.TakeDeadLetters: self._take_dead_letters,
             con.EndMove: self._end_move,
             fwd.PutForward: self._put_forward,
             fwd.DropForward: self._drop_forward,

@@ -31,7 +31,7 @@ class UpkeepPending(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _QueuedTopic:
     """A topic in line."""
 
     log: TopicLog
@@ -62,86 +62,86 @@ class Upkeep:
     def __init__(self, work_of: Callable[[TopicLog], Work]) -> None:
         """`work_of`: all that a topic needs now."""
         self._work_of = work_of
-        self._line: dict[int, _Place] = {}
-        self._resumed: _Place | None = None  # one who waited there goes on
+        self._queue: dict[int, _QueuedTopic] = {}
+        self._resumed: _QueuedTopic | None = None  # one who waited there goes on
         self._room = limits.LONG_TURN_UNITS  # of this turn, for what is begun in it
 
     def __bool__(self) -> bool:
-        return bool(self._line)
+        return bool(self._queue)
 
     def begin_turn(self) -> None:
         self._room = limits.LONG_TURN_UNITS
 
-    def holds(self, log: TopicLog) -> bool:
+    def is_queued(self, log: TopicLog) -> bool:
         """Whether a new request to this topic has to wait."""
-        place = self._line.get(log.id)
-        return place is not None and place is not self._resumed
+        queued = self._queue.get(log.id)
+        return queued is not None and queued is not self._resumed
 
-    def tend(self, log: TopicLog) -> None:
+    def run(self, log: TopicLog) -> None:
         """Do what a topic needs, or put it in line for that."""
-        place = self._line.get(log.id)
-        if place is None or (place is self._resumed and place.work is None):
-            begun = _Place(log, self._work_of(log))
+        queued = self._queue.get(log.id)
+        if queued is None or (queued is self._resumed and queued.work is None):
+            begun = _QueuedTopic(log, self._work_of(log))
             if self._room > 0:
                 self._room -= begun.advance(self._room)
             if begun.error is not None:
                 raise begun.error
             if begun.work is None:
                 return
-            if place is None:
-                self._line[log.id] = begun
+            if queued is None:
+                self._queue[log.id] = begun
             else:
-                place.work = begun.work
+                queued.work = begun.work
         raise UpkeepPending(log)
 
-    def put_in_line(self, log: TopicLog) -> None:
+    def enqueue(self, log: TopicLog) -> None:
         """A topic needs something from the next turn on, whether it is asked or not."""
-        place = self._line.get(log.id)
-        if place is None:
-            self._line[log.id] = _Place(log, self._work_of(log))
-        elif place.work is None:
-            place.work = self._work_of(log)
+        queued = self._queue.get(log.id)
+        if queued is None:
+            self._queue[log.id] = _QueuedTopic(log, self._work_of(log))
+        elif queued.work is None:
+            queued.work = self._work_of(log)
 
     def wait(self, log: TopicLog, resume: Resume, *, token: object = None, name: object = None) -> None:
         """Have `resume` called when the topic is tended, once for each name. `token`: by which it can be withdrawn."""
-        place = self._line[log.id]
+        queued = self._queue[log.id]
         if name is not None:
-            if name in place.names:
+            if name in queued.names:
                 return
-            place.names.add(name)
-        if place is self._resumed:
-            place.waiting.appendleft((token, resume))  # it went on, and has to wait again
+            queued.names.add(name)
+        if queued is self._resumed:
+            queued.waiting.appendleft((token, resume))  # it went on, and has to wait again
         else:
-            place.waiting.append((token, resume))
+            queued.waiting.append((token, resume))
 
-    def go_on(self) -> Iterator[None]:
+    def run_slices(self) -> Iterator[None]:
         """A turn's share. Each step of this is one who waited and has gone on."""
         room, answers = limits.LONG_TURN_UNITS, limits.UPKEEP_RESUMED_MAX
-        for place in list(self._line.values()):
-            room -= place.advance(room)
-            if place.work is None:
-                place.names.clear()
-            self._resumed = place
+        for queued in list(self._queue.values()):
+            room -= queued.advance(room)
+            if queued.work is None:
+                queued.names.clear()
+            self._resumed = queued
             try:
-                while place.work is None and place.waiting and answers:
+                while queued.work is None and queued.waiting and answers:
                     answers -= 1
-                    _, resume = place.waiting.popleft()
-                    resume(place.error)
+                    _, resume = queued.waiting.popleft()
+                    resume(queued.error)
                     yield
             finally:
                 self._resumed = None
             # The others first in the next turn.
-            del self._line[place.log.id]
-            if place.work is not None or place.waiting:
-                self._line[place.log.id] = place
+            del self._queue[queued.log.id]
+            if queued.work is not None or queued.waiting:
+                self._queue[queued.log.id] = queued
             if room <= 0 or not answers:
                 return
 
-    def withdraw(self, is_it: Callable[[object], bool]) -> bool:
+    def withdraw(self, matches_token: Callable[[object], bool]) -> bool:
         """Those with such a token do not want to go on; whether there were any."""
         found = False
-        for place in self._line.values():
-            kept = deque(entry for entry in place.waiting if entry[0] is None or not is_it(entry[0]))
-            found = found or len(kept) < len(place.waiting)
-            place.waiting = kept
+        for queued in self._queue.values():
+            kept = deque(entry for entry in queued.waiting if entry[0] is None or not matches_token(entry[0]))
+            found = found or len(kept) < len(queued.waiting)
+            queued.waiting = kept
         return found

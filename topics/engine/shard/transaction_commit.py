@@ -37,14 +37,14 @@ from topics.engine.storage.transaction_file import (
     write_entries,
 )
 from topics.engine.topic.log import Op
-from topics.engine.topic.transactions import Advanced, CommitWaiter, Decided, Decision, Staged
+from topics.engine.topic.transactions import Advanced, CommitWaiter, Decided, Decision, StagedChunk
 
 STAGE_KIND = "stage"  # of jobs: they may take long, and have a thread of their own
-NAMED_MAX = 20  # parts that a refusal names, and chunks of each
+REPORTED_MAX = 20  # parts that a refusal names, and chunks of each
 FORGOTTEN_BYTES = limits.TXN_PRODUCERS_FORGOTTEN_MAX * (limits.KEY_BYTES_MAX + 4)
 PARTS_PER_SLICE = 4096
 
-Choice = tuple[list[Placed], int]  # chunks in order, and the size of the largest record
+ChunkSelection = tuple[list[Placed], int]  # chunks in order, and the size of the largest record
 
 
 class Committing(Transactions):
@@ -55,15 +55,15 @@ class Committing(Transactions):
                 yield from self._remove_file(txn)
                 return
             if txn.decision is not None:
-                if self.putting_off:
+                if self.commits_deferred:
                     return
-                yield from self._carry_out(txn, txn.decision)
-            elif not txn.is_known:
-                yield from self._learn(txn)
+                yield from self._append_decided(txn, txn.decision)
+            elif not txn.is_indexed:
+                yield from self._index_file(txn)
             elif txn.waiting:
                 yield from self._write_chunks(txn)
-            elif txn.asked:
-                yield from self._prepare(txn, txn.asked[0])
+            elif txn.commit_waiters:
+                yield from self._try_commit(txn, txn.commit_waiters[0])
             else:
                 return
         self._refuse_written(txn)
@@ -74,7 +74,7 @@ class Committing(Transactions):
 
     # -- the file ------------------------------------------------------------------------------------------
 
-    def _learn(self, txn: Transaction) -> Steps:
+    def _index_file(self, txn: Transaction) -> Steps:
         """What a transaction holds that was begun before this start."""
         disk, path = self.disk, self._path(txn)
         assert disk is not None
@@ -83,7 +83,7 @@ class Committing(Transactions):
         except (OSError, TopicsError) as error:  # the latter when a later version wrote it
             self._answer_all(txn, TopicsError(f"what was staged could not be read: {error}"))
             return
-        txn.is_known = True
+        txn.is_indexed = True
         for entry in found:
             txn.end = entry.offset + entry.bytes
             if entry.chunk is not None:
@@ -120,7 +120,7 @@ class Committing(Transactions):
 
     def _take_waiting(self, txn: Transaction) -> None:
         """Chunks that are there already need not be written, and of two equal ones the second waits for the first."""
-        rest: list[Staged] = []
+        rest: list[StagedChunk] = []
         taken: dict[tuple[str, int], None] = {}
         for staged in txn.waiting:
             if staged.key in txn.chunks:
@@ -133,12 +133,12 @@ class Committing(Transactions):
                 txn.writing.append(staged)
         txn.waiting = rest
 
-    def _staged(self, txn: Transaction, staged: Staged, *, repeated: bool) -> None:
+    def _staged(self, txn: Transaction, staged: StagedChunk, *, repeated: bool) -> None:
         head = staged.head
         result = txc.ChunkStaged(txn.log.name, head.part, head.chunk, head.records, repeated)
         self.ready.append((staged.token, result))
 
-    def _uncount(self, txn: Transaction, staged: Staged) -> None:
+    def _uncount(self, txn: Transaction, staged: StagedChunk) -> None:
         txn.bytes -= len(staged.entry)
         self.staged_bytes -= len(staged.entry) if txn in self.transactions else 0
 
@@ -147,7 +147,7 @@ class Committing(Transactions):
         writing, txn.writing = txn.writing, []
         for staged in writing:
             self._uncount(txn, staged)
-            self._tell(txn, staged.token, TransactionNotFound(txn.log.name, txn.id))
+            self._reply_error(txn, staged.token, TransactionNotFound(txn.log.name, txn.id))
 
     def _writing_failed(self, txn: Transaction, error: OSError) -> None:
         """Without space nothing is lost but the try. After any other error nobody knows what of the file will last, so the
@@ -158,7 +158,7 @@ class Committing(Transactions):
         for staged in writing:
             self._uncount(txn, staged)
             self.ready.append((staged.token, refusal))
-        if not is_out_of_resources(error) and not txn.is_ended and self._has_room_at_all():
+        if not is_out_of_resources(error) and not txn.is_ended and self._has_control_room():
             self._end_transaction(txn)
 
     def _remove_file(self, txn: Transaction) -> Steps:
@@ -175,28 +175,28 @@ class Committing(Transactions):
 
     # -- up to the decision --------------------------------------------------------------------------------
 
-    def _prepare(self, txn: Transaction, asked: CommitWaiter) -> Steps:
+    def _try_commit(self, txn: Transaction, waiter: CommitWaiter) -> Steps:
         """Do what it takes to commit, as the first in line wants it, or tell why not."""
         refusal: TopicsError
         try:
-            yield from self._decide(txn, asked.command)
+            yield from self._decide(txn, waiter.command)
             return
         except OSError as error:
             refusal = _refusal(error)
         except TopicsError as error:
             refusal = error
-        if asked in txn.asked:
-            txn.asked.remove(asked)
-            if not asked.is_answered:
-                self._tell(txn, asked.token, refusal, asked.command)
+        if waiter in txn.commit_waiters:
+            txn.commit_waiters.remove(waiter)
+            if not waiter.is_answered:
+                self._reply_error(txn, waiter.token, refusal, waiter.command)
 
     def _decide(self, txn: Transaction, command: txc.CommitTransaction) -> Steps:
         disk, log, path = self.disk, txn.log, self._path(txn)
         assert disk is not None and log.transactions is not None
         known = log.transactions
-        if known.is_taken(txn):  # batches of a producer come one after the other
-            yield WaitUntil(lambda: txn.is_ended or not known.is_taken(txn))
-        chosen, largest = yield from self._choose(txn, command.parts)
+        if known.is_blocked(txn):  # batches of a producer come one after the other
+            yield WaitUntil(lambda: txn.is_ended or not known.is_blocked(txn))
+        chosen, largest = yield from self._select_chunks(txn, command.parts)
         records, size = sum(placed[2] for placed in chosen), sum(placed[3] for placed in chosen)
         self._check_commit(txn, records, size, largest)
         if _fits_one_entry(chosen):
@@ -222,25 +222,27 @@ class Committing(Transactions):
         txn.order = chosen
         decision = Decision(end, len(chosen), records, size)
         txn.decide(decision)
-        self.bytes_promised += size
+        self.bytes_reserved += size
         self._log_entry(log, frames.TXN_DECIDED, Decided(txn.id, decision))
         yield WaitSynced(0)
 
-    def _choose(self, txn: Transaction, parts: list[tuple[str, int, int]]) -> Generator[None, Any, Choice]:
+    def _select_chunks(
+        self, txn: Transaction, parts: list[tuple[str, int, int]]
+    ) -> Generator[None, Any, ChunkSelection]:
         """The chunks that a commit names."""
         chosen: list[Placed] = []
         largest = 0
         problems: list[dict[str, object]] = []
         for i, (part, count, records) in enumerate(parts):
             if count > len(txn.chunks):
-                missing = [n for n in range(min(count, NAMED_MAX)) if (part, n) not in txn.chunks]
+                missing = [n for n in range(min(count, REPORTED_MAX)) if (part, n) not in txn.chunks]
                 problems.append({"part": part, "chunks": count, "missing": missing})
                 continue
             found = [txn.chunks.get((part, n)) for n in range(count)]
             there = [one for one in found if one is not None]
             staged = sum(placed[2] for placed, _ in there)
             if len(there) < count:
-                missing = [n for n, one in enumerate(found) if one is None][:NAMED_MAX]
+                missing = [n for n, one in enumerate(found) if one is None][:REPORTED_MAX]
                 problems.append({"part": part, "chunks": count, "missing": missing})
             elif staged != records:
                 problems.append({"part": part, "records": records, "staged": staged})
@@ -254,11 +256,11 @@ class Committing(Transactions):
 
     def _check_commit(self, txn: Transaction, records: int, size: int, largest: int) -> None:
         """What can refuse it, as long as it is not decided."""
-        self._writable()
+        self._check_writable()
         log = txn.log
         if txn.is_ended or log.dropped:
             raise TransactionNotFound(log.name, txn.id)
-        self.refresh(log)
+        self.upkeep_now(log)
         if records:
             self._check_room(log, log.config, log.name, records, size, largest)
         self._check_producers(log.transactions, txn.producer)
@@ -301,7 +303,7 @@ class Committing(Transactions):
         self.stage_append(txn.log, txn.log.config, records, _sizes(records), op, created=False)
         op.plain = False  # it has no answer of its own
 
-    def _carry_out(self, txn: Transaction, decision: Decision) -> Steps:
+    def _append_decided(self, txn: Transaction, decision: Decision) -> Steps:
         """Append what is not in the log yet. Nobody need ask for it, and nothing but a drop of the topic ends it early."""
         disk, log, path = self.disk, txn.log, self._path(txn)
         assert disk is not None
@@ -314,14 +316,14 @@ class Committing(Transactions):
             # With nobody to tell which they were, all that are left are lost together.
             txn.order = order if order is not None else [(0, 0, 0, 0)] * decision.chunks
             if order is None and not log.dropped:
-                self.refresh(log)
+                self.upkeep_now(log)
                 while not self._can_append(txn, []):
                     yield from self._pause(txn)
                     if txn.is_ended:
                         return
-                self._lose(txn, decision.records - decision.count)
+                self._record_lost_chunk(txn, decision.records - decision.count)
                 self._advance(txn, decision, decision.chunks, 0, decision.size - decision.size_done)
-        while not txn.is_ended and not self.putting_off:
+        while not txn.is_ended and not self.commits_deferred:
             placed = _next_slice(txn.order, decision.done)
             try:
                 read = yield Blocking(STAGE_KIND, partial(read_chunks, disk, path, placed))
@@ -336,13 +338,13 @@ class Committing(Transactions):
 
     def _pause(self, txn: Transaction) -> Steps:
         at_ms = txn.resume_ms = self.clock.mono_ms + limits.TXN_RETRY_MS
-        self._txn_look_ms = min(self._txn_look_ms, at_ms)
+        self._txn_timer_ms = min(self._txn_timer_ms, at_ms)
         yield WaitUntil(lambda: txn.is_ended or self.clock.mono_ms >= at_ms)
 
     def _can_append(self, txn: Transaction, read: list[Records | None]) -> bool:
         """Caps were looked at before the decision; space may be gone since. What is left of it is for deletes."""
         try:
-            self.refresh(txn.log)
+            self.upkeep_now(txn.log)
         except (OSError, TopicsError):
             return False
         if (self.low_space or self.disk_full or self.log_full) and txn.log.config.durability != "ephemeral":
@@ -360,7 +362,7 @@ class Committing(Transactions):
         for (_, _, records_of, size_of), records in zip(placed, read, strict=True):
             size += size_of
             if records is None:
-                self._lose(txn, records_of)
+                self._record_lost_chunk(txn, records_of)
                 continue
             self._append_chunk(txn, records, sync=sync)
             count += len(records.payloads)
@@ -369,13 +371,13 @@ class Committing(Transactions):
             decision.last_seq = log.next_seq - 1
         self._advance(txn, decision, decision.done + len(placed), count, size)
 
-    def _lose(self, txn: Transaction, count: int) -> None:
-        self._stage_hole(txn.log, count, Op(txn.log, sync=txn.log.config.durability == "fsync"), "corrupt")
+    def _record_lost_chunk(self, txn: Transaction, count: int) -> None:
+        self._stage_loss(txn.log, count, Op(txn.log, sync=txn.log.config.durability == "fsync"), "corrupt")
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + 1
 
     def _advance(self, txn: Transaction, decision: Decision, done: int, count: int, size: int) -> None:
         """In the entry that brings the records: how far it is with them."""
-        self.bytes_promised -= size
+        self.bytes_reserved -= size
         count += decision.count
         size += decision.size_done
         if done == decision.chunks:
@@ -399,19 +401,19 @@ class Committing(Transactions):
         """
         log, known = txn.log, txn.log.transactions
         assert known is not None
-        forgotten = known.forgettable(txn.producer, self.now_ms) or []
+        forgotten = known.evictable_producers(txn.producer, self.now_ms) or []
         entry = Advanced(txn.id, True, done, first_seq, last_seq, count, size, self.now_ms, forgotten)
         self._log_entry(log, frames.TXN_ADVANCED, entry)
-        asked, txn.asked = txn.asked, []
+        waiter, txn.commit_waiters = txn.commit_waiters, []
         for over in known.note_advanced(entry):
             if over is not txn:
                 self._answer_all(over, TransactionNotFound(log.name, over.id))
-            self.busy[over] = None
+            self.transactions_with_work[over] = None
         self.counters["txn_committed"] += 1
-        for one in asked:
+        for one in waiter:
             if not one.is_answered:
                 self.add_op(Op(log, one.token, self._committed(log, txn.id), sync=True))
-        if not asked:
+        if not waiter:
             self.add_op(Op(log, sync=True))  # readers see the records of it, in order, once they are safe
 
 
@@ -439,12 +441,12 @@ def _next_slice(order: list[Placed], done: int) -> list[Placed]:
 
 
 def _incomplete(txn: Transaction, problems: list[dict[str, object]]) -> TransactionIncomplete:
-    names = ", ".join(str(problem["part"]) for problem in problems[:NAMED_MAX])
+    names = ", ".join(str(problem["part"]) for problem in problems[:REPORTED_MAX])
     return TransactionIncomplete(
         f"the transaction does not hold what the commit names of {len(problems)} parts ({names}); stage it and commit again",
         topic=txn.log.name,
         txn=f"{txn.id:016x}",
-        parts=problems[:NAMED_MAX],
+        parts=problems[:REPORTED_MAX],
     )
 
 

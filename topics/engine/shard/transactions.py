@@ -50,7 +50,7 @@ from topics.engine.topic.transactions import (
     Decided,
     Opened,
     OpenTransaction,
-    Staged,
+    StagedChunk,
     TopicTransactions,
     transaction_id,
 )
@@ -64,7 +64,7 @@ ENTRY_TYPES: dict[int, type] = {
 NEVER_MS = 1 << 62
 
 Transaction: TypeAlias = OpenTransaction[TopicLog]
-Known: TypeAlias = TopicTransactions[TopicLog]
+TopicTxns: TypeAlias = TopicTransactions[TopicLog]
 
 
 class Transactions(Forwards):
@@ -74,19 +74,19 @@ class Transactions(Forwards):
         self.transactions: dict[Transaction, None] = {}  # open, or ended with a file that is there yet
         self.staged_bytes = 0
         self.staged_chunks = 0
-        self.busy: dict[Transaction, None] = {}  # there is work for them
-        self.putting_off = False  # what is decided goes on after the next start
-        self._txn_look_ms = NEVER_MS  # when time may do something to one of them, on the monotonic clock
+        self.transactions_with_work: dict[Transaction, None] = {}  # there is work for them
+        self.commits_deferred = False  # what is decided goes on after the next start
+        self._txn_timer_ms = NEVER_MS  # when time may do something to one of them, on the monotonic clock
 
     # -- begin ---------------------------------------------------------------------------------------------
 
     def _begin_transaction(self, token: object, command: txc.BeginTransaction) -> None:
-        self._writable()
+        self._check_writable()
         log = self._for_write(command.topic)
-        config = log.config if log is not None else self._config_to_begin(command)
+        config = log.config if log is not None else self._begin_config(command)
         known = log.transactions if log is not None else None
         txn_id = transaction_id(command.producer, command.batch)
-        if log is not None and known is not None and self._begun(token, log, known, command, txn_id):
+        if log is not None and known is not None and self._answer_known(token, log, known, command, txn_id):
             return
         self._check_opening(known, command.producer)
         self.reserve(4 * CONTROL_BYTES)
@@ -99,14 +99,14 @@ class Transactions(Forwards):
         ttl_ms = min(max(command.ttl_ms, limits.TXN_TTL_MS_MIN), limits.TXN_TTL_MS_MAX)
         opened = Opened(txn_id, number, command.producer, command.batch, ttl_ms)
         self._log_entry(log, frames.TXN_OPENED, opened)
-        self._keep_transaction(log.transactions.note_opened(log, opened))
+        self._add_transaction(log.transactions.note_opened(log, opened))
         result = txc.TransactionState(log.name, txn_id, "open", created=created)
         op = Op(log, token, result, sync=created or config.durability == "fsync")
         if created:
             op.config = config
         self.add_op(op)
 
-    def _config_to_begin(self, command: txc.BeginTransaction) -> TopicConfig:
+    def _begin_config(self, command: txc.BeginTransaction) -> TopicConfig:
         """Of a topic that a transaction makes, as a write without a config would."""
         config = TopicConfig()
         if not (command.create if command.create is not None else config.auto_create):
@@ -114,11 +114,11 @@ class Transactions(Forwards):
         self._check_creation(command.topic, config)
         return config
 
-    def _begun(
+    def _answer_known(
         self,
         token: object,
         log: TopicLog,
-        known: Known,
+        known: TopicTxns,
         command: txc.BeginTransaction,
         txn_id: int,
     ) -> bool:
@@ -139,13 +139,13 @@ class Transactions(Forwards):
             opened = Opened(txn_id, txn.number, txn.producer, txn.batch, ttl_ms)
             self._log_entry(log, frames.TXN_OPENED, opened)
             known.note_opened(log, opened)
-        self._refresh(txn)
+        self._renew(txn)
         state: txc.State = "committing" if txn.decision is not None else "open"
         result = txc.TransactionState(log.name, txn_id, state, progress=txn.progress)
         self._answer(token, result, log, held=log.pending > 0)
         return True
 
-    def _check_opening(self, known: Known | None, producer: str) -> None:
+    def _check_opening(self, known: TopicTxns | None, producer: str) -> None:
         if known is not None and len(known.open) >= limits.TXN_OPEN_PER_TOPIC_MAX:
             raise Throttled(
                 "too many transactions of this topic are open; commit or abort some",
@@ -160,9 +160,9 @@ class Transactions(Forwards):
             )
         self._check_producers(known, producer)
 
-    def _check_producers(self, known: Known | None, producer: str) -> list[str]:
+    def _check_producers(self, known: TopicTxns | None, producer: str) -> list[str]:
         """Whom a new producer takes the place of."""
-        forgotten = known.forgettable(producer, self.now_ms) if known is not None else []
+        forgotten = known.evictable_producers(producer, self.now_ms) if known is not None else []
         if forgotten is None:
             raise Throttled(
                 "the topic remembers the last batches of as many producers as it may; use fewer names, or another topic",
@@ -174,18 +174,18 @@ class Transactions(Forwards):
     # -- stage ---------------------------------------------------------------------------------------------
 
     def _stage_chunk(self, token: object, command: txc.StageChunk) -> None:
-        self._writable()
+        self._check_writable()
         records = command.records
         sizes = self._check_records(records, None)
         log, txn = self._find_transaction(command.topic, command.txn)
         if txn.decision is not None:
             raise TransactionCommitted(log.name, txn.id)
-        self._refresh(txn)
+        self._renew(txn)
         count, largest = len(sizes), max(sizes)
         record_max = min(log.config.max_record_bytes or limits.RECORD_BYTES_MAX, limits.RECORD_BYTES_MAX)
         if largest > record_max:
             raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
-        if txn.is_known and (command.part, command.chunk) in txn.chunks:
+        if txn.is_indexed and (command.part, command.chunk) in txn.chunks:
             self.ready.append((token, _staged(log, command, count, repeated=True)))
             return
         head = ChunkHead(command.part, command.chunk, count, sum(sizes), largest)
@@ -193,8 +193,8 @@ class Transactions(Forwards):
         self._check_staging(txn, len(entry))
         txn.bytes += len(entry)
         self.staged_bytes += len(entry)
-        txn.waiting.append(Staged(token, head, entry))
-        self.busy[txn] = None
+        txn.waiting.append(StagedChunk(token, head, entry))
+        self.transactions_with_work[txn] = None
 
     def _check_staging(self, txn: Transaction, size: int) -> None:
         config = self.config
@@ -237,7 +237,7 @@ class Transactions(Forwards):
     # -- commit and abort ----------------------------------------------------------------------------------
 
     def _commit_transaction(self, token: object, command: txc.CommitTransaction) -> None:
-        self._writable()
+        self._check_writable()
         if len({name for name, _, _ in command.parts}) < len(command.parts):
             raise InvalidRequest("a part is named twice")
         try:
@@ -246,17 +246,17 @@ class Transactions(Forwards):
             log = self.staged[command.topic]
             self._answer(token, self._committed(log, command.txn), log, held=log.pending > 0)
             return
-        if len(txn.asked) >= limits.TXN_COMMITS_WAITING_MAX:
+        if len(txn.commit_waiters) >= limits.TXN_COMMITS_WAITING_MAX:
             raise Throttled(
                 "too many commits of this transaction wait for it",
                 limit="txn_commits_waiting",
                 max=limits.TXN_COMMITS_WAITING_MAX,
             )
-        self._refresh(txn)
-        asked = CommitWaiter(token, command, self.clock.mono_ms + command.wait_ms)
-        self._txn_look_ms = min(self._txn_look_ms, asked.until_ms)
-        txn.asked.append(asked)
-        self.busy[txn] = None
+        self._renew(txn)
+        waiter = CommitWaiter(token, command, self.clock.mono_ms + command.wait_ms)
+        self._txn_timer_ms = min(self._txn_timer_ms, waiter.until_ms)
+        txn.commit_waiters.append(waiter)
+        self.transactions_with_work[txn] = None
 
     def _committed(self, log: TopicLog, txn_id: int) -> txc.TransactionState:
         """Of a batch before the last one no more is known than that it is there."""
@@ -270,7 +270,7 @@ class Transactions(Forwards):
         )
 
     def _abort_transaction(self, token: object, command: txc.AbortTransaction) -> None:
-        self._writable()
+        self._check_writable()
         log, txn = self._find_transaction(command.topic, command.txn)
         if txn.decision is not None:
             raise TransactionCommitted(log.name, txn.id)
@@ -286,9 +286,9 @@ class Transactions(Forwards):
             return
         for txn in list(log.transactions.open.values()):
             log.transactions.note_ended(txn.id)
-            self.bytes_promised -= txn.promised
+            self.bytes_reserved -= txn.reserved
             self._answer_all(txn, TopicNotFound(log.name))
-            self.busy[txn] = None
+            self.transactions_with_work[txn] = None
 
     # -- bookkeeping ---------------------------------------------------------------------------------------
 
@@ -303,19 +303,19 @@ class Transactions(Forwards):
         self._log_entry(log, frames.TXN_ENDED, txn.id)
         log.transactions.note_ended(txn.id)
         self._answer_all(txn, TransactionNotFound(log.name, txn.id))
-        self.busy[txn] = None
+        self.transactions_with_work[txn] = None
 
     def _answer_all(self, txn: Transaction, error: TopicsError) -> None:
         """Those who wait, but for those whose chunks are being written at this moment."""
         waiting, txn.waiting = txn.waiting, []
-        asked, txn.asked = txn.asked, []
+        waiter, txn.commit_waiters = txn.commit_waiters, []
         for staged in waiting:
-            self._tell(txn, staged.token, error)
-        for one in asked:
+            self._reply_error(txn, staged.token, error)
+        for one in waiter:
             if not one.is_answered:
-                self._tell(txn, one.token, error, one.command)
+                self._reply_error(txn, one.token, error, one.command)
 
-    def _tell(
+    def _reply_error(
         self, txn: Transaction, token: object, error: TopicsError, command: cmd.Command | None = None
     ) -> None:
         """As `handle` does: what tells of something staged waits until that is safe."""
@@ -329,14 +329,14 @@ class Transactions(Forwards):
         else:
             self.ready.append((token, error))
 
-    def _keep_transaction(self, txn: Transaction) -> None:
+    def _add_transaction(self, txn: Transaction) -> None:
         self.transactions[txn] = None
-        self._refresh(txn)
+        self._renew(txn)
 
-    def _refresh(self, txn: Transaction) -> None:
+    def _renew(self, txn: Transaction) -> None:
         """Whoever is at work on a transaction keeps it."""
         txn.expires_ms = self.clock.mono_ms + txn.ttl_ms
-        self._txn_look_ms = min(self._txn_look_ms, txn.expires_ms)
+        self._txn_timer_ms = min(self._txn_timer_ms, txn.expires_ms)
 
     def _forget_transaction(self, txn: Transaction) -> None:
         """Its file is gone."""
@@ -344,9 +344,9 @@ class Transactions(Forwards):
             del self.transactions[txn]
             self.staged_bytes -= txn.bytes
             self.staged_chunks -= len(txn.chunks)
-        self.busy.pop(txn, None)
+        self.transactions_with_work.pop(txn, None)
         if txn.log.transactions is not None:
-            txn.log.transactions.leaving.pop(txn.number, None)
+            txn.log.transactions.ended.pop(txn.number, None)
 
     @property
     def open_transactions(self) -> int:
@@ -356,34 +356,34 @@ class Transactions(Forwards):
 
     @property
     def transactions_due_ms(self) -> int | None:
-        return self._txn_look_ms if self.transactions else None
+        return self._txn_timer_ms if self.transactions else None
 
-    def pass_time_to_transactions(self) -> None:
+    def process_transaction_timers(self) -> None:
         """Answer commits that have waited long enough, and end transactions that nobody works on."""
         mono_ms = self.clock.mono_ms
-        if mono_ms < self._txn_look_ms or self.read_only is not None:
+        if mono_ms < self._txn_timer_ms or self.read_only is not None:
             return
         look_ms = NEVER_MS
         for txn in list(self.transactions):
-            for asked in txn.asked:
-                if asked.is_answered:
+            for waiter in txn.commit_waiters:
+                if waiter.is_answered:
                     continue
-                if asked.until_ms <= mono_ms:
-                    asked.is_answered = True
+                if waiter.until_ms <= mono_ms:
+                    waiter.is_answered = True
                     state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
-                    self.ready.append((asked.token, state))
+                    self.ready.append((waiter.token, state))
                 else:
-                    look_ms = min(look_ms, asked.until_ms)
+                    look_ms = min(look_ms, waiter.until_ms)
             if txn.resume_ms > mono_ms:
                 look_ms = min(look_ms, txn.resume_ms)
             if txn.is_ended or not txn.is_idle:
                 continue
-            if txn.expires_ms <= mono_ms and self._has_room_at_all():
+            if txn.expires_ms <= mono_ms and self._has_control_room():
                 self._end_transaction(txn)
                 self.counters["txn_expired"] += 1
             else:
                 look_ms = min(look_ms, max(txn.expires_ms, mono_ms + limits.TXN_RETRY_MS))
-        self._txn_look_ms = look_ms
+        self._txn_timer_ms = look_ms
 
     # -- start, erase, failure -----------------------------------------------------------------------------
 
@@ -403,7 +403,7 @@ class Transactions(Forwards):
             known = log.transactions
             if known is None:
                 continue
-            known.leaving = {}
+            known.ended = {}
             directory = self.reader.topic_dir(log.id)
             by_name = {txn.name: txn for txn in known.open.values()}
             for name in disk.list(directory):
@@ -414,27 +414,27 @@ class Transactions(Forwards):
                 elif parse_name(name) is not None:
                     disk.remove(f"{directory}/{name}")
             for txn in known.open.values():
-                txn.is_known = False
-                self.bytes_promised += txn.promised
-                self._keep_transaction(txn)
+                txn.is_indexed = False
+                self.bytes_reserved += txn.reserved
+                self._add_transaction(txn)
                 if txn.decision is not None:
-                    self.busy[txn] = None
+                    self.transactions_with_work[txn] = None
 
-    def put_off_decided(self) -> None:
+    def defer_commits(self) -> None:
         """The server stops, and does not wait for batches of any size: with the piece at hand they rest until the next start.
         Whoever waits for one hears that it goes on.
         """
-        self.putting_off = True
+        self.commits_deferred = True
         for txn in self.transactions:
             if txn.decision is None:
                 continue
-            for asked in txn.asked:
-                if not asked.is_answered:
-                    asked.is_answered = True
+            for waiter in txn.commit_waiters:
+                if not waiter.is_answered:
+                    waiter.is_answered = True
                     state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
-                    self.ready.append((asked.token, state))
+                    self.ready.append((waiter.token, state))
 
-    def clearing_of(self, log: TopicLog) -> Callable[[], None]:
+    def transaction_eraser(self, log: TopicLog) -> Callable[[], None]:
         """What an erase has to do about a topic's transactions: records that are in the log lie in no file of theirs after it.
         What is merely staged is no record yet.
         """
@@ -442,7 +442,7 @@ class Transactions(Forwards):
         if disk is None or known is None:
             return lambda: None
         directory = self.reader.topic_dir(log.id)
-        gone = [f"{directory}/{txn.name}" for txn in known.leaving.values()]
+        gone = [f"{directory}/{txn.name}" for txn in known.ended.values()]
         done = [
             (f"{directory}/{txn.name}", txn.order, txn.decision.offset, txn.decision.done)
             for txn in known.open.values()
@@ -473,8 +473,8 @@ class Transactions(Forwards):
         assert self.staged_chunks == sum(len(txn.chunks) for txn in self.transactions), self.staged_chunks
         if self.read_only is not None:
             return
-        promised = sum(txn.promised for txn in self.transactions if not txn.is_ended)
-        assert promised == self.bytes_promised, (promised, self.bytes_promised)
+        promised = sum(txn.reserved for txn in self.transactions if not txn.is_ended)
+        assert promised == self.bytes_reserved, (promised, self.bytes_reserved)
         for log in self.by_id.values():
             known = log.transactions
             if known is None or log.dropped:

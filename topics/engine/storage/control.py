@@ -62,7 +62,7 @@ class ConsumerStored(msgspec.Struct, frozen=True, array_like=True):
     name: str
     config: ConsumerConfig
     cursor: int
-    firsts: list[int]
+    initial_seqs: list[int]
     created_ms: int
 
 

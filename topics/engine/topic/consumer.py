@@ -36,18 +36,22 @@ READY, LEASED, DELAYED, MOVING = range(4)
 CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED, FORGOTTEN = range(1, 12)
 
 ID_MASK = (1 << 64) - 1
-COUNT_AT_ONCE_MAX = 64  # records that go, whose tags are looked at for each consumer with a filter
-LOST_AT_ONCE = 2048  # the same for all of them together, if that is more: counting anew would take longer
+REMOVED_CHECKED_MAX = 64  # records that go, whose tags are looked at for each consumer with a filter
+REMOVED_CHECKED_TOTAL = (
+    2048  # the same for all of them together, if that is more: counting anew would take longer
+)
 # Rows that are counted together.
 COUNT_BLOCK, COUNT_BLOCK_UNFILTERED = 256, 65_536
-COUNTED_AT_ONCE = 2000  # microseconds that counting may take, about, without a turn of its own
-UNIT_ROWS = 256  # without a filter, that take about a microsecond
-PASSED_AT_ONCE = 500  # leases and delays that have ended
-VERDICTS_MAX = 1024  # tags whose match with a filter is remembered
-SOURCES_MAX = 65_536  # topics whose letters a topic remembers; the one heard of longest ago is forgotten
+COUNT_INLINE_US = 2000  # microseconds that counting may take, about, without a turn of its own
+ROWS_PER_US = 256  # without a filter, that take about a microsecond
+TIMEOUTS_PER_SLICE = 500  # leases and delays that have ended
+MATCH_CACHE_MAX = 1024  # tags whose match with a filter is remembered
+DEAD_LETTER_SOURCES_MAX = (
+    65_536  # topics whose letters a topic remembers; the one heard of longest ago is forgotten
+)
 STALE_MAX = 64  # so many outdated heap entries are kept, however few are current
-MOVED_FOR_ONE = 4  # entries of a heap that is being made anew, with each that comes
-STALE_LOOKED_AT = 64  # outdated deadlines that are looked at to find the next one
+REBUILT_PER_PUSH = 4  # entries of a heap that is being made anew, with each that comes
+STALE_SCANNED_MAX = 64  # outdated deadlines that are looked at to find the next one
 
 T = TypeVar("T")
 
@@ -62,7 +66,7 @@ class Rows(Protocol):
 
     def count_live(self, first_seq: int, stop_seq: int) -> int: ...
 
-    def live_of(self, ranges: Sequence[tuple[int, int]]) -> list[int]: ...
+    def live_in(self, ranges: Sequence[tuple[int, int]]) -> list[int]: ...
 
     def tag_counts(self, first_seq: int, stop_seq: int) -> list[tuple[bytes | None, int]]: ...
 
@@ -91,18 +95,18 @@ class ConsumerRow(msgspec.Struct, array_like=True):
     config: ConsumerConfig
     cursor: int
     entries: list[tuple[int, int, int, bytes, int, int]]  # seq, state, deliveries, node, lease id, until
-    firsts: list[int]
+    initial_seqs: list[int]
     created_ms: int
     paused_until_ms: int
     counters: list[int]
-    dooms: list[tuple[int, int, str]] = []  # seq, deliveries, reason
+    dead_letters: list[tuple[int, int, str]] = []  # seq, deliveries, reason
     streamed: list[int] = []
 
 
 class PendingEntry:
     """One record in hand."""
 
-    __slots__ = ("connection", "deliveries", "doom", "id", "node", "state", "streamed", "until_ms")
+    __slots__ = ("connection", "dead_letter", "deliveries", "id", "node", "state", "streamed", "until_ms")
 
     def __init__(self) -> None:
         self.state = READY
@@ -113,7 +117,7 @@ class PendingEntry:
         self.connection = 0
         self.streamed = False
         # Refused by its dead letter topic, where it shall go all the same: deliveries and reason that it goes with.
-        self.doom: tuple[int, str] | None = None
+        self.dead_letter: tuple[int, str] | None = None
 
 
 class LazyHeap(Generic[T]):
@@ -142,7 +146,7 @@ class LazyHeap(Generic[T]):
         heapq.heappush(self._new, (entry, count))
         self._count += count
         if self._old:
-            left = MOVED_FOR_ONE * count
+            left = REBUILT_PER_PUSH * count
             while self._old and left > 0:
                 moved, size = self._old.pop()
                 self._count -= size
@@ -176,8 +180,8 @@ class MatchCount:
 
     __slots__ = ("_again", "_at", "_counts", "_firsts", "_stops", "filter", "first", "stop")
 
-    def __init__(self, wanted: TagFilter | None, first: int, stop: int) -> None:
-        self.filter = wanted
+    def __init__(self, tag_filter: TagFilter | None, first: int, stop: int) -> None:
+        self.filter = tag_filter
         self.first = self._at = first
         self.stop = stop
         self._firsts: list[int] = []
@@ -193,7 +197,7 @@ class MatchCount:
     def total(self) -> int:
         return sum(self._counts)
 
-    def go_on(self, rows: Rows) -> int:
+    def count_block(self, rows: Rows) -> int:
         """Count one block more; returns what that took."""
         if self._at >= self.stop:
             block, _ = self._again.popitem()
@@ -213,7 +217,7 @@ class MatchCount:
         if first >= stop:
             self._counts[block] = 0
             return 1
-        took = 1 + (stop - first) // UNIT_ROWS
+        took = 1 + (stop - first) // ROWS_PER_US
         if self.filter is None:
             self._counts[block] = rows.count_live(first, stop)
             return took
@@ -221,20 +225,20 @@ class MatchCount:
         self._counts[block] = sum(count for tag, count in tags if self.filter.matches(tag))
         return took + len(tags) * self.filter.cost
 
-    def lost(self, first: int, last: int) -> None:
+    def note_removed(self, first: int, last: int) -> None:
         """Records of this range go."""
         low = bisect_right(self._stops, first)
         high = bisect_right(self._firsts, last)
         self._again.update(dict.fromkeys(range(low, high)))
 
 
-class SlicePace:
+class SliceProgress:
     """How far work in slices has come, in microseconds or so: what it should have taken, as of its beginning, and what it took."""
 
-    __slots__ = ("due", "spent")
+    __slots__ = ("estimate", "spent")
 
-    def __init__(self, due: int) -> None:
-        self.due = due
+    def __init__(self, estimate: int) -> None:
+        self.estimate = estimate
         self.spent = 0
 
 
@@ -245,18 +249,18 @@ def overlap_cost(one: TagFilter | None, other: TagFilter | None) -> int:
     return 4 + one.weight * other.weight + (len(one.any_of) + len(other.any_of)) // 8
 
 
-def counting_cost(wanted: TagFilter | None, rows: int) -> int:
+def count_cost(tag_filter: TagFilter | None, rows: int) -> int:
     """Of counting so many rows, in microseconds or so, if each has a tag of its own."""
-    return rows * wanted.cost if wanted is not None else rows // UNIT_ROWS
+    return rows * tag_filter.cost if tag_filter is not None else rows // ROWS_PER_US
 
 
-def count_wanted(rows: Rows, wanted: TagFilter | None, first: int, stop: int) -> int:
+def count_matches(rows: Rows, tag_filter: TagFilter | None, first: int, stop: int) -> int:
     """How many live records of the seqs [first, stop) a filter leaves."""
     if first >= stop:
         return 0
-    if wanted is None:
+    if tag_filter is None:
         return rows.count_live(first, stop)
-    return sum(count for tag, count in rows.tag_counts(first, stop) if wanted.matches(tag))
+    return sum(count for tag, count in rows.tag_counts(first, stop) if tag_filter.matches(tag))
 
 
 @dataclass(slots=True)
@@ -280,32 +284,32 @@ class Consumer:
         "_expiries",
         "_returned",
         "active_ms",
-        "ahead",
         "config",
         "connections",
+        "count_progress",
         "counted_to",
         "counters",
         "counting",
         "counts",
         "created_ms",
         "cursor",
+        "cursor_locked",
         "dropped",
         "entries",
         "filter",
-        "firsts",
         "idle_number",
-        "is_held",
+        "initial_seqs",
+        "match_cache",
         "name",
         "on_settled",
-        "pace",
         "parked",
         "paused_until_ms",
+        "pending_replies",
         "policy",
         "replay_shift_ms",
-        "rescan",
+        "rescan_below",
         "streams",
-        "unanswered",
-        "verdicts",
+        "undelivered",
         "waiters",
         "wake_ms",
         "window_ms",
@@ -316,19 +320,21 @@ class Consumer:
         self.cursor = 1  # the next seq that was never handed out
         # Live records from the cursor to `counted_to` that it wants; None: not counted. What was appended since then is
         # counted when somebody asks.
-        self.ahead: int | None = None
+        self.undelivered: int | None = None
         self.counted_to = 0
-        self.verdicts: dict[bytes, bool] = {}  # whether it wants a tag
+        self.match_cache: dict[bytes, bool] = {}  # whether it wants a tag
         self.idle_number = 0  # of the timer that ends it when nobody uses it
-        self.rescan = 0  # below it the cursor may meet what is in hand
+        self.rescan_below = 0  # below it the cursor may meet what is in hand
         self.policy: tuple[object, object] = (None, None)  # as of which config of the topic
-        self.firsts: list[int] = []  # chosen records below the cursor that were never handed out, ascending
+        self.initial_seqs: list[
+            int
+        ] = []  # chosen records below the cursor that were never handed out, ascending
         self.entries: dict[int, PendingEntry] = {}
         self.counts = [0, 0, 0, 0]  # entries by state
         self.connections: dict[int, set[int]] = {}  # seqs that were handed out over one, and are leased
         self.counting: MatchCount | None = None  # from the cursor on, if that takes longer than a turn
-        self.pace: SlicePace | None = None  # of counting, while it is behind with that
-        self._forget_heaps()
+        self.count_progress: SliceProgress | None = None  # of counting, while it is behind with that
+        self._reset_heaps()
         self.counters = Counters()
         self.created_ms = 0
         self.paused_until_ms = 0  # -1: without an end
@@ -336,8 +342,10 @@ class Consumer:
         self.waiters: dict[int, object] = {}
         self.parked: dict[int, object] = {}  # of them, those of a connection, by its number
         self.streams = 0  # of them, standing ones
-        self.unanswered: list[object] = []  # what was settled, and whose answer waits until it is not behind
-        self.is_held = False  # its cursor stays where it is, because a reset looks at what is around it
+        self.pending_replies: list[
+            object
+        ] = []  # what was settled, and whose answer waits until it is not behind
+        self.cursor_locked = False  # its cursor stays where it is, because a reset looks at what is around it
         self.window_ms = 0  # when the claims that gather are served together; 0: none do
         self.wake_ms = 0  # the earliest timer that was set for it
         self.active_ms = 0
@@ -346,16 +354,16 @@ class Consumer:
         self.on_settled = on_settled
         self.configure(config)
 
-    def _forget_heaps(self) -> None:
+    def _reset_heaps(self) -> None:
         # Deadline, and what was handed out with it.
-        self._expiries: LazyHeap[tuple[int, list[int]]] = LazyHeap(self._still_held)
+        self._expiries: LazyHeap[tuple[int, list[int]]] = LazyHeap(self._still_leased)
         self._returned: LazyHeap[int] = LazyHeap(self._still_ready)
         self._delayed: LazyHeap[tuple[int, int]] = LazyHeap(self._still_delayed)
 
     def configure(self, config: ConsumerConfig) -> None:
         self.config = config
-        self.ahead = self.counting = self.pace = None
-        self.verdicts = {}
+        self.undelivered = self.counting = self.count_progress = None
+        self.match_cache = {}
         self.policy = (None, None)
         self.filter = filter_of(config)
 
@@ -372,7 +380,7 @@ class Consumer:
     @property
     def ack_floor(self) -> int:
         lowest = min(self.entries, default=self.cursor)
-        return min(lowest, self.firsts[0] if self.firsts else self.cursor) - 1
+        return min(lowest, self.initial_seqs[0] if self.initial_seqs else self.cursor) - 1
 
     def is_paused(self, now_ms: int) -> bool:
         return self.paused_until_ms < 0 or self.paused_until_ms > now_ms
@@ -382,11 +390,11 @@ class Consumer:
 
     # -- time ----------------------------------------------------------------------------------------------
 
-    def pass_time(self, now_ms: int) -> bool:
+    def process_timeouts(self, now_ms: int) -> bool:
         """Leases that have expired and delays that are over make their records ready, some hundreds of them at most; whether
         those were all.
         """
-        expiries, delayed, limit = self._expiries, self._delayed, PASSED_AT_ONCE
+        expiries, delayed, limit = self._expiries, self._delayed, TIMEOUTS_PER_SLICE
         while (lease := expiries.first()) is not None and lease[0] < now_ms:
             until_ms, seqs = lease
             if limit <= 0:
@@ -413,9 +421,9 @@ class Consumer:
     def next_change_ms(self) -> int:
         """When time will make something ready, or somewhat earlier; 0: nothing waits for it."""
         expiries, delayed = self._expiries, self._delayed
-        for _ in range(STALE_LOOKED_AT):
+        for _ in range(STALE_SCANNED_MAX):
             lease = expiries.first()
-            if lease is None or self._is_held(lease):
+            if lease is None or self._is_leased(lease):
                 break
             expiries.pop()
         lease, delay = expiries.first(), delayed.first()
@@ -424,13 +432,13 @@ class Consumer:
             times.append(delay[0])
         return min(times, default=0)
 
-    def _is_held(self, lease: tuple[int, list[int]]) -> bool:
+    def _is_leased(self, lease: tuple[int, list[int]]) -> bool:
         """Whether some of what was handed out with this deadline is leased until then."""
         until_ms, seqs = lease
         entries = (self.entries.get(seq) for seq in seqs)
         return any(e is not None and e.state == LEASED and e.until_ms == until_ms for e in entries)
 
-    def _still_held(self, lease: tuple[int, list[int]]) -> tuple[tuple[int, list[int]], int] | None:
+    def _still_leased(self, lease: tuple[int, list[int]]) -> tuple[tuple[int, list[int]], int] | None:
         until_ms, entries = lease[0], self.entries
         held = [
             seq
@@ -469,90 +477,90 @@ class Consumer:
 
     def note_rescan(self) -> None:
         """What is in hand beyond the cursor is passed by when the cursor comes there."""
-        self.rescan = max((seq + 1 for seq in self.entries if seq >= self.cursor), default=0)
+        self.rescan_below = max((seq + 1 for seq in self.entries if seq >= self.cursor), default=0)
 
-    def wants(self, tag: bytes | None) -> bool:
+    def matches(self, tag: bytes | None) -> bool:
         """Whether records with this tag are for it."""
         if self.filter is None:
             return True
         if tag is None:
             return False
-        verdict = self.verdicts.get(tag)
-        if verdict is None:
-            if len(self.verdicts) >= VERDICTS_MAX:
-                self.verdicts = {}
-            verdict = self.verdicts[tag] = self.filter.matches(tag)
-        return verdict
+        is_match = self.match_cache.get(tag)
+        if is_match is None:
+            if len(self.match_cache) >= MATCH_CACHE_MAX:
+                self.match_cache = {}
+            is_match = self.match_cache[tag] = self.filter.matches(tag)
+        return is_match
 
-    def wanted(self, rows: Rows, first: int, stop: int) -> int:
+    def count_matching(self, rows: Rows, first: int, stop: int) -> int:
         """How many live records of the seqs [first, stop) are for it."""
-        if self.filter is None or stop - first > VERDICTS_MAX:
-            return count_wanted(rows, self.filter, first, stop)
+        if self.filter is None or stop - first > MATCH_CACHE_MAX:
+            return count_matches(rows, self.filter, first, stop)
         if first >= stop:
             return 0
-        return sum(count for tag, count in rows.tag_counts(first, stop) if self.wants(tag))
+        return sum(count for tag, count in rows.tag_counts(first, stop) if self.matches(tag))
 
     def is_counted(self, rows: Rows, end: int) -> bool:
         """Whether its records up to `end` are counted, but for so few that it can be done at once."""
-        return self.counting is None and self.uncounted(rows, end) <= COUNTED_AT_ONCE
+        return self.counting is None and self.remaining_cost(rows, end) <= COUNT_INLINE_US
 
-    def uncounted(self, rows: Rows, end: int) -> int:
+    def remaining_cost(self, rows: Rows, end: int) -> int:
         """What counting on to `end` takes, in microseconds or so."""
-        first = self.cursor if self.ahead is None else max(self.counted_to, self.cursor)
-        return counting_cost(self.filter, end - max(first, rows.first_seq))
+        first = self.cursor if self.undelivered is None else max(self.counted_to, self.cursor)
+        return count_cost(self.filter, end - max(first, rows.first_seq))
 
     def count(self, rows: Rows, end: int) -> int:
         """Count on towards `end`; returns what that took."""
-        if self.ahead is None:
-            self.ahead, self.counted_to, self.counting = 0, self.cursor, None
+        if self.undelivered is None:
+            self.undelivered, self.counted_to, self.counting = 0, self.cursor, None
         if self.counting is None:
             self.counting = MatchCount(self.filter, max(self.counted_to, self.cursor), end)
-        took = self.counting.go_on(rows)
+        took = self.counting.count_block(rows)
         if self.counting.is_done:
-            self.ahead += self.counting.total
+            self.undelivered += self.counting.total
             self.counted_to, self.counting = self.counting.stop, None
         return took
 
-    def passed(self, before: int, fresh: list[int]) -> None:
+    def note_cursor_moved(self, before: int, fresh: list[int]) -> None:
         """The cursor has moved on from `before`, over these records and over such that it does not want."""
-        if self.ahead is None:
+        if self.undelivered is None:
             return
-        if before < self.rescan or self.cursor > self.counted_to:
-            self.ahead = None
+        if before < self.rescan_below or self.cursor > self.counted_to:
+            self.undelivered = None
         else:
-            self.ahead -= sum(seq >= before for seq in fresh)
+            self.undelivered -= sum(seq >= before for seq in fresh)
 
-    def lost(self, rows: Rows, first: int, last: int, at_once: int) -> None:
+    def note_removed(self, rows: Rows, first: int, last: int, at_once: int) -> None:
         """Records of this range go."""
         first, stop = max(first, self.cursor), min(last + 1, self.counted_to)
-        if self.ahead is None or first >= stop:
+        if self.undelivered is None or first >= stop:
             return
         if self.filter is not None and stop - first > at_once:
-            self.ahead = None  # counted anew when somebody asks: there may be many who never do
+            self.undelivered = None  # counted anew when somebody asks: there may be many who never do
         else:
-            self.ahead -= self.wanted(rows, first, stop)
+            self.undelivered -= self.count_matching(rows, first, stop)
 
-    def lost_many(self, rows: Rows, going: list[int]) -> None:
+    def note_removed_many(self, rows: Rows, going: list[int]) -> None:
         """These records go, ascending."""
-        if not self.ahead:
+        if not self.undelivered:
             return
         low, high = bisect_left(going, self.cursor), bisect_left(going, self.counted_to)
         if self.filter is None:
-            self.ahead -= high - low
-        elif high - low > COUNT_AT_ONCE_MAX:
-            self.ahead = None
+            self.undelivered -= high - low
+        elif high - low > REMOVED_CHECKED_MAX:
+            self.undelivered = None
         else:
-            self.ahead -= sum(self.wanted(rows, seq, seq + 1) for seq in going[low:high])
+            self.undelivered -= sum(self.count_matching(rows, seq, seq + 1) for seq in going[low:high])
 
     # -- events --------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
         kind, seqs = event.kind, event.seqs
         if kind == CLAIMED:
-            self._hand_out(event)
+            self._deliver(event)
         elif kind == RETURNED:
             for i, seq in enumerate(seqs):
-                self._give_back(seq, event.until_ms, event.deliveries[i] if event.deliveries else None)
+                self._return(seq, event.until_ms, event.deliveries[i] if event.deliveries else None)
         elif kind in (ACKED, GIVEN_UP):
             dropped = sum(self.drop(seq) for seq in seqs)
             if kind == ACKED:
@@ -576,13 +584,13 @@ class Consumer:
                 self._set(entry, MOVING)
         elif kind == UNMOVED:
             for seq in seqs:
-                self._give_back(seq, event.until_ms, None)
+                self._return(seq, event.until_ms, None)
         elif kind == MOVED:
             self.counters.dead_lettered += sum(self.drop(seq) for seq in seqs)
         elif kind == RESET:
             self.forget_leases()
-            self.firsts = []
-            self.replay_shift_ms = self.ahead = self.counting = self.pace = None
+            self.initial_seqs = []
+            self.replay_shift_ms = self.undelivered = self.counting = self.count_progress = None
             self.cursor = event.cursor
             self.note_rescan()
         elif kind == PAUSED:
@@ -590,12 +598,12 @@ class Consumer:
         elif kind == FORGOTTEN:
             self.forget_leases()
 
-    def _hand_out(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
         entries, counters = self.entries, self.counters
         seqs, deliveries = event.seqs, event.deliveries
-        if self.firsts and seqs:
+        if self.initial_seqs and seqs:
             # They are handed out in order, and none is beyond the cursor.
-            del self.firsts[: bisect_right(self.firsts, seqs[-1])]
+            del self.initial_seqs[: bisect_right(self.initial_seqs, seqs[-1])]
         if event.cursor:
             self.cursor = event.cursor
         counters.delivered += len(seqs)
@@ -616,7 +624,7 @@ class Consumer:
             else:
                 self._set(entry, LEASED)
             entry.deliveries = deliveries[i] if deliveries else 1
-            entry.node, entry.until_ms, entry.doom = node, until_ms, None
+            entry.node, entry.until_ms, entry.dead_letter = node, until_ms, None
             entry.streamed = event.streamed
             entry.id = (lease_id + i) & ID_MASK
         self._push_expiry(until_ms, seqs)
@@ -631,7 +639,7 @@ class Consumer:
         if seqs:
             self._expiries.push((until_ms, seqs), self.counts[LEASED], len(seqs))
 
-    def _give_back(self, seq: int, due_ms: int, deliveries: int | None) -> None:
+    def _return(self, seq: int, due_ms: int, deliveries: int | None) -> None:
         entry = self.entries.get(seq)
         if entry is None:
             return
@@ -677,8 +685,10 @@ class Consumer:
 
     def forget(self, first: int, last: int) -> list[int]:
         """Records of this range are gone from the log. Returns which of them were moving."""
-        if self.firsts and first <= self.firsts[-1] and last >= self.firsts[0]:
-            del self.firsts[bisect_left(self.firsts, first) : bisect_right(self.firsts, last)]
+        if self.initial_seqs and first <= self.initial_seqs[-1] and last >= self.initial_seqs[0]:
+            del self.initial_seqs[
+                bisect_left(self.initial_seqs, first) : bisect_right(self.initial_seqs, last)
+            ]
         entries = self.entries
         if not entries:
             return []
@@ -705,18 +715,18 @@ class Consumer:
                 for seq, entry in self.entries.items()
                 if durable or entry.state == MOVING
             ],
-            list(self.firsts),
+            list(self.initial_seqs),
             self.created_ms,
             self.paused_until_ms,
             [
                 counters.delivered, counters.redelivered, counters.acked, counters.dead_lettered, counters.given_up,
             ],
-            [(seq, *entry.doom) for seq, entry in self.entries.items() if entry.doom and durable],
+            [(seq, *entry.dead_letter) for seq, entry in self.entries.items() if entry.dead_letter and durable],
             [seq for seq, entry in self.entries.items() if entry.streamed and durable],
         )  # fmt: skip
 
     def restore(self, row: ConsumerRow) -> None:
-        self.cursor, self.firsts = row.cursor, row.firsts
+        self.cursor, self.initial_seqs = row.cursor, row.initial_seqs
         self.created_ms, self.paused_until_ms = row.created_ms, row.paused_until_ms
         self.counters = Counters(*row.counters)
         for seq, state, deliveries, node, lease_id, until_ms in row.entries:
@@ -730,12 +740,12 @@ class Consumer:
                 self._push_expiry(until_ms, [seq])
             elif state == DELAYED:
                 self._delayed.push((until_ms, seq), self.counts[DELAYED])
-        for seq, deliveries, reason in row.dooms:
-            self.entries[seq].doom = deliveries, reason
+        for seq, deliveries, reason in row.dead_letters:
+            self.entries[seq].dead_letter = deliveries, reason
         for seq in row.streamed:
             self.entries[seq].streamed = True
 
-    def end_streamed(self) -> None:
+    def release_streamed(self) -> None:
         """After a restart: what was handed out over connections is ready again, as they are gone."""
         for seq, entry in self.entries.items():
             if entry.streamed and entry.state == LEASED:
@@ -746,7 +756,7 @@ class Consumer:
         moving = self.entries.items() if self.counts[MOVING] else ()
         self.entries = {seq: entry for seq, entry in moving if entry.state == MOVING}
         self.counts = [0, 0, 0, len(self.entries)]
-        self._forget_heaps()
+        self._reset_heaps()
         connections, self.connections = self.connections, {}
         for connection in connections:
             self.on_settled(connection)
@@ -762,11 +772,11 @@ class Consumer:
         assert all(seq in returned for seq, entry in self.entries.items() if entry.state == READY), self.name
         held = {seq for seqs in self.connections.values() for seq in seqs}
         assert held == {seq for seq, entry in self.entries.items() if entry.connection}, self.name
-        assert self.firsts == sorted(self.firsts)
+        assert self.initial_seqs == sorted(self.initial_seqs)
 
 
 @dataclass(slots=True, eq=False)
-class RetentionCheck:
+class PruneRequest:
     """Records that may be needed by none any more, and what is answered once that is known and they are gone."""
 
     first: int  # from here
@@ -779,9 +789,9 @@ class RetentionCheck:
 class DeadLettersRow(msgspec.Struct, array_like=True):
     """What a snapshot keeps of a topic's letters."""
 
-    next_number: int
-    letters: list[tuple[int, str, int, str, int, str]]
-    taken: list[tuple[int, int]]
+    next_dead_letter: int
+    dead_letters: list[tuple[int, str, int, str, int, str]]
+    received: list[tuple[int, int]]
     dead_lettered: int
 
 
@@ -790,16 +800,16 @@ class TopicConsumers:
 
     __slots__ = (
         "changes",
+        "dead_letter_numbers",
         "dead_lettered",
-        "letters",
+        "dead_letters",
         "named",
-        "next_number",
-        "numbers",
+        "next_dead_letter",
+        "pruning",
         "queue",
+        "received",
         "recounts",
-        "retiring",
-        "safe_number",
-        "taken",
+        "synced_dead_letter",
         "waiting",
     )
 
@@ -807,35 +817,35 @@ class TopicConsumers:
         self.queue: Consumer | None = None
         self.named: dict[str, Consumer] = {}
         self.waiting = 0  # claims that are parked
-        self.next_number = 1
-        self.safe_number = 0  # letters up to here may be sent: that they are on their way is synced
+        self.next_dead_letter = 1
+        self.synced_dead_letter = 0  # letters up to here may be sent: that they are on their way is synced
         # By number, ascending: consumer, seq, target, deliveries, reason.
-        self.letters: dict[int, tuple[str, int, str, int, str]] = {}
-        self.numbers: dict[tuple[str, int], int] = {}  # of the letters, by consumer and seq
-        self.taken: dict[int, int] = {}  # source topic → the highest number that came from it
+        self.dead_letters: dict[int, tuple[str, int, str, int, str]] = {}
+        self.dead_letter_numbers: dict[tuple[str, int], int] = {}  # of the letters, by consumer and seq
+        self.received: dict[int, int] = {}  # source topic → the highest number that came from it
         self.dead_lettered = 0  # by the queue itself
         self.changes = 0  # of consumers that may need other records than before
         self.recounts: list[MatchCount] = []  # under way, of other ranges than from a cursor on
-        self.retiring: deque[RetentionCheck] = deque()
+        self.pruning: deque[PruneRequest] = deque()
 
-    def every(self) -> list[Consumer]:
+    def all(self) -> list[Consumer]:
         return [self.queue, *self.named.values()] if self.queue is not None else list(self.named.values())
 
     def find(self, name: str) -> Consumer | None:
         return self.named.get(name) if name else self.queue
 
-    def overlapping(self, name: str, wanted: TagFilter | None) -> Generator[int, None, str | None]:
+    def overlapping(self, name: str, tag_filter: TagFilter | None) -> Generator[int, None, str | None]:
         """A consumer that would get some of the records that `name` gets with this filter."""
-        for other in self.every():
+        for other in self.all():
             if other.name != name:
-                if overlap(other.filter, wanted):
+                if overlap(other.filter, tag_filter):
                     return other.name
-                yield overlap_cost(other.filter, wanted)
+                yield overlap_cost(other.filter, tag_filter)
         return None
 
     def find_overlap(self) -> Generator[int, None, tuple[str, str] | None]:
         """Two consumers that get the same records."""
-        consumers = self.every()
+        consumers = self.all()
         unfiltered = [consumer.name for consumer in consumers if consumer.filter is None]
         if unfiltered and len(consumers) > 1:
             return unfiltered[0], next(one.name for one in consumers if one.name != unfiltered[0])
@@ -849,46 +859,50 @@ class TopicConsumers:
     def forget(self, rows: Rows, first: int, last: int) -> None:
         """Records of this range go from the log, where they still are."""
         for count in self.recounts:
-            count.lost(first, last)
-        every = self.every()
-        at_once = max(COUNT_AT_ONCE_MAX, LOST_AT_ONCE // max(len(every), 1))
+            count.note_removed(first, last)
+        every = self.all()
+        at_once = max(REMOVED_CHECKED_MAX, REMOVED_CHECKED_TOTAL // max(len(every), 1))
         for consumer in every:
-            if consumer.ahead:
-                consumer.lost(rows, first, last, at_once)
+            if consumer.undelivered:
+                consumer.note_removed(rows, first, last, at_once)
             if consumer.counting is not None:
-                consumer.counting.lost(first, last)
+                consumer.counting.note_removed(first, last)
             moving = consumer.forget(first, last)
             if moving:
-                self.drop_letters(consumer.name, set(moving))
+                self.drop_dead_letters(consumer.name, set(moving))
 
     def forget_many(self, rows: Rows, ranges: Sequence[tuple[int, int]]) -> None:
         """The same for many ranges, ascending. What goes is listed once for all consumers."""
-        going = sorted(rows.live_of(ranges))
+        going = sorted(rows.live_in(ranges))
         if not going:
             return
         gone = set(going)
         for count in self.recounts:
             for first, last in ranges:
-                count.lost(first, last)
-        for consumer in self.every():
-            consumer.lost_many(rows, going)
+                count.note_removed(first, last)
+        for consumer in self.all():
+            consumer.note_removed_many(rows, going)
             if consumer.counting is not None:
                 for first, last in ranges:
-                    consumer.counting.lost(first, last)
-            if consumer.firsts and consumer.firsts[0] <= going[-1] and consumer.firsts[-1] >= going[0]:
-                consumer.firsts = [seq for seq in consumer.firsts if seq not in gone]
+                    consumer.counting.note_removed(first, last)
+            if (
+                consumer.initial_seqs
+                and consumer.initial_seqs[0] <= going[-1]
+                and consumer.initial_seqs[-1] >= going[0]
+            ):
+                consumer.initial_seqs = [seq for seq in consumer.initial_seqs if seq not in gone]
             held = consumer.entries.keys() & gone if consumer.entries else ()
             moving = {seq for seq in held if consumer.entries[seq].state == MOVING}
             for seq in held:
                 consumer.drop(seq)
             if moving:
-                self.drop_letters(consumer.name, moving)
+                self.drop_dead_letters(consumer.name, moving)
 
-    def drop_letters(self, consumer: str, seqs: set[int]) -> None:
+    def drop_dead_letters(self, consumer: str, seqs: set[int]) -> None:
         for seq in seqs:
-            number = self.numbers.pop((consumer, seq), None)
+            number = self.dead_letter_numbers.pop((consumer, seq), None)
             if number is not None:
-                del self.letters[number]
+                del self.dead_letters[number]
 
     def apply(self, event: Event) -> None:
         """What an event does to its consumer and to the letters."""
@@ -898,16 +912,16 @@ class TopicConsumers:
         if event.kind == MOVE:
             number = event.number
             for seq, deliveries in zip(event.seqs, event.deliveries, strict=True):
-                self.letters[number] = (event.consumer, seq, event.target, deliveries, event.reason)
-                self.numbers[event.consumer, seq] = number
+                self.dead_letters[number] = (event.consumer, seq, event.target, deliveries, event.reason)
+                self.dead_letter_numbers[event.consumer, seq] = number
                 number += 1
-            self.next_number = max(self.next_number, number)
+            self.next_dead_letter = max(self.next_dead_letter, number)
         elif event.kind in (UNMOVED, MOVED):
             for seq in event.seqs:
-                known = self.numbers.get((event.consumer, seq))
+                known = self.dead_letter_numbers.get((event.consumer, seq))
                 if known is not None and seq in consumer.entries:
-                    consumer.entries[seq].doom = self.letters[known][3:]
-            self.drop_letters(event.consumer, set(event.seqs))
+                    consumer.entries[seq].dead_letter = self.dead_letters[known][3:]
+            self.drop_dead_letters(event.consumer, set(event.seqs))
         elif event.kind == RESET:
             self.changes += 1
         before = consumer.counters.dead_lettered
@@ -915,19 +929,21 @@ class TopicConsumers:
         if consumer is self.queue:
             self.dead_lettered += consumer.counters.dead_lettered - before
 
-    def took(self, source_id: int, number: int) -> None:
-        self.taken.pop(source_id, None)
-        self.taken[source_id] = number
-        while len(self.taken) > SOURCES_MAX:
-            del self.taken[next(iter(self.taken))]
+    def note_received(self, source_id: int, number: int) -> None:
+        self.received.pop(source_id, None)
+        self.received[source_id] = number
+        while len(self.received) > DEAD_LETTER_SOURCES_MAX:
+            del self.received[next(iter(self.received))]
 
     def row(self) -> DeadLettersRow:
-        letters = [(number, *letter) for number, letter in self.letters.items()]
-        return DeadLettersRow(self.next_number, letters, list(self.taken.items()), self.dead_lettered)
+        letters = [(number, *letter) for number, letter in self.dead_letters.items()]
+        return DeadLettersRow(self.next_dead_letter, letters, list(self.received.items()), self.dead_lettered)
 
     def restore(self, row: DeadLettersRow) -> None:
-        self.next_number, self.dead_lettered = row.next_number, row.dead_lettered
-        self.letters = {letter[0]: letter[1:] for letter in row.letters}
-        self.numbers = {(letter[0], letter[1]): number for number, letter in self.letters.items()}
-        self.taken = dict(row.taken)
-        self.safe_number = self.next_number - 1
+        self.next_dead_letter, self.dead_lettered = row.next_dead_letter, row.dead_lettered
+        self.dead_letters = {letter[0]: letter[1:] for letter in row.dead_letters}
+        self.dead_letter_numbers = {
+            (letter[0], letter[1]): number for number, letter in self.dead_letters.items()
+        }
+        self.received = dict(row.received)
+        self.synced_dead_letter = self.next_dead_letter - 1

@@ -32,13 +32,13 @@ from topics.engine.topic.consumer import TopicConsumers
 from topics.engine.topic.dedupe import DedupeWindow
 from topics.engine.topic.flows import Epochs, Inflow, epoch_number, epoch_text, mark_in
 from topics.engine.topic.merges import NO_MERGES
-from topics.engine.topic.rows import Place, TopicRows
+from topics.engine.topic.rows import Location, TopicRows
 from topics.engine.topic.tags import TagIndex
 from topics.engine.topic.transactions import TopicTransactions
 
 Range = tuple[int, int]  # first and last seq, both inside
 Loss = tuple[int, int, str]
-Run = tuple[int, Place]  # from this seq on
+Run = tuple[int, Location]  # from this seq on
 
 
 class Op:
@@ -63,9 +63,9 @@ class Op:
     nodes_held: int = 0
     command: Any = None  # of a read whose answer is held back: asked again if the commit fails
     erase: Any = None  # what to do with the bytes once the delete is published
-    later: bool = False  # the command is asked again when this op's turn comes
-    free: bool = False  # it tells of nothing that readers see, and waits for no change before it
-    letters: int = 0  # up to this number letters may be sent once it is published
+    retry: bool = False  # the command is asked again when this op's turn comes
+    unordered: bool = False  # it tells of nothing that readers see, and waits for no change before it
+    dead_letters: int = 0  # up to this number letters may be sent once it is published
     expiry: bool = False  # what time did, waiting behind changes that are not published yet
 
     def __init__(
@@ -111,9 +111,9 @@ class TopicLog(TopicRows):
         "config",
         "consumers",
         "count",
+        "dead_segments",
         "dedupe",
         "deferred",
-        "doomed",
         "dropped",
         "epochs",
         "erasing",
@@ -129,15 +129,15 @@ class TopicLog(TopicRows):
         "merges",
         "name",
         "outflows",
-        "parked_losses",
         "pending",
-        "safe_head",
         "stored",
         "sum_chain",
+        "synced_head",
         "transactions",
         "trim_from",
         "ttl_lost",
-        "unsafe_heads",
+        "unpublished_losses",
+        "unsynced_heads",
         "view",
         "waiters",
     )
@@ -177,15 +177,15 @@ class TopicLog(TopicRows):
         self.last_touch = 0
         self.waiters: list[object] = []
         # Of a topic that somebody watches for what is synced: (lsn, head) of what is published and not synced yet.
-        self.unsafe_heads: deque[tuple[int, int]] | None = None
-        self.safe_head = 0
+        self.unsynced_heads: deque[tuple[int, int]] | None = None
+        self.synced_head = 0
         self.consumers: TopicConsumers | None = None
         self.outflows: tuple[int, ...] = ()  # uids of the rules that copy it
         self.epochs: Epochs = []
-        self.parked_losses: tuple[Loss, ...] = ()  # logged, and not published before their sync
+        self.unpublished_losses: tuple[Loss, ...] = ()  # logged, and not published before their sync
         self.inflows: dict[int, Inflow] | None = None  # by uid of the rules that bring it copies
         self.transactions: TopicTransactions[TopicLog] | None = None
-        self.doomed: list[
+        self.dead_segments: list[
             SegmentMeta
         ] = []  # segments with nothing live, to be unlinked once no snapshot names them
         self.sum_chain = bytes(8)
@@ -197,15 +197,15 @@ class TopicLog(TopicRows):
         self.flag_changes = 0  # how often rows were staged as deleted, or published as that
 
     @property
-    def is_away(self) -> bool:
+    def is_unloaded(self) -> bool:
         """Its rows, or changes to them, wait on disk for somebody to need them."""
         return self.stored is not None or bool(self.deferred)
 
     @property
-    def is_timeless(self) -> bool:
+    def needs_no_upkeep(self) -> bool:
         """All of it is in memory, and time does nothing to it."""
         timed = self.config.ttl_ms or self.expiries or self.expiring or self.may_expire
-        return not timed and not self.is_away and not self.is_over_cap
+        return not timed and not self.is_unloaded and not self.is_over_cap
 
     @property
     def is_over_cap(self) -> bool:
@@ -226,7 +226,7 @@ class TopicLog(TopicRows):
 
     # -- staged changes ------------------------------------------------------------------------------------
 
-    def settle_first(self) -> None:
+    def advance_first_seq(self) -> None:
         """Move `first_seq` to the first live row, or to `next_seq`. Amortised: each dead row is passed once."""
         if self.stored is not None and self.count:
             return  # not loaded: what is live stands where the snapshot says
@@ -246,13 +246,13 @@ class TopicLog(TopicRows):
                     break
         self.first_seq = self.next_seq
 
-    def kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
+    def remove_rows(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
         """Remove the live rows of a range from consumers, counts and tags; return the highest seq removed, or 0."""
         if self.consumers is not None:
             self.consumers.forget(self, first_seq, last_seq)
-        return self._kill(first_seq, last_seq, op, mark=mark)
+        return self._remove_rows(first_seq, last_seq, op, mark=mark)
 
-    def _kill(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
+    def _remove_rows(self, first_seq: int, last_seq: int, op: Op, *, mark: bool) -> int:
         highest = 0
         tags, nodes = self.tags.strings, self.nodes
         op.tags_held -= len(tags.held)
@@ -300,16 +300,16 @@ class TopicLog(TopicRows):
             else:
                 self.consumers.forget_many(self, ranges)
         for first, last in ranges:
-            self._kill(first, last, op, mark=True)
+            self._remove_rows(first, last, op, mark=True)
         op.ranges = [*op.ranges, *ranges]
         self.count += op.count - count
         self.bytes += op.bytes - size
-        self._settle(op)
+        self._update_first_seq(op)
 
     def stage_evict(self, last_seq: int, op: Op, *, ttl: bool) -> None:
         """Everything up to `last_seq` is lost to a cap or to the topic's TTL."""
         count, size = op.count, op.bytes
-        lost = self.kill(self.first_seq, last_seq, op, mark=False)
+        lost = self.remove_rows(self.first_seq, last_seq, op, mark=False)
         self.count += op.count - count
         self.bytes += op.bytes - size
         if lost:
@@ -319,7 +319,7 @@ class TopicLog(TopicRows):
                 self.cap_lost = max(self.cap_lost, lost)
         op.cap_lost, op.ttl_lost = self.cap_lost, self.ttl_lost
         self.first_seq = max(self.first_seq, last_seq + 1)
-        self._settle(op)
+        self._update_first_seq(op)
 
     def stage_floors(self, cap_lost: int, ttl_lost: int, op: Op) -> None:
         """Replay an evict watermark: whatever is live at or below it goes, and the floors stand where they stood."""
@@ -335,12 +335,12 @@ class TopicLog(TopicRows):
         """Take seqs without rows: the next chunk begins behind the hole."""
         self.next_seq += count
         op.head = self.next_seq - 1
-        self._settle(op)
+        self._update_first_seq(op)
 
     def stage_loss(self, loss: Loss, op: Op) -> None:
         """A range is lost; live records in it, if any, go."""
         count, size = op.count, op.bytes
-        self.kill(loss[0], loss[1], op, mark=True)
+        self.remove_rows(loss[0], loss[1], op, mark=True)
         op.ranges = [*op.ranges, (loss[0], loss[1])]
         self.count += op.count - count
         self.bytes += op.bytes - size
@@ -348,17 +348,17 @@ class TopicLog(TopicRows):
             self.next_seq = loss[1] + 1
             op.head = loss[1]
         op.loss = loss
-        self._settle(op)
+        self._update_first_seq(op)
 
     def logged_losses(self) -> list[Loss]:
         """Those that readers hear of, and those that they will hear of once they are safe."""
         losses = list(self.view.losses)
-        for loss in self.parked_losses:
+        for loss in self.unpublished_losses:
             add_loss(losses, loss)
         return losses
 
-    def _settle(self, op: Op) -> None:
-        self.settle_first()
+    def _update_first_seq(self, op: Op) -> None:
+        self.advance_first_seq()
         op.first_seq = self.first_seq
 
     def expired_last(self, now_ms: int) -> int:
@@ -392,7 +392,7 @@ class TopicLog(TopicRows):
 
     # -- publication ---------------------------------------------------------------------------------------
 
-    def publish_found(self, op: Op) -> None:
+    def publish_now(self, op: Op) -> None:
         """Make visible at once what was found to be so, past changes that still wait for their sync: where the first
         record is in their wake is not for readers to see yet.
         """
@@ -418,15 +418,15 @@ class TopicLog(TopicRows):
         if op.first_seq > view.first_seq:
             view.first_seq = op.first_seq
             if self.chunks and self.chunks[0].next_seq <= op.first_seq:
-                self.reclaim()
+                self.drop_dead_chunks()
         view.cap_lost = max(view.cap_lost, op.cap_lost)
         view.ttl_lost = max(view.ttl_lost, op.ttl_lost)
         if op.config is not None:
             view.config = op.config
         if op.loss is not None:
             add_loss(view.losses, op.loss)
-            if self.parked_losses:
-                self.parked_losses = tuple(loss for loss in self.parked_losses if loss != op.loss)
+            if self.unpublished_losses:
+                self.unpublished_losses = tuple(loss for loss in self.unpublished_losses if loss != op.loss)
         if op.tags_held:
             self.tags.strings.let_go(op.tags_held)
         if op.nodes_held:
@@ -449,7 +449,7 @@ class TopicLog(TopicRows):
                     flags = chunk.rows["flags"][first:stop]
                     flags |= (flags & STAGED_DELETE) << 1
 
-    def reclaim(self) -> bool:
+    def drop_dead_chunks(self) -> bool:
         """Let go of whole chunks below everything live; whether there were any. The last chunk stays while it can take rows."""
         view, count = self.view, len(self.chunks)
         while self.chunks and self.chunks[0].next_seq <= min(view.first_seq, self.first_seq):
@@ -459,7 +459,7 @@ class TopicLog(TopicRows):
             self.chunks.pop(0)
             self._starts.pop(0)
             if chunk.meta is not None:
-                self.doomed.append(chunk.meta)
+                self.dead_segments.append(chunk.meta)
         self.trim_runs(view.first_seq)
         return len(self.chunks) < count
 
@@ -526,7 +526,7 @@ class TopicLog(TopicRows):
 
     def check(self) -> None:
         """Assert what must hold at every moment."""
-        if self.is_away:
+        if self.is_unloaded:
             return
         view = self.view
         is_evicting = self.is_over_cap or self.expiring

@@ -20,7 +20,7 @@ from topics.engine.topic.tags import TagIndex
 
 # A log file's number, a RAM block of records that are never logged, or the frames of a small topic as its snapshot row
 # holds them.
-Place = int | bytearray | bytes
+Location = int | bytearray | bytes
 
 
 class TopicRows:
@@ -45,7 +45,7 @@ class TopicRows:
         self.first_seq = 1  # staged: every row below is dead
         self.chunks: list[Chunk] = []
         self._starts: list[int] = []  # first seq of each chunk
-        self.runs: list[tuple[int, Place]] = []  # from which seq on they lie where
+        self.runs: list[tuple[int, Location]] = []  # from which seq on they lie where
         self.ram_bytes = 0
         self.tags = TagIndex(hold=True)
         self.nodes = StringTable(hold=True)
@@ -78,7 +78,7 @@ class TopicRows:
             self.chunks.pop()
             self._starts.pop()
 
-    def adopt(self, chunks: list[Chunk]) -> None:
+    def prepend_chunks(self, chunks: list[Chunk]) -> None:
         """Put chunks that were read from segments in front of what is there."""
         self.chunks = chunks + self.chunks
         self._starts = [chunk.first_seq for chunk in self.chunks]
@@ -154,7 +154,7 @@ class TopicRows:
         spans = self.spans(max(first_seq, self.first_seq), stop_seq)
         return sum(int(chunk.live(first, stop, DEAD).sum()) for chunk, first, stop in spans)
 
-    def live_of(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    def live_in(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """The seqs of these ranges, both ends inside, that are live in the staged state."""
         found: list[int] = []
         for first_seq, last_seq in ranges:
@@ -205,7 +205,7 @@ class TopicRows:
             found += [(names[tag] if tag else None, n) for tag, n in zip(each.tolist(), counts.tolist())]
         return found
 
-    def deletable(self, first_seq: int, stop_seq: int) -> tuple[int, int]:
+    def delete_slice(self, first_seq: int, stop_seq: int) -> tuple[int, int]:
         """Up to where, at most `stop_seq`, rows from `first_seq` on can be deleted at a time, and about how many microseconds that
         takes: most is for each distinct tag and node.
         """
@@ -222,7 +222,7 @@ class TopicRows:
             return chunk.first_seq + first + len(rows), len(rows) // 16 + 4 * strings
         return stop_seq, 0
 
-    def front_beyond(self, records: int, size: int) -> int:
+    def eviction_end(self, records: int, size: int) -> int:
         """The last seq that must go so that at least `records` records and `size` bytes go from the front."""
         last = 0
         for chunk, first, stop in self.spans(self.first_seq, self.next_seq):
@@ -248,7 +248,7 @@ class TopicRows:
             size -= int(sizes[-1])
         return last
 
-    def due_records(self, now_ms: int, limit: int) -> tuple[list[int], bool]:
+    def expired_records(self, now_ms: int, limit: int) -> tuple[list[int], bool]:
         """Live records whose own TTL has ended, of so many that are looked at, and whether there are more of those."""
         expiries = self.expiries
         due: list[int] = []
@@ -312,7 +312,7 @@ class TopicRows:
         if not self.ram_bytes:
             return 0
         before = self.ram_bytes
-        kept: list[tuple[int, Place]] = []
+        kept: list[tuple[int, Location]] = []
         for i, (seq, where) in enumerate(self.runs):
             until = self.runs[i + 1][0] if i + 1 < len(self.runs) else self.next_seq
             spans = list(self.spans(seq, until))
@@ -325,7 +325,7 @@ class TopicRows:
 
     def move_to_block(self, first_seq: int, stop_seq: int, block: bytes) -> None:
         """Rows [first_seq, stop_seq) lie in `block` from now on; what comes after them stays where it is."""
-        rest: list[tuple[int, Place]] = []
+        rest: list[tuple[int, Location]] = []
         if stop_seq < self.next_seq:
             at = find_run(self.runs, stop_seq)
             rest = [(stop_seq, self.runs[at][1]), *self.runs[at + 1 :]]
@@ -359,10 +359,10 @@ def _count_strings(rows: Rows) -> int:
     return len(np.unique(rows["tag"])) + len(np.unique(rows["node"]))
 
 
-def _run_seq(run: tuple[int, Place]) -> int:
+def _run_seq(run: tuple[int, Location]) -> int:
     return run[0]
 
 
-def find_run(runs: list[tuple[int, Place]], seq: int) -> int:
+def find_run(runs: list[tuple[int, Location]], seq: int) -> int:
     """Position of the run that holds `seq`."""
     return bisect_right(runs, seq, key=_run_seq) - 1

@@ -37,8 +37,8 @@ _HEAD_MIN = 512
 # Dead seqs a list may hold beyond its live count before it must be compacted.
 _SLACK = 16
 # Names that a scan takes, or puts in order, at a time; and what the latter costs for each, in about microseconds.
-_PART = 128
-_BRING_UNITS = 3
+_BATCH = 128
+_INDEX_COST = 3
 # Names that came or went and wait to be put in order.
 _CHANGES_MAX = 4096
 # Names or rows that one step of loading lists: about a millisecond.
@@ -64,61 +64,61 @@ class _SortedNames:
     change brings in two, so that the line does not grow.
     """
 
-    __slots__ = ("_brought", "_changes", "_fed", "_keys", "_strings")
+    __slots__ = ("_applied", "_changes", "_indexed", "_keys", "_strings")
 
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
         self._keys: SortedList[bytes] | None = None  # once there was a query
-        self._fed = 0  # the first id that was not looked at
+        self._indexed = 0  # the first id that was not looked at
         self._changes: deque[bytes] | tuple[()] = ()  # no deque while it is empty, as in StringTable
-        self._brought = 0  # changes so far
+        self._applied = 0  # changes so far
 
     def changed(self, name: bytes, tag_id: int) -> None:
         """A name came or went."""
-        if tag_id >= self._fed:
+        if tag_id >= self._indexed:
             return
         if isinstance(self._changes, tuple):
             self._changes = deque()
         self._changes.append(name)
         if len(self._changes) > _CHANGES_MAX:
-            self._bring_changes(2)
+            self._apply_changes(2)
 
-    def mark(self) -> tuple[int, int]:
+    def target(self) -> tuple[int, int]:
         """What must be brought for all names of now to be in order."""
-        return len(self._strings.names), self._brought + len(self._changes)
+        return len(self._strings.names), self._applied + len(self._changes)
 
-    def lacks(self, mark: tuple[int, int]) -> bool:
-        return self._fed < mark[0] or self._brought < mark[1]
+    def is_behind(self, target: tuple[int, int]) -> bool:
+        return self._indexed < target[0] or self._applied < target[1]
 
-    def bring(self, most: int, mark: tuple[int, int]) -> int:
+    def index_more(self, limit: int, target: tuple[int, int]) -> int:
         """Put up to so many more of the names that a mark asks for in order; returns how many that were. Names that came after the
         mark are left: with enough of them its changes would never have their turn.
         """
-        names, ids, first = self._strings.names, self._strings.ids, self._fed
+        names, ids, first = self._strings.names, self._strings.ids, self._indexed
         if self._keys is None:
             self._keys = SortedList()
         keys, stale = self._keys, bool(self._changes)
-        if first < mark[0]:
-            stop = min(first + most, mark[0])
-            fed = enumerate(names[first:stop], first)
+        if first < target[0]:
+            stop = min(first + limit, target[0])
+            numbered = enumerate(names[first:stop], first)
             # A name may stand under two ids, while readers may still meet the older one. And it may still be in order from before,
             # if its going waits among the changes.
-            fresh = [name for at, name in fed if name is not None and ids.get(name) == at]
+            fresh = [name for at, name in numbered if name is not None and ids.get(name) == at]
             keys.update([name for name in fresh if name not in keys] if stale else fresh)
-            self._fed = stop
+            self._indexed = stop
             return stop - first
-        return self._bring_changes(most)
+        return self._apply_changes(limit)
 
-    def _bring_changes(self, most: int) -> int:
+    def _apply_changes(self, limit: int) -> int:
         keys, ids, changes = self._keys, self._strings.ids, self._changes
         assert keys is not None, "nothing was fed"
-        count = min(most, len(changes))
+        count = min(limit, len(changes))
         for _ in range(count):
             assert isinstance(changes, deque)
             name = changes.popleft()
-            self._brought += 1
+            self._applied += 1
             # It may have come and gone several times: what counts is whether it is there now, and not yet to be fed.
-            if not 0 < ids.get(name, 0) < self._fed:
+            if not 0 < ids.get(name, 0) < self._indexed:
                 keys.discard(name)
             elif name not in keys:
                 keys.add(name)
@@ -126,7 +126,7 @@ class _SortedNames:
             self._changes = ()
         return count
 
-    def part(self, after: bytes | None, prefix: bytes, most: int) -> list[bytes]:
+    def part(self, after: bytes | None, prefix: bytes, limit: int) -> list[bytes]:
         """Up to so many names with this prefix, ascending, greater than `after`."""
         assert self._keys is not None, "nothing was fed"
         stop = _after_prefix(prefix)
@@ -134,7 +134,7 @@ class _SortedNames:
             found = self._keys.irange(after, stop, inclusive=(False, False))
         else:
             found = self._keys.irange(prefix, stop, inclusive=(True, False))
-        return list(islice(found, most))
+        return list(islice(found, limit))
 
 
 class TagIndex:
@@ -286,7 +286,7 @@ class TagIndex:
             return _copy(seqs, self._heads.get(tag_id, 0), len(seqs))
         return self._compact(tag_id, seqs, is_live)
 
-    def only(self, tag: bytes) -> int:
+    def single_seq(self, tag: bytes) -> int:
         """The live seq of a tag with one record; 0: it has none, or may have several."""
         return self._single[self.strings.id_of(tag)]
 
@@ -322,7 +322,7 @@ class TagIndex:
         above = bisect_right(seqs, seq, self._heads.get(tag_id, 0))
         return self._search_down(tag_id, seqs, above - 1, is_live)
 
-    def over(self, keep: int, first_id: int, limit: int) -> tuple[list[bytes], int | None]:
+    def exceeding(self, keep: int, first_id: int, limit: int) -> tuple[list[bytes], int | None]:
         """Tags with more than `keep` live records, of up to `limit` ids from `first_id` on; and where to go on, if anywhere."""
         counts = np.array(self.strings.counts[first_id : first_id + limit], dtype=np.uint32)
         names = [self.strings.name(first_id + i) for i in np.flatnonzero(counts > keep).tolist()]
@@ -330,7 +330,7 @@ class TagIndex:
         found = [name for name in names if name is not None]
         return found, next_id if next_id < len(self.strings.counts) else None
 
-    def trim(self, tag: bytes, keep: int, is_live: IsLive, limit: int | None = None) -> Seqs:
+    def surplus(self, tag: bytes, keep: int, is_live: IsLive, limit: int | None = None) -> Seqs:
         """The live seqs of this tag beyond its newest `keep`, ascending, the oldest `limit` of them. Nothing is removed by this."""
         tag_id = self.strings.id_of(tag)
         excess = self.strings.count(tag_id) - max(keep, 0)
@@ -596,23 +596,23 @@ def scan(
         yield 1, [literal] if held and (not after or literal > after) else []
         return
     index: TagIndex | None = None
-    mark = (0, 0)
+    target = (0, 0)
     last = after or None  # the empty tag is one, too
     while True:
         if index is not index_of():
             index = index_of()
-            mark = index._sorted.mark()
-        if index._sorted.lacks(mark):
-            yield index._sorted.bring(_PART, mark) * _BRING_UNITS, []
+            target = index._sorted.target()
+        if index._sorted.is_behind(target):
+            yield index._sorted.index_more(_BATCH, target) * _INDEX_COST, []
             continue
-        names = index._sorted.part(last, match.prefix, _PART)
+        names = index._sorted.part(last, match.prefix, _BATCH)
         units = len(names) // 4
         found = names
         if match.pattern is not None:  # while a Glob is its prefix
             found = list(filter(match.pattern.matches, names))
             units += len(names) + sum(map(len, names)) // 16
         yield units, found
-        if len(names) < _PART:
+        if len(names) < _BATCH:
             return
         last = names[-1]
 

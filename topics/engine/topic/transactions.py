@@ -99,7 +99,7 @@ class TransactionsRow(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True, eq=False)
-class Staged:
+class StagedChunk:
     """A chunk on its way into the file."""
 
     token: object
@@ -134,15 +134,15 @@ class OpenTransaction(Generic[LogT]):
     is_ended: bool = False
     expires_ms: int = 0  # on the monotonic clock
     # Of its file.
-    is_known: bool = True  # False: after a start, until somebody needs to know
+    is_indexed: bool = True  # False: after a start, until somebody needs to know
     chunks: dict[tuple[str, int], tuple[Placed, int]] = field(default_factory=dict)  # and the largest record
     end: int = HEADER_BYTES
     bytes: int = 0  # written or on the way there
     order: list[Placed] | None = None  # what is to be appended, once that is decided
     # Who waits.
-    waiting: list[Staged] = field(default_factory=list)
-    writing: list[Staged] = field(default_factory=list)
-    asked: list[CommitWaiter] = field(default_factory=list)
+    waiting: list[StagedChunk] = field(default_factory=list)
+    writing: list[StagedChunk] = field(default_factory=list)
+    commit_waiters: list[CommitWaiter] = field(default_factory=list)
     resume_ms: int = 0  # work on it goes on then
 
     @property
@@ -151,7 +151,7 @@ class OpenTransaction(Generic[LogT]):
 
     @property
     def is_idle(self) -> bool:
-        return self.decision is None and not (self.waiting or self.writing or self.asked)
+        return self.decision is None and not (self.waiting or self.writing or self.commit_waiters)
 
     @property
     def progress(self) -> float:
@@ -159,7 +159,7 @@ class OpenTransaction(Generic[LogT]):
         return decision.done / decision.chunks if decision is not None and decision.chunks else 0.0
 
     @property
-    def promised(self) -> int:
+    def reserved(self) -> int:
         """Bytes that are decided and not in the log yet."""
         return self.decision.size - self.decision.size_done if self.decision is not None else 0
 
@@ -175,14 +175,14 @@ class OpenTransaction(Generic[LogT]):
 class TopicTransactions(Generic[LogT]):
     """Of one topic, as staged: all that is written to the log."""
 
-    __slots__ = ("committed", "leaving", "number", "open", "producers")
+    __slots__ = ("committed", "ended", "number", "open", "producers")
 
     def __init__(self) -> None:
         self.number = 0  # of the one that was opened last
         self.producers: dict[str, Producer] = {}
         self.open: dict[int, OpenTransaction[LogT]] = {}  # by id
         self.committed: dict[int, str] = {}  # id of each producer's last batch
-        self.leaving: dict[int, OpenTransaction[LogT]] = {}  # ended, whose files are there yet; by number
+        self.ended: dict[int, OpenTransaction[LogT]] = {}  # ended, whose files are there yet; by number
 
     @classmethod
     def restored(cls, log: LogT, row: TransactionsRow) -> TopicTransactions[LogT]:
@@ -229,7 +229,7 @@ class TopicTransactions(Generic[LogT]):
         txn = self.open.pop(txn_id, None)
         if txn is not None:
             txn.is_ended = True
-            self.leaving[txn.number] = txn
+            self.ended[txn.number] = txn
         return txn
 
     def note_advanced(self, entry: Advanced, *, is_logged: bool = True) -> list[OpenTransaction[LogT]]:
@@ -267,7 +267,7 @@ class TopicTransactions(Generic[LogT]):
         self.producers[producer.name] = producer
         self.committed[transaction_id(producer.name, producer.batch)] = producer.name
 
-    def forgettable(self, producer: str, now_ms: int) -> list[str] | None:
+    def evictable_producers(self, producer: str, now_ms: int) -> list[str] | None:
         """Whom to forget so that there is room for another producer; None: all of them are busy."""
         if producer in self.producers or len(self.producers) < TXN_PRODUCERS_MAX:
             return []
@@ -276,7 +276,7 @@ class TopicTransactions(Generic[LogT]):
         ]
         return idle[:TXN_PRODUCERS_FORGOTTEN_MAX] or None
 
-    def is_taken(self, txn: OpenTransaction[LogT]) -> bool:
+    def is_blocked(self, txn: OpenTransaction[LogT]) -> bool:
         """Whether another batch of its producer is being appended."""
         return any(
             other.decision is not None and other.producer == txn.producer and other is not txn
@@ -284,11 +284,11 @@ class TopicTransactions(Generic[LogT]):
         )
 
     @property
-    def promised(self) -> tuple[int, int]:
+    def reserved(self) -> tuple[int, int]:
         """Records and bytes that are decided and not in the log yet."""
         left = [txn.decision for txn in self.open.values() if txn.decision is not None]
         records = sum(decision.records - decision.count for decision in left)
-        return records, sum(txn.promised for txn in self.open.values())
+        return records, sum(txn.reserved for txn in self.open.values())
 
 
 def _copy(decision: Decision | None) -> Decision | None:

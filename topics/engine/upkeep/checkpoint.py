@@ -165,7 +165,7 @@ def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], DeadLettersRow | No
     """Snapshot rows of a topic's consumers. A queue without durable leases is stored as it will be after a restart."""
     if log.consumers is None:
         return [], None
-    rows = [consumer.row(durable=is_durable(log, consumer)) for consumer in log.consumers.every()]
+    rows = [consumer.row(durable=is_durable(log, consumer)) for consumer in log.consumers.all()]
     return rows, log.consumers.row()
 
 
@@ -282,7 +282,7 @@ class Checkpointer:
     def _load_touched(self) -> Steps:
         """Load changed topics before the capture: loading may log losses, and a capture must not stage anything."""
         while True:
-            away = [log for log in self._shard.touched.values() if log.is_away and not log.dropped]
+            away = [log for log in self._shard.touched.values() if log.is_unloaded and not log.dropped]
             if not away:
                 return
             for log in away:
@@ -339,7 +339,7 @@ class Checkpointer:
 
     def _capture(self, log: TopicLog) -> _TopicCapture:
         """Copy the topic's state as of the last log entry. The copy is written once the log is synced up to there."""
-        assert not log.is_away, "a captured topic must be in memory"
+        assert not log.is_unloaded, "a captured topic must be in memory"
         self._close_old_segment(log)
         log.tags.sweep(log.are_live, limits.SLICE_ROWS)
         parts: list[_SegmentCapture] = []
@@ -607,10 +607,10 @@ class Checkpointer:
         """Keep two snapshots and the log since the older one; remove files that neither refers to."""
         newest = self.snapshots[-1][0]
         for i, log in enumerate(list(self._shard.by_id.values())):
-            if log.doomed:
-                for meta in log.doomed:
+            if log.dead_segments:
+                for meta in log.dead_segments:
                     self._obsolete.add(log.id, meta, newest)
-                log.doomed = []
+                log.dead_segments = []
             if i % limits.SLICE_NAMES == 0:
                 yield None
         while len(self.snapshots) > 2:

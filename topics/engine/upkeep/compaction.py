@@ -73,7 +73,7 @@ class Compactor:
     def find_candidates(self, logs: list[TopicLog]) -> None:
         """Check topics that were just captured: the `dead_bytes` of their segments is up to date."""
         for log in logs:
-            if log.view.dropped or log.is_away:
+            if log.view.dropped or log.is_unloaded:
                 continue
             if self._config.rewrite_dead_share <= 1:  # above 1: compaction is disabled
                 for chunk in [chunk for chunk in log.chunks if _is_dead(chunk.meta)]:
@@ -97,7 +97,7 @@ class Compactor:
             return
         assert chunk.meta is not None
         log.remove_chunk(chunk)
-        log.doomed.append(chunk.meta)
+        log.dead_segments.append(chunk.meta)
         self._shard.touched[log.id] = log
 
     @property
@@ -142,7 +142,7 @@ class Compactor:
         """Delete the records above a new per-tag cap, in slices so that requests can run in between."""
         shard = self._shard
         while shard.trimming.get(log.id) is log and not self.stopped:
-            if log.is_away:
+            if log.is_unloaded:
                 if not (yield from self._load(log)):
                     return
                 yield WaitSynced(0)
@@ -159,7 +159,7 @@ class Compactor:
         try:
             while not self._must_stop(log):
                 self.working_on = checkpointer.compacting_topic = log
-                if log.is_away:
+                if log.is_unloaded:
                     if not (yield from self._load(log)):
                         break
                     yield WaitSynced(0)

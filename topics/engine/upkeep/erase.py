@@ -121,7 +121,7 @@ def _erase(
             # The intent is on disk and may be partly applied: only a restart, which applies all of it, can continue.
             raise OSError(EIO, f"an erase failed half-way: {error}") from error
 
-    clear_staged = shard.clearing_of(log)
+    clear_staged = shard.transaction_eraser(log)
 
     def sync_removals() -> None:
         clear_staged()

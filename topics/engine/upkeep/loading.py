@@ -221,7 +221,7 @@ class Loader:
         if log.inline is not None:
             log.runs = [(log.inline[0], log.inline[2])]
         log.inline, log.stored, log.may_expire = None, None, False
-        log.adopt(found.chunks)
+        log.prepend_chunks(found.chunks)
         log.tags, log.nodes, log.expiries = found.tags, found.nodes, found.expiries
         if any(chunk.mended is not None for chunk in found.chunks):
             self._shard.touched[log.id] = log
@@ -231,7 +231,7 @@ class Loader:
         self._shard.records_live += found.count - log.count
         log.count = log.view.count = found.count
         log.bytes = log.view.bytes = found.bytes
-        log.settle_first()
+        log.advance_first_seq()
         log.view.first_seq = log.first_seq
         for meta, problem in found.lost:
             self.record_lost_segment(log, meta, first_seq, problem)
@@ -419,7 +419,7 @@ class Loader:
         op = Op(log)
         log.stage_loss((first, last, reason), op)
         self._shard.count_live(op)
-        log.publish_found(op)
+        log.publish_now(op)
         self._shard.touched[log.id] = log
         self._report.losses.append((log.name, first, last, reason))
         if self._recovered:
@@ -453,10 +453,10 @@ class Loader:
     def _clean_up_files(self, log: TopicLog) -> None:
         """Remove known leftovers (older generations, unfinished checkpoints, trimmed segments); move others to lost+found."""
         # The snapshot may already contain the delete that emptied a segment, so that replay does not drop the segment.
-        if log.reclaim():
+        if log.drop_dead_chunks():
             self._shard.touched[log.id] = log
         directory = self._reader.topic_dir(log.id)
-        metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.doomed
+        metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.dead_segments
         in_use = {(meta.first_seq, meta.generation) for meta in metas}
         cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == COLD}
         staged = set() if log.transactions is None else {txn.name for txn in log.transactions.open.values()}

@@ -236,7 +236,7 @@ class Recovery:
         if row.segments or row.inline is not None:
             log.stored = row.segments
         if log.is_over_cap:
-            self._shard.upkeep.put_in_line(log)
+            self._shard.upkeep.enqueue(log)
         if row.ram_ranges:
             log.stored = row.segments
             self._ephemeral.append((log, row))
@@ -247,7 +247,7 @@ class Recovery:
             log.consumers.restore(row.dead_letters)
         for stored in row.consumers:
             shape = ConsumerStored(
-                stored.name, stored.config, stored.cursor, stored.firsts, stored.created_ms
+                stored.name, stored.config, stored.cursor, stored.initial_seqs, stored.created_ms
             )
             consumer = self._shard.store_consumer(log, shape) if stored.name else self._shard.queue_of(log)
             consumer.restore(stored)
@@ -550,7 +550,7 @@ class Recovery:
         """
         shard = self._shard
         # First, because it loads topics and may find more losses.
-        epochs = shard.start_flows(lowered, self._replayer.head_of)
+        epochs = shard.start_forwards(lowered, self._replayer.head_of)
         self._loader.check_suspects()
         body = self._loader.loss_frames() + epochs
         shard.time_ceiling_ms = max(shard.time_ceiling_ms, shard.now_ms + limits.TIME_CEILING_STEP_MS)

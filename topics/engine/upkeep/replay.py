@@ -41,8 +41,7 @@ from topics.engine.storage.wal import (
 from topics.engine.topic.consumer import Event, TopicConsumers
 from topics.engine.topic.flows import Inflow, OutflowRow, add_epoch
 from topics.engine.topic.log import Op, TopicLog
-from topics.engine.topic.merge_rows import chunks_of, join_rows, swap_in
-from topics.engine.topic.merges import Input, Merged, MergedGroup, retired_meta
+from topics.engine.topic.merges import Input, Merged, MergedGroup, chunks_of, join_rows, retired_meta, swap_in
 from topics.engine.upkeep.checkpoint import Checkpointer
 from topics.engine.upkeep.loading import Loader
 from topics.engine.upkeep.recovery_report import RecoveryReport
@@ -391,7 +390,7 @@ class Replay:
         elif kind == frames.LETTERS_TAKEN:
             taken = decode(payload, type=DeadLettersTaken)
             log.consumers = log.consumers or TopicConsumers()
-            log.consumers.took(taken.source_id, taken.number)
+            log.consumers.note_received(taken.source_id, taken.number)
         elif kind == frames.ERASE_DONE:
             log.forget_erasing(decode(payload, type=list[tuple[int, int]]))
         self._shard.count_live(op)

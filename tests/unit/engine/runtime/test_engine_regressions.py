@@ -666,18 +666,18 @@ def test_who_follows_a_topic_knows_what_recovery_has_put_off() -> None:
     h.kill_and_open()
     shard = h.engine.shard
     assert shard.published["t"].deferred
-    assert shard.to_follow("t").view.head == 2
+    assert shard.loaded_topic("t").view.head == 2
 
 
 def test_a_gap_reaches_no_further_than_the_head_that_is_told_with_it() -> None:
     """Who sees only what is synced was told of a head that lay inside of the gap."""
     h = Harness()
     h.put("t", TopicConfig(cap_records=2))
-    h.engine.shard.keep_safe(h.engine.shard.to_follow("t"))
+    h.engine.shard.track_synced_head(h.engine.shard.loaded_topic("t"))
     for text in numbered(0, 6):
         h.append("t", text)
     log = h.engine.shard.published["t"]
-    log.safe_head = 0
+    log.synced_head = 0
     page = h.engine.reader.diff(log, c.Diff("t", synced=True))
     assert page.tombstone is not None
     assert (page.tombstone.gap_to, page.tombstone.head_seq, page.head_seq) == (4, 4, 4)

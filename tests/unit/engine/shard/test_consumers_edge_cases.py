@@ -60,8 +60,8 @@ class Rig(Harness):
     def ship(self) -> None:
         """What a server does with letters, all to topics of this shard."""
         self.rest()
-        for source in list(self.engine.shard.moving.values()):
-            while letters := self.engine.shard.letters_of(source, 64, 1 << 20):
+        for source in list(self.engine.shard.dead_letters_due.values()):
+            while letters := self.engine.shard.dead_letters_to_send(source, 64, 1 << 20):
                 last = letters[-1]
                 self.do(k.TakeDeadLetters(last.target, last.source_id, letters))
                 self.do(k.EndMove(source.name, last.source_id, last.number, True))

@@ -21,7 +21,7 @@ from topics.api.errors import Throttled, TopicsError
 from topics.engine.commands import consumers as k
 from topics.engine.commands import topics as c
 from topics.engine.core.subjects import TagFilter, TagMatch, overlap
-from topics.engine.topic.consumer import PASSED_AT_ONCE, Consumer
+from topics.engine.topic.consumer import TIMEOUTS_PER_SLICE, Consumer
 
 LARGE = EngineConfig(snapshot_interval_ms=1 << 40, rewrite_dead_share=2.0, inline_bytes=0)
 MANY = 20_000
@@ -121,19 +121,19 @@ def test_leases_and_delays_that_are_over_at_once(kind: str, monkeypatch: pytest.
     calls = Calls(monkeypatch, Consumer, "_make_ready")
     state = calls.answer(h, c.State("q", touch=False))
     assert (state.queue.ready, state.queue.in_flight) == (5000, 0)
-    assert calls.most <= TWO_TURNS + 2 * PASSED_AT_ONCE
+    assert calls.most <= TWO_TURNS + 2 * TIMEOUTS_PER_SLICE
     for _ in range(5):
         assert h.got(1000)
     h.clock.advance(LEASE_MS + 1)
     claimed = calls.answer(h, h.claim_of(2))
     assert (claimed.page.seqs, claimed.ready) == ([1, 2], 4998)
-    assert calls.most <= TWO_TURNS + 2 * PASSED_AT_ONCE
+    assert calls.most <= TWO_TURNS + 2 * TIMEOUTS_PER_SLICE
 
 
 def test_extending_many_leases_again_and_again_makes_no_turn_long(monkeypatch: pytest.MonkeyPatch) -> None:
     h = LeaseHarness(queue(durability="disk"), jobs=5000, engine=LARGE)
     seqs = [h.got(1000) for _ in range(5)]
-    calls = Calls(monkeypatch, Consumer, "_still_held")
+    calls = Calls(monkeypatch, Consumer, "_still_leased")
     for i in range(40):
         calls.answer(h, k.Settle("q", "extend", b"w", seqs[i % 5], lease_ms=LEASE_MS + i))
         assert calls.most <= 100
@@ -228,7 +228,7 @@ def test_counts_over_many_turns_are_right_whatever_happens_meanwhile(
         assert not isinstance(h.replies[token], TopicsError)
         assert topic.consumers is not None
         one = topic.consumers.named[command.consumer]
-        wanted = one.wanted(topic, one.cursor, topic.next_seq)
+        wanted = one.count_matching(topic, one.cursor, topic.next_seq)
         assert h.do(k.GetConsumer("q", command.consumer)).lag_records == wanted
 
 
@@ -266,7 +266,7 @@ def test_a_consumer_with_a_backlog_is_not_starved_by_a_writer(cap: int, batch: i
     for name in filters:
         assert topic.consumers is not None
         one = topic.consumers.named[name]
-        wanted = one.wanted(topic, one.cursor, topic.next_seq)
+        wanted = one.count_matching(topic, one.cursor, topic.next_seq)
         assert h.do(k.GetConsumer("q", name)).lag_records == wanted
 
 

@@ -246,7 +246,7 @@ def test_copies_that_wait_one_band_lower_do_not_keep_pushes_back(rig: FeedRig) -
     keys = followed(rig, "low")
     press(rig, defers=True)
     shard = rig.core.engine.shard
-    shard._line_up(shard.published["low"], delivery.COPIES)
+    shard._enqueue(shard.published["low"], delivery.COPIES)
     write(rig, "low")
     rig.rest()
     assert fed_topics(rig, keys) == ["low"]

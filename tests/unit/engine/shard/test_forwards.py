@@ -216,7 +216,10 @@ def test_a_pattern_copies_topics_that_are_there_and_those_that_come() -> None:
     pair.source.append("orders.us", b'"us"')
     assert pair.source.engine.shard.published["other"].outflows == ()
     pair.source.kill_and_open()
-    assert sorted(log.name for log in pair.source.engine.shard.flowing.values()) == ["orders.eu", "orders.us"]
+    assert sorted(log.name for log in pair.source.engine.shard.copies_due.values()) == [
+        "orders.eu",
+        "orders.us",
+    ]
     for topic in ("orders.eu", "orders.us"):
         pair.carry(forward, topic)
     assert pair.payloads() == [b'"eu"', b'"us"']

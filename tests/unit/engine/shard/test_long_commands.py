@@ -42,7 +42,7 @@ class Line:
 
     def turn(self) -> None:
         self.long.begin_turn()
-        self.long.go_on()
+        self.long.run_slices()
 
     def turns(self) -> Iterator[list[object]]:
         """What was worked on in each turn."""

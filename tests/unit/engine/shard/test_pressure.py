@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.engine.shard.pressure import SAMPLE_MS, SMOOTHING, Measures, Pressure, part
+from topics.engine.shard.pressure import SAMPLE_MS, SMOOTHING, Measures, Pressure, overload
 
 
 class Sampled:
@@ -29,7 +29,7 @@ class Sampled:
         backlog: int = 0,
         wait_ms: float = 0.0,
         sync_ms: float = 0.0,
-        elsewhere: float = 0.0,
+        reported: float = 0.0,
         log_share: float = 0.0,
     ) -> float:
         for _ in range(times):
@@ -41,14 +41,14 @@ class Sampled:
                 backlog=backlog,
                 wait_ms=wait_ms,
                 sync_ms=sync_ms,
-                elsewhere=elsewhere,
+                reported=reported,
                 log_share=log_share,
             )
         return self.pressure.value
 
     def hold(self, value: float, times: int = 1) -> Measures:
         """Keep a pressure up, as others tell of it: that is not smoothed."""
-        self.sample(times, elsewhere=value)
+        self.sample(times, reported=value)
         assert self.pressure.value == pytest.approx(value)
         return self.measures
 
@@ -63,7 +63,7 @@ def sampled() -> Sampled:
     [(0, 5, 0), (5, 5, 0), (10, 5, 0.5), (25, 5, 0.8), (100, 5, 0.95), (1e9, 5, 1.0)],
 )
 def test_what_a_figure_counts_for(figure: float, bound: float, expected: float) -> None:
-    assert part(figure, bound) == pytest.approx(expected, abs=1e-6)
+    assert overload(figure, bound) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_it_is_sampled_every_100_ms_and_only_while_there_is_some(sampled: Sample
     assert not pressure.is_due(sampled.now_ms + 99)
     assert pressure.is_due(sampled.now_ms + 100)
     assert pressure.wake_at_ms is None
-    sampled.sample(elsewhere=0.5)
+    sampled.sample(reported=0.5)
     assert pressure.wake_at_ms == sampled.now_ms + 100
 
 
 def test_a_clock_that_stands_or_delays_below_zero_do_no_harm(sampled: Sampled) -> None:
     sampled.pressure.delayed(-5_000)
-    sampled.pressure.sample(sampled.now_ms, backlog=0, wait_ms=0, sync_ms=0, elsewhere=0)
-    sampled.pressure.sample(sampled.now_ms, backlog=0, wait_ms=0, sync_ms=0, elsewhere=0)
+    sampled.pressure.sample(sampled.now_ms, backlog=0, wait_ms=0, sync_ms=0, reported=0)
+    sampled.pressure.sample(sampled.now_ms, backlog=0, wait_ms=0, sync_ms=0, reported=0)
     assert sampled.pressure.value == 0

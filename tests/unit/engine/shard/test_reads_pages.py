@@ -30,7 +30,7 @@ from topics.api.errors import InvalidRequest, OverGrant, Throttled
 from topics.engine.commands import topics as c
 from topics.engine.core.priority import effective_priority
 from topics.engine.core.subjects import TagMatch
-from topics.engine.shard.reads import narrowed
+from topics.engine.shard.reads import narrow_prefixes
 
 ANY = TagMatch("Glob", b"*")
 LARGE = msgspec.structs.replace(SMALL, wal_file_bytes=8 << 20, segment_max_events=10_000, verify=False)
@@ -349,8 +349,8 @@ def test_prefixes(
 
 
 def test_prefixes_inside_others_are_dropped() -> None:
-    assert narrowed("", ("b", "a.b", "a", "b.c", "a.")) == ["a", "b"]
-    assert narrowed("a.b", ("a", "a.", "a.bc", "b")) == ["a.b"]
+    assert narrow_prefixes("", ("b", "a.b", "a", "b.c", "a.")) == ["a", "b"]
+    assert narrow_prefixes("a.b", ("a", "a.", "a.bc", "b")) == ["a.b"]
 
 
 def test_foreign_names_are_not_looked_at() -> None:

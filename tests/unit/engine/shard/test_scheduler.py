@@ -131,7 +131,7 @@ def test_a_topic_is_served_to_its_end_in_slices_and_others_come_between() -> Non
         order.append(entry.item.name)
         if entry.item.name == "first" and slices:
             slices -= 1
-            made.sliced(entry, QUANTUM, 0)
+            made.slice_done(entry, QUANTUM, 0)
         else:
             made.done(entry, QUANTUM)
     mine = [name for name in order if name != "other band"]
@@ -153,8 +153,8 @@ def test_waiting_lifts_a_topic_across_bands(priority: int, waited_ms: int, band:
     now_ms = 0
     while now_ms < waited_ms:  # somebody else is always there and always first
         now_ms = min(now_ms + 10, waited_ms)
-        made._look_at_ms = 0
-        made._grow_older(now_ms)
+        made._promote_at_ms = 0
+        made._promote(now_ms)
     assert entry.band == band
 
 
@@ -163,8 +163,8 @@ def test_a_risen_topic_comes_before_those_who_came_later() -> None:
     old = add(made, "old", 400)
     for i in range(10):
         add(made, f"young{i}", 600, now_ms=1000)
-    made._grow_older(900)
-    made._grow_older(1000)
+    made._promote(900)
+    made._promote(1000)
     assert old.band == 3
     assert serve(made, 1000) == "old"
 
@@ -173,7 +173,7 @@ def test_being_served_ends_the_wait() -> None:
     made = scheduler()
     entry = add(made, "t", 0)
     assert made.pick(9_000) is entry
-    made.sliced(entry, 1, 9_000)
+    made.slice_done(entry, 1, 9_000)
     assert entry.since_ms == 9_000
     made.done(entry, 1)
     assert add(made, "t", 0, now_ms=9_000).band == 1
@@ -184,7 +184,7 @@ def test_a_lowered_topic_is_one_band_below_and_reaches_the_top_all_the_same() ->
     entries = [add(made, f"t{p}", p, lowered=True) for p in P_OF_BAND]
     assert [entry.band for entry in entries] == [0, 0, 1, 2, 3]
     for now_ms in range(0, WAIT_MAX_MS + 1, AGE_EVERY_MS):
-        made._grow_older(now_ms)
+        made._promote(now_ms)
     assert [entry.band for entry in entries] == [TOP] * 5
 
 
@@ -192,12 +192,12 @@ def test_a_priority_that_falls_while_it_waits() -> None:
     made = scheduler()
     entry = add(made, "t", 499)
     entry.item.priority = 0
-    made._grow_older(10)
-    made._grow_older(2_490)
+    made._promote(10)
+    made._promote(2_490)
     assert entry.band == 2, "nobody sinks while it waits"
-    made._grow_older(4_999)
+    made._promote(4_999)
     assert entry.band == 2
-    made._grow_older(5_050)
+    made._promote(5_050)
     assert entry.band == 3
 
 
@@ -205,7 +205,7 @@ def test_those_who_have_left_leave_nothing_behind() -> None:
     made = scheduler()
     for i in range(5_000):
         made.discard(add(made, f"t{i}", 100))
-        made._young.clear()
+        made._new_entries.clear()
     assert len(made) == 0
     assert sum(len(band.waiting) for band in made.bands) <= STALE_MAX + 1
     entry = add(made, "t", 0)

@@ -148,9 +148,9 @@ def test_a_load_that_another_one_overtakes_changes_nothing() -> None:
     h.restart()
     (token,) = h.ask(c.Diff("t", limit=1000))
     log = h.engine.shard.published["t"]
-    assert log.is_away
-    h.engine.shard.refresh(log)
-    assert not log.is_away
+    assert log.is_unloaded
+    h.engine.shard.upkeep_now(log)
+    assert not log.is_unloaded
     turns_until(h, token)
     assert h.rows("t") == rows
     h.engine.check_invariants()
@@ -204,8 +204,8 @@ def test_a_standing_task_is_not_held_up_by_a_topic_in_line() -> None:
     log = h.engine.shard.published["t"]
     with pytest.raises(UpkeepPending):
         h.engine.shard._touch(log)
-    h.engine.shard.refresh(log)
-    assert not log.is_away
+    h.engine.shard.upkeep_now(log)
+    assert not log.is_unloaded
     h.rest()
     assert not h.engine.shard.upkeep
 

@@ -198,7 +198,7 @@ def test_chunks_below_everything_live_go_and_their_segments_are_doomed() -> None
     assert len(log.chunks) == 3
     log.publish(op)
     assert [chunk.first_seq for chunk in log.chunks] == [9]
-    assert log.doomed == metas[:2]
+    assert log.dead_segments == metas[:2]
     assert readable(log) == [10, 11, 12]
     log.check()
 

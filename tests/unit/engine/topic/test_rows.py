@@ -85,7 +85,7 @@ def test_adopted_chunks_stand_before_the_others() -> None:
     for chunk in front:
         for _ in range(4):
             chunk.add(0, 47, 1, 0, 0, 0, 1)
-    log.adopt(front)
+    log.prepend_chunks(front)
     assert [chunk.first_seq for chunk, _, _ in log.spans(1, 11)] == [1, 5, 9]
     log.remove_chunk(front[1])
     assert log.find(6) is None
@@ -130,16 +130,16 @@ def test_front_beyond_is_the_least_front_with_enough_records_and_bytes(
             count += 1
             total += chunk.get(row)[6]
             expected = chunk.first_seq + row
-    assert log.front_beyond(records, size) == expected
+    assert log.eviction_end(records, size) == expected
 
 
 def test_front_beyond_of_nothing_is_nothing() -> None:
     log = new_log()
-    assert log.front_beyond(5, 5) == 0
+    assert log.eviction_end(5, 5) == 0
     append(log, [1] * 10)
-    assert log.front_beyond(0, 0) == 0
-    assert (log.front_beyond(1, 0), log.front_beyond(0, 1), log.front_beyond(3, 7)) == (1, 1, 7)
-    assert log.front_beyond(100, 0) == log.front_beyond(0, 100) == 10
+    assert log.eviction_end(0, 0) == 0
+    assert (log.eviction_end(1, 0), log.eviction_end(0, 1), log.eviction_end(3, 7)) == (1, 1, 7)
+    assert log.eviction_end(100, 0) == log.eviction_end(0, 100) == 10
 
 
 @settings(deadline=None)
@@ -177,10 +177,10 @@ def test_records_with_a_ttl_of_their_own_are_due_strictly_after_it_and_once() ->
     append(log, [1] * 4)
     log.expiries = [(100, 4), (100, 2), (101, 1)]
     log.publish(delete(log, (4, 4)))
-    assert log.due_records(100, 9) == ([], False)
-    assert log.due_records(101, 9) == ([2], False)
-    assert log.due_records(101, 9) == ([], False)
-    assert log.due_records(200, 9) == ([1], False)
+    assert log.expired_records(100, 9) == ([], False)
+    assert log.expired_records(101, 9) == ([2], False)
+    assert log.expired_records(101, 9) == ([], False)
+    assert log.expired_records(200, 9) == ([1], False)
     assert log.expiries == []
 
 

@@ -91,7 +91,7 @@ def test_no_question_is_asked_while_nothing_listed_is_dead() -> None:
     model.add(*[b"a", b"b", b"a", b"a"] * 100)
     model.check_reads(b"a", 200)
     model.index.seqs(b"a", model.is_live)
-    model.index.trim(b"a", 10, model.is_live)
+    model.index.surplus(b"a", 10, model.is_live)
     assert model.asked == 0
 
 
@@ -151,15 +151,15 @@ def test_sweep_bounds_tags_that_are_never_read() -> None:
 def test_trim() -> None:
     model = Model()
     model.add(*[b"a", b"b"] * 50)
-    assert model.index.trim(b"a", 48, model.is_live).tolist() == [1, 3]
-    assert model.index.trim(b"a", 50, model.is_live).tolist() == []
-    assert model.index.trim(b"c", 0, model.is_live).tolist() == []
+    assert model.index.surplus(b"a", 48, model.is_live).tolist() == [1, 3]
+    assert model.index.surplus(b"a", 50, model.is_live).tolist() == []
+    assert model.index.surplus(b"c", 0, model.is_live).tolist() == []
     model.kill([1, 5, 99])
-    assert model.index.trim(b"a", 45, model.is_live).tolist() == [3, 7]
-    assert model.index.trim(b"a", 0, model.is_live).tolist() == model.seqs(b"a")
+    assert model.index.surplus(b"a", 45, model.is_live).tolist() == [3, 7]
+    assert model.index.surplus(b"a", 0, model.is_live).tolist() == model.seqs(b"a")
     model.add(b"c")
-    assert model.index.trim(b"c", 0, model.is_live).tolist() == [101]
-    assert model.index.trim(b"c", 1, model.is_live).tolist() == []
+    assert model.index.surplus(b"c", 0, model.is_live).tolist() == [101]
+    assert model.index.surplus(b"c", 1, model.is_live).tolist() == []
 
 
 def test_a_cap_per_tag_costs_the_same_at_any_size() -> None:
@@ -167,7 +167,7 @@ def test_a_cap_per_tag_costs_the_same_at_any_size() -> None:
     model.add(*[b"a"] * 5000)
     for _ in range(3000):
         model.add(b"a")
-        excess = model.index.trim(b"a", 5000, model.is_live).tolist()
+        excess = model.index.surplus(b"a", 5000, model.is_live).tolist()
         assert excess == [model.next_seq - 5001]
         model.kill(excess)
     assert model.asked < 3000 * 70
@@ -179,7 +179,7 @@ def test_a_read_that_sees_a_death_before_it_is_told_loses_nothing() -> None:
     model.add(b"a", b"a", b"a")
     model.kill([2])
     ids = [model.live.pop(seq)[1] for seq in (1, 3)]
-    assert model.index.trim(b"a", 0, model.is_live).tolist() == []
+    assert model.index.surplus(b"a", 0, model.is_live).tolist() == []
     assert model.index.seqs(b"a", model.is_live).tolist() == []
     assert (model.index.first(b"a", model.is_live), model.index.last(b"a", model.is_live)) == (0, 0)
     model.add(b"a")
@@ -327,7 +327,7 @@ def read(model: Model, kind: str, tag: bytes, n: int) -> None:
     elif kind == "seqs":
         assert index.seqs(tag, model.is_live).tolist() == want
     elif kind == "trim":
-        assert index.trim(tag, n // 4, model.is_live).tolist() == want[: max(len(want) - n // 4, 0)]
+        assert index.surplus(tag, n // 4, model.is_live).tolist() == want[: max(len(want) - n // 4, 0)]
     elif kind == "sweep":
         index.sweep(model.is_live, n % 3)
     elif kind == "names":

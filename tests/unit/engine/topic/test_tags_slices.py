@@ -54,7 +54,7 @@ def turns(h: Harness, token: int, most: int = 100_000) -> Iterator[int]:
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LONG_TURN_UNITS", 50)
     monkeypatch.setattr(limits, "LONG_SLICE_UNITS", 20)
-    monkeypatch.setattr(tags, "_PART", 4)
+    monkeypatch.setattr(tags, "_BATCH", 4)
 
 
 COMMANDS = [
@@ -136,7 +136,7 @@ def test_slices_change_no_answer(asked: list[c.Command], units: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(limits, "LONG_TURN_UNITS", units)
             patch.setattr(limits, "LONG_SLICE_UNITS", units)
-            patch.setattr(tags, "_PART", 1)
+            patch.setattr(tags, "_BATCH", 1)
             assert str(sliced.send(command)) == str(expected)
     assert sliced.seqs("t") == whole.seqs("t")
     sliced.restart()
@@ -196,7 +196,7 @@ def test_it_ends_with_the_engine(small_slices: None) -> None:
 def test_it_ends_with_the_log(small_slices: None) -> None:
     h = filled(config=FSYNC)
     read, delete = h.ask(c.CountByTag("t", ALL, limit=3), c.Delete("t", match=ALL))
-    h.engine._latch("the disk is gone")
+    h.engine._fail_shard("the disk is gone")
     h.rest()
     assert isinstance(h.replies[delete], ShardReadOnly)
     assert h.replies[delete].detail["outcome"] == "unknown"
@@ -285,7 +285,7 @@ def test_an_erase_without_room_for_its_next_piece_says_so_and_erases_the_rest(sm
 def test_names_are_put_in_order_a_few_at_a_time_while_they_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tags, "_PART", 8)
+    monkeypatch.setattr(tags, "_BATCH", 8)
     monkeypatch.setattr(tags, "_CHANGES_MAX", 16)
     index = tags.TagIndex()
     ids = index.add_batch(1, [b"%d" % i for i in range(500)])
@@ -312,7 +312,7 @@ def test_a_name_that_goes_and_comes_back_is_there_once(steps: list[bytes | None]
     held: dict[bytes, int] = {}
     scan = tags.scan(lambda: index, ALL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tags, "_PART", 1)
+        patch.setattr(tags, "_BATCH", 1)
         for seq, name in enumerate(steps, 1):
             if name is None:
                 next(scan, None)
@@ -430,7 +430,7 @@ def test_records_that_come_and_go_are_never_none_at_all(small_slices: None) -> N
 
 
 def test_a_scan_ends_while_tags_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tags, "_PART", 8)
+    monkeypatch.setattr(tags, "_BATCH", 8)
     index = tags.TagIndex()
     ids = index.add_batch(1, [b"%d" % i for i in range(20)])
     assert len(index.names(ALL)) == 20

@@ -27,8 +27,18 @@ from topics.engine.storage.merge_plan_file import PlanGroup, sidecar_key
 from topics.engine.storage.sealing import sealed_rows
 from topics.engine.storage.segments import SegmentMeta, remove_files, segment_name
 from topics.engine.topic.log import TopicLog
-from topics.engine.topic.merge_rows import Joined, chunks_of, join_rows, swap_in
-from topics.engine.topic.merges import Committed, FailedGroup, Input, Merged, MergedGroup, retired_meta
+from topics.engine.topic.merges import (
+    Committed,
+    FailedGroup,
+    Input,
+    Joined,
+    Merged,
+    MergedGroup,
+    chunks_of,
+    join_rows,
+    retired_meta,
+    swap_in,
+)
 from topics.engine.upkeep.checkpoint import Checkpointer
 
 CHANGED = "inputs_changed"  # begins the reason of a group whose segments are not the topic's any more
@@ -79,9 +89,9 @@ class MergeCommitter:
         if log.dropped:
             raise TopicNotFound(log.name)
         self._checkpointer.cold_job_topic = log
-        self._shard.refresh(log)
+        self._shard.upkeep_now(log)
         yield WaitSynced(0)
-        while log.is_away:
+        while log.is_unloaded:
             self._shard.loader(log)
             yield WaitSynced(0)
         if log.erasing:
@@ -146,7 +156,7 @@ class MergeCommitter:
             prepared[number] = meta, joined
         # A checkpoint that has looked at the segments puts what it has seen into memory when it is done.
         yield WaitUntil(lambda: not self._checkpointer.capturing)
-        if log.dropped or log.erasing or log.is_away:
+        if log.dropped or log.erasing or log.is_unloaded:
             raise InputsChanged("the topic has changed meanwhile; ask for another plan")
         for number in list(plan.made):
             if number not in prepared or not self.is_current(log, plan.groups[number]):

@@ -169,9 +169,9 @@ class Planner:
                 limit="retired_segments",
                 max=limits.RETIRED_MAX,
             )
-        self._shard.refresh(log)
+        self._shard.upkeep_now(log)
         yield WaitSynced(0)  # what time did to the topic is published by then
-        while log.is_away:
+        while log.is_unloaded:
             self._shard.loader(log)
             yield WaitSynced(0)
         sources = [self.source(log, chunk) if self._is_wanted(log, chunk) else None for chunk in log.chunks]

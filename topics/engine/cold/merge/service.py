@@ -346,7 +346,7 @@ class MergeService:
         """The plan as it was made, if it is what is asked for and some of it can still be done."""
         if plan.parameters != command.parameters or log.erasing:
             return None
-        while log.is_away:
+        while log.is_unloaded:
             self._shard.loader(log)
             yield WaitSynced(0)
         if not any(self._committer.is_current(log, group) for group in plan.groups):

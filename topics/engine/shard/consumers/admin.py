@@ -26,7 +26,7 @@ from topics.engine.commands import consumers as con
 from topics.engine.core.subjects import TagFilter
 from topics.engine.reading.tombstones import next_gap
 from topics.engine.shard.appends import NAME, RANGE_BYTES
-from topics.engine.shard.consumers.leases import share_of, tag_of
+from topics.engine.shard.consumers.leases import slice_budget, tag_of
 from topics.engine.shard.consumers.settle import Settling
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.staging import CONTROL_BYTES
@@ -39,21 +39,21 @@ from topics.engine.topic.consumer import (
     Consumer,
     Event,
     MatchCount,
-    SlicePace,
+    SliceProgress,
     TopicConsumers,
-    counting_cost,
+    count_cost,
     filter_of,
 )
 from topics.engine.topic.log import Op, TopicLog
 
 CONFIG_BYTES = 32 * limits.KIB  # more than any config of a consumer
-LOOKED_AT_ONCE = 256  # records or tags, by a command that looks at many
+SCANNED_PER_SLICE = 256  # records or tags, by a command that looks at many
 STATE_COST = 20  # of telling how a consumer stands, in microseconds or so
 
 
 class Consumers(Settling):
     def _put_consumer(self, token: object, command: con.PutConsumer) -> None:
-        self._writable()
+        self._check_writable()
         log = self._for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
@@ -65,7 +65,7 @@ class Consumers(Settling):
         name, config = command.consumer, command.config
         known = _named(log, name)
         if known is not None and known.config == config:
-            yield from self._caught_up(log, known)
+            yield from self._wait_caught_up(log, known)
             self._answer(token, self._consumer_state(log, known), log, held=log.pending > 0)
             return
         while True:
@@ -81,16 +81,16 @@ class Consumers(Settling):
                         limit="consumers",
                         max=limits.CONSUMERS_PER_TOPIC_MAX,
                     )
-                cursor, firsts = yield from self._begin(log, config)
+                cursor, initial_seqs = yield from self._start_position(log, config)
             else:
-                firsts = yield from self._firsts_left(log, known, config)
+                initial_seqs = yield from self._remaining_initial(log, known, config)
                 cursor = known.cursor
             if changes == (log.consumers.changes if log.consumers is not None else 0):
                 break  # while it looked, no other was made, changed or dropped
-        self._writable()
-        self.reserve(CONFIG_BYTES + len(firsts) * RANGE_BYTES)
+        self._check_writable()
+        self.reserve(CONFIG_BYTES + len(initial_seqs) * RANGE_BYTES)
         created_ms = self.now_ms if known is None else known.created_ms
-        stored = ConsumerStored(name, config, cursor, firsts, created_ms)
+        stored = ConsumerStored(name, config, cursor, initial_seqs, created_ms)
         self.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, self.now_ms, stored))
         consumer = self.store_consumer(log, stored)
         consumer.active_ms = self.now_ms
@@ -106,12 +106,12 @@ class Consumers(Settling):
         if self.is_behind(log, consumer):
             self.add_op(Op(log, sync=True))
             yield 0
-            yield from self._caught_up(log, consumer)
+            yield from self._wait_caught_up(log, consumer)
         state = self._consumer_state(log, consumer)
         state.created = created
         self.add_op(Op(log, token, state, sync=True))
 
-    def _caught_up(self, log: TopicLog, consumer: Consumer) -> Work:
+    def _wait_caught_up(self, log: TopicLog, consumer: Consumer) -> Work:
         """Until the consumer is not behind; see `is_behind`. It is not after the last slice: there is no turn in between."""
         while not consumer.dropped and self.is_behind(log, consumer):
             took = self.catch_up(log, consumer)
@@ -128,11 +128,11 @@ class Consumers(Settling):
         consumer = log.consumers.named.get(stored.name)
         if consumer is None:
             consumer = log.consumers.named[stored.name] = Consumer(
-                stored.name, stored.config, self.settled_over
+                stored.name, stored.config, self.connection_settled
             )
         else:
             consumer.configure(stored.config)
-        consumer.cursor, consumer.firsts = stored.cursor, list(stored.firsts)
+        consumer.cursor, consumer.initial_seqs = stored.cursor, list(stored.initial_seqs)
         consumer.created_ms = stored.created_ms
         return consumer
 
@@ -156,7 +156,9 @@ class Consumers(Settling):
             if other is not None:
                 raise ConsumerOverlap(log.name, other, name)
 
-    def _begin(self, log: TopicLog, config: ConsumerConfig) -> Generator[int, None, tuple[int, list[int]]]:
+    def _start_position(
+        self, log: TopicLog, config: ConsumerConfig
+    ) -> Generator[int, None, tuple[int, list[int]]]:
         """Where a new consumer stands: its cursor, and records below it that it gets first."""
         end = log.view.head + 1
         if config.deliver == "new":
@@ -167,28 +169,28 @@ class Consumers(Settling):
             return log.first_since(config.deliver_value), []
         if config.deliver == "all":
             return min(log.view.first_seq, end), []
-        wanted = filter_of(config)
+        tag_filter = filter_of(config)
         if config.deliver == "last_per_tag":
-            return end, (yield from self._last_per_tag(log, wanted, end))
-        if wanted is None:
+            return end, (yield from self._last_per_tag(log, tag_filter, end))
+        if tag_filter is None:
             return log.last_live(end) or end, []
-        return (yield from self._last_wanted(log, wanted, end)), []
+        return (yield from self._last_matching(log, tag_filter, end)), []
 
-    def _last_wanted(self, log: TopicLog, wanted: TagFilter, end: int) -> Generator[int, None, int]:
+    def _last_matching(self, log: TopicLog, tag_filter: TagFilter, end: int) -> Generator[int, None, int]:
         """The last record below `end` that a filter leaves; `end`, if there is none."""
         at = end
-        while (span := log.span_before(at, LOOKED_AT_ONCE)) is not None:
+        while (span := log.span_before(at, SCANNED_PER_SLICE)) is not None:
             chunk, first, stop = span
             rows = np.flatnonzero(chunk.live(first, stop, frames.DEAD)) + first
             for row in reversed(rows.tolist()):
-                if wanted.matches(tag_of(log, chunk.first_seq + row)):
+                if tag_filter.matches(tag_of(log, chunk.first_seq + row)):
                     return chunk.first_seq + int(row)
             at = chunk.first_seq + first
-            yield LOOKED_AT_ONCE * wanted.cost
+            yield SCANNED_PER_SLICE * tag_filter.cost
         return end
 
     def _last_per_tag(
-        self, log: TopicLog, wanted: TagFilter | None, end: int
+        self, log: TopicLog, tag_filter: TagFilter | None, end: int
     ) -> Generator[int, None, list[int]]:
         """The last record of each tag that a filter leaves, ascending. Of a tag that has got one since, that one is enough."""
         tags, first = log.tags, 1
@@ -197,43 +199,43 @@ class Consumers(Settling):
         while first < len(tags.strings.names) or unsure:
             if tags is not log.tags:  # loaded anew: ids are others
                 tags, first, lasts = log.tags, 1, {}
-            names = unsure[-LOOKED_AT_ONCE:]
+            names = unsure[-SCANNED_PER_SLICE:]
             if names:
-                del unsure[-LOOKED_AT_ONCE:]
+                del unsure[-SCANNED_PER_SLICE:]
             else:
-                found = tags.strings.names[first : first + LOOKED_AT_ONCE]
-                names = [name for name in found if name and (wanted is None or wanted.matches(name))]
-                first += LOOKED_AT_ONCE
+                found = tags.strings.names[first : first + SCANNED_PER_SLICE]
+                names = [name for name in found if name and (tag_filter is None or tag_filter.matches(name))]
+                first += SCANNED_PER_SLICE
             for name in names:
                 lasts[name] = tags.last(name, log.are_live) if name in tags.strings.ids else 0
-            if len(lasts) > limits.FIRSTS_MAX:
+            if len(lasts) > limits.INITIAL_SEQS_MAX:
                 raise Throttled(
-                    f"a consumer begins with the last record of at most {limits.FIRSTS_MAX} tags",
+                    f"a consumer begins with the last record of at most {limits.INITIAL_SEQS_MAX} tags",
                     limit="tags",
-                    max=limits.FIRSTS_MAX,
+                    max=limits.INITIAL_SEQS_MAX,
                 )
-            yield LOOKED_AT_ONCE * (wanted.cost if wanted is not None else 1) + 2 * len(names)
+            yield SCANNED_PER_SLICE * (tag_filter.cost if tag_filter is not None else 1) + 2 * len(names)
             if first >= len(tags.strings.names) and not unsure:
                 # Some may have been deleted meanwhile, and then another is the last of its tag.
                 unsure = [name for name, seq in lasts.items() if seq and not log.is_live(seq)]
         return sorted(seq for seq in lasts.values() if 0 < seq < end)
 
-    def _firsts_left(
+    def _remaining_initial(
         self, log: TopicLog, known: Consumer, config: ConsumerConfig
     ) -> Generator[int, None, list[int]]:
         """What is left for a consumer of the records that it gets first, if it has this config."""
-        wanted, firsts = filter_of(config), known.firsts
-        if wanted is None or not firsts:
-            return firsts
+        tag_filter, initial_seqs = filter_of(config), known.initial_seqs
+        if tag_filter is None or not initial_seqs:
+            return initial_seqs
         kept: set[int] = set()
-        for start in range(0, len(firsts), LOOKED_AT_ONCE):
-            part = firsts[start : start + LOOKED_AT_ONCE]
-            kept |= {seq for seq in part if wanted.matches(tag_of(log, seq))}
+        for start in range(0, len(initial_seqs), SCANNED_PER_SLICE):
+            part = initial_seqs[start : start + SCANNED_PER_SLICE]
+            kept |= {seq for seq in part if tag_filter.matches(tag_of(log, seq))}
             yield 2 * len(part)
-        return [seq for seq in known.firsts if seq in kept]
+        return [seq for seq in known.initial_seqs if seq in kept]
 
     def _drop_consumer(self, token: object, command: con.DropConsumer) -> None:
-        self._writable()
+        self._check_writable()
         log = self._for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
@@ -251,7 +253,7 @@ class Consumers(Settling):
         self.remove_consumer(log, consumer)
         self.fail_claims(log, ConsumerNotFound(log.name, consumer.name), consumer)
         op = Op(log, token, result, sync=True)
-        self._retire_done(log, op)
+        self._prune_settled(log, op)
         self.count_live(op)
         self.touched[log.id] = log
         self.add_op(op)
@@ -264,7 +266,7 @@ class Consumers(Settling):
         for connection in list(consumer.connections):
             self.on_settled(connection)
         if consumer.counts[MOVING]:
-            log.consumers.drop_letters(consumer.name, set(consumer.entries))
+            log.consumers.drop_dead_letters(consumer.name, set(consumer.entries))
         log.consumers.changes += 1
         del log.consumers.named[consumer.name]
 
@@ -275,7 +277,7 @@ class Consumers(Settling):
         self.long.start(token, command, log, self._get_steps(token, log, consumer))
 
     def _get_steps(self, token: object, log: TopicLog, consumer: Consumer) -> Work:
-        yield from self._caught_up(log, consumer)
+        yield from self._wait_caught_up(log, consumer)
         self._answer(token, self._consumer_state(log, consumer), log, held=log.pending > 0)
 
     def _list_consumers(self, token: object, command: con.ListConsumers) -> None:
@@ -292,8 +294,8 @@ class Consumers(Settling):
             if consumer is None:
                 continue
             with suppress(ConsumerNotFound):
-                yield from self._caught_up(log, consumer)
-                cost = STATE_COST + len(consumer.entries) // 64 + consumer.uncounted(log, log.next_seq)
+                yield from self._wait_caught_up(log, consumer)
+                cost = STATE_COST + len(consumer.entries) // 64 + consumer.remaining_cost(log, log.next_seq)
                 rows.append(self._consumer_state(log, consumer))
                 yield max(cost, 1)
         self._answer(token, con.ConsumerList(command.topic, rows), log, held=log.pending > 0)
@@ -330,13 +332,15 @@ class Consumers(Settling):
 
     def lag_ms(self, log: TopicLog, consumer: Consumer, now_ms: int) -> int:
         """The age of the oldest record that the consumer wants and that was never handed out."""
-        oldest = self._next_live(log, consumer, consumer.firsts[0] if consumer.firsts else consumer.cursor)
+        oldest = self._next_live(
+            log, consumer, consumer.initial_seqs[0] if consumer.initial_seqs else consumer.cursor
+        )
         return max(0, now_ms - oldest[0].ts_at(oldest[1])) if oldest is not None else 0
 
     # -- moving and pausing --------------------------------------------------------------------------------
 
     def _pause_consumer(self, token: object, command: con.PauseConsumer) -> None:
-        self._writable()
+        self._check_writable()
         log, consumer = self._find_consumer(command.topic, command.consumer or "?")
         self.long.start(token, command, log, self._pause_steps(token, command, log, consumer))
 
@@ -355,7 +359,7 @@ class Consumers(Settling):
         yield from self._answer_change(token, log, consumer)
 
     def _reset_consumer(self, token: object, command: con.ResetConsumer) -> None:
-        self._writable()
+        self._check_writable()
         log, consumer = self._find_consumer(command.topic, command.consumer or "?")
         last = max(command.value, 1) - 1
         if command.epoch is not None and log.cursor_of(command.epoch, last) != last:
@@ -367,10 +371,10 @@ class Consumers(Settling):
     ) -> Work:
         """Count what it passes by or gets again while its cursor stays where it is, then move it at once."""
         assert log.consumers is not None
-        yield from self._caught_up(log, consumer)
+        yield from self._wait_caught_up(log, consumer)
         count: MatchCount | None = None
-        pace = SlicePace(counting_cost(consumer.filter, log.next_seq - log.first_seq))
-        consumer.is_held = True
+        progress = SliceProgress(count_cost(consumer.filter, log.next_seq - log.first_seq))
+        consumer.cursor_locked = True
         try:
             while True:
                 from_seq, to_seq = consumer.cursor, self._reset_to(log, command)
@@ -380,19 +384,19 @@ class Consumers(Settling):
                     count = MatchCount(consumer.filter, low, high)
                     log.consumers.recounts.append(count)
                 count.stop = max(count.stop, high)  # the end goes on
-                took, share = 1, share_of(pace)
+                took, share = 1, slice_budget(progress)
                 while not count.is_done and took < share:
-                    took += count.go_on(log)
-                pace.spent += took
+                    took += count.count_block(log)
+                progress.spent += took
                 if count.is_done:
                     took += self.catch_up(log, consumer)
-                    if consumer.pass_time(self.now_ms) and consumer.is_counted(log, log.next_seq):
+                    if consumer.process_timeouts(self.now_ms) and consumer.is_counted(log, log.next_seq):
                         break
                 yield took
                 if consumer.dropped:
                     raise ConsumerNotFound(log.name, consumer.name)
         finally:
-            consumer.is_held = False
+            consumer.cursor_locked = False
             self._end_count(log, count)
             self._wake_claims(log, consumer)
         again, skips = (count.total, 0) if to_seq < from_seq else (0, count.total)
@@ -402,16 +406,16 @@ class Consumers(Settling):
         if command.dry_run:
             self._answer(token, result, log, held=log.pending > 0)
             return
-        self._writable()
+        self._check_writable()
         self.reserve(CONTROL_BYTES + len(consumer.name))
-        ahead = (consumer.ahead or 0) + (again or -count.total)
+        undelivered = (consumer.undelivered or 0) + (again or -count.total)
         event = Event(consumer.name, RESET, cursor=to_seq)
         self.log_event(log, event)
         log.consumers.apply(event)
-        consumer.ahead = ahead
+        consumer.undelivered = undelivered
         consumer.active_ms = self.now_ms
         op = Op(log, token, result, sync=True)
-        self._retire_done(log, op)
+        self._prune_settled(log, op)
         self.count_live(op)
         result.state = self._consumer_state(log, consumer)
         self.add_op(op)
@@ -438,14 +442,14 @@ class Consumers(Settling):
             if log_and_consumer is None:
                 continue
             log, consumer = log_and_consumer
-            consumer.pass_time(self.now_ms)
+            consumer.process_timeouts(self.now_ms)
             in_use = consumer.waiters or consumer.in_flight or consumer.counts[MOVING]
             if in_use or self.is_followed(log.name, consumer.name):
                 consumer.active_ms = self.now_ms
             if self.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
                 self._set_idle_timer(log, consumer)
             elif self.has_room(CONTROL_BYTES + len(consumer.name)):
-                self.refresh(log)
+                self.upkeep_now(log)
                 self._end_consumer(log, consumer, None, None)
             else:
                 consumer.active_ms = self.now_ms  # the disk is full: later

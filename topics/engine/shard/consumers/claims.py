@@ -32,7 +32,7 @@ from topics.engine.core.clock import EngineClock
 from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.consumers.leases import (
-    CAUGHT_UP_AT_ONCE,
+    CATCH_UP_US,
     ClaimsDue,
     Leases,
     is_durable,
@@ -40,11 +40,11 @@ from topics.engine.shard.consumers.leases import (
 )
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.topic_upkeep import UpkeepPending
-from topics.engine.topic.consumer import FORGOTTEN, PASSED_AT_ONCE, READY, Consumer, Event, RetentionCheck
+from topics.engine.topic.consumer import FORGOTTEN, READY, TIMEOUTS_PER_SLICE, Consumer, Event, PruneRequest
 from topics.engine.topic.log import Op, TopicLog
 
-TIMERS_DONE_MAX = 64  # so few outdated timers are kept, however few are current
-AGAIN_MS = 50  # until a claim whose answer cannot be sent yet is looked at again
+STALE_TIMERS_MAX = 64  # so few outdated timers are kept, however few are current
+SEND_RETRY_MS = 50  # until a claim whose answer cannot be sent yet is looked at again
 WAKE_COST = 4096  # of an answer, beside its records
 CATCH_UP_COST = (
     128 * limits.KIB
@@ -67,7 +67,9 @@ class WaitingClaim:
 class Claims(Leases):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        self.unserved: dict[int, ClaimsDue] = {}  # those of them with claims that may not be answered yet
+        self.blocked_claims: dict[
+            int, ClaimsDue
+        ] = {}  # those of them with claims that may not be answered yet
         self.timers: list[tuple[int, int, TopicLog, Consumer, WaitingClaim | None]] = []
         self._stale_timers = 0  # of claims that were answered before their time
         # Consumers that go when nobody uses them, by the number of their timer.
@@ -81,7 +83,7 @@ class Claims(Leases):
         log, consumer = self._find_consumer(command.topic, command.consumer)
         if not 0 < len(command.node) <= limits.NODE_BYTES_MAX:
             raise InvalidRequest(f"node names who claims: 1 to {limits.NODE_BYTES_MAX} bytes")
-        self._writable()
+        self._check_writable()
         consumer.active_ms = self.now_ms
         if log.config.claim_jitter_ms and consumer is not None and not consumer.name:
             self._park_claim(token, command, log, consumer, once=not command.standing and not command.wait_ms)
@@ -120,7 +122,7 @@ class Claims(Leases):
             jitter_ms = log.config.claim_jitter_ms if not consumer.name else 0  # its window closes first
             due_ms = self.clock.mono_ms + max(min(command.wait_ms, limits.DIFF_WAIT_MS_MAX), jitter_ms + 1)
             heapq.heappush(self.timers, (due_ms, claimer.number, log, consumer, claimer))
-            if 2 * self._stale_timers > len(self.timers) + TIMERS_DONE_MAX:
+            if 2 * self._stale_timers > len(self.timers) + STALE_TIMERS_MAX:
                 # They would stay until their time is up: half a minute's worth of busy workers.
                 self.timers = [timer for timer in self.timers if timer[4] is None or not timer[4].done]
                 heapq.heapify(self.timers)
@@ -135,28 +137,28 @@ class Claims(Leases):
         assert claimer.log.consumers is not None
         claimer.log.consumers.waiting -= 1
 
-    def withdraw_claims(self, is_it: Callable[[object], bool]) -> None:
+    def withdraw_claims(self, matches_token: Callable[[object], bool]) -> None:
         """Forget all claims that wait with such a token, without an answer."""
-        self.cold.withdraw(is_it)
-        self.upkeep.withdraw(is_it)
+        self.cold.withdraw(matches_token)
+        self.upkeep.withdraw(matches_token)
         for log in self.published.values():
             for consumer in (
-                log.consumers.every() if log.consumers is not None and log.consumers.waiting else ()
+                log.consumers.all() if log.consumers is not None and log.consumers.waiting else ()
             ):
                 for claimer in list(consumer.waiters.values()):
                     assert isinstance(claimer, WaitingClaim)
-                    if is_it(claimer.token):
+                    if matches_token(claimer.token):
                         self._unpark_claim(claimer)
 
-    def withdraw_claim(self, topic: str, name: str, is_it: Callable[[object], bool]) -> bool:
+    def withdraw_claim(self, topic: str, name: str, matches_token: Callable[[object], bool]) -> bool:
         """Forget a claim that waits, without an answer; False when there is none with such a token."""
-        if self.cold.withdraw(is_it) or self.upkeep.withdraw(is_it):
+        if self.cold.withdraw(matches_token) or self.upkeep.withdraw(matches_token):
             return True
         log = self.published.get(topic)
         consumer = log.consumers.find(name) if log is not None and log.consumers is not None else None
         for claimer in consumer.waiters.values() if consumer is not None else ():
             assert isinstance(claimer, WaitingClaim)
-            if is_it(claimer.token):
+            if matches_token(claimer.token):
                 self._unpark_claim(claimer)
                 return True
         return False
@@ -184,10 +186,10 @@ class Claims(Leases):
             consumer.wake_ms = wake_ms
             heapq.heappush(self.timers, (wake_ms, next(self.numbers), log, consumer, None))
 
-    def feed(self, log: TopicLog) -> None:
+    def wake_waiting_claims(self, log: TopicLog) -> None:
         """Something was published: claims that wait look again."""
         assert log.consumers is not None
-        for consumer in log.consumers.every():
+        for consumer in log.consumers.all():
             if consumer.waiters:
                 self.claims_due[id(consumer)] = log, consumer
 
@@ -203,7 +205,7 @@ class Claims(Leases):
         times = [timers[0][0] for timers in (self.timers, self.idle_timers) if timers]
         return min(times, default=None)
 
-    def pass_claim_time(self) -> None:
+    def process_claim_timers(self) -> None:
         """Consumers for which time has made something ready are hungry, and claims whose time is up are answered."""
         now_ms = self.clock.mono_ms
         while self.timers and self.timers[0][0] <= now_ms:
@@ -213,9 +215,9 @@ class Claims(Leases):
             elif claimer.done:
                 self._stale_timers -= 1
             else:
-                self._give_up_waiting(claimer)
+                self._claim_timed_out(claimer)
 
-    def _give_up_waiting(self, claimer: WaitingClaim) -> None:
+    def _claim_timed_out(self, claimer: WaitingClaim) -> None:
         """Its time is up."""
         is_behind = self.is_behind(claimer.log, claimer.consumer)
         if is_behind and claimer.consumer.name:
@@ -223,9 +225,9 @@ class Claims(Leases):
             claimer.once = True
             self._wake_claims(claimer.log, claimer.consumer)
             return
-        if is_behind or not self.may_wake(claimer.token):
+        if is_behind or not self.can_send(claimer.token):
             self._wake_claims(claimer.log, claimer.consumer)
-            again_ms = self.clock.mono_ms + AGAIN_MS
+            again_ms = self.clock.mono_ms + SEND_RETRY_MS
             heapq.heappush(
                 self.timers, (again_ms, next(self.numbers), claimer.log, claimer.consumer, claimer)
             )
@@ -254,23 +256,23 @@ class Claims(Leases):
                 if self.is_behind(log, consumer):
                     consumer.window_ms = window_ms
                     self.claims_due[id(consumer)] = log, consumer
-                    return max(1, took // CAUGHT_UP_AT_ONCE) * CATCH_UP_COST
-            self._answer_settled(log, consumer)
+                    return max(1, took // CATCH_UP_US) * CATCH_UP_COST
+            self._send_pending_replies(log, consumer)
             if not claimers:
                 self._set_timer(log, consumer)  # streams that were full hear of leases that have run out
                 return 0
             jitter = not consumer.name and log.config.claim_jitter_ms
             if jitter and not window_ms:
-                if self._has_something(log, consumer):
+                if self._has_ready(log, consumer):
                     self._open_window(log, consumer)
                 else:
                     self._set_timer(log, consumer)
                 return 0
             if jitter:
-                sendable = [claimer for claimer in claimers if self.may_wake(claimer.token)]
+                sendable = [claimer for claimer in claimers if self.can_send(claimer.token)]
                 if len(sendable) < len(claimers):
-                    self.unserved[id(consumer)] = log, consumer
-                size = self._deal(log, consumer, sendable)
+                    self.blocked_claims[id(consumer)] = log, consumer
+                size = self._share_out(log, consumer, sendable)
             else:
                 size = self._serve_in_turn(log, consumer, claimers, room)
         except ColdMiss as miss:
@@ -286,10 +288,10 @@ class Claims(Leases):
         self._set_timer(log, consumer)
         return size
 
-    def _answer_settled(self, log: TopicLog, consumer: Consumer) -> None:
+    def _send_pending_replies(self, log: TopicLog, consumer: Consumer) -> None:
         """What was settled while it was not known how the consumer stands is answered."""
-        unanswered, consumer.unanswered = consumer.unanswered, []
-        for op in unanswered:
+        pending, consumer.pending_replies = consumer.pending_replies, []
+        for op in pending:
             assert isinstance(op, Op)
             assert isinstance(op.result, con.Settled)
             op.result.ready, op.result.in_flight = self.ready_count(log, consumer), consumer.in_flight
@@ -321,8 +323,8 @@ class Claims(Leases):
             if left <= 0:
                 self._wake_claims(log, consumer)  # the next turn goes on
                 break
-            if not self.may_wake(claimer.token):
-                self.unserved[id(consumer)] = log, consumer
+            if not self.can_send(claimer.token):
+                self.blocked_claims[id(consumer)] = log, consumer
                 continue
             size = self._serve_one(claimer.token, claimer.command, log, consumer, may_wait=not claimer.once)
             if not size:
@@ -332,21 +334,21 @@ class Claims(Leases):
             left -= size
         return room - left
 
-    def _has_something(self, log: TopicLog, consumer: Consumer) -> bool:
-        consumer.pass_time(self.now_ms)
+    def _has_ready(self, log: TopicLog, consumer: Consumer) -> bool:
+        consumer.process_timeouts(self.now_ms)
         return self.ready_count(log, consumer) > 0
 
     def fail_claims(self, log: TopicLog, error: TopicsError, consumer: Consumer | None = None) -> None:
         """The topic, the consumer or the shard is not there any more for those that wait."""
         if log.consumers is None:
             return
-        for one in [consumer] if consumer is not None else log.consumers.every():
+        for one in [consumer] if consumer is not None else log.consumers.all():
             for claimer in list(one.waiters.values()):
                 assert isinstance(claimer, WaitingClaim)
                 self._unpark_claim(claimer)
                 self.ready.append((claimer.token, error))
-            unanswered, one.unanswered = one.unanswered, []
-            for op in unanswered:
+            pending, one.pending_replies = one.pending_replies, []
+            for op in pending:
                 assert isinstance(op, Op)
                 if self.read_only is None:
                     self.add_op(op)
@@ -360,14 +362,14 @@ class Claims(Leases):
     ) -> int:
         """Answer a claim, and tell about how many bytes that takes; 0 when there is nothing and it may wait."""
         assert log.consumers is not None
-        number = log.consumers.next_number
+        number = log.consumers.next_dead_letter
         try:
             page, tombstone, cursor = self._pick(log, consumer, command.max, command.max_bytes)
         finally:  # also if what is next has to be waited for, or cannot be read
-            if number != log.consumers.next_number:
-                self.note_letters(log, command)
+            if number != log.consumers.next_dead_letter:
+                self.note_dead_letters(log, command)
         if not page.seqs and tombstone is None:
-            self._pass_by(log, consumer, cursor)
+            self._skip_to(log, consumer, cursor)
             if may_wait:
                 return 0
         self._lease(token, command, log, consumer, page, cursor, tombstone)
@@ -375,26 +377,26 @@ class Claims(Leases):
             self._set_timer(log, consumer)  # a stream that is full hears of leases that run out
         return int(sum(page.lengths)) + WAKE_COST
 
-    def _pass_by(self, log: TopicLog, consumer: Consumer, cursor: int) -> None:
+    def _skip_to(self, log: TopicLog, consumer: Consumer, cursor: int) -> None:
         """Nothing up to the cursor is for this consumer. Not logged: after a restart it looks there once more."""
         before, consumer.cursor = consumer.cursor, cursor
-        consumer.passed(before, [])
-        self._retire_passed(log, consumer, before, cursor)
+        consumer.note_cursor_moved(before, [])
+        self._prune_skipped(log, consumer, before, cursor)
         if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
             self._wake_claims(log, consumer)  # it has looked at enough for one turn, and goes on in the next
 
-    def _deal(self, log: TopicLog, consumer: Consumer, claimers: list[WaitingClaim]) -> int:
+    def _share_out(self, log: TopicLog, consumer: Consumer, claimers: list[WaitingClaim]) -> int:
         """Claims that came in one window share what there is: one record each, turn by turn."""
         assert log.consumers is not None
         wanted = sum(claimer.command.max for claimer in claimers)
-        number = log.consumers.next_number
+        number = log.consumers.next_dead_letter
         try:
             page, _, cursor = self._pick(
                 log, consumer, min(wanted, limits.DEAL_MAX), limits.WAKE_BYTES_MAX // 2
             )
         finally:
-            if number != log.consumers.next_number:
-                self.note_letters(log, *(claimer.command for claimer in claimers))
+            if number != log.consumers.next_dead_letter:
+                self.note_dead_letters(log, *(claimer.command for claimer in claimers))
         shares: list[list[int]] = [[] for _ in claimers]
         sizes = [0] * len(claimers)
         open_, at = list(range(len(claimers))), 0
@@ -413,7 +415,7 @@ class Claims(Leases):
                     break
                 open_.pop(at)
             else:
-                self._untake(consumer, page, i)
+                self._put_back_rest(consumer, page, i)
                 cursor = min(cursor, page.seqs[i]) if page.seqs[i] >= consumer.cursor else consumer.cursor
                 break
         for claimer, share in zip(claimers, shares, strict=True):
@@ -423,13 +425,13 @@ class Claims(Leases):
             try:
                 self._lease(claimer.token, claimer.command, log, consumer, part, cursor, None)
             except TopicsError:
-                self._take_back(consumer, page.seqs)
+                self._put_back_dealt(consumer, page.seqs)
                 raise
             self._unpark_claim(claimer)
         return sum(sizes) + WAKE_COST * len(claimers)
 
     @staticmethod
-    def _take_back(consumer: Consumer, seqs: list[int]) -> None:
+    def _put_back_dealt(consumer: Consumer, seqs: list[int]) -> None:
         """What was dealt and not leased is there for the next claim."""
         entries = consumer.entries
         consumer.put_back(seq for seq in seqs if seq in entries and entries[seq].state == READY)
@@ -439,7 +441,7 @@ class Claims(Leases):
             consumer.note_rescan()
 
     @staticmethod
-    def _untake(consumer: Consumer, page: Page, first: int) -> None:
+    def _put_back_rest(consumer: Consumer, page: Page, first: int) -> None:
         """Records from here on were picked and nobody has room for them."""
         consumer.put_back(seq for seq in page.seqs[first:] if seq in consumer.entries)
 
@@ -449,7 +451,7 @@ class Claims(Leases):
         if log.config.type != "queue":
             return None
         consumer = self.queue_of(log)
-        consumer.pass_time(self.now_ms)
+        consumer.process_timeouts(self.now_ms)
         assert log.consumers is not None
         in_flight, dead = consumer.in_flight, log.consumers.dead_lettered
         return cmd.QueueCounts(self.ready_count(log, consumer), in_flight, dead)
@@ -457,15 +459,15 @@ class Claims(Leases):
     def _state(self, token: object, command: cmd.State) -> None:
         log = self.published.get(command.topic)
         queue = log.consumers.queue if log is not None and log.consumers is not None else None
-        if log is None or queue is None or queue.pass_time(self.now_ms):
+        if log is None or queue is None or queue.process_timeouts(self.now_ms):
             super()._state(token, command)
         else:
             self._touch(log)
             self.long.start(token, command, log, self._state_steps(token, command, queue))
 
     def _state_steps(self, token: object, command: cmd.State, queue: Consumer) -> Work:
-        while not queue.pass_time(self.now_ms):
-            yield PASSED_AT_ONCE
+        while not queue.process_timeouts(self.now_ms):
+            yield TIMEOUTS_PER_SLICE
         super()._state(token, command)
 
     def queue_totals(self) -> tuple[int, int]:
@@ -474,14 +476,14 @@ class Claims(Leases):
         in_flight = 0
         for log in queues:
             if log.consumers is not None and log.consumers.queue is not None:
-                log.consumers.queue.pass_time(self.now_ms)
+                log.consumers.queue.process_timeouts(self.now_ms)
                 in_flight += log.consumers.queue.in_flight
         return len(queues), in_flight
 
     def _publish_name(self, op: Op) -> None:
         super()._publish_name(op)
         if op.dropped:
-            self.moving.pop(op.log.id, None)
+            self.dead_letters_due.pop(op.log.id, None)
             self.fail_claims(op.log, TopicNotFound(op.log.name))
             for consumer in op.log.consumers.named.values() if op.log.consumers is not None else ():
                 self.idle.pop(consumer.idle_number, None)
@@ -495,7 +497,7 @@ class Claims(Leases):
             self.log_event(log, Event(con.QUEUE, FORGOTTEN))
         if config.retention != retention:
             before = op.count, op.bytes
-            self._retire_done(log, op)
+            self._prune_settled(log, op)
             self.records_live += op.count - before[0]
             self.bytes_live += op.bytes - before[1]
 
@@ -542,11 +544,11 @@ class Claims(Leases):
 
     def discard_staged(self) -> None:
         super().discard_staged()
-        self.end_retiring(ShardReadOnly(self.read_only or "", unknown=True))
+        self.end_pruning(ShardReadOnly(self.read_only or "", unknown=True))
         for log in self.by_id.values():
             self.fail_claims(log, ShardReadOnly(self.read_only or ""))
-            for consumer in log.consumers.every() if log.consumers is not None else ():
-                consumer.ahead = consumer.counting = None
+            for consumer in log.consumers.all() if log.consumers is not None else ():
+                consumer.undelivered = consumer.counting = None
 
     def start_claims(self, salt: int) -> None:
         """Recovery is done. The salt is the log's, and new with every start."""
@@ -559,7 +561,7 @@ class Claims(Leases):
         consumers = log.consumers
         if consumers is None:
             return
-        for consumer in consumers.every():
+        for consumer in consumers.all():
             if not consumer.name:
                 if not is_durable(log, consumer):
                     consumer.forget_leases()
@@ -568,22 +570,22 @@ class Claims(Leases):
                 # The head may have fallen back; a consumer that waits for a seq that is still to come waits on.
                 starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
                 consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
-            consumer.ahead = consumer.counting = None
-            if not log.is_away:
+            consumer.undelivered = consumer.counting = None
+            if not log.is_unloaded:
                 for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
                     consumers.forget(log, seq, seq)
-            consumer.end_streamed()
+            consumer.release_streamed()
             consumer.note_rescan()
             consumer.active_ms = self.now_ms
             self._set_idle_timer(log, consumer)
-        consumers.safe_number = consumers.next_number - 1
-        if consumers.letters:
-            self.moving[log.id] = log
+        consumers.synced_dead_letter = consumers.next_dead_letter - 1
+        if consumers.dead_letters:
+            self.dead_letters_due[log.id] = log
         if log.config.retention == "interest" and consumers.named:
             # What all of them are done with: the process may have ended before it was gone.
             stop = min(consumer.cursor for consumer in consumers.named.values())
             if log.count and log.first_seq < stop and log.config.type != "queue":
-                self._retire_later(log, RetentionCheck(log.first_seq, stop), None)
+                self._prune_later(log, PruneRequest(log.first_seq, stop), None)
 
     def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
         """From now on its time runs, if it goes when nobody uses it."""
@@ -595,7 +597,7 @@ class Claims(Leases):
         consumer.idle_number = next(self.numbers)
         self.idle[consumer.idle_number] = log, consumer
         heapq.heappush(self.idle_timers, (due_ms, consumer.idle_number))
-        if len(self.idle_timers) > 2 * len(self.idle) + TIMERS_DONE_MAX:
+        if len(self.idle_timers) > 2 * len(self.idle) + STALE_TIMERS_MAX:
             self.idle_timers = [timer for timer in self.idle_timers if timer[1] in self.idle]
             heapq.heapify(self.idle_timers)
 
@@ -603,10 +605,15 @@ class Claims(Leases):
         for log in self.by_id.values():
             if log.consumers is None or self.read_only is not None:
                 continue
-            for consumer in log.consumers.every():
+            for consumer in log.consumers.all():
                 consumer.check()
-                if not log.is_away:
+                if not log.is_unloaded:
                     assert all(map(log.is_live, consumer.entries)), (log.name, consumer.name)
-                if consumer.ahead is not None and not log.is_away:
-                    ahead = consumer.wanted(log, consumer.cursor, consumer.counted_to)
-                    assert consumer.ahead == ahead, (log.name, consumer.name, consumer.ahead, ahead)
+                if consumer.undelivered is not None and not log.is_unloaded:
+                    undelivered = consumer.count_matching(log, consumer.cursor, consumer.counted_to)
+                    assert consumer.undelivered == undelivered, (
+                        log.name,
+                        consumer.name,
+                        consumer.undelivered,
+                        undelivered,
+                    )

@@ -27,7 +27,7 @@ from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.hot_segments import DamagedSegment
 from topics.engine.shard.appends import frame_bytes_at_most
 from topics.engine.shard.consumers.admin import Consumers
-from topics.engine.shard.consumers.leases import SEQ_BYTES, no_page, rows_of
+from topics.engine.shard.consumers.leases import SEQ_BYTES, empty_page, rows_of
 from topics.engine.shard.staging import CONTROL_BYTES, as_ranges
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
@@ -41,62 +41,64 @@ _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class DeadLetters(Consumers):
     # -- source --------------------------------------------------------------------------------------------
 
-    def letters_of(self, log: TopicLog, count: int, max_bytes: int) -> list[con.DeadLetter]:
+    def dead_letters_to_send(self, log: TopicLog, count: int, max_bytes: int) -> list[con.DeadLetter]:
         """The next letters that may be sent, in the order of their numbers, all for one target."""
         consumers = log.consumers
-        if consumers is None or log.dropped or not consumers.letters:
-            self.moving.pop(log.id, None)
+        if consumers is None or log.dropped or not consumers.dead_letters:
+            self.dead_letters_due.pop(log.id, None)
             return []
         try:
             self._touch(log)
-            return self._find_letters(log, consumers, count, max_bytes)
+            return self._collect_dead_letters(log, consumers, count, max_bytes)
         except UpkeepPending:
-            self.moving.pop(log.id, None)
-            self.upkeep.wait(log, lambda error: self._look_again_for_letters(log, error), name="letters")
+            self.dead_letters_due.pop(log.id, None)
+            self.upkeep.wait(log, lambda error: self._retry_dead_letters(log, error), name="letters")
             return []
         except ColdMiss as miss:
-            self.moving.pop(log.id, None)
+            self.dead_letters_due.pop(log.id, None)
             try:
                 self.cold.wait(
-                    miss, lambda error: self._look_again_for_letters(log, error), name=("letters", log.id)
+                    miss, lambda error: self._retry_dead_letters(log, error), name=("letters", log.id)
                 )
             except TopicsError:
-                self.moving[log.id] = log  # nobody waits for it: whoever sends letters asks again
+                self.dead_letters_due[log.id] = log  # nobody waits for it: whoever sends letters asks again
                 raise
             return []
 
-    def _look_again_for_letters(self, log: TopicLog, error: TopicsError | None) -> None:
+    def _retry_dead_letters(self, log: TopicLog, error: TopicsError | None) -> None:
         def again() -> None:
-            self.moving[log.id] = log
+            self.dead_letters_due[log.id] = log
 
         if error is None:
             again()
         else:
             self.cold.later(self.clock.mono_ms, again)
 
-    def _find_letters(
+    def _collect_dead_letters(
         self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
     ) -> list[con.DeadLetter]:
         found: list[con.DeadLetter] = []
         left = 0
         # Until some are found, or nothing more was lost on the way: what is damaged is gone, with its letter.
-        while not found and left != len(consumers.letters):
-            left = len(consumers.letters)
-            found = self._next_letters(log, consumers, count, max_bytes)
+        while not found and left != len(consumers.dead_letters):
+            left = len(consumers.dead_letters)
+            found = self._read_dead_letters(log, consumers, count, max_bytes)
         if not found:
-            self.moving.pop(log.id, None)
+            self.dead_letters_due.pop(log.id, None)
         return found
 
-    def _next_letters(
+    def _read_dead_letters(
         self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
     ) -> list[con.DeadLetter]:
         found: list[con.DeadLetter] = []
         target = ""
-        for number, (consumer, seq, to, deliveries, reason) in list(islice(consumers.letters.items(), count)):
-            if number > consumers.safe_number or (target and to != target):
+        for number, (consumer, seq, to, deliveries, reason) in list(
+            islice(consumers.dead_letters.items(), count)
+        ):
+            if number > consumers.synced_dead_letter or (target and to != target):
                 break
             try:
-                letter = self._letter(log, consumer, seq, number, to, deliveries, reason)
+                letter = self._read_dead_letter(log, consumer, seq, number, to, deliveries, reason)
             except ColdMiss:
                 if not found:
                     raise
@@ -110,16 +112,16 @@ class DeadLetters(Consumers):
             found.append(letter)
         return found
 
-    def _letter(
+    def _read_dead_letter(
         self, log: TopicLog, consumer: str, seq: int, number: int, target: str, deliveries: int, reason: str
     ) -> con.DeadLetter | None:
-        page = no_page(log)
+        page = empty_page(log)
         try:
             if not log.is_live(seq):
                 return None
             self.reader.fill(log, page, rows_of(log, [seq]))
         except DamagedSegment as damage:
-            self._lose_rows(log, damage)
+            self._record_losses(log, damage)
             return None
         data, meta, raw, header_len = content_of(page)
         added = {
@@ -132,14 +134,14 @@ class DeadLetters(Consumers):
         if reason:
             added["$dead_letter_reason"] = reason
         return con.DeadLetter(
-            log.name, log.id, consumer, seq, number, target, deliveries, reason, data, _with(meta, added),
+            log.name, log.id, consumer, seq, number, target, deliveries, reason, data, _with_origin(meta, added),
             page.tags[0] if page.tags is not None else None,
             page.nodes[0] if page.nodes is not None else None, raw, header_len,
         )  # fmt: skip
 
     def _end_move(self, token: object, command: con.EndMove) -> None:
         """The target has the letters up to the number, or has refused them."""
-        self._writable()
+        self._check_writable()
         log = self.by_id.get(command.source_id)
         if log is None or log.dropped or log.consumers is None:
             self.ready.append((token, con.MoveEnded(command.topic)))
@@ -147,7 +149,7 @@ class DeadLetters(Consumers):
         self._touch(log)
         consumers = log.consumers
         by_consumer: dict[str, list[int]] = {}
-        for number, letter in consumers.letters.items():
+        for number, letter in consumers.dead_letters.items():
             if number > command.number:
                 break
             by_consumer.setdefault(letter[0], []).append(letter[1])
@@ -159,7 +161,7 @@ class DeadLetters(Consumers):
             self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
             consumer = consumers.find(name)
             if consumer is None:
-                consumers.drop_letters(name, set(seqs))
+                consumers.drop_dead_letters(name, set(seqs))
                 continue
             if not command.done:
                 event = Event(name, UNMOVED, seqs, self.now_ms + limits.UNMOVED_MS)
@@ -173,20 +175,20 @@ class DeadLetters(Consumers):
             if not name:
                 self._log_delete(log, as_ranges(sorted(seqs)), op)
             else:
-                self._retire_into(log, seqs, op)
-        if not consumers.letters:
-            self.moving.pop(log.id, None)
+                self._prune_into(log, seqs, op)
+        if not consumers.dead_letters:
+            self.dead_letters_due.pop(log.id, None)
         self.count_live(op)
         self.add_op(op)
 
     # -- target --------------------------------------------------------------------------------------------
 
-    def _take_letters(self, token: object, command: con.TakeDeadLetters) -> None:
-        self._writable()
+    def _take_dead_letters(self, token: object, command: con.TakeDeadLetters) -> None:
+        self._check_writable()
         log = self._for_write(command.topic)
         has = 0
         if log is not None and log.consumers is not None:
-            has = log.consumers.taken.get(command.source_id, 0)
+            has = log.consumers.received.get(command.source_id, 0)
         letters = [letter for letter in command.letters if letter.number > has]
         last = max([has, *(letter.number for letter in command.letters)])
         result = con.DeadLettersTaken(command.topic, command.source_id, last)
@@ -196,7 +198,7 @@ class DeadLetters(Consumers):
             self.add_op(Op(log, token, result, sync=True))
             return
         try:
-            op = self._append_letters(log, command.topic, letters)
+            op = self._append_dead_letters(log, command.topic, letters)
         except CallerError:
             if log is None or has < command.letters[0].number:
                 raise
@@ -208,11 +210,11 @@ class DeadLetters(Consumers):
         log = op.log
         if log.consumers is None:
             log.consumers = TopicConsumers()
-        log.consumers.took(command.source_id, last)
+        log.consumers.note_received(command.source_id, last)
         taken = DeadLettersTaken(command.source_id, last)
         self.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, self.now_ms, taken))
 
-    def _append_letters(self, log: TopicLog | None, name: str, letters: list[con.DeadLetter]) -> Op:
+    def _append_dead_letters(self, log: TopicLog | None, name: str, letters: list[con.DeadLetter]) -> Op:
         """Append them as one write that waits for its sync, whatever the class."""
         config = log.config if log is not None else TopicConfig()
         records = cmd.Records(
@@ -256,7 +258,7 @@ def content_of(page: Page) -> tuple[bytes, bytes, bool, int]:
     return payload[: data_len - meta_len], payload[data_len - meta_len :], False, 0
 
 
-def _with(meta: bytes, added: dict[str, str]) -> bytes:
+def _with_origin(meta: bytes, added: dict[str, str]) -> bytes:
     """The meta with what tells of the move; one that is no object is replaced."""
     try:
         fields: dict[str, object] = dict(_meta.decode(meta)) if meta else {}

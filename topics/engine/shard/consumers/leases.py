@@ -43,22 +43,22 @@ from topics.engine.topic.consumer import (
     GIVEN_UP,
     ID_MASK,
     MOVE,
-    PASSED_AT_ONCE,
+    TIMEOUTS_PER_SLICE,
     Consumer,
     Event,
-    RetentionCheck,
-    SlicePace,
+    PruneRequest,
+    SliceProgress,
     TopicConsumers,
 )
 from topics.engine.topic.log import Op, Range, TopicLog
 
 FEW = 16  # records of a claim that is served without numpy
-CAUGHT_UP_AT_ONCE = 500  # microseconds or so of what a consumer is behind with
-CAUGHT_UP_GROWTH = 16  # times as much, when there is much
+CATCH_UP_US = 500  # microseconds or so of what a consumer is behind with
+CATCH_UP_GROWTH = 16  # times as much, when there is much
 # Retention by interest, in units of about a microsecond but for the window.
-RETIRED_AT_ONCE = 2048  # records times consumers that are looked at without a turn of their own
-RETIRED_A_TURN, RETIRED_A_SLICE = 2000, 500
-RETIRED_WINDOW = 512  # records that are looked at together
+PRUNE_INLINE_MAX = 2048  # records times consumers that are looked at without a turn of their own
+PRUNE_PER_TURN, PRUNE_PER_SLICE = 2000, 500
+PRUNE_WINDOW = 512  # records that are looked at together
 SEQ_BYTES = 24  # at most, of one record in an event
 Seqs: TypeAlias = npt.NDArray[np.uint64]
 ClaimsDue: TypeAlias = "tuple[TopicLog, Consumer]"
@@ -122,7 +122,7 @@ class Leases(Writes, Queries):
 
     # -- finding consumers ---------------------------------------------------------------------------------
 
-    def settled_over(self, connection: int) -> None:
+    def connection_settled(self, connection: int) -> None:
         self.on_settled(connection)
 
     def queue_of(self, log: TopicLog) -> Consumer:
@@ -131,7 +131,7 @@ class Leases(Writes, Queries):
         if consumers is None:
             consumers = log.consumers = TopicConsumers()
         if consumers.queue is None:
-            consumers.queue = Consumer(con.QUEUE, QUEUE_CONFIG, self.settled_over)
+            consumers.queue = Consumer(con.QUEUE, QUEUE_CONFIG, self.connection_settled)
         return consumers.queue
 
     def _find_consumer(self, topic: str, name: str) -> tuple[TopicLog, Consumer]:
@@ -152,26 +152,26 @@ class Leases(Writes, Queries):
         """Whether time has ended more of its leases, or more is to be counted, than can be looked at in a turn; or a reset
         holds it. It hands nothing out then, and what it has is not known.
         """
-        if not consumer.pass_time(self.now_ms) or consumer.is_held:
+        if not consumer.process_timeouts(self.now_ms) or consumer.cursor_locked:
             return True
         return bool(consumer.name) and not consumer.is_counted(log, log.next_seq)
 
     def catch_up(self, log: TopicLog, consumer: Consumer) -> int:
         """A slice of what a consumer is behind with; returns what that took, in microseconds or so."""
-        if consumer.pace is None:
-            consumer.pace = SlicePace(consumer.uncounted(log, log.next_seq))
-        took, share = 1, share_of(consumer.pace)
+        if consumer.count_progress is None:
+            consumer.count_progress = SliceProgress(consumer.remaining_cost(log, log.next_seq))
+        took, share = 1, slice_budget(consumer.count_progress)
         while took < share:
-            if not consumer.pass_time(self.now_ms):
-                took += PASSED_AT_ONCE
+            if not consumer.process_timeouts(self.now_ms):
+                took += TIMEOUTS_PER_SLICE
             elif consumer.name and not consumer.is_counted(log, log.next_seq):
                 counted = consumer.count(log, log.next_seq)
-                consumer.pace.spent += counted
+                consumer.count_progress.spent += counted
                 took += counted
             else:
                 break
         if consumer.is_counted(log, log.next_seq):
-            consumer.pace = None
+            consumer.count_progress = None
         return took
 
     def known_lag(self, log: TopicLog, consumer: Consumer) -> int | None:
@@ -179,7 +179,7 @@ class Leases(Writes, Queries):
         if not self.is_behind(log, consumer):
             return self.lag(log, consumer)
         self.claims_due[id(consumer)] = log, consumer
-        return consumer.ahead
+        return consumer.undelivered
 
     def ready_count(self, log: TopicLog, consumer: Consumer) -> int:
         """How many records could be claimed now."""
@@ -191,16 +191,16 @@ class Leases(Writes, Queries):
     def lag(self, log: TopicLog, consumer: Consumer) -> int:
         """Live records that a named consumer wants and that were never handed out."""
         cursor, end = consumer.cursor, log.next_seq
-        if consumer.ahead is None:
-            consumer.ahead, consumer.counted_to = 0, cursor
+        if consumer.undelivered is None:
+            consumer.undelivered, consumer.counted_to = 0, cursor
         if consumer.counted_to < end:
-            consumer.ahead += consumer.wanted(log, max(consumer.counted_to, cursor), end)
+            consumer.undelivered += consumer.count_matching(log, max(consumer.counted_to, cursor), end)
             consumer.counted_to = end
-        lag = consumer.ahead + len(consumer.firsts)
+        lag = consumer.undelivered + len(consumer.initial_seqs)
         if end > log.view.head + 1:
-            lag -= consumer.wanted(log, max(cursor, log.view.head + 1), end)  # not published yet
-        if cursor < consumer.rescan:
-            lag -= sum(seq >= cursor and consumer.wants(tag_of(log, seq)) for seq in consumer.entries)
+            lag -= consumer.count_matching(log, max(cursor, log.view.head + 1), end)  # not published yet
+        if cursor < consumer.rescan_below:
+            lag -= sum(seq >= cursor and consumer.matches(tag_of(log, seq)) for seq in consumer.entries)
         return max(0, lag)
 
     def leases_of(self, log: TopicLog, name: str, connection: int) -> int:
@@ -208,7 +208,9 @@ class Leases(Writes, Queries):
         consumer = log.consumers.find(name) if log.consumers is not None else None
         if consumer is None:
             return 0
-        consumer.pass_time(self.now_ms)  # if that does not end all of them now, `on_settled` tells later
+        consumer.process_timeouts(
+            self.now_ms
+        )  # if that does not end all of them now, `on_settled` tells later
         return consumer.leases_of(connection)
 
     # -- what is next --------------------------------------------------------------------------------------
@@ -220,14 +222,14 @@ class Leases(Writes, Queries):
 
         Returns the page, what was lost in front of the cursor, and where the cursor stands after it.
         """
-        consumer.pass_time(self.now_ms)
+        consumer.process_timeouts(self.now_ms)
         if consumer.is_paused(self.now_ms):
-            return no_page(log), None, consumer.cursor
+            return empty_page(log), None, consumer.cursor
         policy = policy_of(log.config, consumer)
         limit = min(limit, limits.DEAL_MAX)
         budget = max_bytes or (limits.DIFF_BYTES_DEFAULT if consumer.name else limits.CLAIM_BYTES_DEFAULT)
         while True:
-            page = no_page(log)
+            page = empty_page(log)
             returned, budget_left = self._pick_returned(log, consumer, policy, limit, budget)
             picked = rows_of(log, returned)
             tombstone, cursor, stop = None, consumer.cursor, log.view.head + 1
@@ -250,7 +252,7 @@ class Leases(Writes, Queries):
                 return page, tombstone, cursor
             except DamagedSegment as damage:
                 consumer.put_back(returned)
-                self._lose_rows(log, damage)
+                self._record_losses(log, damage)
             except ColdMiss as miss:
                 consumer.put_back(returned)
                 if miss.count <= limits.COLD_BLOCKS_PER_READ or limit <= 1:
@@ -272,8 +274,10 @@ class Leases(Writes, Queries):
         budget: int,
     ) -> tuple[Page, int] | None:
         """What most claims are: a few records, all of them in memory. None: look for them the long way."""
-        is_plain = consumer.filter is None and not consumer.firsts and consumer.config.replay == "instant"
-        if limit > FEW or not is_plain or cursor < consumer.rescan:
+        is_plain = (
+            consumer.filter is None and not consumer.initial_seqs and consumer.config.replay == "instant"
+        )
+        if limit > FEW or not is_plain or cursor < consumer.rescan_below:
             return None
         few = SmallPages(log, self.reader.cache)
         if not few.add(returned):
@@ -294,8 +298,8 @@ class Leases(Writes, Queries):
         dead: list[int] = []
         for seq in consumer.take_returned():
             entry = consumer.entries[seq]
-            is_doomed = entry.doom is not None and policy.dead_letter is not None
-            if is_doomed or (policy.max_deliver and entry.deliveries >= policy.max_deliver):
+            is_dead = entry.dead_letter is not None and policy.dead_letter is not None
+            if is_dead or (policy.max_deliver and entry.deliveries >= policy.max_deliver):
                 dead.append(seq)
                 if len(dead) >= limits.CLAIM_MAX:
                     self.claims_due[id(consumer)] = log, consumer  # the others leave in the next turns
@@ -309,7 +313,7 @@ class Leases(Writes, Queries):
             budget -= size
         if dead:
             try:
-                self._end_deliveries(log, consumer, policy, dead)
+                self._give_up_deliveries(log, consumer, policy, dead)
             except TopicsError:
                 consumer.put_back(picked + dead)
                 raise
@@ -319,26 +323,26 @@ class Leases(Writes, Queries):
         self, log: TopicLog, consumer: Consumer, cursor: int, stop: int, limit: int, budget: int
     ) -> tuple[list[tuple[Chunk, Picked]], int]:
         """Records that were never handed out, and where the cursor stands behind them."""
-        if consumer.firsts:
-            return rows_of(log, self._firsts(log, consumer, limit, budget)), cursor
+        if consumer.initial_seqs:
+            return rows_of(log, self._pick_initial(log, consumer, limit, budget)), cursor
         if consumer.config.replay == "original":
             stop = min(stop, self._replay_stop(log, consumer, cursor))
         between: list[int] = []
-        if cursor < consumer.rescan and consumer.entries:
+        if cursor < consumer.rescan_below and consumer.entries:
             between, cursor = self._pick_between(
-                log, consumer, cursor, min(stop, consumer.rescan), limit, budget
+                log, consumer, cursor, min(stop, consumer.rescan_below), limit, budget
             )
             limit -= len(between)
-            if cursor < consumer.rescan or limit <= 0:
+            if cursor < consumer.rescan_below or limit <= 0:
                 return rows_of(log, between), cursor
-        page = no_page(log)
+        page = empty_page(log)
         picked = self.reader.undelivered(log, page, cursor, stop, limit, budget, consumer.filter)
         return rows_of(log, between) + picked, page.next_from_seq + 1
 
     @staticmethod
-    def _firsts(log: TopicLog, consumer: Consumer, limit: int, budget: int) -> list[int]:
+    def _pick_initial(log: TopicLog, consumer: Consumer, limit: int, budget: int) -> list[int]:
         found: list[int] = []
-        for seq in consumer.firsts[:limit]:
+        for seq in consumer.initial_seqs[:limit]:
             budget -= size_of(log, seq)
             if found and budget < 0:
                 break
@@ -354,7 +358,7 @@ class Leases(Writes, Queries):
         for chunk, low, high in log.spans(max(cursor, log.first_seq), stop):
             rows = np.flatnonzero(chunk.live(low, high, frames.DEAD)) + low + chunk.first_seq
             for seq in rows.tolist():
-                if seq in consumer.entries or not consumer.wants(tag_of(log, seq)):
+                if seq in consumer.entries or not consumer.matches(tag_of(log, seq)):
                     continue
                 budget -= size_of(log, seq)
                 if found and budget < 0:
@@ -382,7 +386,7 @@ class Leases(Writes, Queries):
         return first[0].ts_at(first[1]) + consumer.replay_shift_ms
 
     def _next_live(self, log: TopicLog, consumer: Consumer, cursor: int) -> tuple[Chunk, int] | None:
-        page = no_page(log)
+        page = empty_page(log)
         picked = self.reader.undelivered(log, page, cursor, log.view.head + 1, 1, 1 << 30, consumer.filter)
         return (picked[0][0], int(picked[0][1][0])) if picked else None
 
@@ -427,8 +431,8 @@ class Leases(Writes, Queries):
             if durable:
                 self.log_event(log, event)
             consumer.apply(event)
-        consumer.passed(before, seqs)
-        self._retire_passed(log, consumer, before, consumer.cursor)
+        consumer.note_cursor_moved(before, seqs)
+        self._prune_skipped(log, consumer, before, consumer.cursor)
         if command.connection and acks:
             consumer.attach(command.connection, seqs)
         ids = [(first_id + i) & ID_MASK for i in range(len(seqs))] if acks else [0] * len(seqs)
@@ -437,16 +441,16 @@ class Leases(Writes, Queries):
         result.deadlines, result.deliveries = deadlines, deliveries
         log.last_read_ts = self.now_ms
         if durable:
-            self.add_op(Op(log, token, result, free=True))
+            self.add_op(Op(log, token, result, unordered=True))
             if not acks:
-                self._retire(log, seqs)
+                self._prune(log, seqs)
         else:
             self.ready.append((token, result))
 
     def _claimed(self, log: TopicLog, consumer: Consumer, tombstone: Tombstone | None = None) -> con.Claimed:
         """The answer of a claim that got nothing."""
         ready = self.ready_count(log, consumer)
-        return con.Claimed(log.name, consumer.name, no_page(log), [], [], [], ready, tombstone)
+        return con.Claimed(log.name, consumer.name, empty_page(log), [], [], [], ready, tombstone)
 
     def log_event(self, log: TopicLog, event: Event) -> None:
         self.add_frame(frames.encode_control(frames.LEASE, log.id, self.now_ms, event))
@@ -454,24 +458,24 @@ class Leases(Writes, Queries):
 
     # -- the last delivery ---------------------------------------------------------------------------------
 
-    def _end_deliveries(
+    def _give_up_deliveries(
         self, log: TopicLog, consumer: Consumer, policy: DeliveryPolicy, seqs: list[int]
     ) -> None:
         """They would be handed out once too often: they go to the dead letter topic, or nowhere."""
         if policy.dead_letter is not None:
-            by_doom: dict[tuple[int, str], list[int]] = {}
+            by_reason: dict[tuple[int, str], list[int]] = {}
             for seq in seqs:
-                doom = consumer.entries[seq].doom or (policy.max_deliver, "")
-                by_doom.setdefault(doom, []).append(seq)
-            for (deliveries, reason), doomed in by_doom.items():
-                self._move(log, consumer, doomed, policy.dead_letter, deliveries, reason)
+                reason_key = consumer.entries[seq].dead_letter or (policy.max_deliver, "")
+                by_reason.setdefault(reason_key, []).append(seq)
+            for (deliveries, reason), part in by_reason.items():
+                self._move(log, consumer, part, policy.dead_letter, deliveries, reason)
             return
         self.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
         event = Event(consumer.name, GIVEN_UP, seqs)
         self.log_event(log, event)
         consumer.apply(event)
         op = Op(log)
-        self._retire_into(log, seqs, op)
+        self._prune_into(log, seqs, op)
         self.count_live(op)
         self.add_op(op)
 
@@ -482,55 +486,55 @@ class Leases(Writes, Queries):
         assert log.consumers is not None
         self.reserve(CONTROL_BYTES + len(target) + len(reason) * 4 + len(seqs) * SEQ_BYTES)
         counts = [deliveries or consumer.entries[seq].deliveries for seq in seqs]
-        number = log.consumers.next_number
+        number = log.consumers.next_dead_letter
         event = Event(
             consumer.name, MOVE, seqs, deliveries=counts, number=number, target=target, reason=reason
         )
         self.log_event(log, event)
         log.consumers.apply(event)
-        self.add_op(Op(log, sync=True, letters=log.consumers.next_number - 1))
+        self.add_op(Op(log, sync=True, dead_letters=log.consumers.next_dead_letter - 1))
 
-    def note_letters(self, log: TopicLog, *commands: con.MovesDeadLetters) -> None:
+    def note_dead_letters(self, log: TopicLog, *commands: con.MovesDeadLetters) -> None:
         """These commands have just sent letters."""
         assert log.consumers is not None
         for command in commands:
-            command.letters, command.letters_ms = log.consumers.next_number - 1, self.clock.mono_ms
+            command.letters, command.letters_ms = log.consumers.next_dead_letter - 1, self.clock.mono_ms
 
     # -- retention by interest -----------------------------------------------------------------------------
 
-    def _retire(self, log: TopicLog, seqs: list[int]) -> None:
+    def _prune(self, log: TopicLog, seqs: list[int]) -> None:
         op = Op(log)
-        self._retire_into(log, seqs, op)
+        self._prune_into(log, seqs, op)
         if op.count:
             self.count_live(op)
             self.add_op(op)
 
-    def _retire_passed(self, log: TopicLog, consumer: Consumer, first: int, stop: int) -> None:
+    def _prune_skipped(self, log: TopicLog, consumer: Consumer, first: int, stop: int) -> None:
         """What a filter left out may have been what a record was kept for."""
         if consumer.filter is not None and log.config.retention == "interest" and first < stop:
-            self._retire_range(log, first, stop, None)
+            self._prune_range(log, first, stop, None)
 
-    def _retire_done(self, log: TopicLog, op: Op | None) -> None:
+    def _prune_settled(self, log: TopicLog, op: Op | None) -> None:
         """What every consumer is done with goes, where records are kept for them alone."""
         named = log.consumers.named.values() if log.consumers is not None else ()
         if log.config.retention == "interest" and named:
-            self._retire_range(log, log.first_seq, min(consumer.cursor for consumer in named), op)
+            self._prune_range(log, log.first_seq, min(consumer.cursor for consumer in named), op)
 
-    def _retire_range(self, log: TopicLog, first: int, stop: int, op: Op | None) -> None:
+    def _prune_range(self, log: TopicLog, first: int, stop: int, op: Op | None) -> None:
         assert log.consumers is not None
         first, stop = max(first, log.first_seq), min(stop, log.next_seq)
         if first >= stop or log.config.type == "queue":
             return
-        if (stop - first) * len(log.consumers.named) <= RETIRED_AT_ONCE:
+        if (stop - first) * len(log.consumers.named) <= PRUNE_INLINE_MAX:
             into = op if op is not None else Op(log)
             self._delete_unneeded(log, live_seqs(log, first, stop), into)
             if op is None and into.count:
                 self.count_live(into)
                 self.add_op(into)
             return
-        self._retire_later(log, RetentionCheck(first, stop), op)
+        self._prune_later(log, PruneRequest(first, stop), op)
 
-    def _retire_into(self, log: TopicLog, seqs: list[int], op: Op) -> None:
+    def _prune_into(self, log: TopicLog, seqs: list[int], op: Op) -> None:
         """Delete of these what is needed no more, if the topic's retention says so. If that takes longer than a turn, the answer
         of the op waits for it.
         """
@@ -541,40 +545,40 @@ class Leases(Writes, Queries):
         seqs = sorted(seqs)
         if retention == "work_queue":
             self._delete_live(log, np.array(seqs, dtype=np.uint64), op)
-        elif len(seqs) * len(log.consumers.named) <= RETIRED_AT_ONCE:
+        elif len(seqs) * len(log.consumers.named) <= PRUNE_INLINE_MAX:
             self._delete_unneeded(log, np.array(seqs, dtype=np.uint64), op)
         else:
-            self._retire_later(log, RetentionCheck(seqs[0], seqs[-1] + 1, seqs), op)
+            self._prune_later(log, PruneRequest(seqs[0], seqs[-1] + 1, seqs), op)
 
-    def _retire_later(self, log: TopicLog, retiring: RetentionCheck, op: Op | None) -> None:
+    def _prune_later(self, log: TopicLog, pruning: PruneRequest, op: Op | None) -> None:
         assert log.consumers is not None
-        line = log.consumers.retiring
+        line = log.consumers.pruning
         if op is not None and op.token is not None:
-            retiring.answer = Op(log, op.token, op.result, sync=op.sync, free=op.free)
+            pruning.answer = Op(log, op.token, op.result, sync=op.sync, unordered=op.unordered)
             op.token = None
         last = line[-1] if line else None
         # What nothing waits for is looked at together, so that the line stays short.
-        if last is not None and last.work is None and not (last.answer or last.seqs or retiring.answer):
-            last.first, last.stop = min(last.first, retiring.first), max(last.stop, retiring.stop)
+        if last is not None and last.work is None and not (last.answer or last.seqs or pruning.answer):
+            last.first, last.stop = min(last.first, pruning.first), max(last.stop, pruning.stop)
         else:
-            line.append(retiring)
-        self.retiring[log.id] = log
+            line.append(pruning)
+        self.pruning[log.id] = log
 
-    def retire_some(self) -> None:
+    def run_pruning(self) -> None:
         """A turn's share of looking for records that are needed no more."""
-        left = RETIRED_A_TURN
-        untended: dict[int, TopicLog] = {}
-        while left > 0 and self.retiring and self.read_only is None:
-            log = self.retiring.pop(next(iter(self.retiring)))
+        left = PRUNE_PER_TURN
+        pending: dict[int, TopicLog] = {}
+        while left > 0 and self.pruning and self.read_only is None:
+            log = self.pruning.pop(next(iter(self.pruning)))
             assert log.consumers is not None
-            line = log.consumers.retiring
+            line = log.consumers.pruning
             left -= 1
             try:
                 if not log.dropped:
                     self._touch(log)
-                    left -= self._retire_slice(log, line[0])
+                    left -= self._prune_slice(log, line[0])
             except UpkeepPending:
-                untended[log.id] = log
+                pending[log.id] = log
                 continue
             except (TopicsError, OSError):
                 line[
@@ -587,46 +591,46 @@ class Leases(Writes, Queries):
                 if not log.dropped:
                     break
             if line:
-                self.retiring[log.id] = log
-        self.retiring |= untended
+                self.pruning[log.id] = log
+        self.pruning |= pending
 
-    def end_retiring(self, error: TopicsError | None = None) -> None:
+    def end_pruning(self, error: TopicsError | None = None) -> None:
         """The shard stops, or takes no more changes. What is left is looked at after a restart."""
-        for log in self.retiring.values():
+        for log in self.pruning.values():
             assert log.consumers is not None
-            for retiring in log.consumers.retiring:
-                if retiring.answer is not None and error is None:
-                    self.add_op(retiring.answer)
-                elif retiring.answer is not None:
-                    self.ready.append((retiring.answer.token, error))
-            log.consumers.retiring.clear()
-        self.retiring = {}
+            for pruning in log.consumers.pruning:
+                if pruning.answer is not None and error is None:
+                    self.add_op(pruning.answer)
+                elif pruning.answer is not None:
+                    self.ready.append((pruning.answer.token, error))
+            log.consumers.pruning.clear()
+        self.pruning = {}
 
-    def _retire_slice(self, log: TopicLog, retiring: RetentionCheck) -> int:
+    def _prune_slice(self, log: TopicLog, pruning: PruneRequest) -> int:
         """Look at some; its `work` is None when that was the last of it."""
-        if retiring.work is None:
-            retiring.work = self._retire_steps(log, retiring)
+        if pruning.work is None:
+            pruning.work = self._prune_steps(log, pruning)
         used = 0
-        for units in retiring.work:
+        for units in pruning.work:
             used += units
-            if used >= RETIRED_A_SLICE:
+            if used >= PRUNE_PER_SLICE:
                 return used
-        retiring.work = None
+        pruning.work = None
         return used
 
-    def _retire_steps(self, log: TopicLog, retiring: RetentionCheck) -> Work:
-        at = retiring.first
-        while at < retiring.stop:
-            if retiring.seqs is not None:
-                start = bisect_left(retiring.seqs, at)
-                seqs = np.array(retiring.seqs[start : start + RETIRED_WINDOW], dtype=np.uint64)
+    def _prune_steps(self, log: TopicLog, pruning: PruneRequest) -> Work:
+        at = pruning.first
+        while at < pruning.stop:
+            if pruning.seqs is not None:
+                start = bisect_left(pruning.seqs, at)
+                seqs = np.array(pruning.seqs[start : start + PRUNE_WINDOW], dtype=np.uint64)
                 at = int(seqs[-1]) + 1
             else:
-                span = next(log.spans(max(at, log.first_seq), retiring.stop), None)
+                span = next(log.spans(max(at, log.first_seq), pruning.stop), None)
                 if span is None:
                     return
                 chunk, low, high = span
-                at = chunk.first_seq + min(low + RETIRED_WINDOW, high)
+                at = chunk.first_seq + min(low + PRUNE_WINDOW, high)
                 seqs = live_seqs(log, chunk.first_seq + low, at)
             yield 10
             gone = yield from self._unneeded_steps(log, seqs)
@@ -670,12 +674,14 @@ class Leases(Writes, Queries):
             self.touched[log.id] = log
 
 
-def share_of(pace: SlicePace) -> int:
+def slice_budget(progress: SliceProgress) -> int:
     """What is done at a time: somewhat more the longer it takes, and without a limit once it has taken longer than it should,
     because of what changes meanwhile.
     """
     return max(
-        CAUGHT_UP_AT_ONCE, min(pace.spent // 8, CAUGHT_UP_GROWTH * CAUGHT_UP_AT_ONCE), pace.spent - pace.due
+        CATCH_UP_US,
+        min(progress.spent // 8, CATCH_UP_GROWTH * CATCH_UP_US),
+        progress.spent - progress.estimate,
     )
 
 
@@ -700,13 +706,13 @@ def ranges_of(seqs: Seqs) -> list[Range]:
 
 def needed(consumer: Consumer, seqs: list[int], tags: list[bytes | None]) -> list[bool]:
     """Which of these live records a consumer wants and has not settled."""
-    cursor, entries, firsts = consumer.cursor, consumer.entries, consumer.firsts
-    wants = consumer.wants if len(seqs) <= FEW or consumer.filter is None else consumer.filter.matches
+    cursor, entries, initial = consumer.cursor, consumer.entries, consumer.initial_seqs
+    matches = consumer.matches if len(seqs) <= FEW or consumer.filter is None else consumer.filter.matches
     is_needed = [
-        seq in entries or (seq >= cursor and wants(tag)) for seq, tag in zip(seqs, tags, strict=True)
+        seq in entries or (seq >= cursor and matches(tag)) for seq, tag in zip(seqs, tags, strict=True)
     ]
-    if firsts and firsts[0] <= seqs[-1] and firsts[-1] >= seqs[0]:
-        chosen = set(firsts[bisect_left(firsts, seqs[0]) : bisect_right(firsts, seqs[-1])])
+    if initial and initial[0] <= seqs[-1] and initial[-1] >= seqs[0]:
+        chosen = set(initial[bisect_left(initial, seqs[0]) : bisect_right(initial, seqs[-1])])
         return [is_it or seq in chosen for seq, is_it in zip(seqs, is_needed, strict=True)]
     return is_needed
 
@@ -717,7 +723,7 @@ def tag_of(log: TopicLog, seq: int) -> bytes | None:
     return log.tags.strings.names[tag] if tag else None
 
 
-def no_page(log: TopicLog) -> Page:
+def empty_page(log: TopicLog) -> Page:
     return Page.empty(log.name, next_from_seq=0, head_seq=log.view.head, earliest_seq=log.first_seq)
 
 

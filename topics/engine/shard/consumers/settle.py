@@ -28,14 +28,14 @@ from topics.engine.topic.consumer import (
 )
 from topics.engine.topic.log import Op, TopicLog
 
-SETTLED_AT_ONCE = 500  # leases of those that one command ends without naming them
+SETTLED_PER_SLICE = 500  # leases of those that one command ends without naming them
 
 
 class Settling(Claims):
     def _settle(self, token: object, command: con.Settle) -> None:
         log, consumer = self._find_consumer(command.topic, command.consumer)
-        self._writable()
-        consumer.pass_time(self.now_ms)
+        self._check_writable()
+        consumer.process_timeouts(self.now_ms)
         consumer.active_ms = self.now_ms
         held, skipped = self._held(consumer, command)
         is_all = command.kind == "ack" and consumer.config.ack == "all" and bool(consumer.name)
@@ -44,12 +44,12 @@ class Settling(Claims):
                 work = self._ack_up_to(token, command, log, consumer, max(held), skipped)
                 self.long.start(token, command, log, work)
                 return
-            held = up_to(consumer, consumer.entries, max(held))
+            held = pending_up_to(consumer, consumer.entries, max(held))
         policy = policy_of(log.config, consumer)
         result = con.Settled(command.topic, consumer.name, command.kind, len(held), skipped, 0, 0)
         op = Op(log, token, result)
         assert log.consumers is not None
-        number = log.consumers.next_number
+        number = log.consumers.next_dead_letter
         if command.kind == "ack":
             self._ack(log, consumer, held, op)
         elif command.kind == "nack":
@@ -58,16 +58,18 @@ class Settling(Claims):
             self._term(log, consumer, held, command, policy, op)
         else:
             self._extend(log, consumer, held, command, op)
-        if number != log.consumers.next_number:
-            self.note_letters(log, command)
+        if number != log.consumers.next_dead_letter:
+            self.note_dead_letters(log, command)
         self.count_live(op)
-        self._end_settling(log, consumer, op, result)
+        self._finish_settle(log, consumer, op, result)
 
-    def _end_settling(self, log: TopicLog, consumer: Consumer, op: Op, result: con.Settled) -> None:
+    def _finish_settle(self, log: TopicLog, consumer: Consumer, op: Op, result: con.Settled) -> None:
         """Tell how the consumer stands now. If that is not known yet, the answer waits, and the change does not."""
         if self.is_behind(log, consumer):
             if op.token is not None:
-                consumer.unanswered.append(Op(log, op.token, result, sync=op.sync, free=op.free))
+                consumer.pending_replies.append(
+                    Op(log, op.token, result, sync=op.sync, unordered=op.unordered)
+                )
                 op.token = None
             self.claims_due[id(consumer)] = log, consumer
         else:
@@ -87,19 +89,19 @@ class Settling(Claims):
         """All that is in hand up to this record is done."""
         result = con.Settled(command.topic, consumer.name, command.kind, 0, skipped, 0, 0)
         in_hand = list(consumer.entries)
-        for start in range(0, len(in_hand), SETTLED_AT_ONCE):
-            self._writable()
+        for start in range(0, len(in_hand), SETTLED_PER_SLICE):
+            self._check_writable()
             if consumer.dropped:
                 raise ConsumerNotFound(log.name, consumer.name)
-            seqs = up_to(consumer, in_hand[start : start + SETTLED_AT_ONCE], last)
+            seqs = pending_up_to(consumer, in_hand[start : start + SETTLED_PER_SLICE], last)
             op = Op(log, None, result)
             self._ack(log, consumer, seqs, op)
             self.count_live(op)
             self.add_op(op)
             result.count += len(seqs)
-            yield 2 * SETTLED_AT_ONCE
+            yield 2 * SETTLED_PER_SLICE
         op = Op(log, token, result, sync=result.synced)
-        self._end_settling(log, consumer, op, result)
+        self._finish_settle(log, consumer, op, result)
 
     def _held(self, consumer: Consumer, command: con.Settle) -> tuple[list[int], list[int]]:
         """Which of the named records the node has leases on, and which not. A repeated one counts once."""
@@ -124,7 +126,7 @@ class Settling(Claims):
 
     def _ack(self, log: TopicLog, consumer: Consumer, seqs: list[int], op: Op) -> None:
         if not seqs:
-            op.free = True
+            op.unordered = True
             return
         op.sync = log.config.durability == "fsync"
         assert isinstance(op.result, con.Settled)
@@ -140,7 +142,7 @@ class Settling(Claims):
         event = Event(consumer.name, ACKED, seqs)
         self.log_event(log, event)
         consumer.apply(event)
-        self._retire_into(log, seqs, op)
+        self._prune_into(log, seqs, op)
 
     def _nack(
         self,
@@ -156,16 +158,18 @@ class Settling(Claims):
                 raise InvalidRequest("there is no dead_letter to send it to; set one, or use kind retry")
             if seqs:
                 self._move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
-            op.free = not seqs
+            op.unordered = not seqs
             return
         due_ms = self.now_ms + command.delay_ms if command.delay_ms else 0
         deliveries: list[int] = []
         if command.nack == "release":
             deliveries = [consumer.entries[seq].deliveries - 1 for seq in seqs]
-        self._give_back(log, consumer, Event(consumer.name, RETURNED, seqs, due_ms, deliveries=deliveries))
-        op.free = True
+        self._return_leases(
+            log, consumer, Event(consumer.name, RETURNED, seqs, due_ms, deliveries=deliveries)
+        )
+        op.unordered = True
 
-    def _give_back(self, log: TopicLog, consumer: Consumer, event: Event) -> None:
+    def _return_leases(self, log: TopicLog, consumer: Consumer, event: Event) -> None:
         if event.seqs and is_durable(log, consumer):
             self.reserve(CONTROL_BYTES + len(event.seqs) * SEQ_BYTES)
             self.log_event(log, event)
@@ -187,7 +191,7 @@ class Settling(Claims):
                 "a job of a queue is acked, or sent to the dead letter with a nack of kind dead"
             )
         if not seqs:
-            op.free = True
+            op.unordered = True
             return
         if policy.dead_letter is not None:
             self._move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
@@ -197,7 +201,7 @@ class Settling(Claims):
         event = Event(consumer.name, GIVEN_UP, seqs, reason=command.reason)
         self.log_event(log, event)
         consumer.apply(event)
-        self._retire_into(log, seqs, op)
+        self._prune_into(log, seqs, op)
 
     def _extend(
         self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, op: Op
@@ -209,7 +213,7 @@ class Settling(Claims):
         consumer.apply(event)
         assert isinstance(op.result, con.Settled)
         op.result.deadlines = dict.fromkeys(seqs, event.until_ms)
-        op.free = True
+        op.unordered = True
 
     def _release(self, token: object, command: con.Release) -> None:
         """A connection is gone. What it had is ready again; the log hears of it only where leases are kept."""
@@ -226,9 +230,9 @@ class Settling(Claims):
             self._unpark_claim(claimer)
         self.cold.withdraw_connection(command.connection)
         consumer.active_ms = self.now_ms
-        consumer.pass_time(self.now_ms)
+        consumer.process_timeouts(self.now_ms)
         work = self._release_steps(token, command, log, consumer)
-        if consumer.leases_of(command.connection) <= SETTLED_AT_ONCE:
+        if consumer.leases_of(command.connection) <= SETTLED_PER_SLICE:
             next(work, None)
         else:
             self.long.start(token, command, log, work, refusable=False)  # one for each lost connection
@@ -236,17 +240,17 @@ class Settling(Claims):
     def _release_steps(self, token: object, command: con.Release, log: TopicLog, consumer: Consumer) -> Work:
         released = 0
         while held := consumer.connections.get(command.connection):
-            seqs = sorted(islice(held, SETTLED_AT_ONCE))
+            seqs = sorted(islice(held, SETTLED_PER_SLICE))
             released += len(seqs)
             if self.read_only is not None or consumer.dropped:
                 break
-            self._give_back(log, consumer, Event(consumer.name, RETURNED, seqs))
+            self._return_leases(log, consumer, Event(consumer.name, RETURNED, seqs))
             if consumer.leases_of(command.connection):
-                yield 2 * SETTLED_AT_ONCE
-        self.add_op(Op(log, token, con.Released(command.topic, released), free=True))
+                yield 2 * SETTLED_PER_SLICE
+        self.add_op(Op(log, token, con.Released(command.topic, released), unordered=True))
 
 
-def up_to(consumer: Consumer, seqs: Iterable[int], last: int) -> list[int]:
+def pending_up_to(consumer: Consumer, seqs: Iterable[int], last: int) -> list[int]:
     """Those that are in hand, and not on their way to another topic, up to this one."""
     entries = consumer.entries
     return sorted(
