@@ -20,8 +20,8 @@ from topics.protocols.http.openapi.operations import (
 from topics.protocols.http.openapi.schemas import TOPIC_PATTERN, Json
 
 LEASES = (
-    "A seq counts if `node` has a lease on it that has not ended, and, with `lease_ids`, that very one; else it is in `skipped`, "
-    "which is no error."
+    "Applies to seqs on which `node` holds an active lease and, if `lease_ids` are given, exactly that one. Others are returned in "
+    "`skipped`, which is not an error."
 )
 
 
@@ -29,18 +29,18 @@ def consumer_paths() -> Json:
     queue, consumer = "/v0/topics/{topic}", "/v0/topics/{topic}/consumers/{consumer}"
     return {
         f"{queue}/claim": {"post": _claim()},
-        f"{queue}/ack": {"post": _settle("ack", "Acked", "Done: delete jobs")},
-        f"{queue}/nack": {"post": _settle("nack", "Nacked", "Not done: give jobs back")},
-        f"{queue}/extend": {"post": _settle("extend", "Extended", "Hold jobs longer")},
+        f"{queue}/ack": {"post": _settle("ack", "Acked", "Acknowledge jobs, which deletes them")},
+        f"{queue}/nack": {"post": _settle("nack", "Nacked", "Return jobs")},
+        f"{queue}/extend": {"post": _settle("extend", "Extended", "Extend the leases of jobs")},
         f"{queue}/work": {"get": _work()},
         f"{queue}/consumers": {"get": _list()},
         consumer: {"put": _put(), "get": _get(), "delete": _drop()},
         f"{consumer}/fetch": {"post": _fetch()},
         f"{consumer}/stream": {"get": _stream()},
-        f"{consumer}/ack": {"post": _settle_for("ack", "Acked", "Records are done")},
-        f"{consumer}/nack": {"post": _settle_for("nack", "Nacked", "Give records back")},
-        f"{consumer}/extend": {"post": _settle_for("extend", "Extended", "Hold records longer")},
-        f"{consumer}/term": {"post": _settle_for("term", "Termed", "Never deliver records again")},
+        f"{consumer}/ack": {"post": _settle_for("ack", "Acked", "Acknowledge records")},
+        f"{consumer}/nack": {"post": _settle_for("nack", "Nacked", "Return records")},
+        f"{consumer}/extend": {"post": _settle_for("extend", "Extended", "Extend the leases of records")},
+        f"{consumer}/term": {"post": _settle_for("term", "Termed", "Stop delivering records")},
         f"{consumer}/pause": {"post": _pause()},
         f"{consumer}/resume": {"post": _resume()},
         f"{consumer}/reset": {"post": _reset()},
@@ -68,10 +68,10 @@ def _claim() -> Json:
     return operation(
         "claim",
         "queues",
-        "Take jobs",
+        "Claim jobs",
         scopes=["read", "write"],
-        description="Jobs that came back first, then the oldest. Each is leased to `node` and handed to nobody else until it is settled or "
-        "the lease has ended. Fewer than `max` or none is normal.",
+        description="Returned jobs come first, then the oldest. Each is leased to `node`, and not delivered to others until it is settled or "
+        "the lease expires. Getting fewer than `max`, or none, is normal.",
         parameters=[topic_name()],
         body=_body("ClaimBody"),
         answers={"200": json_answer("Claimed", "The jobs.")},
@@ -88,7 +88,7 @@ def _settle(call: str, name: str, summary: str) -> Json:
         description=LEASES,
         parameters=[topic_name()],
         body=_body(f"{call.capitalize()}Body"),
-        answers={"200": json_answer(name, "What was done, and what was skipped.")},
+        answers={"200": json_answer(name, "The result, and the skipped seqs.")},
         errors=(*WITH_TOPIC, *WITH_BODY, 409),
     )
 
@@ -97,10 +97,10 @@ def _work() -> Json:
     return operation(
         "work",
         "queues",
-        "Get jobs as they come, as server-sent events",
+        "Stream jobs as server-sent events",
         scopes=["read", "write"],
-        description="Events: `job` (a claimed job and `topic`; its id is the seq), `error` (`code`, `error`, `message`, and `topic` when the "
-        "stream ends because of it). Whatever is not settled when the stream ends is ready for others at once.",
+        description="Events: `job` (a claimed job and `topic`; its id is the seq), `error` (`code`, `error`, `message`, and `topic` if the "
+        "error concerns the topic). Jobs that are not settled when the stream ends are ready again at once.",
         parameters=[topic_name(), *_pushed(WORK_MAX_DEFAULT)],
         answers={"200": _events()},
         errors=(*WITH_TOPIC, 406, 409),
@@ -108,27 +108,31 @@ def _work() -> Json:
 
 
 def _pushed(max_default: int) -> list[Json]:
-    """The query of a stream of jobs."""
+    """Query parameters of a job stream."""
     node: Json = TEXT | {"minLength": 1, "maxLength": limits.NODE_BYTES_MAX}
     most: Json = {"type": "integer", "minimum": MAX_MIN, "maximum": MAX_MAX, "default": max_default}
     return [
-        query("node", node, "Who works. In bytes of UTF-8.") | {"required": True},
+        query("node", node, "Name of the worker; the length is in bytes of UTF-8.") | {"required": True},
         query(
             "max",
             most,
-            "Most leases that the stream holds at a time; what is outside of the range is clamped.",
+            "Maximum number of leases that the stream holds at a time; values outside the range are clamped.",
         ),
         query(
             "lease_ms",
             {"type": "integer", "minimum": 100, "maximum": 86_400_000},
-            "How long leases hold, if not as configured; what is outside of the range is clamped.",
+            "Duration of the leases, instead of the configured one; values outside the range are clamped.",
         ),
-        query("token", TEXT, "The key, for clients that cannot send a header, as browsers' EventSource."),
+        query(
+            "token",
+            TEXT,
+            "The API key, for clients that cannot set headers, such as a browser's EventSource.",
+        ),
     ]
 
 
 def _events() -> Json:
-    return {"description": "Events, without an end.", "content": {EVENTS_TYPE: {"schema": TEXT}}}
+    return {"description": "An endless stream of events.", "content": {EVENTS_TYPE: {"schema": TEXT}}}
 
 
 # -- consumers ---------------------------------------------------------------------------------------------
@@ -152,12 +156,12 @@ def _put() -> Json:
         "consumers",
         "Create a consumer or replace its configuration",
         scopes=["admin"],
-        description="What the body leaves out returns to its default; the consumer keeps its place. An empty body is all defaults and "
+        description="Omitted fields return to their defaults; the consumer keeps its position. An empty body means all defaults and "
         "needs no content type.",
         parameters=[topic_name(), _consumer_name(creates=True)],
         body=_body("ConsumerBody", required=False),
         answers={
-            "200": json_answer("ConsumerPut", "It existed; this is its configuration now."),
+            "200": json_answer("ConsumerPut", "The consumer existed; this is its new configuration."),
             "201": json_answer("ConsumerPut", "Created."),
         },
         errors=(*WITH_TOPIC, *WITH_BODY, 409),
@@ -168,7 +172,7 @@ def _get() -> Json:
     return operation(
         "get_consumer",
         "consumers",
-        "Configuration and state of a consumer",
+        "Get the configuration and state of a consumer",
         scopes=["read"],
         parameters=_named(),
         answers={"200": json_answer("Consumer", "The consumer.")},
@@ -180,11 +184,11 @@ def _drop() -> Json:
     return operation(
         "delete_consumer",
         "consumers",
-        "Delete a consumer with its place",
+        "Delete a consumer",
         scopes=["delete"],
-        description="A consumer that does not exist is no error: `deleted` is false.",
+        description="Its position is lost. If the consumer does not exist, `deleted` is false.",
         parameters=_named(),
-        answers={"200": json_answer("ConsumerDeleted", "The consumer is gone.")},
+        answers={"200": json_answer("ConsumerDeleted", "Deleted.")},
         errors=WITH_TOPIC,
     )
 
@@ -193,10 +197,10 @@ def _fetch() -> Json:
     return operation(
         "fetch",
         "consumers",
-        "Get records of a consumer",
+        "Fetch records of a consumer",
         scopes=["read", "write"],
-        description="Records that came back first, then the next ones. Each is leased to `node`, unless the consumer needs no acks. "
-        "Fewer than `max` or none is normal.",
+        description="Returned records come first, then the next ones. Each is leased to `node`, unless the consumer has `ack: none`. "
+        "Getting fewer than `max`, or none, is normal.",
         parameters=_named(),
         body=_body("FetchBody"),
         answers={"200": json_answer("Fetched", "The records.")},
@@ -213,7 +217,7 @@ def _settle_for(call: str, name: str, summary: str) -> Json:
         description=LEASES,
         parameters=_named(),
         body=_body(f"{call.capitalize()}Body"),
-        answers={"200": json_answer(name, "What was done, and what was skipped.")},
+        answers={"200": json_answer(name, "The result, and the skipped seqs.")},
         errors=(*WITH_TOPIC, *WITH_BODY),
     )
 
@@ -222,9 +226,9 @@ def _pause() -> Json:
     return operation(
         "pause_consumer",
         "consumers",
-        "Hand out nothing for a while",
+        "Pause a consumer",
         scopes=["admin"],
-        description="An empty body means until it is resumed, and needs no content type.",
+        description="An empty body means until resumed, and needs no content type.",
         parameters=_named(),
         body=_body("PauseBody", required=False),
         answers={"200": json_answer("Consumer", "The consumer, paused.")},
@@ -236,7 +240,7 @@ def _resume() -> Json:
     return operation(
         "resume_consumer",
         "consumers",
-        "End a pause",
+        "Resume a paused consumer",
         scopes=["admin"],
         parameters=_named(),
         answers={"200": json_answer("Consumer", "The consumer.")},
@@ -248,12 +252,12 @@ def _reset() -> Json:
     return operation(
         "reset_consumer",
         "consumers",
-        "Begin again elsewhere",
+        "Reset a consumer to another position",
         scopes=["admin"],
-        description="What is in hand is forgotten. With `dry_run` nothing changes, and the answer says what would.",
+        description="Leases and pending records are dropped. With `dry_run` nothing changes, and the answer shows what would.",
         parameters=_named(),
         body=_body("ResetBody"),
-        answers={"200": json_answer("ConsumerReset", "What changed.")},
+        answers={"200": json_answer("ConsumerReset", "The old and the new position.")},
         errors=(*WITH_TOPIC, *WITH_BODY),
     )
 
@@ -262,11 +266,11 @@ def _stream() -> Json:
     return operation(
         "stream_consumer",
         "consumers",
-        "Get records as they come, as server-sent events",
+        "Stream records of a consumer as server-sent events",
         scopes=["read", "write"],
         description="Events: `record` (a fetched record, `topic` and `consumer`; its id is the seq), `tombstone` (`topic`, `consumer`, "
-        "`reason`, `gap_from`, `gap_to`, `earliest_seq`, `head_seq`), `error` (`code`, `error`, `message`). It goes on where acks stand. "
-        "Whatever is not settled when the stream ends is ready for others at once.",
+        "`reason`, `gap_from`, `gap_to`, `earliest_seq`, `head_seq`), `error` (`code`, `error`, `message`). The stream continues from the "
+        "consumer's position. Records that are not settled when it ends are ready again at once.",
         parameters=[*_named(), *_pushed(STREAM_MAX_DEFAULT)],
         answers={"200": _events()},
         errors=(*WITH_TOPIC, 406),

@@ -36,11 +36,11 @@ def _list() -> Json:
         "routers",
         "List routers",
         scopes=["read"],
-        description="In ascending order of their names; a key with prefixes sees those whose name, source and dest are all its own.",
+        description="Ordered by name. A key with prefixes sees only routers whose name, source and dest all have one of its prefixes.",
         parameters=[
             query("prefix", TEXT, "Only names that start with this."),
-            query("source", TEXT, "Only those with exactly this source."),
-            query("dest", TEXT, "Only those with exactly this dest."),
+            query("source", TEXT, "Only routers with exactly this source."),
+            query("dest", TEXT, "Only routers with exactly this dest."),
             *page_of("routers"),
         ],
         answers={"200": json_answer("ForwardList", "A page of routers.")},
@@ -52,14 +52,14 @@ def _put() -> Json:
     return operation(
         "put_router",
         "routers",
-        "Copy what is written to a topic into another one",
+        "Copy the records written to a topic into another topic",
         scopes=["admin"],
-        description="Records that are written from now on. What the body leaves out has its default. A router that exists keeps its place and "
+        description="Only records written from now on are copied. Omitted fields have their defaults. An existing router keeps its position and "
         "its total; its source and dest cannot change. Topics that do not exist are created.",
         parameters=[_router_name(creates=True)],
         body={"required": True, "content": {JSON_TYPE: content_of("ForwardBody")}},
         answers={
-            "200": json_answer("ForwardPut", "It existed; it is like this now."),
+            "200": json_answer("ForwardPut", "The router existed; this is its new configuration."),
             "201": json_answer("ForwardPut", "Created."),
         },
         errors=(*WITH_TOPIC, *WITH_BODY, 409),
@@ -70,9 +70,9 @@ def _get() -> Json:
     return operation(
         "get_router",
         "routers",
-        "A router, and how many copies it has made",
+        "Get a router and its number of copies",
         scopes=["read"],
-        description="What was written to the source before this call is copied and counted.",
+        description="Records written to the source before this call are copied and counted first.",
         parameters=[_router_name()],
         answers={"200": json_answer("Forward", "The router.")},
         errors=WITH_TOPIC,
@@ -85,8 +85,8 @@ def _drop() -> Json:
         "routers",
         "Delete a router",
         scopes=["delete"],
-        description="Nothing more is copied; copies stay. A router that does not exist is no error: `deleted` is false.",
+        description="Existing copies stay. If the router does not exist, `deleted` is false.",
         parameters=[_router_name()],
-        answers={"200": json_answer("ForwardDeleted", "The router is gone.")},
+        answers={"200": json_answer("ForwardDeleted", "Deleted.")},
         errors=(*KEYED, 503),
     )

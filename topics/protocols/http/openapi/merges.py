@@ -14,7 +14,7 @@ from topics.protocols.http.openapi.operations import (
 )
 from topics.protocols.http.openapi.schemas import Json
 
-FOR_JOBS = "For jobs that read and write the cold tier's files; see docs/consolidation.md. "
+FOR_JOBS = "For jobs that read and write the files of the cold tier; see docs/consolidation.md. "
 
 
 def merge_paths() -> Json:
@@ -32,7 +32,7 @@ def merge_paths() -> Json:
 
 
 def _named(what: str) -> list[Json]:
-    text = "As the call that made it has answered."
+    text = "Id returned by the call that created it."
     return [
         topic_name(),
         {
@@ -56,8 +56,8 @@ def _plan() -> Json:
         "Plan a merge of cold segments",
         scopes=["admin"],
         description=FOR_JOBS
-        + "A plan that is there is answered again, with a new lease when the old one has ended. "
-        "An empty body is all defaults and needs no content type.",
+        + "An existing plan is returned again, with a new lease if the old one has expired. "
+        "An empty body means all defaults and needs no content type.",
         parameters=[topic_name()],
         body=_body("PlanBody", required=False),
         answers={"200": json_answer("MergePlan", "The plan, or none.")},
@@ -69,10 +69,10 @@ def _state() -> Json:
     return operation(
         "merge_state",
         "consolidation",
-        "The plan, replaced segments and manifest of a topic",
+        "Get the plan, replaced segments and manifest of a topic",
         scopes=["admin"],
         parameters=[topic_name()],
-        answers={"200": json_answer("MergeState", "What is going on.")},
+        answers={"200": json_answer("MergeState", "The state of the topic's cold segments.")},
         errors=(*WITH_TOPIC, 409),
     )
 
@@ -81,11 +81,11 @@ def _renew() -> Json:
     return operation(
         "renew_plan",
         "consolidation",
-        "Hold the lease on a plan longer",
+        "Renew the lease on a plan",
         scopes=["admin"],
         parameters=_named("plan_id"),
         body=_body("LeaseBody"),
-        answers={"200": json_answer("LeaseRenewed", "Renewed, for as long as it was given.")},
+        answers={"200": json_answer("LeaseRenewed", "Renewed, for the original duration.")},
         errors=(*WITH_TOPIC, *WITH_BODY, 409, 410),
     )
 
@@ -94,14 +94,14 @@ def _commit() -> Json:
     return operation(
         "commit_plan",
         "consolidation",
-        "Publish what a job has made",
+        "Publish the outputs of a job",
         scopes=["admin"],
-        description="Every output is compared with its inputs first. Asked again after the end, it answers the same.",
+        description="Every output is compared with its inputs first. Idempotent: repeated after the commit, the call returns the same result.",
         parameters=_named("plan_id"),
         body=_body("CommitBody"),
         answers={
-            "200": json_answer("PlanCommitted", "All of it is published."),
-            "202": json_answer("PlanCommitting", "It goes on; ask again."),
+            "200": json_answer("PlanCommitted", "All outputs are published."),
+            "202": json_answer("PlanCommitting", "Still in progress; repeat the call."),
         },
         errors=(*WITH_TOPIC, *WITH_BODY, 409, 410, 422),
     )
@@ -111,11 +111,11 @@ def _abandon() -> Json:
     return operation(
         "abandon_plan",
         "consolidation",
-        "Give up a plan",
+        "Abandon a plan",
         scopes=["admin"],
         parameters=_named("plan_id"),
         body=_body("LeaseBody"),
-        answers={"200": json_answer("PlanAbandoned", "It is forgotten.")},
+        answers={"200": json_answer("PlanAbandoned", "Abandoned.")},
         errors=(*WITH_TOPIC, *WITH_BODY, 409, 410),
     )
 
@@ -124,12 +124,12 @@ def _pin() -> Json:
     return operation(
         "pin_snapshot",
         "consolidation",
-        "Have a manifest whose files stay",
+        "Create a snapshot: a manifest whose files are kept",
         scopes=["admin"],
-        description=FOR_JOBS + "An empty body is all defaults and needs no content type.",
+        description=FOR_JOBS + "An empty body means all defaults and needs no content type.",
         parameters=[topic_name()],
         body=_body("SnapshotBody", required=False),
-        answers={"200": json_answer("SnapshotPinned", "The manifest, and until when its files stay.")},
+        answers={"200": json_answer("SnapshotPinned", "The manifest, and when the snapshot expires.")},
         errors=(*WITH_TOPIC, *WITH_BODY, 409),
     )
 
@@ -142,7 +142,7 @@ def _renew_pin() -> Json:
         scopes=["admin"],
         parameters=_named("snapshot_id"),
         body=_body("SnapshotBody", required=False),
-        answers={"200": json_answer("SnapshotRenewed", "Until when they stay.")},
+        answers={"200": json_answer("SnapshotRenewed", "When the snapshot expires now.")},
         errors=(*WITH_TOPIC, *WITH_BODY, 409),
     )
 
@@ -151,9 +151,9 @@ def _release() -> Json:
     return operation(
         "release_snapshot",
         "consolidation",
-        "Let the files of a snapshot go",
+        "Release a snapshot",
         scopes=["admin"],
         parameters=_named("snapshot_id"),
-        answers={"200": json_answer("SnapshotReleased", "They may go.")},
+        answers={"200": json_answer("SnapshotReleased", "Released: its files may be removed.")},
         errors=(*WITH_TOPIC, 409),
     )

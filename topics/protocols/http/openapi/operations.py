@@ -1,4 +1,4 @@
-"""What operations of the OpenAPI document are put together from."""
+"""Helpers that build the operations of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRICT: Json = {
     "name": "Topics-Strict",
     "in": "header",
     "schema": TEXT,
-    "description": "`1`: unknown fields of the body are 400 `invalid_request`, and not ignored.",
+    "description": "`1`: unknown fields in the body are an error (400 `invalid_request`) instead of being ignored.",
 }
 
 
@@ -47,7 +47,9 @@ def operation(
         made["security"] = [{}, {"bearerAuth": scopes}]
     if body:
         made["requestBody"] = body
-        if body["content"][JSON_TYPE]["schema"]:  # else it is any value, whose fields are the client's own
+        if body["content"][JSON_TYPE][
+            "schema"
+        ]:  # otherwise any value is accepted, with fields of the client's choice
             parameters = [*(parameters or []), STRICT]
     if parameters:
         made["parameters"] = parameters
@@ -77,14 +79,14 @@ def flag(name: str, default: bool, description: str) -> Json:
 def page_of(of: str) -> list[Json]:
     size: Json = {"type": "integer", "minimum": 1, "maximum": limits.LIST_PAGE_MAX, "default": 100}
     return [
-        query("page_size", size, f"Most {of} of the page; what is outside of the range is clamped."),
-        query("cursor", TEXT, "`next_cursor` of the page before."),
+        query(
+            "page_size", size, f"Maximum number of {of} on the page; values outside the range are clamped."
+        ),
+        query("cursor", TEXT, "`next_cursor` of the previous page."),
     ]
 
 
 def topic_name(*, creates: bool = False) -> Json:
     schema: Json = TEXT | ({"pattern": TOPIC_PATTERN} if creates else {"minLength": 1})
-    text = (
-        "Name of the topic." if creates else "Name of the topic; one that no topic can have does not exist."
-    )
+    text = "Name of the topic." if creates else "Name of the topic; an invalid name is not found (404)."
     return {"name": "topic", "in": "path", "required": True, "schema": schema, "description": text}

@@ -1,7 +1,7 @@
-"""The schemas of the OpenAPI document, made from the types that check the bodies.
+"""Schemas of the OpenAPI document, generated from the request and response types.
 
-What those types cannot say (lengths, which fields go together) is added here, and only as far as JSON Schema can tell
-the truth: a length limit counts UTF-8 bytes, `maxLength` characters, so it refuses nothing that the server takes.
+Constraints that the types cannot express (lengths, combinations of fields) are added here. A schema never rejects what
+the server accepts: the server limits UTF-8 bytes, and `maxLength` limits characters to the same number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Json: TypeAlias = dict[str, Any]
 REF = "#/components/schemas/{name}"
 TOPIC_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
 ROUTER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
-# A pattern of topics: tokens between dots, of which one at least is a wildcard; see `_narrow_source`.
+# A pattern of topic names: tokens between dots, at least one of which is a wildcard; see `_narrow_forward`.
 SOURCE_PATTERN = r"^(?:(?:[A-Za-z0-9_:-]+|[*])\.)*(?:[A-Za-z0-9_:-]+|[*]|>)$"
 BASE64_PATTERN = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 # Tokens between dots; only the last may be a lone `>`.
@@ -42,194 +42,195 @@ FILTERS_MAX = 32
 CONFIG_TEXT = {
     "type": "Fixed when the topic is created.",
     "ttl_ms": "Records older than this are no longer delivered; 0: no limit.",
-    "cap_records": "Most records that are kept; 0: no limit.",
-    "cap_bytes": "Most bytes that are kept; 0: no limit.",
-    "discard": "At a cap: drop the oldest, or refuse the write with 422.",
-    "durability": "When a write is acknowledged. It wins over `durable`.",
+    "cap_records": "Maximum number of records to keep; 0: no limit.",
+    "cap_bytes": "Maximum number of bytes to keep; 0: no limit.",
+    "discard": "When a cap is reached: drop the oldest records, or reject the write with 422.",
+    "durability": "When a write is acknowledged. Takes precedence over `durable`.",
     "priority": "Clamped to -1000 to 1000 when used.",
-    "auto_priority": "Priority by recent reads, when `priority` is null.",
+    "auto_priority": "Derive the priority from recent reads if `priority` is null.",
     "auto_create": "Whether a write without `create` may create the topic.",
     "idempotency_window_ms": "How long an idempotency key is remembered; 0: not at all.",
-    "dedupe_node": "false: readers get the records of their own node too.",
-    "lease_ms": "Queues. How long a lease holds, if a claim does not say; clamped to 100 to 86400000.",
-    "claim_jitter_ms": "Queues. Claims that come within this time share evenly; clamped to at most 5000.",
-    "max_deliveries": "Queues. A job that was handed out so often goes to `dead_letter`; 0: no limit.",
-    "dead_letter": "Queues. A topic name, not the queue's own.",
-    "leases_durable": "Queues. Whether leases and counts of deliveries survive a restart.",
-    "cap_per_tag": "Most records of one tag that are kept; 0: no limit.",
-    "retention": "What acks of consumers do to records: nothing, or they go when every consumer is done with them (`interest`), or "
+    "dedupe_node": "false: readers also get the records of their own node.",
+    "lease_ms": "Queues. Default duration of a lease; clamped to 100 to 86400000.",
+    "claim_jitter_ms": "Queues. Jobs are divided evenly among the claims that arrive within this time; clamped to at most 5000.",
+    "max_deliveries": "Queues. Maximum number of deliveries before a job goes to `dead_letter`; 0: no limit.",
+    "dead_letter": "Queues. Name of another topic.",
+    "leases_durable": "Queues. Whether leases and delivery counts survive a restart.",
+    "cap_per_tag": "Maximum number of records to keep per tag; 0: no limit.",
+    "retention": "When acks of consumers delete records: never (`limits`), once every consumer has acked them (`interest`), or "
     "with the first ack (`work_queue`, whose consumers must not overlap).",
-    "max_record_bytes": "Most bytes of one record, if less than the server's limit; 0: the server's limit.",
+    "max_record_bytes": "Maximum bytes of a record, if below the server's limit; 0: the server's limit.",
 }
-DURABLE_TEXT = "Read when `durability` is absent: true means `fsync`, false means `disk`."
+DURABLE_TEXT = "Used if `durability` is absent: true means `fsync`, false means `disk`."
 
 EPOCH_TEXT = (
-    "The topic's `epoch` when `from_seq` was read: if the topic was deleted and created again since, or its head went back, a "
-    "tombstone says so. Without it the cursor is taken as it is."
+    "The topic's `epoch` when `from_seq` was obtained: if the topic has been deleted and created again since, or its head went back, a "
+    "tombstone reports it. Without it the cursor is not checked."
 )
 
 FIELD_TEXT: dict[str, dict[str, str]] = {
     "ConfigBody": CONFIG_TEXT | {"durable": DURABLE_TEXT},
     "Config": CONFIG_TEXT,
     "RecordBody": {
-        "data": "Any JSON value, `null` included; it is returned as it came.",
+        "data": "Any JSON value, `null` included; returned unchanged.",
         "tag": "At most 256 bytes of UTF-8.",
-        "node": "Who wrote it; at most 128 bytes of UTF-8. Default: the write's `node`.",
-        "meta": "Small headers: at most 16 KiB of compact JSON, an object of at most 64 keys.",
-        "ttl_ms": "The record's own time to live; when it ends the record goes silently. 0: none.",
-        "data_base64": "Bytes instead of `data`, without `meta`: in all records of a write or in none.",
+        "node": "The writer; at most 128 bytes of UTF-8. Default: `node` of the write.",
+        "meta": "Small headers: an object of at most 64 keys and 16 KiB of compact JSON.",
+        "ttl_ms": "Time to live of this record; an expired record leaves no tombstone. 0: none.",
+        "data_base64": "Bytes instead of `data`, without `meta`; for all records of a write or none.",
     },
     "TagLastSeq": {"tag": "Exactly this tag.", "seq": "Seq of its newest record; 0: it has none."},
     "WriteBody": {
         "records": "1 to 10000; they get consecutive seqs in this order.",
-        "node": "For records without one; at most 128 bytes of UTF-8.",
-        "idempotency_key": "1 to 256 bytes of UTF-8; it wins over the header `Idempotency-Key`.",
-        "create": "What to do when the topic does not exist: create it, or answer 404. Default: `config.auto_create`.",
-        "config": "Used if this write creates the topic; it then needs the scope `admin`.",
-        "disable_backpressure": "Do not refuse this write under pressure; it waits instead.",
+        "node": "Default `node` of the records; at most 128 bytes of UTF-8.",
+        "idempotency_key": "1 to 256 bytes of UTF-8; takes precedence over the header `Idempotency-Key`.",
+        "create": "If the topic does not exist: create it, or answer 404. Default: `config.auto_create`.",
+        "config": "Configuration of the topic if this write creates it; requires the scope `admin`.",
+        "disable_backpressure": "Do not reject this write under pressure; it waits instead.",
         "if_last_seq": "Write only if this is the topic's head; 0: if it has no records yet.",
         "if_tag_last_seq": "Write only if this is the newest seq of a tag.",
-        "include_epoch": "Whether the answer names the topic's `epoch`.",
+        "include_epoch": "Whether the answer includes the topic's `epoch`.",
     },
     "DiffBody": {
         "from_seq": "Records after this seq.",
-        "limit": "0 means 256; more than 1000 means 1000. For frames: up to 1000000, and as many as fit when absent.",
-        "node": "Leave out records of these nodes.",
-        "include_tags": "Whether records show `$tag`.",
-        "include_meta": "Whether records show `meta`.",
-        "include_data": "Whether records show `data`.",
-        "wait_ms": "How long to wait for a record when there is none; at most 30000.",
-        "max_batch_bytes": "Record bytes of the page, but at least one record. 0 means 1 MiB (frames: 8 MiB); "
+        "limit": "Maximum number of records. 0 means 256; at most 1000. For frames: at most 1000000, and as many as fit if absent.",
+        "node": "Exclude records of these nodes.",
+        "include_tags": "Whether records have `$tag`.",
+        "include_meta": "Whether records have `meta`.",
+        "include_data": "Whether records have `data`.",
+        "wait_ms": "How long to wait for a record if there is none; at most 30000.",
+        "max_batch_bytes": "Maximum record bytes of the page, which has at least one record. 0 means 1 MiB (frames: 8 MiB); "
         "at most 8 MiB.",
         "tag": "Only records whose tag matches.",
         "from_ts": "Only records written at this time or later, in milliseconds since the Unix epoch.",
-        "epoch": f"{EPOCH_TEXT} The answer names the present one.",
-        "include_epoch": "Whether the answer names the topic's `epoch`.",
+        "epoch": f"{EPOCH_TEXT} The answer includes the current one.",
+        "include_epoch": "Whether the answer includes the topic's `epoch`.",
     },
     "DeleteBody": {
         "before_seq": "Records with a smaller seq.",
         "match": "Records whose tag matches.",
-        "subject": "Records whose tag matches this dotted pattern: `*` stands for one token, a final `>` for one or more.",
+        "subject": "Records whose tag matches this dotted pattern: `*` matches one token, a final `>` one or more.",
         "seqs": "These records; at most 10000.",
-        "keep": "All but the newest so many; of each tag, when `match` or `subject` is given.",
+        "keep": "Number of newest records to keep: in all, or per tag if `match` or `subject` is given.",
         "erase": "Overwrite the bytes on disk before answering.",
     },
     "StartBody": {
         "from_seq": "Records after this seq.",
-        "tail": "Only what comes from now on; it wins over `from_seq`.",
+        "tail": "Only records written from now on; takes precedence over `from_seq`.",
         "epoch": EPOCH_TEXT,
     },
     "WatchBody": {
-        "topics": f"1 to {WATCH_TOPICS_MAX} names of topics, or patterns of names, and where each begins. A pattern has a token `*` (any "
-        f"one token) or a last token `>` (one or more), and covers later topics too; {STREAM_TOPICS_MAX} topics in all.",
-        "node": "Leave out records of these nodes.",
-        "limit": "Most records of an event; 0 means 256, more than 1000 means 1000.",
-        "max_batch_bytes": "Record bytes of an event, but at least one record. 0 means 1 MiB; at most 8 MiB.",
-        "heartbeat_ms": "A stream says something at least this often; clamped to 1000 to 60000.",
-        "include_data": "Whether records show `data`.",
-        "include_meta": "Whether records show `meta`.",
-        "include_tags": "Whether records show `$tag`.",
-        "consistency": "`strong`: only what is synced to disk.",
-        "group": "1 to 128 bytes of UTF-8; not together with `node`. Members of a group share: each record goes to exactly one of them.",
-        "include_epoch": "Whether the answer and the events `record` and `tombstone` name the `epoch` of their topic. So it is too when an entry has one.",
+        "topics": f"1 to {WATCH_TOPICS_MAX} topic names or name patterns, each with its start. In a pattern the token `*` matches any one "
+        f"token, and a last token `>` one or more; topics created later are included. At most {STREAM_TOPICS_MAX} topics in all.",
+        "node": "Exclude records of these nodes.",
+        "limit": "Maximum number of records per event. 0 means 256; at most 1000.",
+        "max_batch_bytes": "Maximum record bytes per event, which has at least one record. 0 means 1 MiB; at most 8 MiB.",
+        "heartbeat_ms": "Maximum time between two writes to the stream; clamped to 1000 to 60000.",
+        "include_data": "Whether records have `data`.",
+        "include_meta": "Whether records have `meta`.",
+        "include_tags": "Whether records have `$tag`.",
+        "consistency": "`strong`: only records that are synced to disk.",
+        "group": "1 to 128 bytes of UTF-8; not together with `node`. Each record is delivered to exactly one member of the group.",
+        "include_epoch": "Whether the answer and the events `record` and `tombstone` include the topic's `epoch`. Implied if an entry has an `epoch`.",
     },
 }
 
-NODE_TEXT = "Who asks: 1 to 128 bytes of UTF-8."
+NODE_TEXT = "Name of the caller: 1 to 128 bytes of UTF-8."
 SETTLE_TEXT = {
-    "node": "Whose leases: 1 to 128 bytes of UTF-8.",
-    "seqs": "At most 1000. What `node` has no lease on is skipped.",
-    "lease_ids": "Empty, or one for each seq: the `lease_id` that came with it, or an empty string for whichever there is.",
+    "node": "Holder of the leases: 1 to 128 bytes of UTF-8.",
+    "seqs": "At most 1000. Seqs on which `node` holds no lease are skipped.",
+    "lease_ids": "Empty, or one for each seq: its `lease_id`, or an empty string for any lease.",
 }
-REASON_TEXT = "At most 1024 bytes of UTF-8; goes into the `meta` of the dead letter."
+REASON_TEXT = "At most 1024 bytes of UTF-8; stored in the `meta` of the dead letter."
 FIELD_TEXT |= {
     "ClaimBody": {
         "node": NODE_TEXT,
-        "max": "Most jobs; clamped to 1 to 1000.",
-        "lease_ms": "How long the leases hold; clamped to 100 to 86400000. Default: the topic's `lease_ms`.",
-        "wait_ms": "How long to wait for a job when there is none; at most 30000.",
+        "max": "Maximum number of jobs; clamped to 1 to 1000.",
+        "lease_ms": "Duration of the leases; clamped to 100 to 86400000. Default: the topic's `lease_ms`.",
+        "wait_ms": "How long to wait for a job if there is none; at most 30000.",
     },
     "FetchBody": {
         "node": NODE_TEXT,
-        "max": "Most records; clamped to 1 to 1000.",
-        "max_bytes": "Record bytes of the answer, but at least one record. 0 means 1 MiB; at most 8 MiB.",
-        "wait_ms": "How long to wait for a record when there is none; at most 30000.",
-        "lease_ms": "How long the leases hold; clamped to 100 to 86400000. Default: as the consumer says.",
+        "max": "Maximum number of records; clamped to 1 to 1000.",
+        "max_bytes": "Maximum record bytes of the answer, which has at least one record if any is ready. 0 means 1 MiB; at most 8 MiB.",
+        "wait_ms": "How long to wait for a record if there is none; at most 30000.",
+        "lease_ms": "Duration of the leases; clamped to 100 to 86400000. Default: that of the consumer.",
     },
     "AckBody": SETTLE_TEXT,
     "NackBody": SETTLE_TEXT
     | {
-        "delay_ms": "Not before this time has passed; at most 86400000.",
-        "kind": "`retry`: hand it out again. `release`: the same, and this delivery does not count. `dead`: to the dead letter topic.",
+        "delay_ms": "Delay before the next delivery; at most 86400000.",
+        "kind": "`retry`: deliver again. `release`: the same, without counting this delivery. `dead`: move to the dead letter topic.",
         "reason": REASON_TEXT,
     },
-    "ExtendBody": SETTLE_TEXT | {"lease_ms": "The leases end so long from now; clamped to 100 to 86400000."},
+    "ExtendBody": SETTLE_TEXT
+    | {"lease_ms": "The leases expire this long from now; clamped to 100 to 86400000."},
     "TermBody": SETTLE_TEXT | {"reason": REASON_TEXT},
     "DeliverFrom": {
-        "from_seq": "Begin at this seq.",
-        "from_ts": "Begin at the first record written at this time or later.",
+        "from_seq": "Start at this seq.",
+        "from_ts": "Start at the first record written at this time or later.",
     },
     "ConsumerBody": {
-        "ack": "`explicit`: each record by itself; `all`: an ack covers all before it; `none`: nothing is leased.",
-        "ack_wait_ms": "How long a lease holds; clamped to 100 to 86400000.",
-        "max_deliver": "Most deliveries of a record; 0: no end.",
-        "backoff_ms": "How long the lease of the first, second … delivery holds, instead of `ack_wait_ms`; at most 32 steps, each clamped to "
+        "ack": "`explicit`: each record is acked; `all`: an ack includes all records before it; `none`: no acks and no leases.",
+        "ack_wait_ms": "Duration of a lease; clamped to 100 to 86400000.",
+        "max_deliver": "Maximum number of deliveries of a record; 0: no limit.",
+        "backoff_ms": "Lease durations of the first, second, … delivery, instead of `ack_wait_ms`; at most 32, each clamped to "
         "100 to 86400000.",
-        "filter": "Only records whose tag matches: a predicate, or a list of at most 32 of which any is enough, subject patterns and "
-        "predicates in brackets. Each has at most 256 bytes. A subject pattern alone is a list of one: a plain string is a predicate, where only a final "
-        "`*` is special, and one that looks like a subject pattern is refused.",
-        "deliver": "Where it begins when it is created.",
-        "max_ack_pending": "Most records that are handed out and not done; clamped to 1 to 100000.",
-        "max_waiting": "Most fetches and streams that wait at once; clamped to 1 to 10000.",
-        "headers_only": "Leave `data` out.",
-        "dead_letter": "Topic for records whose last delivery was in vain; not the consumer's own.",
-        "inactive_ttl_ms": "Remove the consumer after so long without use; 0: never, else clamped to 1000 to 2592000000.",
-        "replay": "`original`: with the pauses that the records were written with.",
+        "filter": "Only records whose tag matches: a predicate, or a list of at most 32 subject patterns and predicates in brackets, any of "
+        "which must match. Each has at most 256 bytes. Write a single subject pattern as a list of one: a plain string is a predicate, in which "
+        "only a final `*` is special, and is rejected if it looks like a subject pattern.",
+        "deliver": "Start position of a new consumer.",
+        "max_ack_pending": "Maximum number of records delivered and not acked; clamped to 1 to 100000.",
+        "max_waiting": "Maximum number of waiting fetches and streams; clamped to 1 to 10000.",
+        "headers_only": "Omit `data`.",
+        "dead_letter": "Topic for records whose last delivery failed; not the consumer's own topic.",
+        "inactive_ttl_ms": "Remove the consumer after this long without use; 0: never, otherwise clamped to 1000 to 2592000000.",
+        "replay": "`original`: at the pace at which the records were written.",
     },
-    "PauseBody": {"until_ts": "In milliseconds since the Unix epoch; 0: until it is resumed."},
+    "PauseBody": {"until_ts": "In milliseconds since the Unix epoch; 0: until resumed."},
     "ResetTo": {
-        "seq": "Begin at this seq.",
-        "ts": "Begin at the first record written at this time or later.",
+        "seq": "Start at this seq.",
+        "ts": "Start at the first record written at this time or later.",
     },
     "ResetBody": {
-        "to": "Where to begin again.",
-        "dry_run": "Change nothing, and tell what would change.",
-        "epoch": "With a seq: the `epoch` of the topic when it was read. 409 if that seq is another record now.",
+        "to": "The new position.",
+        "dry_run": "Change nothing, and return what would change.",
+        "epoch": "With a seq: the topic's `epoch` when the seq was obtained. 409 if the seq belongs to another record now.",
     },
     "ForwardBody": {
-        "source": "A topic, created if it does not exist; or a pattern of names (a token `*` is any one token, a last token `>` one or more), "
-        "which covers later topics too and may not match `dest`.",
-        "dest": "Another topic. All that feeds it has the same `source`.",
-        "preserve_node": "Whether copies have the `node` of the record.",
-        "preserve_tag": "Whether copies have the `tag` of the record.",
-        "create_dest": "Whether `dest` is created if it does not exist; else that is a 404.",
-        "filter": "Only records whose tag matches: a predicate, or a list of at most 32 of which any is enough, subject patterns with a wildcard "
-        "and predicates in brackets. Each has at most 256 bytes.",
-        "allow_cycle": "Whether copies may come back to where they come from; they go on for at most 8 hops.",
-        "guarantee": "`exactly_once`: each copy says in its `meta` where it comes from, and is left out if the dest has it already.",
+        "source": "A topic, created if it does not exist; or a name pattern (the token `*` matches any one token, a last token `>` one or more), "
+        "which includes topics created later and must not match `dest`.",
+        "dest": "Another topic. All routers into it must have the same `source`.",
+        "preserve_node": "Whether copies keep the `node` of the record.",
+        "preserve_tag": "Whether copies keep the `tag` of the record.",
+        "create_dest": "Whether to create `dest` if it does not exist; otherwise the answer is 404.",
+        "filter": "Only records whose tag matches: a predicate, or a list of at most 32 subject patterns with a wildcard and predicates in brackets, "
+        "any of which must match. Each has at most 256 bytes.",
+        "allow_cycle": "Whether copies may return to their origin; they are forwarded for at most 8 hops.",
+        "guarantee": "`exactly_once`: each copy has its origin in `meta`, and is skipped if the dest already has it.",
     },
 }
 FIELD_TEXT |= {
     "BeginBody": {
-        "producer": "Who makes the batches, such as the id of a query: 1 to 256 bytes of UTF-8.",
-        "batch": "Number of the batch; a producer commits them in rising order.",
-        "ttl_ms": "After so long without a call the transaction is gone; clamped to 1000 to 604800000.",
-        "create": "What to do when the topic does not exist: create it, or answer 404. Default: create it.",
+        "producer": "Writer of the batches, such as the id of a query: 1 to 256 bytes of UTF-8.",
+        "batch": "Number of the batch; a producer commits batches in increasing order.",
+        "ttl_ms": "The transaction expires after this long without a call; clamped to 1000 to 604800000.",
+        "create": "If the topic does not exist: create it, or answer 404. Default: create it.",
     },
     "StageBody": {
-        "part": "What a task of the producer made, such as the names of partition and attempt: 1 to 128 bytes of UTF-8.",
-        "chunk": "Number of the chunk within its part, from 0.",
+        "part": "Output of one task of the producer, named for example after partition and attempt: 1 to 128 bytes of UTF-8.",
+        "chunk": "Number of the chunk within its part, starting at 0.",
         "records": "1 to 10000, as in a write.",
-        "node": "For records without one; at most 128 bytes of UTF-8.",
+        "node": "Default `node` of the records; at most 128 bytes of UTF-8.",
     },
     "CommitPart": {
         "part": "Name of the part.",
-        "chunks": "How many it has: 0 to one less of them are appended, in this order.",
-        "records": "How many records these have together.",
+        "chunks": "Number of chunks: those with numbers below it are appended, in order.",
+        "records": "Number of records in these chunks.",
     },
     "CommitPartsBody": {
-        "parts": "In the order in which they appear; what is staged and not named here is thrown away.",
-        "wait_ms": "How long to wait for the end of it; at most 30000.",
+        "parts": "In the order in which they are appended; staged parts that are not listed are discarded.",
+        "wait_ms": "Maximum time to wait for completion; at most 30000.",
     },
 }
 CONSUMER_REQUESTS = (
@@ -251,7 +252,7 @@ SETTLE_LIMITS: dict[str, Json] = {
     "seqs": {"maxItems": SETTLE_SEQS_MAX},
     "lease_ids": {"items": {"type": "string", "pattern": "^(lease_[0-9a-f]{1,16})?$"}},
 }
-# Limits by component and field. `pattern` and the lengths concern strings only, so `null` passes where it may.
+# Limits by component and field. `pattern` and lengths apply to strings only, so `null` still passes where it is allowed.
 _LIMITS: dict[str, dict[str, Json]] = {
     "ConfigBody": {"dead_letter": {"pattern": TOPIC_PATTERN}},
     "RecordBody": {
@@ -297,7 +298,7 @@ _LIMITS: dict[str, dict[str, Json]] = {
 
 
 def components() -> Json:
-    """Every schema, by its name."""
+    """All schemas, by name."""
     record = _without_raw_default(requests.RecordBody)
     write = _copy(requests.WriteBody, records=list[record])  # type: ignore[valid-type]
     stage = _copy(requests.StageBody, records=list[record])  # type: ignore[valid-type]
@@ -332,14 +333,14 @@ def components() -> Json:
 
 
 def _without_raw_default(body: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A copy whose Raw fields have no default: msgspec cannot write such a default into a schema."""
+    """A copy whose Raw fields have no default: msgspec cannot put a Raw default into a schema."""
     return _copy(
         body, **{f.name: f.type for f in msgspec.structs.fields(body) if isinstance(f.default, msgspec.Raw)}
     )
 
 
 def _copy(body: type[msgspec.Struct], **types: Any) -> type[msgspec.Struct]:
-    """The same struct with other types for some fields, which lose their default."""
+    """A copy with other types for some fields, which lose their defaults."""
     fields: list[Any] = []
     for f in msgspec.structs.fields(body):
         if f.name in types:
@@ -352,7 +353,7 @@ def _copy(body: type[msgspec.Struct], **types: Any) -> type[msgspec.Struct]:
 
 
 def _narrow(found: Json) -> None:
-    """Which fields go together."""
+    """Add constraints on combinations of fields."""
     record, write, delete = found["RecordBody"], found["WriteBody"], found["DeleteBody"]
     absent, text = {"type": "null"}, {"type": "string"}
     record.pop("required", None)
@@ -379,7 +380,7 @@ def _narrow(found: Json) -> None:
     }
     for body, field, name in (("DiffBody", "tag", "ReadPredicate"), ("DeleteBody", "match", "TagPredicate")):
         properties = found[body]["properties"]
-        # A bare reference beside `null`; the description stays with the field.
+        # A reference or `null`; the description stays with the field.
         properties[field] = {
             "anyOf": [{"$ref": REF.format(name=name)}, absent],
             "default": None,
@@ -395,10 +396,10 @@ def _narrow(found: Json) -> None:
 
 
 def _narrow_filter(found: Json, forms: dict[str, Json]) -> None:
-    """A predicate, or a list of patterns and predicates that does not look like a predicate itself."""
+    """A predicate, or a list of patterns and predicates that is not itself a predicate."""
     short: Json = {"maxLength": TAG_CHARACTERS_MAX}
     predicates = [_tuple(op, value | short) for op, value in forms.items()]
-    looks_so: Json = {
+    is_predicate: Json = {
         "prefixItems": [{"const": "tag"}, {"enum": [*forms]}, {"type": "string"}],
         "minItems": 3,
         "maxItems": 3,
@@ -407,7 +408,7 @@ def _narrow_filter(found: Json, forms: dict[str, Json]) -> None:
         "type": "array",
         "maxItems": FILTERS_MAX,
         "items": {"anyOf": [forms["Subject"] | short, *predicates]},
-        "not": looks_so,
+        "not": is_predicate,
     }
     field = found["ConsumerBody"]["properties"]["filter"]
     plain: Json = {"type": "string", "not": {"pattern": requests.PATTERN_IN_A_STRING}}
@@ -420,7 +421,7 @@ def _narrow_forward(found: Json, forms: dict[str, Json]) -> None:
     properties["source"]["anyOf"] = [{"pattern": TOPIC_PATTERN}, wild]
     short: Json = {"maxLength": TAG_CHARACTERS_MAX}
     predicates = [_tuple(op, value | short) for op, value in forms.items()]
-    # Only what has a wildcard: a wrong predicate is not to be taken for three patterns.
+    # A wildcard is required: otherwise a malformed predicate would pass as three patterns.
     pattern: Json = {"type": "string", "allOf": [{"pattern": SUBJECT_PATTERN}, {"pattern": WILDCARD}]}
     several: Json = {
         "type": "array",
@@ -443,9 +444,9 @@ def _tuple(op: str, value: Json) -> Json:
 
 def _predicate(forms: dict[str, Json]) -> Json:
     tuples = [_tuple(op, value) for op, value in forms.items()]
-    text = 'A tag; a prefix and a final `*`; or `["tag", op, value]`: `Eq` is the tag itself, `Glob` a prefix and a final `*`'
+    text = 'A tag; a prefix with a final `*`; or `["tag", op, value]`: `Eq` is the tag itself, `Glob` a prefix with a final `*`'
     if "Subject" in forms:
-        text += ", `Subject` a dotted pattern where `*` stands for one token and a final `>` for one or more"
+        text += ", `Subject` a dotted pattern in which `*` matches one token and a final `>` one or more"
     return {
         "description": text + ". Records without a tag never match.",
         "anyOf": [{"type": "string"}, *tuples],

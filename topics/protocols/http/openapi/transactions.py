@@ -28,7 +28,7 @@ def transaction_paths() -> Json:
 
 
 def _names() -> list[Json]:
-    text = "`txn` as the begin gave it."
+    text = "`txn` returned by the begin call."
     txn = {
         "name": "txn",
         "in": "path",
@@ -43,13 +43,13 @@ def _begin() -> Json:
     return operation(
         "begin_transaction",
         "transactions",
-        "Open the transaction of a batch, or learn what became of it",
+        "Open the transaction of a batch, or get its state",
         scopes=["write"],
-        description="Repeating it changes nothing. A batch at or before the producer's last committed one is `committed`. A topic that does not exist "
-        "is created as by a write.",
+        description="Idempotent. A batch up to the producer's last committed one is reported as `committed`. A topic that does not exist "
+        "is created, as by a write.",
         parameters=[topic_name(creates=True)],
         body={"required": True, "content": {JSON_TYPE: content_of("BeginBody")}},
-        answers={"200": json_answer("Transaction", "Where it is.")},
+        answers={"200": json_answer("Transaction", "The state of the transaction.")},
         errors=(*WITH_TOPIC, *WITH_BODY),
     )
 
@@ -58,13 +58,13 @@ def _stage() -> Json:
     return operation(
         "stage_chunk",
         "transactions",
-        "Put a chunk of records into a transaction",
+        "Stage a chunk of records in a transaction",
         scopes=["write"],
-        description="The records are checked as those of a write are, and appear when the transaction is committed. A chunk that is there already "
-        "stays as it is.",
+        description="The records are validated like those of a write, and become visible when the transaction is committed. A chunk that is "
+        "already staged is not replaced.",
         parameters=_names(),
         body={"required": True, "content": {JSON_TYPE: content_of("StageBody")}},
-        answers={"200": json_answer("ChunkStaged", "The chunk is in the transaction.")},
+        answers={"200": json_answer("ChunkStaged", "The chunk is staged.")},
         errors=(*WITH_TOPIC, *WITH_BODY, 409),
     )
 
@@ -73,15 +73,15 @@ def _commit() -> Json:
     return operation(
         "commit_transaction",
         "transactions",
-        "Append what was staged",
+        "Append the staged records",
         scopes=["write"],
-        description="Once it is decided the server finishes by itself, also after a crash, and the batch is there once, however often this is "
-        "repeated. A batch that fits one entry of the log appears at once, a larger one bit by bit.",
+        description="Once decided, the server completes the commit by itself, even after a crash, and the batch is appended exactly once, "
+        "however often this call is repeated. A batch that fits into one log entry becomes visible at once, a larger one in steps.",
         parameters=_names(),
         body={"required": True, "content": {JSON_TYPE: content_of("CommitPartsBody")}},
         answers={
-            "200": json_answer("Transaction", "Committed, and synced whatever the topic's durability."),
-            "202": json_answer("Transaction", "Not at its end within `wait_ms`; ask again."),
+            "200": json_answer("Transaction", "Committed and synced, whatever the topic's durability."),
+            "202": json_answer("Transaction", "Not finished within `wait_ms`; repeat the call."),
         },
         errors=(*WITH_TOPIC, *WITH_BODY, 409, 422),
     )
@@ -91,10 +91,10 @@ def _abort() -> Json:
     return operation(
         "abort_transaction",
         "transactions",
-        "Give a transaction up",
+        "Abort a transaction",
         scopes=["write"],
-        description="What was staged is thrown away. A body is ignored.",
+        description="The staged records are discarded. A body is ignored.",
         parameters=_names(),
-        answers={"200": json_answer("TransactionAborted", "It is gone.")},
+        answers={"200": json_answer("TransactionAborted", "Aborted.")},
         errors=(*KEYED, 404, 409, 503),
     )
