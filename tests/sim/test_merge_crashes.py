@@ -49,7 +49,7 @@ def finish(h: Harness) -> None:
     """What a job does that lost its server."""
     for _ in range(20):
         answer = h.send(mrg.PlanMerge("t"))
-        if not isinstance(answer, mrg.MergeAnswer):
+        if not isinstance(answer, mrg.MergeReply):
             h.pass_time(70_000)
             continue
         if answer.body["plan_id"] is None:
@@ -201,7 +201,7 @@ def test_a_start_from_the_older_snapshot(moves: int) -> None:
         body = plan(h)
         work(h, body)
         h.do(c.Delete("t", seqs=[6]))
-        assert isinstance(commit(h, body), mrg.MergeAnswer)
+        assert isinstance(commit(h, body), mrg.MergeReply)
         for _ in range(checkpoints):
             h.append("t", b'"more"')
             h.checkpoint()
@@ -239,7 +239,7 @@ def test_a_new_generation_that_has_rotted_leaves_the_old_one() -> None:
     """Between the commit and the next snapshot the index of the output is damaged."""
     h, body = begin()
     before = seen(h)
-    assert isinstance(commit(h, body), mrg.MergeAnswer)
+    assert isinstance(commit(h, body), mrg.MergeReply)
     h.kill()
     path = next(path for path in h.disk.paths() if path.endswith("-1.idx"))
     handle = h.disk.open(path)

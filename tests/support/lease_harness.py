@@ -145,7 +145,7 @@ class LeaseHarness(Harness):
 
     def end_move(self, letters: list[k.DeadLetter], *, done: bool = True) -> None:
         last = letters[-1]
-        self.do(k.EndMove("q", last.source_id, last.number, done))
+        self.do(k.SettleDeadLetters("q", last.source_id, last.number, done))
 
     def ship(self) -> int:
         """Send letters until there are none; how many went."""

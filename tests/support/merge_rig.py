@@ -73,7 +73,7 @@ def merged(h: Harness, **options: Any) -> dict[str, Any]:
     body = plan(h, **options)
     work(h, body)
     answer = commit(h, body)
-    assert isinstance(answer, mrg.MergeAnswer), answer
+    assert isinstance(answer, mrg.MergeReply), answer
     return answer.body
 
 

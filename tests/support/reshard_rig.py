@@ -233,7 +233,7 @@ class Fleet:
         shipped = 0
         while letters := self.letters(topic):
             taken = self.take_letters(letters)
-            self.do(k.EndMove(topic, letters[0].source_id, taken.last_number, True))
+            self.do(k.SettleDeadLetters(topic, letters[0].source_id, taken.last_number, True))
             self.seat(topic).rest()
             shipped += len(letters)
         return shipped

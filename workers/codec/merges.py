@@ -91,5 +91,5 @@ _READERS: dict[str, Reader] = {
 }
 
 
-def rendered(answer: mrg.MergeAnswer, total_ms: float) -> Rendered:
+def rendered(answer: mrg.MergeReply, total_ms: float) -> Rendered:
     return json_reply(dict(answer.body), total_ms, OK if answer.is_final else ACCEPTED)

@@ -1,7 +1,7 @@
 """Dead letters on their way: from a topic of this shard to the topic that takes them, here or at another worker.
 
-    moving ──▶ TakeLetters at the target's shard ──▶ EndMove here
-      ▲            │ refused: EndMove gives them back, and they become ready again
+    moving ──▶ TakeLetters at the target's shard ──▶ SettleDeadLetters here
+      ▲            │ refused: SettleDeadLetters gives them back, and they become ready again
       └── a pause ─┘ nobody knows: the same once more
 
 The engine says which letters there are, and has logged each with a number before it does; the target remembers the last
@@ -178,7 +178,7 @@ class Outbox:
         log = self._engine.shard.published.get(command.topic)
         if log is None or len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
             return False
-        held = HeldAnswer(log, command.letters, command.letters_ms * 1000 + WAIT_US, size, send)
+        held = HeldAnswer(log, command.last_dead_letter, command.dead_letters_ms * 1000 + WAIT_US, size, send)
         if not self._is_waiting(held):
             return False
         self._held.append(held)
@@ -275,10 +275,10 @@ class Outbox:
 
     def _end(self, batch: OutboxBatch, number: int, *, done: bool) -> None:
         batch.done = done
-        self._submit(batch, cmd.EndMove(batch.topic, batch.source_id, number, done))
+        self._submit(batch, cmd.SettleDeadLetters(batch.topic, batch.source_id, number, done))
 
     def _ended(self, batch: OutboxBatch, result: object) -> None:
-        if not isinstance(result, cmd.MoveEnded):  # the topic is gone, or the shard may not write
+        if not isinstance(result, cmd.DeadLettersSettled):  # the topic is gone, or the shard may not write
             self._later(batch)
             return
         source = batch.source

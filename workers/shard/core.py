@@ -651,7 +651,7 @@ class ShardCore:
             return
         elif (
             isinstance(command, con.MovesDeadLetters)
-            and command.letters
+            and command.last_dead_letter
             and self._waits(token, command, result, sync_ms)
         ):
             return

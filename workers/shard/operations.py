@@ -99,7 +99,7 @@ class OperationCodec:
                 return replies.tag_counts(result, replies.cursor_text(last), total_ms)
             case cmd.DeletedRanges():
                 return replies.deleted_ranges(result, total_ms)
-            case mrg.MergeAnswer():
+            case mrg.MergeReply():
                 return consolidation_requests.rendered(result, total_ms)
             case con.DeadLettersTaken() | fwd.CopiesTaken():
                 return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)

@@ -1,1 +1,1 @@
-"""Commands that a shard takes, and their results."""
+"""Commands to a shard and their results, with the columns of records that they carry."""

@@ -1,7 +1,7 @@
-"""What a shard can be asked about consumers, and what it answers.
+"""Commands on consumers, and their results.
 
-The consumer `""` of a queue is its built-in one: an ack deletes the job. A named consumer has a place of its own on
-any topic and leaves the log alone, unless the topic's `retention` says otherwise.
+The consumer `""` of a queue is its built-in one: an ack deletes the job. A named consumer has its own cursor on any topic,
+and its acks delete nothing unless the topic's `retention` says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from topics.api.config import ConsumerConfig
 from topics.engine.commands.page import Page, Tombstone
 
-QUEUE = ""  # the name of a queue's own consumer
+QUEUE = ""  # name of the built-in consumer of a queue
 
 SettleKind: TypeAlias = Literal["ack", "nack", "extend", "term"]
 NackKind: TypeAlias = Literal["retry", "release", "dead"]
@@ -20,34 +20,34 @@ NackKind: TypeAlias = Literal["retry", "release", "dead"]
 
 @dataclass(slots=True)
 class MovesDeadLetters:
-    """A command that may send dead letters. The shard notes the number of the last one that it sent, and when."""
+    """A command that may send dead letters. The shard sets the number of the last one it sent, and the time."""
 
     topic: str
-    letters: int = field(default=0, init=False, repr=False)
-    letters_ms: int = field(default=0, init=False, repr=False)  # on the monotonic clock
+    last_dead_letter: int = field(default=0, init=False, repr=False)
+    dead_letters_ms: int = field(default=0, init=False, repr=False)  # monotonic clock
 
 
 @dataclass(slots=True)
 class Claim(MovesDeadLetters):
-    """Hand out records under leases, each to one node until it is settled or its lease has expired.
+    """Deliver records to a node under leases. A leased record is not delivered again until it is settled or the lease expires.
 
-    Without anything to hand out the answer is empty, or waits: up to `wait_ms`, or, `standing`, for as long as it takes.
-    A standing claim is answered only with records or a tombstone, or with an error.
+    If there is nothing to deliver, the result is empty, or the claim waits: up to `wait_ms`, or without limit if `standing`.
+    The result of a standing claim is records, a tombstone or an error, never empty.
     """
 
     consumer: str = QUEUE
     node: bytes = b""
     max: int = 1
-    lease_ms: int = 0  # 0: as the topic or the consumer says
+    lease_ms: int = 0  # 0: as configured for the topic or consumer
     max_bytes: int = 0  # 0: CLAIM_BYTES_DEFAULT
     wait_ms: int = 0
     standing: bool = False
-    connection: int = 0  # not 0: `Release` of that number gives back what this claim got and was not settled
+    connection: int = 0  # if not 0, `Release` with this number returns the unsettled records of this claim
 
 
 @dataclass(slots=True)
 class Claimed:
-    """The page's records in ascending order, and for each its lease. Of a consumer without acks the lease ids are 0."""
+    """Records in ascending order of seq, with one lease each. Without acks the lease ids are 0."""
 
     topic: str
     consumer: str
@@ -55,16 +55,16 @@ class Claimed:
     lease_ids: list[int]
     deadlines: list[int]
     deliveries: list[int]
-    ready: int  # what could be claimed after this
-    tombstone: Tombstone | None = None  # what the consumer will never get: lost before it came there
+    ready: int  # records that can still be claimed
+    tombstone: Tombstone | None = None  # records lost before the consumer reached them
 
 
 @dataclass(slots=True)
 class Settle(MovesDeadLetters):
-    """What became of records that `node` has leases on. A seq without such a lease is skipped.
+    """Ack, nack, extend or terminate leases of `node`. A seq that the node has no lease on is skipped.
 
-    `lease_ids` is empty or as long as `seqs`; 0 stands for "whichever lease the node has". At a consumer that
-    acks all the highest seq counts, and everything that was handed out up to there is acked.
+    `lease_ids` is empty or as long as `seqs`; 0 matches any lease of the node. With a consumer of ack policy "all" only the
+    highest seq counts: every record delivered up to it is acked.
     """
 
     kind: SettleKind
@@ -74,7 +74,7 @@ class Settle(MovesDeadLetters):
     consumer: str = QUEUE
     delay_ms: int = 0  # of a nack
     nack: NackKind = "retry"
-    reason: str = ""  # of a nack "dead" or a term: goes into the dead letter's meta
+    reason: str = ""  # of a nack "dead" or a term: stored in the meta of the dead letter
     lease_ms: int = 0  # of an extend
 
 
@@ -88,12 +88,12 @@ class Settled:
     ready: int
     in_flight: int
     deadlines: dict[int, int] = field(default_factory=dict)  # of an extend: by seq
-    synced: bool = False  # the answer waited for a sync
+    synced: bool = False  # the result waited for a sync
 
 
 @dataclass(slots=True)
 class Release:
-    """A connection is gone: what was leased over it is ready again at once. Its standing claim goes without an answer."""
+    """A connection closed: its leased records become ready at once, and its standing claim gets no result."""
 
     topic: str
     consumer: str
@@ -128,7 +128,7 @@ class ConsumerDropped:
 
 @dataclass(slots=True)
 class PauseConsumer:
-    """Nothing is handed out until `until_ms` (engine time; 0: until somebody resumes it), or, not `paused`, from now on."""
+    """Stop deliveries until `until_ms` (engine time; 0: until resumed), or resume them if not `paused`."""
 
     topic: str
     consumer: str
@@ -138,9 +138,9 @@ class PauseConsumer:
 
 @dataclass(slots=True)
 class ResetConsumer:
-    """Begin again at a seq, a time, the start or the end. What was handed out is forgotten.
+    """Move the cursor to a seq, a time, the start or the end. Leases and delivery counts are dropped.
 
-    With `dry_run` nothing changes and the answer says what would.
+    With `dry_run` nothing changes, and the result says what would.
     """
 
     topic: str
@@ -148,19 +148,17 @@ class ResetConsumer:
     to: Literal["start", "end", "seq", "ts"]
     value: int = 0
     dry_run: bool = False
-    epoch: str | None = None  # of the seq; see flows.py
+    epoch: str | None = None  # in which the seq was read; see flows.py
 
 
 @dataclass(slots=True)
 class ConsumerReset:
     state: ConsumerState
     dry_run: bool
-    from_seq: (
-        int  # where it stood, and where it stands or would stand: the next seq that was never handed out
-    )
-    to_seq: int
-    redelivers: int  # live records that it gets again
-    skips: int  # live records that it does not get any more
+    from_seq: int  # old cursor: the next seq that was never delivered
+    to_seq: int  # new cursor
+    redelivers: int  # live records that are delivered again
+    skips: int  # live records that are no longer delivered
 
 
 @dataclass(slots=True)
@@ -183,28 +181,28 @@ class ConsumerState:
     config: ConsumerConfig
     created: bool  # by this request
     created_ts: int
-    cursor: int  # the next seq that was never handed out
-    delivered: int  # records handed out, each redelivery counted
+    cursor: int  # the next seq that was never delivered
+    delivered: int  # deliveries, including redeliveries
     redelivered: int
     ack_floor: int  # everything up to here is settled
-    ack_pending: int  # handed out and not settled: leased, or waiting to be handed out again
-    in_flight: int  # of them under a lease that holds
+    ack_pending: int  # delivered and not settled: leased, or waiting for redelivery
+    in_flight: int  # under a lease that has not expired
     acked: int
     dead_lettered: int
-    given_up: int  # had their last delivery and no dead letter to go to
+    given_up: int  # dropped after the last delivery, without a dead letter topic
     waiting: int  # parked fetches and streams
-    lag_records: int  # live records that match and were never handed out
+    lag_records: int  # live records that match and were never delivered
     lag_ms: int  # the age of the oldest of them
     last_activity_ts: int
     paused: bool
     paused_until_ts: int
-    stalled: bool  # there is work and it may not be handed out: too much is not settled
-    tombstone: Tombstone | None = None  # the next fetch will tell of this
+    stalled: bool  # records are ready, but too many deliveries are unsettled
+    tombstone: Tombstone | None = None  # returned by the next fetch
 
 
 @dataclass(slots=True)
 class ConsumerList:
-    """Up to `limit` + 1 rows: the extra one says that there is more."""
+    """Up to `limit` + 1 rows; the extra row means that there are more."""
 
     topic: str
     consumers: list[ConsumerState]
@@ -215,7 +213,7 @@ class ConsumerList:
 
 @dataclass(slots=True)
 class DeadLetter:
-    """A record on its way to a dead letter topic. (source id, number) names it for good: numbers of one source rise."""
+    """A record to be appended to a dead letter topic. (source_id, number) identifies it; the numbers of a source increase."""
 
     source: str  # topic name
     source_id: int
@@ -230,16 +228,16 @@ class DeadLetter:
     tag: bytes | None
     node: bytes | None
     raw: bool = False
-    header_len: int = 0  # of raw bytes: as much of the data is its header block
+    header_len: int = 0  # of raw data: length of its header block
 
 
 @dataclass(slots=True)
 class TakeDeadLetters:
-    """At the target: append those letters that are not there yet, in one batch, and remember the last number."""
+    """To the target's shard: append the dead letters that it does not have yet in one batch, and store the last number."""
 
     topic: str
     source_id: int
-    letters: list[DeadLetter]
+    dead_letters: list[DeadLetter]
 
 
 @dataclass(slots=True)
@@ -250,8 +248,8 @@ class DeadLettersTaken:
 
 
 @dataclass(slots=True)
-class EndMove:
-    """At the source: the target has the letters up to `number` (`done`), or refused them and they become ready again."""
+class SettleDeadLetters:
+    """To the source's shard: the target has the dead letters up to `number` (`done`), or refused them, and they are ready again."""
 
     topic: str
     source_id: int
@@ -260,7 +258,7 @@ class EndMove:
 
 
 @dataclass(slots=True)
-class MoveEnded:
+class DeadLettersSettled:
     topic: str
 
 
@@ -273,10 +271,10 @@ ConsumerChange: TypeAlias = (
     | PauseConsumer
     | ResetConsumer
     | TakeDeadLetters
-    | EndMove
+    | SettleDeadLetters
 )
 ConsumerQuery: TypeAlias = GetConsumer | ListConsumers
 ConsumerResult: TypeAlias = (
     Claimed | Settled | Released | ConsumerState | ConsumerDropped | ConsumerReset | ConsumerList | DeadLettersTaken
-    | MoveEnded
+    | DeadLettersSettled
 )  # fmt: skip

@@ -1,13 +1,13 @@
-"""What a shard can be asked about forwards (rules that copy one topic into another), and what it answers.
+"""Commands on forwards (rules that copy one topic into another), and their results.
 
 A forward has three parts, each logged by the shard that owns it:
 
     catalog (shard 0)      the rule itself: `PutForward`, `DropForward`
-    shard of the source    its *outflow*: the rule, and from which seq on each topic is copied
-    shard of the dest      its *inflow*: how far the copies of each source have come, and how many there are
+    shard of the source    its *outflow*: the rule, and the seq from which each topic is copied
+    shard of the dest      its *inflow*: the last seq copied from each source, and the number of copies
 
-The inflow is the authority: copies and the new mark are one envelope, so that a copy is there once, whoever crashes. The
-uid names a rule for good; a copy under a uid that the dest does not know is refused.
+The inflow is authoritative: copies and the new position are written in one envelope, so a crash of either side cannot
+duplicate a copy. The uid identifies a rule for good; copies under a uid that the dest does not know are refused.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from topics.engine.core.subjects import parse_pattern
 
 TagOp: TypeAlias = Literal["Eq", "Glob", "Subject"]
 Guarantee: TypeAlias = Literal["at_least_once", "exactly_once"]
-# "making": the other two parts may not be there yet. "ending": they may still be there. Both are gone on with after a crash.
+# "making": the other two parts may not exist yet. "ending": they may still exist. Both continue after a crash.
 ForwardState: TypeAlias = Literal["making", "active", "ending"]
 
 HOPS_MAX = 8
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):
-    """A rule. Stored in full by the catalog and by the outflow."""
+    """A rule, as stored by the catalog and by the outflow."""
 
     uid: int
     name: str
@@ -36,12 +36,12 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     dest: str
     preserve_node: bool = True
     preserve_tag: bool = True
-    filter: tuple[tuple[TagOp, str], ...] = ()  # any of them; none: every record
-    filter_is_list: bool = False  # how it was written, and is echoed
+    filter: tuple[tuple[TagOp, str], ...] = ()  # any of them; empty: every record
+    filter_is_list: bool = False  # as it was written, for echoing
     allow_cycle: bool = False
     guarantee: Guarantee = "at_least_once"
     state: ForwardState = "making"
-    made_source: bool = False  # the topics that it has made itself: a refused rule leaves none behind
+    made_source: bool = False  # created by this rule: removed again if the rule is refused
     made_dest: bool = False
 
     @property
@@ -49,7 +49,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
         return is_pattern(self.source)
 
     def is_covered_by(self, prefixes: tuple[str, ...] | None) -> bool:
-        """Whether a key with these prefixes may know of it."""
+        """Whether an API key with these prefixes may see it."""
         return covers(prefixes, self.name, self.source, self.dest)
 
 
@@ -58,7 +58,7 @@ def is_pattern(source: str) -> bool:
 
 
 def source_prefix(source: str) -> str:
-    """What the names of all topics that a source means begin with; of a plain name it is all there is."""
+    """The common prefix of all topics that match a source; a plain name is its own prefix."""
     return parse_pattern(source.encode()).literal_prefix.decode() if is_pattern(source) else source
 
 
@@ -73,7 +73,7 @@ def covers(prefixes: tuple[str, ...] | None, name: str, source: str, dest: str) 
 
 @dataclass(slots=True)
 class PutForward:
-    """Store a rule. The answer waits for a sync."""
+    """Store a rule. The result waits for a sync."""
 
     forward: Forward
 
@@ -98,8 +98,8 @@ class ForwardDropped:
 
 @dataclass(slots=True)
 class OpenOutflow:
-    """Begin to copy, or go on by a changed rule: where each topic stands is kept. A source that is no pattern is made
-    when it is absent. The answer waits for a sync.
+    """Start copying, or continue with a changed rule from the stored positions. A source that is not a pattern is created if
+    it does not exist. The result waits for a sync.
     """
 
     forward: Forward
@@ -113,7 +113,7 @@ class OutflowOpened:
 
 @dataclass(slots=True)
 class CloseOutflow:
-    """Copy nothing more. `undo`: the source was made for this rule; it goes if it is empty. Absent is fine."""
+    """Stop copying. `undo`: the source was created for this rule; drop it if it is empty. No error if there is no outflow."""
 
     uid: int
     source: str = ""
@@ -127,22 +127,22 @@ class OutflowClosed:
 
 @dataclass(slots=True)
 class Copies:
-    """What the source has for the dest after the seq `after` and up to `upto`: first a stretch that is lost, then records.
+    """What the source has for the dest after the seq `after` and up to `upto`: an optional lost range, then records.
 
-    `frames` are whole frames of the source, back to back in the order of their seqs; what lies between them was
-    filtered out or deleted. Empty and with `upto == after` it only asks how far the dest is.
+    `frames` are whole frames of the source, back to back in order of seq; missing seqs were filtered out or deleted. An
+    empty batch with `upto == after` only asks for the position of the dest.
     """
 
     forward: Forward
     source: str  # topic name
     source_id: int
-    epochs: list[tuple[int, int]]  # of the source, and their bases; see flows.py
-    start: tuple[int, int]  # epoch and seq: where a dest begins that has no mark yet
+    epochs: list[tuple[int, int]]  # epochs of the source with their base seqs; see flows.py
+    start: tuple[int, int]  # epoch and seq where a dest without a position begins
     after: int
     upto: int
     frames: bytes = b""
-    lost: tuple[int, int] | None = None  # first and last seq, both inside
-    is_gone: bool = False  # the source was dropped: nothing comes after this, and its mark may be forgotten
+    lost: tuple[int, int] | None = None  # first and last seq, inclusive
+    is_gone: bool = False  # the source was dropped: this is the last batch, and its position can be removed
 
 
 # -- the dest's shard --------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Copies:
 
 @dataclass(slots=True)
 class OpenInflow:
-    """Let copies in. The dest is made when it is absent and `create`; else that is a 404. The answer waits for a sync."""
+    """Accept copies. A missing dest is created if `create`, else it is a 404. The result waits for a sync."""
 
     topic: str
     uid: int
@@ -167,7 +167,7 @@ class InflowOpened:
 
 @dataclass(slots=True)
 class CloseInflow:
-    """Let nothing more in. `undo`: the topic was made for this rule; it goes if it is empty. Absent is fine."""
+    """Refuse further copies. `undo`: the topic was created for this rule; drop it if it is empty. No error if there is no inflow."""
 
     topic: str
     uid: int
@@ -181,7 +181,7 @@ class InflowClosed:
 
 @dataclass(slots=True)
 class TakeCopies:
-    """Append what is not there yet, with the new mark, in one envelope. As much as fits of it, in order."""
+    """Append the copies that the dest does not have yet, with the new position, in one envelope; as many as fit, in order."""
 
     topic: str
     copies: Copies
@@ -191,9 +191,9 @@ class TakeCopies:
 class CopiesTaken:
     uid: int
     source_id: int
-    mark: int  # up to this seq of the source all is here
-    full: bool = False  # the dest has no room for the next one
-    total: int = 0  # copies of this rule so far
+    mark: int  # position: copied up to this seq of the source
+    full: bool = False  # the dest has no room for the next record
+    total: int = 0  # copies made by this rule so far
 
 
 ForwardChange: TypeAlias = (

@@ -1,4 +1,4 @@
-"""What a shard can be asked about merges and snapshots of a topic's cold segments. All of it is asked of one topic."""
+"""Commands on merges and snapshots of the cold segments of a topic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MergeParameters(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class PlanMerge:
-    """A plan, or the one that there is. `lease`: of whoever asks again."""
+    """Make a plan, or return the existing one. `lease`: of a caller that asks again."""
 
     topic: str
     parameters: MergeParameters = field(default_factory=MergeParameters)
@@ -76,8 +76,8 @@ class ReleaseSnapshot:
 
 
 @dataclass(slots=True)
-class MergeAnswer:
-    """The body of an answer. `is_final` is false while a commit goes on."""
+class MergeReply:
+    """Body of the response. `is_final` is false while a commit is running."""
 
     body: dict[str, object]
     is_final: bool = True

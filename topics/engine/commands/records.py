@@ -1,4 +1,4 @@
-"""The records of one write, as columns."""
+"""The records of one write as columns."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Records:
-    """The columns of one write. An optional column is None when no record has the thing.
+    """The columns of one write. An optional column is None if no record has a value.
 
-    `payloads` hold the JSON text of `data` followed by that of `meta` (its length in `meta_lens`), or, when
-    `raw`, a header block (its length in `header_lens`) followed by bytes.
+    A payload is the JSON text of `data` followed by that of `meta` (its length in `meta_lens`), or, if `raw`, a header
+    block (its length in `header_lens`) followed by bytes.
     """
 
     payloads: list[bytes]
@@ -19,6 +19,6 @@ class Records:
     meta_lens: list[int] | None = None
     header_lens: list[int] | None = None
     ttls_ms: list[int] | None = None  # 0: none
-    sizes: list[int] | None = None  # accounted bytes, where they differ from the payload's length
+    sizes: list[int] | None = None  # accounted bytes, if they differ from the payload lengths
     raw: bool = False
-    hops: list[int] | None = None  # of copies
+    hops: list[int] | None = None  # of copies: forwards passed so far

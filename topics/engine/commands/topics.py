@@ -1,7 +1,7 @@
-"""What a shard can be asked, and what it answers.
+"""Commands on topics and records, their results, and the unions of all commands and results.
 
-A request is a `(token, command)` pair; the reply repeats the token with a result or a TopicsError.
-One object a request, columns for its records: nothing here is built per record.
+A request is a `(token, command)` pair; the reply repeats the token with a result or a TopicsError. There is one object per
+request, with columns for its records, and none per record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Append:
     config: TopicConfig | None = None
     if_last_seq: int | None = None
     if_tag_last_seq: tuple[bytes, int] | None = None
-    may_configure: bool = True  # whether it may create a topic with a config of its own
+    may_configure: bool = True  # whether it may create a topic with its own config
     include_epoch: bool = False
 
 
@@ -44,12 +44,12 @@ class Appended:
     created: bool = False
     deduped: bool = False
     synced: bool = False  # the ack waited for a sync
-    epoch: str = ""  # of the topic, if it was asked for
+    epoch: str = ""  # of the topic, if requested
 
 
 @dataclass(slots=True)
 class Skip:
-    """Take `count` seqs without records."""
+    """Use up `count` seqs without records."""
 
     topic: str
     count: int
@@ -57,7 +57,7 @@ class Skip:
 
 @dataclass(slots=True)
 class Diff:
-    """What comes after `from_seq`, and not before `from_ts`. With `frames` the answer is a FramePage."""
+    """Read the records after `from_seq` that are not older than `from_ts`. With `frames` the result is a FramePage."""
 
     topic: str
     from_seq: int = 0
@@ -69,15 +69,15 @@ class Diff:
     match: TagMatch | TagFilter | None = None
     from_ts: int = 0
     frames: bool = False
-    standing: bool = False  # it waits for as long as it takes
-    synced: bool = False  # only of what no crash can undo; see Staging.track_synced_head
-    epoch: str | None = None  # under which `from_seq` was read; None: the cursor is taken as it is
+    standing: bool = False  # waits without limit
+    synced: bool = False  # only records that no crash can undo; see Staging.track_synced_head
+    epoch: str | None = None  # in which `from_seq` was read; None: the cursor is not checked
     include_epoch: bool = False
 
 
 @dataclass(slots=True)
 class Delete:
-    """Selectors are joined by AND. `keep` spares the newest N (per tag when `match` or `subject` is given)."""
+    """Delete the records that meet all of the conditions. `keep` spares the newest N (per tag with `match` or `subject`)."""
 
     topic: str
     before_seq: int | None = None
@@ -113,7 +113,7 @@ class TopicPut:
 
 @dataclass(slots=True)
 class DropTopic:
-    """`prefixes` of the key: it is refused when a rule would end with the topic that the key may not know of."""
+    """Drop a topic and the forwards that end with it. Refused if one of them is hidden from a key with these `prefixes`."""
 
     topic: str
     if_empty: bool = False
@@ -124,9 +124,7 @@ class DropTopic:
 class TopicDropped:
     topic: str
     deleted: bool
-    forwards: list[tuple[int, str]] = field(
-        default_factory=list
-    )  # uid and name of the rules that went with it
+    forwards: list[tuple[int, str]] = field(default_factory=list)  # uid and name of the dropped rules
 
 
 @dataclass(slots=True)
@@ -158,7 +156,7 @@ class TopicState:
 
 @dataclass(slots=True)
 class ListTopics:
-    """Names in order. `prefixes` narrows `prefix` further to names that start with one of them; None: all names."""
+    """List topics by name. `prefixes` restricts the result further to names that start with one of them; None: all names."""
 
     prefix: str = ""
     after: str = ""
@@ -169,16 +167,16 @@ class ListTopics:
 
 @dataclass(slots=True)
 class TopicList:
-    """Up to `limit` + 1 rows: the extra one says that there is more."""
+    """Up to `limit` + 1 rows; the extra row means that there are more."""
 
     topics: list[TopicState]
 
 
 @dataclass(slots=True)
 class LastByTag:
-    """The newest live record of every matching tag (`each`), or the newest of them all.
+    """The newest live record of each matching tag (`each`), or the newest of all of them.
 
-    With `each` a page covers up to `limit` tags greater than `after`, and says whether more follow.
+    With `each` a page covers up to `limit` tags greater than `after`, and tells whether more follow.
     """
 
     topic: str
@@ -200,8 +198,10 @@ class NextByTag:
 
 @dataclass(slots=True)
 class RecordsAt:
-    """Chosen records: what a shard asks itself once it has found the seqs that a read is about. It may have to wait, and some may be
-    dead by then; the rest is for choosing again without another look at all tags.
+    """Read the records at these seqs: the second step of LastByTag and NextByTag, which the shard sends to itself.
+
+    It may have to wait, and records may be deleted meanwhile. `command` and the fields after it allow choosing again
+    without scanning all tags once more.
     """
 
     topic: str
@@ -209,8 +209,8 @@ class RecordsAt:
     seqs: list[int]
     command: LastByTag | NextByTag
     more: bool = False
-    tags: list[bytes] = field(default_factory=list)  # of the page, if it has one record of each
-    since: int = 0  # the next seq when the tags were looked through
+    tags: list[bytes] = field(default_factory=list)  # of the page, if it has one record per tag
+    since: int = 0  # the next seq at the time the tags were scanned
 
 
 @dataclass(slots=True)
@@ -232,7 +232,7 @@ class TagCounts:
 
 @dataclass(slots=True)
 class ListDeleted:
-    """Ranges of deleted seqs after `from_seq`: those that are neither live nor announced as lost."""
+    """Ranges of deleted seqs after `from_seq`: seqs that are neither live nor announced as lost."""
 
     topic: str
     from_seq: int = 0
@@ -241,7 +241,7 @@ class ListDeleted:
 
 @dataclass(slots=True)
 class DeletedRanges:
-    """First and last seq of each range. Of a range that goes on behind `next_from_seq` the next page has the rest."""
+    """First and last seq of each range. A range that extends beyond `next_from_seq` continues on the next page."""
 
     topic: str
     ranges: list[tuple[int, int]]
@@ -286,7 +286,7 @@ Result: TypeAlias = (
     | DeletedRanges
     | consumer_commands.ConsumerResult
     | forward_commands.ForwardResult
-    | merge_commands.MergeAnswer
+    | merge_commands.MergeReply
     | transaction_commands.TransactionResult
     | TopicsError
 )

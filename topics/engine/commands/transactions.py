@@ -1,4 +1,4 @@
-"""What a shard can be asked about sink transactions, and what it answers."""
+"""Commands on sink transactions, and their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ State: TypeAlias = Literal["open", "committing", "committed", "aborted"]
 
 @dataclass(slots=True)
 class BeginTransaction:
-    """Open the transaction of this batch, or say what became of it."""
+    """Open the transaction of this batch, or return its state if it exists."""
 
     topic: str
     producer: str
@@ -32,7 +32,7 @@ class StageChunk:
 
 @dataclass(slots=True)
 class CommitTransaction:
-    """`parts`: name, chunks and records of each, in the order in which they are to appear."""
+    """Commit. `parts`: name, number of chunks and number of records of each part, in the order of appending."""
 
     topic: str
     txn: int
@@ -48,8 +48,8 @@ class AbortTransaction:
 
 @dataclass(slots=True)
 class TransactionState:
-    """Of a batch that is committed `first_seq` and `last_seq` are 0 when it has no records, or when only a later one is
-    remembered; `count` is then None.
+    """State of a transaction. For a committed batch `first_seq` and `last_seq` are 0 if it has no records. They are 0 and `count` is
+    None if only a later batch of the producer is remembered.
     """
 
     topic: str

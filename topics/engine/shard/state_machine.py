@@ -51,7 +51,7 @@ class Shard(Delivery):
             con.GetConsumer: self._get_consumer,
             con.ListConsumers: self._list_consumers,
             con.TakeDeadLetters: self._take_dead_letters,
-            con.EndMove: self._end_move,
+            con.SettleDeadLetters: self._settle_dead_letters,
             fwd.PutForward: self._put_forward,
             fwd.DropForward: self._drop_forward,
             fwd.OpenOutflow: self._open_outflow,

@@ -64,7 +64,7 @@ class Rig(Harness):
             while letters := self.engine.shard.dead_letters_to_send(source, 64, 1 << 20):
                 last = letters[-1]
                 self.do(k.TakeDeadLetters(last.target, last.source_id, letters))
-                self.do(k.EndMove(source.name, last.source_id, last.number, True))
+                self.do(k.SettleDeadLetters(source.name, last.source_id, last.number, True))
                 self.rest()
 
 

@@ -80,5 +80,5 @@ def test_what_is_wrong_is_said(call: str, body: Any) -> None:
 
 
 def test_an_answer_that_is_not_final_is_202() -> None:
-    assert rendered(mrg.MergeAnswer({"a": 1}), 0.1)[0] == 200
-    assert rendered(mrg.MergeAnswer({"a": 1}, is_final=False), 0.1)[0] == 202
+    assert rendered(mrg.MergeReply({"a": 1}), 0.1)[0] == 200
+    assert rendered(mrg.MergeReply({"a": 1}, is_final=False), 0.1)[0] == 202

@@ -119,7 +119,7 @@ class MergeService:
     ) -> None:
         """Of these nothing is in the store."""
         if isinstance(command, mrg.GetMerges):
-            self._reply(token, mrg.MergeAnswer(self._status(log)))
+            self._reply(token, mrg.MergeReply(self._status(log)))
             return
         done = log.merges.find(command.plan_id)
         if isinstance(command, mrg.CommitPlan) and done is not None:
@@ -129,7 +129,7 @@ class MergeService:
         plan.check_lease(command.lease, self._mono_ms)
         if isinstance(command, mrg.RenewPlan):
             plan.take(plan.lease, plan.lease_ms, self._mono_ms)
-            self._reply(token, mrg.MergeAnswer({"lease_ms": plan.lease_ms}))
+            self._reply(token, mrg.MergeReply({"lease_ms": plan.lease_ms}))
             return
         if self._shard.read_only is not None:
             raise ShardReadOnly(self._shard.read_only)
@@ -144,7 +144,7 @@ class MergeService:
         if plan is not None and plan.committing and plan.id == done.plan_id:
             plan.waiting.append((self._mono_ms + command.wait_ms, token))
         else:
-            self._reply(token, mrg.MergeAnswer(committed_body(done)))
+            self._reply(token, mrg.MergeReply(committed_body(done)))
 
     def _plan(self, log: TopicLog, plan_id: str) -> ActivePlan:
         plan = self._plans.get(log.id)
@@ -232,7 +232,7 @@ class MergeService:
                     "state": "committing",
                     "progress": round(plan.progress, 3),
                 }
-                self._reply(token, mrg.MergeAnswer(body, is_final=False))
+                self._reply(token, mrg.MergeReply(body, is_final=False))
 
     def next_task(self) -> Steps:
         if self._asked:
@@ -258,7 +258,7 @@ class MergeService:
                 self._answer_at_once(token, log, command)
                 return
             body = yield from self._carry_out(log, command)
-            self._reply(token, mrg.MergeAnswer(body))
+            self._reply(token, mrg.MergeReply(body))
         except OSError as error:
             if log is not None and log.dropped:  # its files went from under this, and the tier is well
                 self._reply(token, TopicNotFound(log.name))
@@ -409,7 +409,7 @@ class MergeService:
         try:
             yield from self.manifests.export(log)
         finally:
-            plan.end_commit(self._replying(mrg.MergeAnswer(committed_body(done))))
+            plan.end_commit(self._replying(mrg.MergeReply(committed_body(done))))
 
     def _replying(self, answer: object) -> Callable[[object], None]:
         return lambda token: self._reply(token, answer)

@@ -2,9 +2,9 @@
 
     source                              target
     MOVE, with a number, synced
-      letters_of ───────────────────▶   TakeLetters: what is above the highest number that came from this source is
+      letters_of ───────────────────▶   TakeDeadLetters: what is above the highest number that came from this source is
                                         appended, together with the new highest number, in one envelope; synced
-      EndMove ◀─────────────────────    answer
+      SettleDeadLetters ◀───────────    answer
     the job is deleted, or the entry dropped
 
 A crash anywhere leaves the letter at the source, moving, and it is sent again with its number: the target knows
@@ -139,12 +139,12 @@ class DeadLetters(Consumers):
             page.nodes[0] if page.nodes is not None else None, raw, header_len,
         )  # fmt: skip
 
-    def _end_move(self, token: object, command: con.EndMove) -> None:
+    def _settle_dead_letters(self, token: object, command: con.SettleDeadLetters) -> None:
         """The target has the letters up to the number, or has refused them."""
         self._check_writable()
         log = self.by_id.get(command.source_id)
         if log is None or log.dropped or log.consumers is None:
-            self.ready.append((token, con.MoveEnded(command.topic)))
+            self.ready.append((token, con.DeadLettersSettled(command.topic)))
             return
         self._touch(log)
         consumers = log.consumers
@@ -156,7 +156,7 @@ class DeadLetters(Consumers):
         # What was refused is synced before the next letter is sent: once the target has that one it takes
         # every earlier number for one that it has, too.
         sync = not command.done or log.config.durability == "fsync"
-        op = Op(log, token, con.MoveEnded(command.topic), sync=sync)
+        op = Op(log, token, con.DeadLettersSettled(command.topic), sync=sync)
         for name, seqs in by_consumer.items():
             self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
             consumer = consumers.find(name)
@@ -189,8 +189,8 @@ class DeadLetters(Consumers):
         has = 0
         if log is not None and log.consumers is not None:
             has = log.consumers.received.get(command.source_id, 0)
-        letters = [letter for letter in command.letters if letter.number > has]
-        last = max([has, *(letter.number for letter in command.letters)])
+        letters = [letter for letter in command.dead_letters if letter.number > has]
+        last = max([has, *(letter.number for letter in command.dead_letters)])
         result = con.DeadLettersTaken(command.topic, command.source_id, last)
         if not letters:
             assert log is not None
@@ -200,7 +200,7 @@ class DeadLetters(Consumers):
         try:
             op = self._append_dead_letters(log, command.topic, letters)
         except CallerError:
-            if log is None or has < command.letters[0].number:
+            if log is None or has < command.dead_letters[0].number:
                 raise
             # Some of them are here, though the source has not heard of it: those it must not send again as others.
             result.last_number = has

@@ -498,7 +498,10 @@ class Leases(Writes, Queries):
         """These commands have just sent letters."""
         assert log.consumers is not None
         for command in commands:
-            command.letters, command.letters_ms = log.consumers.next_dead_letter - 1, self.clock.mono_ms
+            command.last_dead_letter, command.dead_letters_ms = (
+                log.consumers.next_dead_letter - 1,
+                self.clock.mono_ms,
+            )
 
     # -- retention by interest -----------------------------------------------------------------------------
 

@@ -347,7 +347,7 @@ def test_a_switch_never_changes_what_a_reader_sees(steps: list[tuple[str, int]],
         elif step == "plan":
             lease = body["lease"] if body else ""
             answer = h.send(mrg.PlanMerge("t", parameters, lease=lease))
-            if isinstance(answer, mrg.MergeAnswer):
+            if isinstance(answer, mrg.MergeReply):
                 body = msgspec.to_builtins(answer.body) if answer.body["plan_id"] else None
             else:
                 h.pass_time(60_001)
@@ -356,7 +356,7 @@ def test_a_switch_never_changes_what_a_reader_sees(steps: list[tuple[str, int]],
                 work(h, body)
         elif step == "commit" and body is not None:
             answer = commit(h, body)
-            assert isinstance(answer, mrg.MergeAnswer | LeaseLost | PlanNotFound | OutputInvalid), answer
+            assert isinstance(answer, mrg.MergeReply | LeaseLost | PlanNotFound | OutputInvalid), answer
         elif step == "checkpoint":
             h.checkpoint()
         elif step == "restart":

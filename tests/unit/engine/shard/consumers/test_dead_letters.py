@@ -165,7 +165,7 @@ def test_two_sources_do_not_hide_each_others_letters() -> None:
     for log in list(shard.dead_letters_due.values()):
         letters = shard.dead_letters_to_send(log, 64, 1 << 20)
         h.deliver(letters)
-        h.do(k.EndMove(log.name, letters[-1].source_id, letters[-1].number, True))
+        h.do(k.SettleDeadLetters(log.name, letters[-1].source_id, letters[-1].number, True))
     assert len(h.seqs("dead")) == 2
     assert not shard.dead_letters_due
 
@@ -215,7 +215,7 @@ def test_a_refusal_of_new_letters_does_not_bring_back_those_that_were_taken() ->
     taken = reply.last_number if isinstance(reply, k.DeadLettersTaken) else 0
     for number, done in ((taken, True), (letters[-1].number, False)):
         if number:
-            h.do(k.EndMove("q", letters[0].source_id, number, done))
+            h.do(k.SettleDeadLetters("q", letters[0].source_id, number, done))
     h.put("dead", TopicConfig(durability="fsync"))
     for _ in range(10):
         h.pass_time(1000)
@@ -318,7 +318,7 @@ def test_dead_letters_of_a_topic_that_goes_do_not_hold_up_others() -> None:
     h.do(c.DropTopic("q"))
     assert not h.engine.shard.dead_letters_due
     h.deliver(letters)  # it was on its way
-    reply = h.send(k.EndMove("q", letters[-1].source_id, letters[-1].number, True))
+    reply = h.send(k.SettleDeadLetters("q", letters[-1].source_id, letters[-1].number, True))
     assert reply is not None
 
 
