@@ -432,7 +432,7 @@ def test_a_store_that_loses_what_it_was_given_gets_no_pointer() -> None:
     h = filled(store)
     h.checkpoint()
     assert tiers(h) == ["hot"] * 4
-    assert "not in the cold tier as it was put there" in h.engine.relocator.problem
+    assert "in the cold tier differs from what was written" in h.engine.relocator.problem
 
 
 # ---- space

@@ -121,7 +121,7 @@ class ShardMetrics:
         ready = progress >= 1.0
         published = shard.published
         queues, in_flight = shard.queue_totals() if ready else (0, 0)
-        retired_segments, retired_bytes = self._engine.consolidator.retirement.totals()
+        retired_segments, retired_bytes = self._engine.merge_service.retirement.totals()
         rows = [self._row(published[name]) for name in islice(shard.names, TOPIC_ROWS_MAX)] if ready else []
         consumers, dead_lettered = self._consumer_totals() if ready else (0, 0)
         return ShardReport(

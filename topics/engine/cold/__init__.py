@@ -1,1 +1,1 @@
-"""The cold tier: moving segments there, manifests for jobs, erasing, merging."""
+"""The cold tier: relocation of segments, manifests for external jobs, erasure, merging."""

@@ -1,6 +1,7 @@
-"""Erased records are written out of the cold tier: what holds them gets a new generation without them, and what is nobody's goes.
+"""Erasure in the cold tier: segments with erased records are rewritten without them, and unused copies are removed.
 
-A new generation is made on the hot tier and put into the store; its entry is in the log, synced, before the old one is removed.
+The new generation is written on the hot tier and put into the store. The old one is removed only after the log entry for
+the new one is synced.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ ERASE_ROUNDS = 8
 
 
 class ColdEraser:
+    """Erases records of one topic at a time from the segment store."""
+
     def __init__(
         self,
         disk: Disk,
@@ -46,18 +49,18 @@ class ColdEraser:
         shard: Shard,
         reader: Reader,
         checkpointer: Checkpointer,
-        consolidator: MergeService,
+        merge_service: MergeService,
     ) -> None:
         self._disk = disk
         self._store = store
         self._shard = shard
         self._reader = reader
         self._checkpointer = checkpointer
-        self._consolidator = consolidator
+        self._merge_service = merge_service
 
     def steps(self, log: TopicLog, ranges: list[Range]) -> Steps:
-        """Until nothing in the store holds what is to be erased: what is current is written again, the rest goes."""
-        yield from self._consolidator.erase_steps(log)
+        """Rewrite current segments and remove other files until the store has no copy of the erased records."""
+        yield from self._merge_service.erase_steps(log)
         prefix = f"{self._reader.topic_dir(log.id)}/"
         for _ in range(ERASE_ROUNDS):
             if log.is_unloaded and not log.dropped:
@@ -81,21 +84,21 @@ class ColdEraser:
                 elif parsed[2] == "data" and _holds(chunk, ranges):
                     holding.append(chunk)
             yield from delete_keys(self._store, stale)
-            self._consolidator.retirement.erased(log, ranges[-1][1])
+            self._merge_service.retirement.erased(log, ranges[-1][1])
             if not holding:
-                self._consolidator.manifests.look(log)
+                self._merge_service.manifests.check(log)
                 return
             for chunk in holding:
-                yield from self._write_again(log, chunk)
-        raise OSError(EIO, f"the cold segments of {log.name} change again and again")
+                yield from self._replace(log, chunk)
+        raise OSError(EIO, f"the cold segments of {log.name} keep changing")
 
     def _list_again(self, prefix: str) -> list[str]:
-        # Whatever a put that was stopped has left goes with any delete.
+        # Any delete also removes the leftovers of interrupted puts.
         self._store.delete(f"{prefix}nothing")
         return self._store.list(prefix)
 
-    def _write_again(self, log: TopicLog, chunk: Chunk) -> Steps:
-        """A new generation without its dead, made on the hot tier and put into the store; the old one goes."""
+    def _replace(self, log: TopicLog, chunk: Chunk) -> Steps:
+        """Replace a segment by a new generation without dead records, and remove the old one from the store."""
         meta, shard = chunk.meta, self._shard
         if meta is None or chunk not in log.chunks:
             return
@@ -113,7 +116,7 @@ class ColdEraser:
             raise OSError(ENOSPC, "no room in the log")
         swapped = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost, COLD]
         shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swapped))
-        # At once: a checkpoint that is begun from here on must not take the old generation for the newest.
+        # Before any yield: a checkpoint that starts now must see the new generation.
         self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)
         self._checkpointer.delete_later(log.id, meta)
         shard.touched[log.id] = log
@@ -131,17 +134,17 @@ class ColdEraser:
     def _rewrite(
         self, topic_id: int, directory: str, meta: SegmentMeta, rows: Rows, dead: Mask
     ) -> tuple[SegmentMeta, Rows]:
-        """On another thread. Records that are damaged stay so, and .sum does not vouch for them."""
+        """Write the new generation; runs on another thread. Damaged records stay damaged: their blocks keep wrong digests."""
         store, disk = self._store, self._disk
         path = segment_path(directory, meta, "data")
 
         def read(offset: int, length: int) -> bytes:
             data = store.read_range(path, offset, length)
             if len(data) != length:
-                raise OSError(EIO, f"{path} of the cold tier ends early")
+                raise OSError(EIO, f"{path} in the cold tier is truncated")
             return data
 
-        # The file's own ids, which memory replaced by the topic's.
+        # Tag and node ids as stored in the file; in memory they were replaced by the topic's.
         stored = read_rows(disk, directory, meta)
         rows["tag"], rows["node"] = stored["tag"], stored["node"]
         chain = read_sum(disk, directory, meta.first_seq, meta.generation)[0].chain
@@ -155,7 +158,7 @@ class ColdEraser:
         return msgspec.structs.replace(made, tier=COLD), new_rows
 
     def _copy_unverified(self, directory: str, meta: SegmentMeta) -> str:
-        """As a move does, but of what was just written, which may hold damaged records."""
+        """Put the files into the store and read them back. No block digests are checked: there may be damaged records."""
         store, disk = self._store, self._disk
         for suffix in SUFFIXES:
             if suffix == "dict" and not meta.dict_bytes:
@@ -166,7 +169,7 @@ class ColdEraser:
                 store.read_range(path, number * BLOCK_BYTES, BLOCK_BYTES) != block
                 for number, block in enumerate(_blocks(disk, path))
             ):
-                return f"{path} is not in the cold tier as it was put there"
+                return f"{path} in the cold tier differs from what was written"
         return ""
 
 
@@ -185,7 +188,7 @@ def _blocks(disk: Disk, path: str) -> Iterator[bytes]:
 
 
 def _holds(chunk: Chunk, ranges: list[Range]) -> bool:
-    """Whether .data still has the bytes of one of these records."""
+    """Whether .data still has the bytes of any of these records."""
     lengths = chunk.rows["length"]
     for first, last in ranges:
         low, high = max(0, first - chunk.first_seq), min(chunk.count, last + 1 - chunk.first_seq)

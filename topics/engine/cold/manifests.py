@@ -1,8 +1,8 @@
-"""Manifests of the cold tier as a server writes them, and the pins that keep old ones and their files in place.
+"""Manifests of the cold tier, and the pins that keep old manifests and their files.
 
-A topic's manifest is written anew when its set of cold segments has changed, and when somebody pins it. Files are put in this order:
-the dead rows, the manifest, CURRENT; then older ones go. A crash leaves a manifest that nothing points to, or one too many, which
-the look at the store after the next start removes.
+A topic gets a new manifest when its set of cold segments changes and when a client pins a snapshot. The files are put in
+this order: dead rows, manifest, CURRENT. Then older manifests are removed. After a crash there may be a manifest that
+nothing points to, or one too many; the sweep of the store after the next start removes it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from topics.engine.storage.segments import COLD, Mask, Rows, SegmentMeta, segmen
 from topics.engine.topic.log import Loss, TopicLog
 from topics.engine.topic.merges import Merges
 
-DIGESTS_KEPT = 65_536  # of segments whose .sum was read for a manifest
+DIGESTS_KEPT = 65_536  # cached .sum digests of segments
 PIN_BYTES_MAX = 4096
 MANIFEST_BYTES_MAX = 1 << 30
 
@@ -52,8 +52,8 @@ Name = tuple[int, int]  # first seq and generation of a segment
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A pin: its manifest, until when, and the segments whose files it keeps."""
+class _ActivePin:
+    """A pin: its manifest, its expiry, and the segments whose files it keeps."""
 
     manifest: int
     expires_at_ms: int
@@ -62,7 +62,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A topic as it is at one moment. Rows are views: what is deleted while they are looked at may be dead or not."""
+    """A topic at one point in time. Rows are views: a concurrent delete may or may not be visible in them."""
 
     log_id: int
     name: str
@@ -78,7 +78,7 @@ class _Captured:
 
 
 def cold_metas(log: TopicLog) -> list[SegmentMeta]:
-    """The segments that a manifest lists: cold ones, up to the first that is not. What comes after is read elsewhere."""
+    """The segments that a manifest lists: all before the first hot one. Later records are read from the server."""
     metas = log.stored
     if metas is None:
         metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None]
@@ -91,21 +91,23 @@ def cold_metas(log: TopicLog) -> list[SegmentMeta]:
 
 
 class Manifests:
+    """Writes and removes the manifests and pins of a shard's topics."""
+
     def __init__(self, disk: Disk, store: SegmentStore | None, shard: Shard, reader: Reader) -> None:
         self._disk = disk
         self._store = store
         self._shard = shard
         self._reader = reader
-        self._numbers: dict[int, list[int]] = {}  # of manifests in the store, ascending
-        self._exported: dict[int, int] = {}  # what the newest one lists, as a hash
+        self._numbers: dict[int, list[int]] = {}  # manifests in the store by topic, ascending
+        self._exported: dict[int, int] = {}  # hash of the segments in the newest one
         self._digests: dict[tuple[int, int, int], str] = {}
-        self._pins: dict[int, dict[str, _Held]] = {}
+        self._pins: dict[int, dict[str, _ActivePin]] = {}
         self._next_expiry_ms: int | None = None
-        self._is_stale = False  # the time before may be wrong
-        self.due: dict[int, TopicLog] = {}
-        self.on_written: Callable[[int], None] = lambda topic_id: None  # a topic has something in the store
+        self._is_stale = False  # _next_expiry_ms has to be recomputed
+        self.due: dict[int, TopicLog] = {}  # topics that need a new manifest
+        self.on_written: Callable[[int], None] = lambda topic_id: None
 
-    # -- what is known -------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------
 
     def newest(self, topic_id: int) -> int | None:
         numbers = self._numbers.get(topic_id)
@@ -114,16 +116,16 @@ class Manifests:
     def next_number(self, topic_id: int) -> int:
         return (self.newest(topic_id) or 0) + 1
 
-    def look(self, log: TopicLog) -> None:
-        """Whether the topic's set of cold segments is another than the one that was written down last."""
+    def check(self, log: TopicLog) -> None:
+        """Schedule a new manifest if the topic's cold segments differ from those in the last one."""
         if self._store is None or log.dropped:
             return
         found = _signature(cold_metas(log))
         if found != self._exported.get(log.id, _signature([])):
             self.due[log.id] = log
 
-    def holds(self, topic_id: int, name: Name) -> bool:
-        return any(name in held.names for held in self._pins.get(topic_id, {}).values())
+    def is_pinned(self, topic_id: int, name: Name) -> bool:
+        return any(name in pin.names for pin in self._pins.get(topic_id, {}).values())
 
     def pins_of(self, topic_id: int) -> int:
         return len(self._pins.get(topic_id, {}))
@@ -131,12 +133,12 @@ class Manifests:
     def next_expiry_ms(self) -> int | None:
         if self._is_stale:
             self._is_stale = False
-            ends = (held.expires_at_ms for pins in self._pins.values() for held in pins.values())
+            ends = (pin.expires_at_ms for pins in self._pins.values() for pin in pins.values())
             self._next_expiry_ms = min(ends, default=None)
         return self._next_expiry_ms
 
     def forget(self, topic_id: int) -> None:
-        """The topic is gone, and all that it had in the store."""
+        """The topic was removed, with all its files in the store."""
         for table in (self._numbers, self._exported, self._pins, self.due):
             table.pop(topic_id, None)
         self._is_stale = True
@@ -144,9 +146,9 @@ class Manifests:
     # -- writing -------------------------------------------------------------------------------------------
 
     def export(self, log: TopicLog) -> Generator[Step, Any, Manifest]:
-        """Write a manifest of the topic as it is now."""
+        """Write a manifest of the topic's current state."""
         self._shard.upkeep_now(log)
-        yield WaitSynced(0)  # what time or a look at its files did to it is published by then
+        yield WaitSynced(0)  # until expirations and losses found by upkeep or loading are published
         while log.is_unloaded:
             self._shard.loader(log)
             yield WaitSynced(0)
@@ -178,7 +180,7 @@ class Manifests:
         )  # fmt: skip
 
     def _write(self, captured: _Captured) -> Manifest:
-        """On another thread."""
+        """Put the files into the store; runs on another thread."""
         store = self._store
         assert store is not None
         directory = self._reader.topic_dir(captured.log_id)
@@ -188,15 +190,16 @@ class Manifests:
         for meta, rows in captured.segments:
             digest = self._digest_of(captured.log_id, directory, meta)
             if digest is None:
-                break  # no reader could prove it; what follows is read elsewhere, as it is
-            there = rows["length"] > 0
-            dead = there & ((rows["flags"] & DELETED) != 0)
-            dead[: max(0, captured.earliest_seq - meta.first_seq)] |= there[
+                break  # readers could not verify it; they read it and later ones from the server
+            present = rows["length"] > 0
+            dead = present & ((rows["flags"] & DELETED) != 0)
+            dead[: max(0, captured.earliest_seq - meta.first_seq)] |= present[
                 : max(0, captured.earliest_seq - meta.first_seq)
             ]
             cold_next_seq = max(cold_next_seq, meta.first_seq + meta.rows)
-            # One with nothing alive is about to go, and an erase may have taken its files: a start from an older snapshot has it again.
-            if not (there & ~dead).any():
+            # A segment without live records is about to be removed, and an erase may already have removed its files.
+            # Recovery from an older snapshot brings it back into the index.
+            if not (present & ~dead).any():
                 continue
             if dead.any():
                 masks[meta.first_seq] = dead
@@ -228,7 +231,7 @@ class Manifests:
         return manifest
 
     def _digest_of(self, topic_id: int, directory: str, meta: SegmentMeta) -> str | None:
-        """The digest that ends .sum: files of a cold segment never change."""
+        """The digest at the end of .sum. It is cached: files of a cold segment never change."""
         key = (topic_id, meta.first_seq, meta.generation)
         if key not in self._digests:
             try:
@@ -244,7 +247,7 @@ class Manifests:
         store = self._store
         assert store is not None
         numbers = self._numbers.get(topic_id, [])
-        pinned = {held.manifest for held in self._pins.get(topic_id, {}).values()}
+        pinned = {pin.manifest for pin in self._pins.get(topic_id, {}).values()}
         old = [number for number in numbers[: -limits.MANIFESTS_KEPT] if number not in pinned]
         directory = self._reader.topic_dir(topic_id)
         yield from delete_keys(
@@ -255,29 +258,29 @@ class Manifests:
     # -- pins ----------------------------------------------------------------------------------------------
 
     def pin(self, log: TopicLog, ttl_ms: int) -> Generator[Step, Any, tuple[str, int, Manifest]]:
-        """A manifest as of now whose files stay: the pin's id, its end, and the manifest."""
+        """Write a manifest and pin its files. Returns the pin's id, its expiry and the manifest."""
         if self.pins_of(log.id) >= limits.SNAPSHOTS_MAX:
             raise Throttled(
-                f"this topic has {limits.SNAPSHOTS_MAX} snapshots already; release one, or wait until one ends",
+                f"this topic already has {limits.SNAPSHOTS_MAX} snapshots; release one or wait until one expires",
                 limit="snapshots",
                 max=limits.SNAPSHOTS_MAX,
             )
         manifest = yield from self.export(log)
         snapshot_id = f"{self._disk.random_u64():016x}"
         names = frozenset((one.first_seq, one.generation) for one in manifest.segments)
-        held = _Held(manifest.number, self._shard.now_ms + ttl_ms, names)
-        # Before it is in the store: what leaves the topic meanwhile must stay.
-        self._keep(log.id, snapshot_id, held)
+        pin = _ActivePin(manifest.number, self._shard.now_ms + ttl_ms, names)
+        # Before it is in the store: segments replaced in the meantime must be kept.
+        self._keep(log.id, snapshot_id, pin)
         try:
-            yield from self._put_pin(log.id, snapshot_id, held)
+            yield from self._put_pin(log.id, snapshot_id, pin)
         except OSError:
             self._unpin(log.id, snapshot_id)
             raise
-        return snapshot_id, held.expires_at_ms, manifest
+        return snapshot_id, pin.expires_at_ms, manifest
 
     def renew(self, log: TopicLog, snapshot_id: str, ttl_ms: int) -> Generator[Step, Any, int]:
-        held = self._find(log.id, snapshot_id)
-        renewed = _Held(held.manifest, self._shard.now_ms + ttl_ms, held.names)
+        pin = self._find(log.id, snapshot_id)
+        renewed = _ActivePin(pin.manifest, self._shard.now_ms + ttl_ms, pin.names)
         yield from self._put_pin(log.id, snapshot_id, renewed)
         self._keep(log.id, snapshot_id, renewed)
         return renewed.expires_at_ms
@@ -287,27 +290,27 @@ class Manifests:
         yield from self._end_pin(log.id, snapshot_id)
 
     def expire(self) -> Steps:
-        """Pins that have ended."""
+        """Remove expired pins."""
         now_ms = self._shard.now_ms
         ended = [
             (topic_id, snapshot_id)
             for topic_id, pins in self._pins.items()
-            for snapshot_id, held in pins.items()
-            if held.expires_at_ms <= now_ms
+            for snapshot_id, pin in pins.items()
+            if pin.expires_at_ms <= now_ms
         ]
         for topic_id, snapshot_id in ended:
             yield from self._end_pin(topic_id, snapshot_id)
 
-    def _find(self, topic_id: int, snapshot_id: str) -> _Held:
-        held = self._pins.get(topic_id, {}).get(snapshot_id)
-        if held is None or held.expires_at_ms <= self._shard.now_ms:
+    def _find(self, topic_id: int, snapshot_id: str) -> _ActivePin:
+        pin = self._pins.get(topic_id, {}).get(snapshot_id)
+        if pin is None or pin.expires_at_ms <= self._shard.now_ms:
             raise SnapshotNotFound(snapshot_id)
-        return held
+        return pin
 
-    def _put_pin(self, topic_id: int, snapshot_id: str, held: _Held) -> Steps:
+    def _put_pin(self, topic_id: int, snapshot_id: str, pin: _ActivePin) -> Steps:
         store = self._store
         assert store is not None
-        content = encode_pin(Pin(held.manifest, held.expires_at_ms))
+        content = encode_pin(Pin(pin.manifest, pin.expires_at_ms))
         key = f"{self._reader.topic_dir(topic_id)}/{pin_name(snapshot_id)}"
         yield Blocking(MOVE_KIND, lambda: store.put(key, [content]))
 
@@ -318,8 +321,8 @@ class Manifests:
         self._unpin(topic_id, snapshot_id)
         yield from self._drop_old(topic_id)
 
-    def _keep(self, topic_id: int, snapshot_id: str, held: _Held) -> None:
-        self._pins.setdefault(topic_id, {})[snapshot_id] = held
+    def _keep(self, topic_id: int, snapshot_id: str, pin: _ActivePin) -> None:
+        self._pins.setdefault(topic_id, {})[snapshot_id] = pin
         self._is_stale = True
 
     def _unpin(self, topic_id: int, snapshot_id: str) -> None:
@@ -331,8 +334,8 @@ class Manifests:
 
     # -- after a start -------------------------------------------------------------------------------------
 
-    def learn(self, topic_id: int, names: list[str]) -> Steps:
-        """What the store has of a topic's manifests and pins; what counts no more goes."""
+    def load(self, topic_id: int, names: list[str]) -> Steps:
+        """Load a topic's manifests and pins from the store's file names, and remove obsolete ones."""
         store = self._store
         assert store is not None
         directory = self._reader.topic_dir(topic_id)
@@ -344,18 +347,18 @@ class Manifests:
             snapshot_id = pinned_id(name)
             if snapshot_id is None:
                 continue
-            held = yield Blocking(MOVE_KIND, partial(self._read_pin, directory, name))
-            if held is None or held.expires_at_ms <= self._shard.now_ms:
+            pin = yield Blocking(MOVE_KIND, partial(self._read_pin, directory, name))
+            if pin is None or pin.expires_at_ms <= self._shard.now_ms:
                 stale.append(f"{directory}/{name}")
             else:
-                self._keep(topic_id, snapshot_id, held)
+                self._keep(topic_id, snapshot_id, pin)
         known = set(manifests)
         stale += [f"{directory}/{name}" for name, n in numbers.items() if n is not None and n not in known]
         yield from delete_keys(store, stale)
         yield from self._drop_old(topic_id)
 
-    def _read_pin(self, directory: str, name: str) -> _Held | None:
-        """None: nobody could use it."""
+    def _read_pin(self, directory: str, name: str) -> _ActivePin | None:
+        """Read a pin and its manifest. None if either is unusable."""
         store = self._store
         assert store is not None
         try:
@@ -366,7 +369,7 @@ class Manifests:
         except (TopicsError, FileNotFoundError):
             return None
         names = frozenset((one.first_seq, one.generation) for one in manifest.segments)
-        return _Held(pin.manifest, pin.expires_at_ms, names)
+        return _ActivePin(pin.manifest, pin.expires_at_ms, names)
 
 
 def _signature(metas: list[SegmentMeta]) -> int:
@@ -374,15 +377,15 @@ def _signature(metas: list[SegmentMeta]) -> int:
 
 
 def describe(meta: SegmentMeta, rows: Rows, dead: Mask, digest: str) -> Segment:
-    """A segment as a manifest tells of it."""
-    there = rows["length"] > 0
-    kept = int(rows["length"][there & ~dead].sum(dtype="int64"))
+    """The manifest entry of a segment."""
+    present = rows["length"] > 0
+    kept = int(rows["length"][present & ~dead].sum(dtype="int64"))
     return Segment(
         name=segment_name(meta.first_seq, meta.generation),
         first_seq=meta.first_seq,
         generation=meta.generation,
         rows=meta.rows,
-        live=int((there & ~dead).sum()),
+        live=int((present & ~dead).sum()),
         data_bytes=meta.data_bytes,
         dead_bytes=meta.data_bytes - HEADER_BYTES - kept,
         idx_bytes=meta.idx_bytes,

@@ -26,7 +26,7 @@ class Background(GroupCommit):
     def __init__(self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None) -> None:
         super().__init__(disk, clock, config, cold)
         self.relocator = Relocator(
-            disk, cold, self.shard, self.reader, self.checkpointer, config, self.consolidator
+            disk, cold, self.shard, self.reader, self.checkpointer, config, self.merge_service
         )
         self.compactor = Compactor(disk, self.shard, self.reader, self.checkpointer, config)
         self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
@@ -63,7 +63,7 @@ class Background(GroupCommit):
                 self.reader,
                 self.checkpointer,
                 ready[0],
-                self.relocator.takes_over,
+                self.relocator.take_over,
             )
         if self._checkpoint_wanted:
             self._task_kind = "checkpoint"
@@ -116,7 +116,7 @@ class Background(GroupCommit):
     def _run_cold(self) -> None:
         """The same for the cold tier, whose work is in the store: a few steps a turn."""
         self.cold.pass_time(self.clock.mono_ms)
-        self.consolidator.pass_time()
+        self.merge_service.send_progress()
         lane = self._cold_lane
         for _ in range(SLICES_PER_TURN):
             if lane.task is None:
@@ -225,9 +225,9 @@ class Background(GroupCommit):
 
     def _merge_times(self) -> list[int]:
         """When a commit's client must hear that it goes on, and when time ends what is kept for jobs and readers."""
-        consolidator, clock = self.consolidator, self.clock
-        times = [consolidator.wait_until_ms] if consolidator.wait_until_ms is not None else []
-        due_ms = consolidator.next_due_ms()
+        merge_service, clock = self.merge_service, self.clock
+        times = [merge_service.next_progress_ms] if merge_service.next_progress_ms is not None else []
+        due_ms = merge_service.next_due_ms()
         if due_ms is not None and self._cold_lane.task is None and due_ms > clock.now_ms:
             times.append(clock.mono_ms + due_ms - clock.now_ms)
         return times
@@ -260,7 +260,7 @@ class Background(GroupCommit):
             return
         self._cold_stopped = self.compactor.stopped = True
         self.cold.stop()
-        self.consolidator.stop()
+        self.merge_service.stop()
         self.shard.defer_commits()
         self._cold_lane.close()
 

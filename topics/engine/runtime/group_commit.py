@@ -54,8 +54,8 @@ class GroupCommit(ABC):
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
-        self.consolidator = MergeService(disk, cold, self.shard, self.reader, self.checkpointer, config)
-        self.shard.merge = self.consolidator.handle
+        self.merge_service = MergeService(disk, cold, self.shard, self.reader, self.checkpointer, config)
+        self.shard.merge = self.merge_service.handle
         self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
         self._parked_since_ms = 0  # the oldest of them that no sync has begun for
         self._sync_running = False
@@ -330,7 +330,7 @@ class GroupCommit(ABC):
         for lane in self._lanes:
             if not lane.blocked:  # else when its job has come back: another thread is in the middle of it
                 lane.close()
-        self.consolidator.refuse(ShardReadOnly(reason, unknown=True))
+        self.merge_service.refuse(ShardReadOnly(reason, unknown=True))
         topics, size = len(shard.staged), shard.bytes_live
         shard.discard_staged()
         shard.topics_unknown = max(0, topics - len(shard.staged))

@@ -1,1 +1,1 @@
-"""Merging cold segments together with an external job: plan, verify, commit."""
+"""Merging of cold segments by external jobs: plan, verify, commit."""

@@ -1,7 +1,7 @@
-"""Committing a plan of merges: each output is taken over by itself, and one log entry publishes all of them.
+"""Commit of a merge plan: outputs are accepted one by one, then one log entry publishes all of them.
 
-take over    an output is compared with its inputs and copied into place, in both tiers; a crash leaves files that nothing names
-publish      the entry is written, and memory follows at once; then the log is synced, and only now somebody may be told
+accept     compare an output with its inputs and copy it into place, in both tiers; a crash leaves files that nothing uses
+publish    write the log entry and update memory, then sync the log, and only then reply to clients
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from topics.api.errors import InputsChanged, OutputInvalid, TopicNotFound
 from topics.engine.cold.manifests import Manifests
 from topics.engine.cold.merge.planner import ActivePlan, Planner
-from topics.engine.cold.merge.verify import Acceptance, CommitStopped, InputDamaged, OutputRefused
+from topics.engine.cold.merge.verify import CommitStopped, InputDamaged, OutputRefused, OutputVerifier
 from topics.engine.cold.retirement import Retirement
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced, WaitUntil
@@ -41,13 +41,15 @@ from topics.engine.topic.merges import (
 )
 from topics.engine.upkeep.checkpoint import Checkpointer
 
-CHANGED = "inputs_changed"  # begins the reason of a group whose segments are not the topic's any more
-GONE = f"{CHANGED}: these segments are not the topic's any more"
+CHANGED = "inputs_changed"  # prefix of the failure reason of a group whose inputs were replaced
+REPLACED = f"{CHANGED}: the topic no longer uses these segments"
 
-Prepared = dict[int, tuple[SegmentMeta, Joined]]  # by group: the new segment, and its rows in memory
+Prepared = dict[int, tuple[SegmentMeta, Joined]]  # by group: the new segment and its rows in memory
 
 
 class MergeCommitter:
+    """Runs the commits of merge plans, one step at a time."""
+
     def __init__(
         self,
         disk: Disk,
@@ -67,12 +69,12 @@ class MergeCommitter:
         self._planner = planner
         self._manifests = manifests
         self._retirement = retirement
-        # Files that are in place and will not be published, by topic, first seq and generation. The same name may be given again, to
-        # another try or to what an erase makes: whoever writes under it takes it out of here first.
-        self.doubtful: dict[tuple[int, int, int], SegmentMeta] = {}
+        # Files in place that will not be published, by topic, first seq and generation. Another attempt or an erase may
+        # use the same name: the entry has to be removed here before such a file is written.
+        self.unpublished: dict[tuple[int, int, int], SegmentMeta] = {}
 
     def is_current(self, log: TopicLog, group: PlanGroup) -> bool:
-        """Whether the group's inputs are what the topic has there now."""
+        """Whether the group's inputs are still segments of the topic."""
         chunks = chunks_of(log, group.first_seq, group.next_seq)
         if chunks is None or len(chunks) != len(group.inputs):
             return False
@@ -83,8 +85,8 @@ class MergeCommitter:
             for chunk, wanted in zip(chunks, group.inputs, strict=True)
         )
 
-    def go_on(self, plan: ActivePlan) -> Generator[Step, Any, bool]:
-        """One group more, or the end: True when all of it is published."""
+    def advance(self, plan: ActivePlan) -> Generator[Step, Any, bool]:
+        """Accept the next group, or publish if there is none. True once the plan is published."""
         log = plan.log
         if log.dropped:
             raise TopicNotFound(log.name)
@@ -96,51 +98,51 @@ class MergeCommitter:
             yield WaitSynced(0)
         if log.erasing:
             raise InputsChanged(
-                "records of this topic are being erased; ask for another plan when that is done"
+                "records of this topic are being erased; request a new plan when that is done"
             )
         if not plan.todo:
             yield from self._publish(plan)
             return True
-        yield from self._take_over(plan, plan.groups[plan.todo[0]])
+        yield from self._accept(plan, plan.groups[plan.todo[0]])
         plan.todo.pop(0)
         return False
 
-    def _take_over(self, plan: ActivePlan, group: PlanGroup) -> Steps:
-        """Compare what the job has made of a group with its inputs, and put it into place beside them."""
+    def _accept(self, plan: ActivePlan, group: PlanGroup) -> Steps:
+        """Compare the job's output for a group with the inputs, and copy it into place."""
         if group.group in plan.made:
             return
         log = plan.log
-        # An earlier try of this group has left files under the name that this one gets.
-        yield from self.remove_doubtful()
+        # An earlier attempt may have left files of the same name.
+        yield from self.remove_unpublished()
         if not self.is_current(log, group):
-            plan.fail(group, "", GONE)
+            plan.fail(group, "", REPLACED)
             return
         chunks = chunks_of(log, group.first_seq, group.next_seq) or []
         sources = [self._planner.source(log, chunk) for chunk in chunks]
         directory = self._reader.topic_dir(log.id)
         assert self._store is not None
-        work = Acceptance(self._disk, self._store, directory, plan.id, group, sources, plan.watch)
+        verifier = OutputVerifier(self._disk, self._store, directory, plan.id, group, sources, plan.watch)
         meta = SegmentMeta(group.first_seq, group.generation)
-        self.doubtful.pop((log.id, meta.first_seq, meta.generation), None)
+        self.unpublished.pop((log.id, meta.first_seq, meta.generation), None)
         try:
-            made = yield Blocking(MOVE_KIND, work.run)
+            made = yield Blocking(MOVE_KIND, verifier.run)
             if plan.watch.stopped:
-                raise CommitStopped("the plan was given up")
+                raise CommitStopped("the plan was abandoned")
             plan.made[group.group] = made
         except InputDamaged as error:
             plan.fail(group, error.segment, error.reason)
-            self._planner.refuse(log.id, group, error.segment)
-            self._doubt(log.id, meta)
+            self._planner.exclude(log.id, group, error.segment)
+            self._mark_unpublished(log.id, meta)
         except OutputRefused as error:
-            self._doubt(log.id, meta)
+            self._mark_unpublished(log.id, meta)
             if error.outdated:
                 plan.fail(group, "", f"{CHANGED}: {error.reason}")
                 return
-            # So that whoever does the plan again does this group again.
+            # So that the next job for this plan repeats the group.
             yield from delete_keys(self._store, [sidecar_key(plan.id, group.group)])
             raise OutputInvalid(group.group, error.reason) from None
         except (OSError, CommitStopped):
-            self._doubt(log.id, meta)
+            self._mark_unpublished(log.id, meta)
             raise
 
     def _publish(self, plan: ActivePlan) -> Steps:
@@ -154,28 +156,28 @@ class MergeCommitter:
                 continue
             joined = yield Blocking(MOVE_KIND, partial(self._join, log, meta, chunks))
             prepared[number] = meta, joined
-        # A checkpoint that has looked at the segments puts what it has seen into memory when it is done.
+        # A running checkpoint still installs the old segments in memory when it finishes.
         yield WaitUntil(lambda: not self._checkpointer.capturing)
         if log.dropped or log.erasing or log.is_unloaded:
-            raise InputsChanged("the topic has changed meanwhile; ask for another plan")
+            raise InputsChanged("the topic changed during the commit; request a new plan")
         for number in list(plan.made):
             if number not in prepared or not self.is_current(log, plan.groups[number]):
                 prepared.pop(number, None)
-                self._doubt(log.id, plan.made.pop(number))
-                plan.fail(plan.groups[number], "", GONE)
+                self._mark_unpublished(log.id, plan.made.pop(number))
+                plan.fail(plan.groups[number], "", REPLACED)
         if not prepared and all(one.reason.startswith(CHANGED) for one in plan.failed.values()):
-            raise InputsChanged("none of the plan's segments are the topic's any more; ask for another plan")
+            raise InputsChanged("the topic no longer uses any of the plan's segments; request a new plan")
         merged = self._merged(plan, prepared)
         frame = frames.encode_control(frames.SEGMENT_MERGE, log.id, shard.now_ms, merged)
         if not shard.has_room(len(frame)):
             raise OSError(ENOSPC, "no room in the log")
         shard.add_frame(frame)
-        # At once: a checkpoint that is begun from here on must not take the old segments for the newest.
+        # Before any yield: a checkpoint that starts now must see the new segments.
         self._swap(plan, merged, prepared, is_fresh=log.flag_changes == changes)
         yield WaitSynced(0)
 
     def _join(self, log: TopicLog, meta: SegmentMeta, chunks: list[Chunk]) -> Joined:
-        """On another thread: the rows as they will be in memory."""
+        """Build the rows of the new segment for memory; runs on another thread."""
         return join_rows(chunks, sealed_rows(self._disk, self._reader.topic_dir(log.id), meta))
 
     def _merged(self, plan: ActivePlan, prepared: Prepared) -> Merged:
@@ -215,25 +217,25 @@ class MergeCommitter:
                 self._reader.close_segment(log.id, one.first_seq, one.generation)
                 checkpointer.delete_later(log.id, retired_meta(one))
         log.merges = log.merges.with_plan(merged, shard.now_ms)
-        self._retirement.retired(log, merged)
+        self._retirement.add(log, merged)
         plan.made.clear()
         checkpointer.usage.set(log.id, [chunk.meta for chunk in log.chunks if chunk.meta is not None])
         shard.touched[log.id] = log
         shard.counters["merges"] = shard.counters.get("merges", 0) + len(merged.groups)
 
-    def remove_doubtful(self) -> Steps:
-        """Before anything else is made under these names: a merge, or an erase that writes a segment again."""
+    def remove_unpublished(self) -> Steps:
+        """Remove unpublished files, before a merge or an erase creates a segment of the same name."""
         store = self._store
         assert store is not None
-        while self.doubtful:
-            key = next(iter(self.doubtful))
+        while self.unpublished:
+            key = next(iter(self.unpublished))
             if not self._is_in_use(*key):
                 directory = self._reader.topic_dir(key[0])
-                yield Blocking(MOVE_KIND, partial(self._remove_both, directory, self.doubtful[key]))
-            del self.doubtful[key]
+                yield Blocking(MOVE_KIND, partial(self._remove_both, directory, self.unpublished[key]))
+            del self.unpublished[key]
 
-    def _doubt(self, topic_id: int, meta: SegmentMeta) -> None:
-        self.doubtful[topic_id, meta.first_seq, meta.generation] = meta
+    def _mark_unpublished(self, topic_id: int, meta: SegmentMeta) -> None:
+        self.unpublished[topic_id, meta.first_seq, meta.generation] = meta
 
     def _is_in_use(self, topic_id: int, first_seq: int, generation: int) -> bool:
         log = self._shard.by_id.get(topic_id)
@@ -251,9 +253,9 @@ class MergeCommitter:
         remove_files(self._disk, directory, meta, "sum", "dict", "idx")
 
     def discard(self, plan: ActivePlan) -> None:
-        """Nobody will publish what is in place of a plan."""
+        """Schedule removal of the accepted outputs of an abandoned plan."""
         for meta in plan.made.values():
-            self._doubt(plan.log.id, meta)
+            self._mark_unpublished(plan.log.id, meta)
         plan.made.clear()
 
 

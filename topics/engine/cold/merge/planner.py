@@ -1,4 +1,4 @@
-"""Plans of merges as a server makes and keeps them; their files and the choice are in merge_plan_file.py."""
+"""Merge plans: creation and in-memory state. The file format and the choice of segments are in merge_plan_file.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NO_CHAIN = bytes(8)
 
 
 class ActivePlan:
-    """A plan in memory: who has it, and how far its commit is. The lease is forgotten by a restart, the plan is not."""
+    """A plan in memory, with its lease and the progress of its commit. The plan survives a restart, the lease does not."""
 
     def __init__(self, log: TopicLog, made: PlanFile, now_ms: int) -> None:
         self.log = log
@@ -55,15 +55,15 @@ class ActivePlan:
             (one.first_seq, one.generation) for group in made.groups for one in group.inputs
         )
         self.data_bytes = sum(group.data_bytes for group in made.groups)
-        self.used_ms = now_ms  # when somebody had it last
+        self.used_ms = now_ms  # last time it was leased
         self.lease = ""
         self.lease_ms = 0
         self._lease_until_ms = 0  # by the monotonic clock
         self.committing = False
-        self.todo: list[int] = []  # groups that are not looked at yet
-        self.made: dict[int, SegmentMeta] = {}  # outputs that are in place and not published
+        self.todo: list[int] = []  # groups still to accept
+        self.made: dict[int, SegmentMeta] = {}  # outputs in place, not published yet
         self.failed: dict[int, FailedGroup] = {}
-        self.waiting: list[tuple[int, object]] = []  # until when, and who
+        self.waiting: list[tuple[int, object]] = []  # deadlines and reply tokens of clients
         self.watch = CommitProgress()
 
     # -- the lease -----------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class ActivePlan:
         self._lease_until_ms = mono_ms + lease_ms
 
     def lease_left_ms(self, mono_ms: int) -> int:
-        """0: nobody has it. A commit that goes on needs no renewing."""
+        """Time left on the lease; 0 if there is none. It does not expire during a commit."""
         left_ms = max(0, self._lease_until_ms - mono_ms) if self.lease else 0
         return max(left_ms, 1000) if self.committing else left_ms
 
@@ -105,15 +105,15 @@ class ActivePlan:
 
 
 @dataclass(slots=True)
-class _Chosen:
-    """A group as it was found in memory."""
+class _ChosenGroup:
+    """The chosen segments of one group, as in memory."""
 
     metas: list[SegmentMeta]
     rows: list[Rows]
     dead: list[Mask]
 
     @classmethod
-    def of(cls, sources: list[MergeInput]) -> _Chosen:
+    def of(cls, sources: list[MergeInput]) -> _ChosenGroup:
         return cls(
             [one.meta for one in sources], [one.rows for one in sources], [one.dead() for one in sources]
         )
@@ -128,20 +128,22 @@ def _candidate(source: MergeInput | None) -> Candidate | None:
 
 
 class Planner:
+    """Chooses segments to merge and writes plans."""
+
     def __init__(self, disk: Disk, store: SegmentStore | None, shard: Shard, reader: Reader) -> None:
         self._disk = disk
         self._store = store
         self._shard = shard
         self._reader = reader
-        self._refused: dict[int, set[Name]] = {}  # by topic, segments that were found damaged since the start
+        self._excluded: dict[int, set[Name]] = {}  # by topic: segments found to be damaged since the start
 
-    def refuse(self, topic_id: int, group: PlanGroup, segment: str) -> None:
-        """Make no more plans with a segment that is damaged; a repair gives it another generation."""
-        named = [one for one in group.inputs if one.name == segment] or group.inputs
-        self._refused.setdefault(topic_id, set()).update((one.first_seq, one.generation) for one in named)
+    def exclude(self, topic_id: int, group: PlanGroup, segment: str) -> None:
+        """Make no more plans with a damaged segment. After a repair it has another generation."""
+        damaged = [one for one in group.inputs if one.name == segment] or group.inputs
+        self._excluded.setdefault(topic_id, set()).update((one.first_seq, one.generation) for one in damaged)
 
     def forget(self, topic_id: int) -> None:
-        self._refused.pop(topic_id, None)
+        self._excluded.pop(topic_id, None)
 
     @staticmethod
     def may_merge(log: TopicLog, chunk: Chunk) -> bool:
@@ -160,32 +162,34 @@ class Planner:
         return MergeInput(chunk.meta, chunk.rows, log.view.first_seq)
 
     def make(self, log: TopicLog, parameters: MergeParameters) -> Generator[Step, Any, PlanFile | None]:
-        """Choose, and write it down. None: there is nothing to do."""
+        """Choose segments and write a plan. None if there is nothing to merge."""
         if log.erasing:
-            raise InputsChanged("records of this topic are being erased; ask again when that is done")
+            raise InputsChanged("records of this topic are being erased; try again when that is done")
         if log.merges.retired_segments > limits.RETIRED_MAX - limits.PLAN_SEGMENTS_MAX:
             raise Throttled(
-                "too many replaced segments of this topic still have files; wait until some are removed",
+                "too many retired segments of this topic still have files; wait until some are removed",
                 limit="retired_segments",
                 max=limits.RETIRED_MAX,
             )
         self._shard.upkeep_now(log)
-        yield WaitSynced(0)  # what time did to the topic is published by then
+        yield WaitSynced(0)  # until expirations are published
         while log.is_unloaded:
             self._shard.loader(log)
             yield WaitSynced(0)
-        sources = [self.source(log, chunk) if self._is_wanted(log, chunk) else None for chunk in log.chunks]
+        sources = [
+            self.source(log, chunk) if self._is_candidate(log, chunk) else None for chunk in log.chunks
+        ]
         epoch, now_ms = self._shard.written_lsn, self._shard.now_ms
         made: PlanFile | None = yield Blocking(
             MOVE_KIND, partial(self._write, log.id, log.name, epoch, now_ms, parameters, sources)
         )
         return made
 
-    def _is_wanted(self, log: TopicLog, chunk: Chunk) -> bool:
+    def _is_candidate(self, log: TopicLog, chunk: Chunk) -> bool:
         meta = chunk.meta
         if meta is None or not self.may_merge(log, chunk):
             return False
-        return (meta.first_seq, meta.generation) not in self._refused.get(log.id, ())
+        return (meta.first_seq, meta.generation) not in self._excluded.get(log.id, ())
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -198,21 +202,21 @@ class Planner:
         parameters: MergeParameters,
         sources: list[MergeInput | None],
     ) -> PlanFile | None:
-        """On another thread: rows may be deleted meanwhile, and are dead or not in what comes of it."""
+        """Write the plan; runs on another thread. Concurrent deletes may or may not be included in the marks."""
         store = self._store
         assert store is not None
         chosen = [
-            _Chosen.of([source for source in sources[first:stop] if source is not None])
+            _ChosenGroup.of([source for source in sources[first:stop] if source is not None])
             for first, stop in choose([_candidate(source) for source in sources], parameters)
         ]
-        described: list[tuple[PlanGroup, _Chosen]] = []
+        described: list[tuple[PlanGroup, _ChosenGroup]] = []
         for one in chosen:
             try:
                 described.append((self._describe(topic_id, len(described), one), one))
             except (Corrupt, FileNotFoundError):
-                # Its index cannot be proved. Readers make do; a merge would have nothing to go by.
+                # Its index cannot be verified. Readers can do without, a merge cannot.
                 names = {(meta.first_seq, meta.generation) for meta in one.metas}
-                self._refused.setdefault(topic_id, set()).update(names)
+                self._excluded.setdefault(topic_id, set()).update(names)
         if not described:
             return None
         id_text = f"{topic_id:016x}"
@@ -245,7 +249,7 @@ class Planner:
             store.put(key, [encode_marks(mask)])
         return made
 
-    def _describe(self, topic_id: int, number: int, chosen: _Chosen) -> PlanGroup:
+    def _describe(self, topic_id: int, number: int, chosen: _ChosenGroup) -> PlanGroup:
         directory = self._reader.topic_dir(topic_id)
         inputs: list[PlanInput] = []
         chain = origin = NO_CHAIN
@@ -253,7 +257,9 @@ class Planner:
             summary, digest = read_sum(self._disk, directory, meta.first_seq, meta.generation)
             if not i:
                 chain = summary.chain
-            origin = summary.origin if any(summary.origin) else digest  # what the segment behind it names
+            origin = (
+                summary.origin if any(summary.origin) else digest
+            )  # the next segment's chain refers to it
             found = describe(meta, rows, dead & (rows["length"] > 0), digest.hex())
             inputs.append(PlanInput(**msgspec.structs.asdict(found), dead=None))
         first, last = chosen.metas[0], chosen.metas[-1]
@@ -268,7 +274,7 @@ class Planner:
         )
 
     def read(self, plan_id: str) -> PlanFile | None:
-        """On another thread: the plan as it was written down, if all of it is there."""
+        """Read a plan back; runs on another thread. None if a file of it is missing or corrupt."""
         store = self._store
         assert store is not None
         key = f"{staging_of(plan_id)}/{PLAN_NAME}"

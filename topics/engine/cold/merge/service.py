@@ -1,12 +1,14 @@
-"""Merging cold segments with the help of jobs outside: the server plans and publishes, a job reads and writes in between.
+"""Merging of cold segments by external jobs: the server plans and publishes, a job does the merging.
 
-    plan       runs of neighbouring cold segments are chosen; plan.json and the marks of dead rows are put into staging; a lease is given
-    (job)      makes one segment of each run, in staging
-    commit     each output is compared with its inputs and copied into place; one log entry swaps all of them in; a manifest is written
-    retire     the old files stay for a while, and as long as a pin or a plan needs them
+    plan       choose runs of adjacent cold segments, put plan.json and the marks of dead rows into staging, grant a lease
+    (job)      writes one segment for each run, in staging
+    commit     compare each output with its inputs, copy it into place, swap all of them in with one log entry, write a
+               manifest
+    retire     keep the old files for a grace period, and as long as a pin or a plan needs them
 
-Only the log entry counts: a crash before it leaves the old segments and some files that the next start removes, a crash after it
-the new ones. The lease saves work and decides nothing. One plan a topic, one step at a time for the whole shard, off the loop; who asks waits.
+The log entry is the commit point: after an earlier crash the old segments are in use, and the next start removes the
+other files; after a later crash the new segments are in use. The lease only avoids duplicate work. A topic has at most one
+plan. The shard executes one step at a time, off the event loop, and clients wait for the result.
 """
 
 from __future__ import annotations
@@ -54,10 +56,12 @@ from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import Committed
 from topics.engine.upkeep.checkpoint import Checkpointer
 
-Asked = tuple[object, mrg.MergeCommand]
+QueuedCommand = tuple[object, mrg.MergeCommand]  # reply token, command
 
 
 class MergeService:
+    """Executes the commands about merges and pinned snapshots, and the background work that follows from them."""
+
     def __init__(
         self,
         disk: Disk,
@@ -77,36 +81,36 @@ class MergeService:
         self.retirement = Retirement(store, shard, reader, self.manifests, config.retire_grace_ms)
         self.retirement.is_planned = self._is_planned
         self._planner = Planner(disk, store, shard, reader)
-        self._asked: deque[Asked] = deque()
+        self._queue: deque[QueuedCommand] = deque()
         self._plans: dict[int, ActivePlan] = {}  # by topic
-        self._trash: dict[str, None] = {}  # plans whose staging is to be removed
+        self._ended_plans: dict[str, None] = {}  # plans whose staging has to be removed
         self._committer = MergeCommitter(
             disk, store, shard, reader, checkpointer, self._planner, self.manifests, self.retirement
         )
-        self.is_known = False  # the store was looked at: what plans and pins there are is known
-        self._stopped = ""
+        self.is_loaded = False  # plans and pins were loaded from the store
+        self._stopped = False
 
-    # -- questions -----------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------
 
     def handle(self, token: object, command: mrg.MergeCommand) -> None:
-        """Answer, or remember who waits. Raises what is to be answered at once."""
+        """Reply, or queue the command. An exception is the immediate reply."""
         if self._store is None:
             raise NoColdTier
         log = self._find(command.topic)
         if self._stopped:
-            raise ColdStoreFailed("the server stops; try again shortly")
-        if isinstance(command, mrg.GetMerges | mrg.RenewPlan | mrg.CommitPlan) and self.is_known:
-            self._answer_at_once(token, log, command)
+            raise ColdStoreFailed("the server is stopping; try again shortly")
+        if isinstance(command, mrg.GetMerges | mrg.RenewPlan | mrg.CommitPlan) and self.is_loaded:
+            self._reply_directly(token, log, command)
             return
         if not isinstance(command, mrg.GetMerges) and self._shard.read_only is not None:
             raise ShardReadOnly(self._shard.read_only)
-        if len(self._asked) >= limits.MERGE_REQUESTS_MAX:
+        if len(self._queue) >= limits.MERGE_REQUESTS_MAX:
             raise Throttled(
-                "too many calls about merges and snapshots wait already; come back later",
+                "too many requests for merges and snapshots are waiting; try again later",
                 limit="consolidation",
                 max=limits.MERGE_REQUESTS_MAX,
             )
-        self._asked.append((token, command))
+        self._queue.append((token, command))
 
     def _find(self, topic: str) -> TopicLog:
         log = self._shard.published.get(topic)
@@ -114,16 +118,16 @@ class MergeService:
             raise TopicNotFound(topic)
         return log
 
-    def _answer_at_once(
+    def _reply_directly(
         self, token: object, log: TopicLog, command: mrg.GetMerges | mrg.RenewPlan | mrg.CommitPlan
     ) -> None:
-        """Of these nothing is in the store."""
+        """Execute a command that does not need the store."""
         if isinstance(command, mrg.GetMerges):
             self._reply(token, mrg.MergeReply(self._status(log)))
             return
         done = log.merges.find(command.plan_id)
         if isinstance(command, mrg.CommitPlan) and done is not None:
-            self._answer_committed(token, log, command, done)
+            self._reply_committed(token, log, command, done)
             return
         plan = self._plan(log, command.plan_id)
         plan.check_lease(command.lease, self._mono_ms)
@@ -136,10 +140,10 @@ class MergeService:
         plan.begin_commit()
         plan.waiting.append((self._mono_ms + command.wait_ms, token))
 
-    def _answer_committed(
+    def _reply_committed(
         self, token: object, log: TopicLog, command: mrg.CommitPlan, done: Committed
     ) -> None:
-        """Also to whoever asks again; but not while its entry waits for a sync."""
+        """Reply to the commit of a plan that is committed. While the log entry is not synced, the client waits."""
         plan = self._plans.get(log.id)
         if plan is not None and plan.committing and plan.id == done.plan_id:
             plan.waiting.append((self._mono_ms + command.wait_ms, token))
@@ -180,22 +184,22 @@ class MergeService:
             "committed": [one.plan_id for one in merges.committed if plan is None or one.plan_id != plan.id],
         }
 
-    # -- what there is to do -------------------------------------------------------------------------------
+    # -- tasks ---------------------------------------------------------------------------------------------
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for an answer: then it is tried at once, whatever has failed before."""
-        return bool(self._asked) or any(plan.waiting for plan in self._plans.values())
+        """Whether a client is waiting for a reply: then there is no pause after failures."""
+        return bool(self._queue) or any(plan.waiting for plan in self._plans.values())
 
     @property
     def is_urgent(self) -> bool:
-        return bool(self._asked or self._committing() is not None)
+        return bool(self._queue or self._committing() is not None)
 
     @property
     def has_work(self) -> bool:
-        if self.is_urgent or not self.is_known:
+        if self.is_urgent or not self.is_loaded:
             return self.is_urgent
-        return bool(self._trash or self._committer.doubtful or self.manifests.due or self._is_due())
+        return bool(self._ended_plans or self._committer.unpublished or self.manifests.due or self._is_due())
 
     def _committing(self) -> ActivePlan | None:
         return next((plan for plan in self._plans.values() if plan.committing), None)
@@ -205,8 +209,8 @@ class MergeService:
         return due_ms is not None and due_ms <= self._shard.now_ms
 
     def next_due_ms(self) -> int | None:
-        """When time ends a pin, a plan or a retired segment, by the engine's time."""
-        if not self.is_known:
+        """When the next pin, plan or retired segment expires, in engine time."""
+        if not self.is_loaded:
             return None
         plans = [
             plan.used_ms + self._config.plan_ttl_ms for plan in self._plans.values() if not plan.committing
@@ -215,14 +219,15 @@ class MergeService:
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     @property
-    def wait_until_ms(self) -> int | None:
-        """When somebody has to hear that a commit goes on, by the monotonic clock."""
+    def next_progress_ms(self) -> int | None:
+        """When the next client has to be told that a commit is still running, by the monotonic clock."""
         return min(
             (at_ms for plan in self._plans.values() for at_ms, _ in plan.waiting),
             default=None,
         )
 
-    def pass_time(self) -> None:
+    def send_progress(self) -> None:
+        """Reply with the progress of the commit to clients that have waited long enough."""
         for plan in self._plans.values():
             late = [token for at_ms, token in plan.waiting if at_ms <= self._mono_ms]
             plan.waiting = [entry for entry in plan.waiting if entry[0] > self._mono_ms]
@@ -235,32 +240,32 @@ class MergeService:
                 self._reply(token, mrg.MergeReply(body, is_final=False))
 
     def next_task(self) -> Steps:
-        if self._asked:
-            return self._serve(*self._asked.popleft())
+        if self._queue:
+            return self._execute(*self._queue.popleft())
         plan = self._committing()
         if plan is not None:
             return self._commit(plan)
-        if self._committer.doubtful:
-            return self._committer.remove_doubtful()
-        if self._trash:
-            return self._empty(next(iter(self._trash)))
+        if self._committer.unpublished:
+            return self._committer.remove_unpublished()
+        if self._ended_plans:
+            return self._remove_staging(next(iter(self._ended_plans)))
         if self.manifests.due:
             return self._export(self.manifests.due.pop(next(iter(self.manifests.due))))
         return self._expire()
 
-    # -- serving -------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------
 
-    def _serve(self, token: object, command: mrg.MergeCommand) -> Steps:
+    def _execute(self, token: object, command: mrg.MergeCommand) -> Steps:
         log: TopicLog | None = None
         try:
             log = self._find(command.topic)
             if isinstance(command, mrg.GetMerges | mrg.RenewPlan | mrg.CommitPlan):
-                self._answer_at_once(token, log, command)
+                self._reply_directly(token, log, command)
                 return
-            body = yield from self._carry_out(log, command)
+            body = yield from self._run(log, command)
             self._reply(token, mrg.MergeReply(body))
         except OSError as error:
-            if log is not None and log.dropped:  # its files went from under this, and the tier is well
+            if log is not None and log.dropped:  # its files were removed; the cold tier is fine
                 self._reply(token, TopicNotFound(log.name))
                 return
             self._reply(token, _store_failed(error))
@@ -273,7 +278,7 @@ class MergeService:
         finally:
             self._checkpointer.cold_job_topic = None
 
-    def _carry_out(self, log: TopicLog, command: mrg.MergeCommand) -> Generator[Step, Any, dict[str, object]]:
+    def _run(self, log: TopicLog, command: mrg.MergeCommand) -> Generator[Step, Any, dict[str, object]]:
         match command:
             case mrg.PlanMerge():
                 return (yield from self._make_plan(log, command))
@@ -282,8 +287,8 @@ class MergeService:
                 plan.check_lease(command.lease, self._mono_ms)
                 if plan.committing:
                     raise PlanLeased(plan.id, plan.lease_left_ms(self._mono_ms))
-                self._give_up(plan, PlanNotFound(plan.id))
-                yield from self._empty(plan.id)
+                self._abandon(plan, PlanNotFound(plan.id))
+                yield from self._remove_staging(plan.id)
                 return {"plan_id": plan.id, "state": "abandoned"}
             case mrg.PinSnapshot():
                 self._checkpointer.cold_job_topic = log
@@ -305,9 +310,9 @@ class MergeService:
                 return {"snapshot_id": command.snapshot_id, "expires_at_ms": ends}
             case mrg.ReleaseSnapshot():
                 yield from self.manifests.release(log, command.snapshot_id)
-                self.retirement.reconsider(log.id)
+                self.retirement.recheck(log.id)
                 return {"snapshot_id": command.snapshot_id, "released": True}
-        raise AssertionError(f"a command without a handler: {command}")
+        raise AssertionError(f"no handler for {command}")
 
     def _make_plan(self, log: TopicLog, command: mrg.PlanMerge) -> Generator[Step, Any, dict[str, object]]:
         plan = self._plans.get(log.id)
@@ -316,12 +321,12 @@ class MergeService:
             mine = bool(command.lease) and command.lease == plan.lease
             if left_ms and not mine:
                 raise PlanLeased(plan.id, left_ms)
-            still = yield from self._still_good(log, plan, command)
-            if still is not None:
-                return self._leased(plan, still, command)
+            reusable = yield from self._reusable(log, plan, command)
+            if reusable is not None:
+                return self._grant_lease(plan, reusable, command)
             if plan.committing:
                 raise PlanLeased(plan.id, max(left_ms, 1))
-            self._give_up(plan, PlanNotFound(plan.id))
+            self._abandon(plan, PlanNotFound(plan.id))
         if len(self._plans) >= limits.PLANS_MAX:
             raise Throttled(
                 "too many topics of this shard have a plan; commit or abandon some",
@@ -334,16 +339,16 @@ class MergeService:
             return {"topic": log.name, "plan_id": None, "groups": []}
         plan = ActivePlan(log, made, self._shard.now_ms)
         if log.dropped or log.erasing:
-            self._trash[plan.id] = None
-            raise InputsChanged("the topic has changed meanwhile; ask again")
+            self._ended_plans[plan.id] = None
+            raise InputsChanged("the topic changed while the plan was made; request a new plan")
         self._plans[log.id] = plan
-        self._trash.pop(plan.id, None)
-        return self._leased(plan, made, command)
+        self._ended_plans.pop(plan.id, None)
+        return self._grant_lease(plan, made, command)
 
-    def _still_good(
+    def _reusable(
         self, log: TopicLog, plan: ActivePlan, command: mrg.PlanMerge
     ) -> Generator[Step, Any, PlanFile | None]:
-        """The plan as it was made, if it is what is asked for and some of it can still be done."""
+        """The existing plan's file, if the plan matches the request and any of its groups can still be merged."""
         if plan.parameters != command.parameters or log.erasing:
             return None
         while log.is_unloaded:
@@ -354,7 +359,7 @@ class MergeService:
         found: PlanFile | None = yield Blocking(MOVE_KIND, partial(self._planner.read, plan.id))
         return found
 
-    def _leased(self, plan: ActivePlan, made: PlanFile, command: mrg.PlanMerge) -> dict[str, object]:
+    def _grant_lease(self, plan: ActivePlan, made: PlanFile, command: mrg.PlanMerge) -> dict[str, object]:
         lease = command.lease if command.lease == plan.lease else ""
         plan.take(lease or f"{self._disk.random_u64():016x}", command.lease_ms, self._mono_ms)
         plan.used_ms = self._shard.now_ms + command.lease_ms
@@ -373,36 +378,35 @@ class MergeService:
     # -- commit --------------------------------------------------------------------------------------------
 
     def _commit(self, plan: ActivePlan) -> Steps:
-        """One step more of a commit: a group, or the end."""
+        """Run the next step of a commit: one group, or the publication."""
         try:
-            is_done = yield from self._committer.go_on(plan)
+            is_done = yield from self._committer.advance(plan)
             if is_done:
                 self._plans.pop(plan.log.id, None)
-                self._trash[plan.id] = None
-                self.retirement.reconsider(
-                    plan.log.id
-                )  # of a group that failed, inputs may be nobody's by now
-                yield from self._tell(plan)
+                self._ended_plans[plan.id] = None
+                # The inputs of a failed group may have been replaced and kept only by the plan.
+                self.retirement.recheck(plan.log.id)
+                yield from self._finish_commit(plan)
         except OSError as error:
             if plan.log.dropped:
-                self._give_up(plan, TopicNotFound(plan.log.name))
+                self._abandon(plan, TopicNotFound(plan.log.name))
                 return
             plan.end_commit(self._replying(_store_failed(error)))
             raise
         except CommitStopped:
-            plan.end_commit(self._replying(InputsChanged("the plan was given up")))
+            plan.end_commit(self._replying(InputsChanged("the plan was abandoned; request a new one")))
         except OutputInvalid as error:
             plan.end_commit(self._replying(error))
         except TopicsError as error:
-            self._give_up(plan, error)
+            self._abandon(plan, error)
         except GeneratorExit:
             plan.end_commit(self._replying(self._interrupted()))
             raise
         finally:
             self._checkpointer.cold_job_topic = None
 
-    def _tell(self, plan: ActivePlan) -> Steps:
-        """It is done, whatever becomes of the rest: a manifest that cannot be written now is written later."""
+    def _finish_commit(self, plan: ActivePlan) -> Steps:
+        """Write a manifest, then reply. The commit is done even if the manifest fails: then it is written later."""
         log = plan.log
         done = log.merges.find(plan.id)
         assert done is not None
@@ -414,64 +418,62 @@ class MergeService:
     def _replying(self, answer: object) -> Callable[[object], None]:
         return lambda token: self._reply(token, answer)
 
-    # -- giving up -----------------------------------------------------------------------------------------
+    # -- abandoned plans -----------------------------------------------------------------------------------
 
-    def _give_up(self, plan: ActivePlan, reason: TopicsError) -> None:
-        """Forget a plan, and remove what there is of it."""
+    def _abandon(self, plan: ActivePlan, reason: TopicsError) -> None:
+        """Drop a plan and schedule the removal of its files."""
         if self._plans.get(plan.log.id) is plan:
             del self._plans[plan.log.id]
         plan.watch.stopped = True
-        self._trash[plan.id] = None
+        self._ended_plans[plan.id] = None
         self._committer.discard(plan)
         plan.end_commit(self._replying(reason))
-        self.retirement.reconsider(plan.log.id)
+        self.retirement.recheck(plan.log.id)
 
-    def stop_plan(self, log: TopicLog) -> None:
-        """What is being made of this topic's segments must not be: an erase has come, or a drop."""
+    def abandon_plan_of(self, log: TopicLog) -> None:
+        """Abandon the topic's plan, because records are being erased."""
         plan = self._plans.get(log.id)
         if plan is not None:
-            self._give_up(plan, InputsChanged("records of this topic are erased; ask for another plan"))
+            self._abandon(plan, InputsChanged("records of this topic were erased; request a new plan"))
 
     def erase_steps(self, log: TopicLog) -> Steps:
-        """No copy may be left where jobs work, or of what they have made. What was in place of the plan goes first: what is written
-        again has the same name.
-        """
-        self.stop_plan(log)
-        yield from self._committer.remove_doubtful()
-        for plan_id in list(self._trash):
-            yield from self._empty(plan_id)
+        """Remove all copies that plans have made. Unpublished outputs first: rewritten segments get the same names."""
+        self.abandon_plan_of(log)
+        yield from self._committer.remove_unpublished()
+        for plan_id in list(self._ended_plans):
+            yield from self._remove_staging(plan_id)
 
     def dropped(self, topic_id: int) -> None:
         plan = self._plans.get(topic_id)
         if plan is not None:
-            self._give_up(plan, TopicNotFound(plan.log.name))
+            self._abandon(plan, TopicNotFound(plan.log.name))
         self.manifests.forget(topic_id)
         self.retirement.forget(topic_id)
 
     def refuse(self, error: TopicsError) -> None:
-        """Nothing can be done for those who wait."""
-        asked, self._asked = self._asked, deque()
-        for token, _ in asked:
+        """Reply with this error to all waiting clients."""
+        queue, self._queue = self._queue, deque()
+        for token, _ in queue:
             self._reply(token, error)
         for plan in self._plans.values():
             if plan.committing:
                 plan.end_commit(self._replying(error))
 
     def stop(self) -> None:
-        self._stopped = "the server stops"
+        self._stopped = True
         for plan in self._plans.values():
             plan.watch.stopped = True
-        self.refuse(ColdStoreFailed("the server stops; try again shortly"))
+        self.refuse(ColdStoreFailed("the server is stopping; try again shortly"))
 
     def _interrupted(self) -> TopicsError:
         if self._shard.read_only is not None:
             return ShardReadOnly(self._shard.read_only, unknown=True)
-        return ColdStoreFailed("the server stops; try again shortly")
+        return ColdStoreFailed("the server is stopping; try again shortly")
 
-    # -- tidying up ----------------------------------------------------------------------------------------
+    # -- cleanup -------------------------------------------------------------------------------------------
 
-    def _empty(self, plan_id: str) -> Steps:
-        """Remove the staging of a plan: until nothing is there, since a job may still write."""
+    def _remove_staging(self, plan_id: str) -> Steps:
+        """Remove the staging of a plan. Listed again after each round, because a job may still be writing."""
         store = self._store
         assert store is not None
         prefix = f"{staging_of(plan_id)}/"
@@ -480,7 +482,7 @@ class MergeService:
             if not keys:
                 break
             yield from delete_keys(store, keys)
-        self._trash.pop(plan_id, None)
+        self._ended_plans.pop(plan_id, None)
 
     def _export(self, log: TopicLog) -> Steps:
         if log.dropped:
@@ -492,22 +494,22 @@ class MergeService:
             self._checkpointer.cold_job_topic = None
 
     def _expire(self) -> Steps:
-        """What time has ended."""
+        """Remove expired pins, plans and retired segments."""
         yield from self.manifests.expire()
-        self.retirement.reconsider()
+        self.retirement.recheck()
         old_ms = self._shard.now_ms - self._config.plan_ttl_ms
         for plan in list(self._plans.values()):
             if plan.used_ms <= old_ms and not plan.committing:
-                self._give_up(plan, PlanNotFound(plan.id))
+                self._abandon(plan, PlanNotFound(plan.id))
         yield from self.retirement.remove_due()
 
     # -- after a start -------------------------------------------------------------------------------------
 
-    def learn(self, by_topic: dict[int, list[tuple[str, str]]]) -> Steps:
-        """What the store has of manifests, pins and plans."""
+    def load(self, by_topic: dict[int, list[tuple[str, str]]]) -> Steps:
+        """Load manifests, pins and plans from the store."""
         for topic_id, files in by_topic.items():
             if topic_id in self._shard.by_id:
-                yield from self.manifests.learn(topic_id, [name for _, name in files])
+                yield from self.manifests.load(topic_id, [name for _, name in files])
         store = self._store
         assert store is not None
         found: dict[str, bool] = {}
@@ -516,13 +518,13 @@ class MergeService:
             if of is not None:
                 found[of[0]] = found.get(of[0], False) or of[1] == PLAN_NAME
         for plan_id, has_plan in found.items():
-            yield from self._learn_plan(plan_id, has_plan=has_plan)
+            yield from self._load_plan(plan_id, has_plan=has_plan)
 
-    def _learn_plan(self, plan_id: str, *, has_plan: bool) -> Steps:
+    def _load_plan(self, plan_id: str, *, has_plan: bool) -> Steps:
         store = self._store
         assert store is not None
         if not has_plan:
-            self._trash[plan_id] = None  # what a job has written for a plan that was over
+            self._ended_plans[plan_id] = None  # a job wrote these files after the plan had ended
             return
         key = f"{staging_of(plan_id)}/{PLAN_NAME}"
         try:
@@ -530,16 +532,16 @@ class MergeService:
             made = decode_plan(key, raw)
             topic_id = int(made.topic_id, 16)
         except FileNotFoundError:
-            return  # its owner has removed it meanwhile
+            return  # removed in the meantime by the shard that owns it
         except (Corrupt, ValueError):
-            self._trash[plan_id] = None
+            self._ended_plans[plan_id] = None
             return
         if topic_id not in self._shard.owned_ids:
             return
         log = self._shard.by_id.get(topic_id)
-        known = log is not None and log.merges.find(plan_id) is not None
-        if log is None or known or made.plan_id != plan_id or log.id in self._plans:
-            self._trash[plan_id] = None
+        is_committed = log is not None and log.merges.find(plan_id) is not None
+        if log is None or is_committed or made.plan_id != plan_id or log.id in self._plans:
+            self._ended_plans[plan_id] = None
             return
         self._plans[log.id] = ActivePlan(log, made, self._shard.now_ms)
 
@@ -549,4 +551,4 @@ class MergeService:
 
 
 def _store_failed(error: OSError) -> ColdStoreFailed:
-    return ColdStoreFailed(f"the cold tier cannot be used: {error}; try again shortly")
+    return ColdStoreFailed(f"the cold tier failed: {error}; try again shortly")

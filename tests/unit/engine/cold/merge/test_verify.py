@@ -36,7 +36,7 @@ from topics.api.errors import (
     OutputInvalid,
     PlanNotFound,
 )
-from topics.engine.cold.merge.verify import Acceptance
+from topics.engine.cold.merge.verify import OutputVerifier
 from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as c
 from topics.engine.commands.merges import MergeParameters
@@ -255,7 +255,7 @@ def refused_and_not_tidied_up(**options: Any) -> tuple[Harness, dict[str, Any]]:
     store.on_call = fail_once
     assert isinstance(commit(h, body), OutputInvalid)
     h.rest()
-    assert failed and h.engine.consolidator._committer.doubtful
+    assert failed and h.engine.merge_service._committer.unpublished
     return h, body
 
 
@@ -320,9 +320,9 @@ def test_an_erase_of_what_a_commit_has_put_into_place_keeps_its_segment() -> Non
     work(h, body)
     rows = seen(h)[0]
     (token,) = h.ask(mrg.CommitPlan("t", body["plan_id"], body["lease"]))
-    while not any(isinstance(getattr(job.work, "__self__", None), Acceptance) for job in h.jobs):
+    while not any(isinstance(getattr(job.work, "__self__", None), OutputVerifier) for job in h.jobs):
         h.run_job() if h.jobs else h.ask()
-    (comparing,) = (job for job in h.jobs if isinstance(getattr(job.work, "__self__", None), Acceptance))
+    (comparing,) = (job for job in h.jobs if isinstance(getattr(job.work, "__self__", None), OutputVerifier))
     comparing.run()  # on its thread, where it has come to its end when the erase comes
     h.jobs.remove(comparing)
     (erase,) = h.ask(c.Delete("t", seqs=[3], erase=True))
