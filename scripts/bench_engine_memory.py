@@ -14,7 +14,7 @@ from bench_engine_support import PAYLOADS, QUIET, Row, Run, Shell, plain
 
 from topics.engine.commands import topics as c
 from topics.engine.reading.render import render_records
-from workers.shard.posix_disk import PosixDisk
+from workers.shard.posix import PosixDisk
 
 MS = 1_000_000.0
 CACHE_BYTES = 256 * 1024

@@ -16,8 +16,7 @@ from topics.api.errors import TopicsError
 from topics.engine.commands import topics as c
 from topics.engine.core.ports import Disk
 from topics.engine.runtime.engine import Engine, Job, Outcome
-from workers.shard.posix_disk import PosixDisk
-from workers.shard.system_clock import SystemClock
+from workers.shard.posix import PosixDisk, SystemClock
 
 NEVER = 1 << 60
 # Checkpoints only where a row asks for one: a slice of one inside a timed turn would be counted as that turn's.

@@ -37,8 +37,7 @@ from topics.api.config import EngineConfig, TopicConfig
 from topics.engine.commands import topics as c
 from topics.engine.runtime.engine import Engine, Job
 from workers.shard.local_store import LocalSegmentStore
-from workers.shard.posix_disk import PosixDisk
-from workers.shard.system_clock import SystemClock
+from workers.shard.posix import PosixDisk, SystemClock
 
 MIB = 1 << 20
 PAD = "x" * 980

@@ -1,6 +1,6 @@
-"""`python -m workers.verify`: checks a data directory that no server uses, and repairs it when asked to.
+"""`topics verify`: offline check and repair of a data directory.
 
-It holds the locks that a server would hold, so a directory in use is refused, and a server that starts meanwhile is.
+It takes the locks of a server, so it refuses a directory that is in use, and no server can start meanwhile.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from topics.system.stdio import ignore_broken_pipe
 from workers.process.data_directory import PRIVATE_UMASK, DataDirectory, read_layout, write_atomically
 from workers.process.exit_codes import DirectoryLocked, Refusal
 from workers.shard.local_store import ID_NAME, LocalSegmentStore, read_id
-from workers.shard.posix_disk import PosixDisk, make_durable_dir
-from workers.shard.system_clock import SystemClock
+from workers.shard.posix import PosixDisk, SystemClock, make_durable_dir
 
 SOUND, DAMAGED, USAGE, CANNOT, NAMELESS = range(5)
 MEANINGS = {
-    SOUND: "everything is sound, or was made sound by --repair",
-    DAMAGED: "there is damage, or the repair could not be made",
-    USAGE: "the arguments make no sense",
-    CANNOT: "the directory is in use, absent, not readable, or of a later version",
-    NAMELESS: "made sound by --repair, but topics have lost their names: they are called recovered-…",
+    SOUND: "no damage, or all damage was repaired by --repair",
+    DAMAGED: "there is damage, or the repair failed",
+    USAGE: "invalid arguments",
+    CANNOT: "the directory is in use, missing, not readable, or of a later version",
+    NAMELESS: "repaired by --repair, but some topics have lost their names and are now called recovered-…",
 }
 OURS = {"LOCK", "RUN", LAYOUT_NAME, "topics", "lost+found", QUARANTINE, ID_NAME}
 
@@ -53,32 +52,32 @@ T = TypeVar("T")
 
 
 class CannotVerify(Exception):
-    """The directory cannot be looked at; the text says why."""
+    """The directory cannot be checked; the text says why."""
 
 
 class VerifiedShard(msgspec.Struct, frozen=True):
-    """A shard as the run leaves it; the findings are what it came upon."""
+    """The state of a shard after the run, and the findings of the run."""
 
     shard: int
-    opens: str  # how a start would go; empty: as it should
+    opens: str  # how a server would start it; empty: normally
     topics: int
     records: int
     findings: list[Finding]
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What --json prints."""
+    """The report that --json prints."""
 
     data_dir: str
     sound: bool
     repaired: bool
     findings: list[Finding]  # of the directory itself
     shards: list[VerifiedShard]
-    losses: list[tuple[str, int, int]]  # announced by the repair: topic, first seq, last seq
-    notes: list[str]  # what cannot be known or undone
+    losses: list[tuple[str, int, int]]  # to be announced to readers: topic, first seq, last seq
+    notes: list[str]  # what is unknown or cannot be undone
     quarantined: list[str]
-    recovered: dict[str, int]  # topics that the repair had to give a name, and how many records they have
-    problem: str = ""  # why the repair could not be made
+    recovered: dict[str, int]  # topics named by the repair, and their numbers of records
+    problem: str = ""  # why the repair failed
 
 
 @dataclass
@@ -116,11 +115,11 @@ class _Run:
     epilog="Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items()) + ".",
 )
 @click.argument("data_dir", type=non_empty, metavar="DATA_DIR", shell_complete=complete_directory)
-@click.option("--repair", is_flag=True, help="Make it open and serve again. What is replaced is kept in DATA_DIR/quarantine; every loss is announced.")  # fmt: skip
+@click.option("--repair", is_flag=True, help="Repair all damage. Replaced files are kept in DATA_DIR/quarantine; every loss is reported, and announced to readers.")  # fmt: skip
 @cold_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as one JSON object.")
 def command(data_dir: str, repair: bool, cold_dir: str | None, as_json: bool) -> int:
-    """Check every file of a data directory that no server uses. Nothing is changed without --repair."""
+    """Check every file of a data directory that no server is using. Nothing is changed without --repair."""
     try:
         report = run(Path(data_dir).absolute(), repair=repair, quiet=as_json, cold_dir=cold_dir)
     except DirectoryLocked as error:
@@ -144,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -> VerifyReport:
     _check_is_ours(path)
     if cold_dir is not None and not os.path.isdir(cold_dir):
-        raise CannotVerify(f"there is no directory {cold_dir}")
+        raise CannotVerify(f"the directory {cold_dir} does not exist")
     try:
         identity = read_id(str(path)) if cold_dir is not None else None
     except OSError as error:
@@ -155,7 +154,7 @@ def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -
             cold.check()
         except OSError as error:
             raise CannotVerify(
-                f"{error.strerror}; to go on without what was there, remove {path}/{ID_NAME}"
+                f"{error.strerror}; to continue without the cold tier's data, remove {path}/{ID_NAME}"
             ) from error
     state = _Run(path, repair, quiet)
     with ExitStack() as held:
@@ -176,9 +175,9 @@ def run(path: Path, *, repair: bool, quiet: bool, cold_dir: str | None = None) -
 
 
 def _check_is_ours(path: Path) -> None:
-    """Before anything is locked, which makes files: other people's directories are left as they are."""
+    """Checked before taking locks, which creates files: leave unrelated directories untouched."""
     if not os.path.lexists(path):
-        raise CannotVerify(f"there is no directory {path}")
+        raise CannotVerify(f"the directory {path} does not exist")
     if not path.is_dir():
         raise CannotVerify(f"{path} is not a directory")
     try:
@@ -198,13 +197,13 @@ def _check_root(state: _Run, layout: Layout) -> None:
     names = sorted(os.listdir(state.path))
     stale = stale_layouts(names, layout.generation)
     for name in stale:
-        what = "left by a change of the number of shards that was stopped half way; a start removes it"
+        what = "left by an interrupted change of the number of shards; the next start removes it"
         state.findings.append(Finding("pending", name, 0, what))
     for name in names:
         if name == LAYOUT_NAME + TEMP_SUFFIX:
-            state.findings.append(Finding("extra", name, 0, "nothing needs this file"))
+            state.findings.append(Finding("extra", name, 0, "a temporary file that is not needed"))
         elif name not in OURS and name != layout.directory and name not in stale:
-            state.findings.append(Finding("extra", name, 0, "nothing of topics has this name"))
+            state.findings.append(Finding("extra", name, 0, "not a file of topics"))
 
 
 def _shard_numbers(path: Path, layout_dir: str) -> list[int]:
@@ -213,20 +212,22 @@ def _shard_numbers(path: Path, layout_dir: str) -> list[int]:
 
 
 def _lock_shard(held: ExitStack, path: Path) -> None:
-    """The lock that a worker holds: one may still be in its last sync after its supervisor was killed."""
+    """Take a worker's lock: after its supervisor was killed, a worker may still be in its last sync."""
     try:
         fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise CannotVerify(f"cannot lock {path}/LOCK: {error.strerror}; remove what has its name") from error
+        raise CannotVerify(
+            f"cannot lock {path}/LOCK: {error.strerror}; it must be a regular file, so remove whatever else has that name"
+        ) from error
     held.callback(os.close, fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise DirectoryLocked(f"{path} is in use by a worker that still runs") from None
+        raise DirectoryLocked(f"{path} is in use by a running worker") from None
 
 
 def _layout(state: _Run) -> Layout:
-    """The stored layout, or the one that the shards' directories show."""
+    """The stored layout; if it is damaged, the one inferred from the shards' directories."""
     path = state.path / LAYOUT_NAME
     try:
         return read_layout(path)
@@ -238,22 +239,23 @@ def _layout(state: _Run) -> Layout:
     generations = [number for name in _names(state.path) if (number := generation_of(name))]
     if len(generations) != 1:
         raise CannotVerify(
-            f"{path} cannot be read, and of {len(generations)} layouts nobody knows which one counts; restore it from a backup"
+            f"{path} cannot be read, and which of {len(generations)} layouts is current is unknown; restore it from a backup"
         )
     layout = Layout.of(generations[0], 1)
     numbers = _shard_numbers(state.path, layout.directory)
-    # In a later layout topics may lie on shards that did not make them; their rows show whether they are in the right place.
+    # After a change of the number of shards, a topic may be on another shard than the one that created it; its row shows
+    # whether it is on the right one.
     owners = {int(name, 16) % ID_STEP for name in _names(state.path / "topics") if _TOPIC.fullmatch(name)}
     fits = layout.generation > 1 or owners <= set(numbers)
     if not numbers or numbers != list(range(len(numbers))) or not fits:
         raise CannotVerify(
-            f"{path} cannot be read and the shards' directories do not show how many there were; restore it from a backup"
+            f"{path} cannot be read, and the number of shards cannot be inferred from their directories; restore it from a backup"
         )
     return Layout.of(layout.generation, len(numbers))
 
 
 def _write_layout(state: _Run, layout: Layout) -> None:
-    """Only now that every topic was found in the shard that this layout expects it in."""
+    """Write the inferred layout, if every topic was found in the shard where it belongs."""
     path = state.path / "layout.json"
     misplaced = [f for shard in state.shards for f in shard.findings if "another shard" in f.what]
     if misplaced or state.problem:
@@ -310,7 +312,7 @@ def _check_shard(state: _Run, hot: PosixDisk, shard: int, layout: Layout, cold: 
 
 
 class _Progress:
-    """One line that is written over on a terminal; one line a shard elsewhere."""
+    """A progress line on a terminal; elsewhere one line per shard."""
 
     def __init__(self, title: str, quiet: bool) -> None:
         self._title = title

@@ -174,7 +174,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     for path, problem in (
         (tmp_path, "is not a data directory of topics"),
         (tmp_path / "notes", "is not a directory"),
-        (tmp_path / "missing", "there is no directory"),
+        (tmp_path / "missing", "does not exist"),
     ):
         for arguments in ([], ["--repair"]):
             done = run(path, *arguments)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.shard.failpoints import BadFailpoint, FailpointDisk, parse_point, what_is
-from workers.shard.posix_disk import PosixDisk
+from workers.shard.failpoints import BadFailpoint, FailpointDisk, kind_of, parse_point
+from workers.shard.posix import PosixDisk
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "layout-1/shard-00/wal/wal-0000000000000001.log"
@@ -71,7 +71,7 @@ def make_log(disk: FailpointDisk) -> int:
     ],
 )
 def test_a_path_is_named_by_what_it_holds(path: str, what: str) -> None:
-    assert what_is(path) == what
+    assert kind_of(path) == what
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_line_that_means_nothing_is_refused(line: str, tmp_path: Path, folder:
 
 
 def test_an_absent_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFailpoint, match="names no folder"):
+    with pytest.raises(BadFailpoint, match="does not name a folder"):
         FailpointDisk(PosixDisk(str(tmp_path / "data")), str(tmp_path / "absent"), 0)
 
 
@@ -160,7 +160,7 @@ def test_the_boot_id_can_be_replaced(disk: FailpointDisk, folder: Path) -> None:
 DYING = """
 import sys
 from workers.shard.failpoints import FailpointDisk
-from workers.shard.posix_disk import PosixDisk
+from workers.shard.posix import PosixDisk
 disk = FailpointDisk(PosixDisk(sys.argv[1]), sys.argv[2], 0)
 disk.make_dir("wal")
 handle = disk.open("wal/wal-1.log", create=True)

@@ -135,7 +135,7 @@ def test_lock_of_a_shard_that_somebody_holds(start_server: Start, tmp_path: Path
     with lock.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         second = start_server(folder=folder, wait_ready=False)
-        until(lambda: "waiting for the worker before" in second.log)
+        until(lambda: "waiting for the previous worker" in second.log)
         until(lambda: second.write(topic_on(0), "free").status == 200)
         refused = second.diff(topic_on(1))
         assert (refused.status, refused.error["code"]) == (503, "not_ready")
@@ -143,7 +143,7 @@ def test_lock_of_a_shard_that_somebody_holds(start_server: Start, tmp_path: Path
         assert second.get("/healthz").status == 200
         assert second.stop() == 0  # whoever waits for it goes when told to
         second.start(wait_ready=False)
-        until(lambda: second.log.count("waiting for the worker before") == 2)
+        until(lambda: second.log.count("waiting for the previous worker") == 2)
     second.wait_ready()
     assert [row["data"] for row in second.diff(topic_on(1)).json["records"]] == ["kept"]
 

@@ -18,9 +18,8 @@ from tests.support.server import Server, until
 from topics.engine.core.placement import shard_of
 from topics.engine.runtime.engine import Engine
 from topics.system.settings import Settings
-from workers.shard.posix_disk import PosixDisk
+from workers.shard.posix import PosixDisk, SystemClock
 from workers.shard.program import engine_config
-from workers.shard.system_clock import SystemClock
 
 Start = Callable[..., Server]
 _names = itertools.count()

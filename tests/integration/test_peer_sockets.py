@@ -61,11 +61,11 @@ class Workers:
     def wait_for(self, count: int) -> None:
         """As the loop waits: a poll only when no socket is yet to be looked at."""
         while len(self.received) < count:
-            if not self.sockets.has_mail:
+            if not self.sockets.has_messages:
                 rung = self.poller.poll(WAIT_MS)
                 assert rung, "the descriptor says nothing, and there is something"
                 for fd, _ in rung:
-                    self.sockets.ring(fd)
+                    self.sockets.readable(fd)
             self.sockets.drain(self.receive)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 def test_a_socket_is_made_for_the_first_message(workers: Workers) -> None:
     workers.start(1, 7)
     workers.start(2, 8)
-    assert workers.poller.poll(0) == [] and not workers.sockets.has_mail
+    assert workers.poller.poll(0) == [] and not workers.sockets.has_messages
     workers.sockets.send(2, [b"first", b"apart"])
     assert workers.answer(2, b"yes", b"apart, too") == [b"first", b"apart"]
     workers.wait_for(1)
@@ -103,7 +103,7 @@ def test_an_answer_that_comes_while_more_is_sent_is_seen(workers: Workers) -> No
     workers.wait_for(200)
     assert [message for _, message, _ in workers.received] == [b"to %d" % i for i in range(200)]
     workers.poller.poll(0)  # the last news are of what was seen
-    assert not workers.sockets.has_mail
+    assert not workers.sockets.has_messages
 
 
 def test_a_message_that_cannot_be_read_does_not_keep_back_the_next(workers: Workers) -> None:
@@ -125,7 +125,7 @@ def test_each_incarnation_has_a_socket_of_its_own(workers: Workers) -> None:
     workers.wait_for(1)
     workers.sockets.send(1, [b"to 7 again"])
     workers.start(1, 9)
-    assert not workers.sockets.has_mail
+    assert not workers.sockets.has_messages
     workers.sockets.send(1, [b"to 9"])
     assert workers.answer(1, b"9") == [b"to 9"], "what was for another one went with it"
     workers.wait_for(2)

@@ -32,7 +32,7 @@ LEFT_OUT = {
     "topics/engine/tools/salvage_segments.py": "offline",
     "topics/engine/storage/overlay.py": "offline",
     "workers/shard/loop.py": "sockets and threads",
-    "workers/shard/posix_disk.py": "the real disk",
+    "workers/shard/posix.py": "the real disk",
     "workers/process/supervisor.py": "processes",
     "router/shard_client.py": "sockets",
     "router/connections/connection.py": "bytes of HTTP",

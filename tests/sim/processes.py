@@ -262,11 +262,11 @@ class SimShard:
         self._finish_jobs()
         if core.has_large:
             core.read_large()
-        if core.has_requests or core.has_copies or self._is_due():
+        if core.needs_turn or core.has_copies or self._is_due():
             self._do(core.turn())
         else:
             self._do(core.idle())
-        if self._inbox or self._finished or core.has_requests or core.has_large or core.has_copies:
+        if self._inbox or self._finished or core.needs_turn or core.has_large or core.has_copies:
             self._plan_step()
         elif self._wake_at_ms is not None:
             self._plan_step(self.machine.clock.time_of(self._wake_at_ms))
@@ -276,7 +276,7 @@ class SimShard:
 
     def _drain(self) -> None:
         assert self.core is not None
-        while self._inbox and self.core.waiting < DRAIN_REQUESTS:
+        while self._inbox and self.core.pending < DRAIN_REQUESTS:
             self._inbox.popleft()()
 
     def _finish_jobs(self) -> None:
@@ -333,7 +333,7 @@ class SimShard:
 
     def hear_answer(self, shard: int, parts: list[wire.Buffer]) -> None:
         """What another worker says on the link that this one has to it."""
-        self._take(lambda: self._core().receive_answer(shard, bytes(parts[0]), *parts[1:]))
+        self._take(lambda: self._core().receive_reply(shard, bytes(parts[0]), *parts[1:]))
 
     def hear_peers(self, living: dict[int, int]) -> None:
         self._take(lambda: self._core().set_peers(living))
@@ -353,7 +353,7 @@ class SimShard:
     def _send(self, actions: Actions) -> None:
         for peer, parts in actions.sends:
             self.server.carry_reply(self, peer, parts)
-        for shard, parts in actions.asks:
+        for shard, parts in actions.requests:
             self.server.carry_request(self.name, shard, parts)
 
 

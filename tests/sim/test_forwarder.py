@@ -37,7 +37,7 @@ from topics.link import wire
 from workers.forward import forwarder
 from workers.forward.forwarder import PAUSE_MS_MAX, PAUSE_MS_MIN
 from workers.peers import links as peers
-from workers.shard.core import MANY_COPIES
+from workers.shard.core import URGENT_COPIES
 
 SOURCE = name_on(1, "source")
 NEAR, FAR = name_on(1, "near"), name_on(0, "far")
@@ -81,13 +81,13 @@ def test_many_copies_are_urgent_and_few_are_not(dest: str) -> None:
     forward(made, SOURCE, dest)
     made.rest()
     core = made.rig(1).core
-    write(made, SOURCE, numbered(1, MANY_COPIES - 1))
+    write(made, SOURCE, numbered(1, URGENT_COPIES - 1))
     assert not core.are_copies_urgent
     write(made, SOURCE, numbered(1, 1))
     assert core.are_copies_urgent
     made.rest()
     assert not core.are_copies_urgent
-    write(made, name_on(1, "other"), numbered(1, MANY_COPIES))
+    write(made, name_on(1, "other"), numbered(1, URGENT_COPIES))
     assert not core.are_copies_urgent, "nobody copies that"
 
 

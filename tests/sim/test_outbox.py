@@ -439,7 +439,7 @@ def test_letters_that_wait_for_a_cap_in_vain_are_sent_again() -> None:
     made.start(0)
     settle(made)
     assert texts(made, NEAR) == all_texts()
-    assert not rig.core.has_requests
+    assert not rig.core.needs_turn
 
 
 # ---- answers that wait for letters

@@ -25,7 +25,7 @@ from topics.engine.storage.manifest import (
 from topics.engine.storage.merge_plan_file import PlanGroup, PlanInput
 from topics.engine.storage.sealing import seal
 from topics.engine.storage.segments import DEL_MAGIC, ROW, SegmentMeta, SegmentWriter, segment_name
-from workers.shard.posix_disk import PosixDisk
+from workers.shard.posix import PosixDisk
 
 TS = 1_700_000_000_000
 

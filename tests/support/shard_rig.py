@@ -129,7 +129,7 @@ class Rig:
             self._take(self.core.finish(job, error, 0.0))
         elif self.core.has_large:
             self.core.read_large()
-        elif self.core.has_requests or self.core.has_copies or self._is_due():
+        elif self.core.needs_turn or self.core.has_copies or self._is_due():
             self.turn()
         else:
             return False
@@ -149,7 +149,7 @@ class Rig:
     def _take(self, actions: Actions) -> None:
         self.jobs += actions.jobs
         self.wake_at_ms = actions.wake_at_ms
-        self.asks += actions.asks
+        self.asks += actions.requests
         self.send(actions)
 
     def send(self, actions: Actions) -> None:
@@ -296,7 +296,7 @@ class Cluster:
         if rig is not None and mail.answer_to is None:
             rig.core.receive(mail.sender, bytes(first), *apart)
         elif rig is not None and mail.answer_to == name_of(rig):
-            rig.core.receive_answer(mail.source, bytes(first), *apart)
+            rig.core.receive_reply(mail.source, bytes(first), *apart)
         return True
 
     def step(self) -> bool:

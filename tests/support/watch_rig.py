@@ -107,7 +107,7 @@ class FeedRig(Rig):
                 self._take(self.core.finish(due[0], error, 0.0))
             elif self.core.has_large:
                 self.core.read_large()
-            elif self.core.has_requests or self.core.has_copies or self._is_due():
+            elif self.core.needs_turn or self.core.has_copies or self._is_due():
                 self.turn()
             else:
                 return
@@ -271,7 +271,7 @@ class Front:
         number = self.desk.next_number()
         wid = wid or f"wid-{self.name!r}-{number}"
         spec = SessionSpec(options, heartbeat_ms, list(cursors), patterns or [], group)
-        desk = self.town.shard_for(wid).core.desk
+        desk = self.town.shard_for(wid).core.watch
         desk.sessions.create(CreateSession(wid, b"", spec, cursors), 0)
         session = desk.sessions.open(self.name, OpenSession(wid, b"", number), 0)
         assert isinstance(session, OpenedSession)

@@ -295,12 +295,12 @@ class LargeBodies:
     """Large bodies that wait to be read, in order, one at a time. Their bytes are bounded by the credits of the fronts."""
 
     def __init__(self) -> None:
-        self.line: deque[tuple[bytes, wire.Request]] = deque()  # with the peer that sent it
+        self.queue: deque[tuple[bytes, wire.Request]] = deque()  # with the peer that sent it
         self._steps: Steps | None = None  # of the first
         self._read: Read | None = None
 
     def add(self, peer: bytes, request: wire.Request) -> None:
-        self.line.append((peer, request))
+        self.queue.append((peer, request))
 
     def step(self, begin: Callable[[wire.Request], Steps]) -> Read | None:
         """Go on with the first. Returns what it asks for once it has been read; it leaves the line by itself only if it is refused."""
@@ -308,15 +308,15 @@ class LargeBodies:
             return self._read
         try:
             if self._steps is None:
-                self._steps = begin(self.line[0][1])
+                self._steps = begin(self.queue[0][1])
             next(self._steps)
         except StopIteration as end:
             self._read = cast(Read, end.value)
         except BaseException:
-            self.leave()
+            self.pop()
             raise
         return self._read
 
-    def leave(self) -> None:
-        self.line.popleft()
+    def pop(self) -> None:
+        self.queue.popleft()
         self._steps = self._read = None

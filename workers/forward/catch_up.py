@@ -115,7 +115,7 @@ class CatchUps:
 
     # -- where sources are ---------------------------------------------------------------------------------
 
-    def learn(self, forward: fwd.Forward) -> None:
+    def learn_source(self, forward: fwd.Forward) -> None:
         """A source has spoken. Until it does, and for a pattern, every shard is asked."""
         if forward.uid not in self._sources and self._takes(forward):
             self._sources[forward.uid] = (
@@ -256,7 +256,7 @@ class CatchUps:
     def wake_at_us(self) -> int | None:
         return self._rounds[0].until_us if self._rounds else None
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         """Let go of whoever has waited for too long."""
         rounds = self._rounds
         while rounds and rounds[0].is_over:

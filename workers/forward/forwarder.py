@@ -155,7 +155,7 @@ class Forwarder:
         self._shard = engine.shard
         self._own = engine.config.shard
         self._links = links
-        self._submit = submit  # copies for a topic of this shard; the answer comes to `answered`
+        self._submit = submit  # copies for a topic of this shard; the answer comes to `on_result`
         self._now_us = now_us
         self._streams: dict[int, CopiedTopic] = {}
         self._read_of = (0, UNKNOWN)  # a topic and its head
@@ -208,7 +208,7 @@ class Forwarder:
         return any(flow.state != PAUSED for flows in self._owing.values() for flow in flows)
 
     @property
-    def is_chased(self) -> bool:
+    def has_waiting_readers(self) -> bool:
         """Whether somebody waits for copies."""
         return bool(self._chases)
 
@@ -229,7 +229,7 @@ class Forwarder:
             due.append(self._rounds.wake_at_us)
         return min(due, default=None)
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         """Let time pass; who may go on is in `shard.flowing` afterwards."""
         if self._pausing or self._chases:
             self._let_time_pass(self._now_us())
@@ -508,7 +508,7 @@ class Forwarder:
         else:
             self._not_taken(batch)
 
-    def answered(self, batch: CopyBatch, result: object) -> None:
+    def on_result(self, batch: CopyBatch, result: object) -> None:
         """Of the own engine."""
         if isinstance(result, fwd.CopiesTaken):
             self._taken(batch, result)

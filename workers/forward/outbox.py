@@ -125,7 +125,7 @@ class Outbox:
         self._engine = engine
         self._links = links
         self._shards = shards
-        self._submit = submit  # a command to the own engine, whose answer comes to `answered`
+        self._submit = submit  # a command to the own engine, whose answer comes to `on_result`
         self._now_us = now_us
         self._sources: dict[int, OutboxTopic] = {}  # each of them in line, pausing or with a batch on its way
         self._line: deque[OutboxTopic] = deque()
@@ -150,7 +150,7 @@ class Outbox:
             times.append(self._pausing[0][0])
         return min(times, default=None)
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         """Send what may be sent by now."""
         if self._held:
             self._look_at_held()
@@ -249,7 +249,7 @@ class Outbox:
         else:
             self._not_taken(batch, reply.status)
 
-    def answered(self, batch: OutboxBatch, result: object) -> None:
+    def on_result(self, batch: OutboxBatch, result: object) -> None:
         """Of the own engine: to letters for a topic of this shard, or to the end of a move."""
         if batch.done is not None:
             self._ended(batch, result)

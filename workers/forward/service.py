@@ -23,14 +23,14 @@ from workers.forward import messages
 from workers.forward.catch_up import LATE, CatchUps
 from workers.forward.forwarder import Forwarder, Submit
 from workers.forward.parts import check_parts
-from workers.peers.links import OnAnswer, PeerLinks, Send
+from workers.peers.links import OnReply, PeerLinks, Send
 
 CATALOG_SHARD = 0
 ENDING_US = 2_000_000
 TELL_AGAIN_US = 1_000_000
 
 Ended = list[tuple[int, str]]  # uid and name of rules
-Ask = Callable[[int, int, bytes, bytes, OnAnswer], bool]
+Ask = Callable[[int, int, bytes, bytes, OnReply], bool]
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Forwarding:
         now_us: Callable[[], int],
     ) -> None:
         """`ask` is of any shard, this one too, and never answers at once. `submit` and `count` are commands to the own
-        engine, whose answers come to `forwarder.answered` and `counted`.
+        engine, whose answers come to `forwarder.on_result` and `on_total`.
         """
         self._shard = engine.shard
         self._ask = ask
@@ -99,7 +99,7 @@ class Forwarding:
             if ending.again_at_us is not None:
                 ending.again_at_us = self._now_us()
 
-    def stepped(self, done: object) -> None:
+    def on_step(self, done: object) -> None:
         """The engine has taken a step of a rule."""
         if isinstance(done, fwd.OutflowClosed):
             self.forwarder.closed(done.uid)
@@ -145,7 +145,7 @@ class Forwarding:
                 self._count(counting, fwd.TakeCopies(topic, fwd.Copies(rule, "", 0, [], (0, 0), 0, 0)))
         self._counted(counting)
 
-    def counted(self, counting: TotalsQuery, result: object) -> None:
+    def on_total(self, counting: TotalsQuery, result: object) -> None:
         if isinstance(result, fwd.CopiesTaken):  # else the topic, or the rule, is gone
             counting.totals[result.uid] = result.total
         self._counted(counting)
@@ -161,7 +161,7 @@ class Forwarding:
 
     # -- rules that end with a topic -----------------------------------------------------------------------
 
-    def dropped(self, forwards: Ended, answer: Callable[[], None]) -> None:
+    def on_dropped(self, forwards: Ended, answer: Callable[[], None]) -> None:
         """Tell the catalog; `answer` is called when it has dropped them, or when that takes too long."""
         for uid, _ in forwards:
             self.forwarder.closed(uid)
@@ -196,7 +196,7 @@ class Forwarding:
 
     # -- time ----------------------------------------------------------------------------------------------
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         if self._endings:
             now_us = self._now_us()
             for ending in list(self._endings):
@@ -204,8 +204,8 @@ class Forwarding:
                     self._answer(ending)
                 if ending.again_at_us is not None and ending.again_at_us <= now_us:
                     self._tell(ending)
-        self.catch_ups.tend()
-        self.forwarder.tend()
+        self.catch_ups.tick()
+        self.forwarder.tick()
 
     @property
     def wake_at_us(self) -> int | None:

@@ -1,1 +1,1 @@
-"""Links between workers."""
+"""Requests and replies between workers."""

@@ -1,13 +1,13 @@
-"""What one worker has to say to the others: requests out with numbers, answers in. Pure: no socket, and the clock is given.
+"""Requests to other workers, and their replies. Pure: no socket, and the clock is injected.
 
-Events in: `tell`, `ask`, `receive` (a message from another worker), `set_peers` (who lives), `expire`. What comes out are
-messages (`take_messages`) and, for each request that was accepted, exactly one call of its `on_answer`: with the answer,
-or with None when nobody knows what became of it, because the other worker died or has said nothing for GIVE_UP_US.
+Inputs: `tell`, `ask`, `receive` (a message of another worker), `set_peers` (the running workers), `expire`. Outputs:
+messages (`take_messages`) and, for each accepted request, exactly one call of its `on_reply`: with the reply, or with
+None if the outcome is unknown, because the other worker died or has not replied for GIVE_UP_US.
 
-A link is to one incarnation. What was on its way to a worker that is gone is never sent to the next one.
+A link belongs to one incarnation. Requests to a worker that has died are never sent to its successor.
 
-Bounds, per worker: requests on their way (REQUESTS_MAX) and their bytes (BYTES_MAX). `ask` says no beyond them, and when
-there is no such worker; whoever asks comes back later.
+Limits per worker: requests in flight (REQUESTS_MAX) and their bytes (BYTES_MAX). Beyond them, or if the worker is not
+running, `ask` returns False and the caller tries again later.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from topics.api.limits import MIB
 from topics.link import wire
 
 REQUESTS_MAX = 1024
-BYTES_MAX = 48 * MIB  # copies and letters have bounds of their own, and questions must find room beside both
-REQUEST_COST = 256  # what an entry takes beside its body
-WINDOW_UPDATE_BYTES = 4 * MIB  # as a front does: a worker counts what it has sent until it hears of it
+BYTES_MAX = 48 * MIB  # copies and dead letters have smaller limits of their own, so other requests find room
+REQUEST_COST = 256  # of an entry, besides its body
+WINDOW_UPDATE_BYTES = 4 * MIB  # as in fronts: workers limit the replies that are not reported as received
 
-# A worker that has not begun a request by then refuses it. It may then be parked for a cap. Nobody gives up before both
-# are over: what is sent again must not meet its older copy behind it.
+# A worker refuses a request that it has not begun within its budget, and may then park it for a cap. A request is given
+# up only after both, so that a retry cannot overtake the original.
 BUDGET_MS = 10_000
 PARK_US = 5_000_000
 GIVE_UP_US = 30_000_000
 assert GIVE_UP_US > BUDGET_MS * 1000 + PARK_US
 
 Send: TypeAlias = Callable[[bytes, int, int, int, bytes, wire.Buffer], None]
-OnAnswer: TypeAlias = Callable[[wire.Reply | None], None]
-OnPush: TypeAlias = Callable[[int, wire.Reply], None]  # shard, what it says without having been asked
+OnReply: TypeAlias = Callable[[wire.Reply | None], None]
+OnPush: TypeAlias = Callable[[int, wire.Reply], None]  # shard, a reply without a request
 Message: TypeAlias = tuple[int, list[wire.Buffer]]  # shard, parts
 
 
 @dataclass(slots=True)
-class _Asked:
+class _InFlight:
     cost: int
-    asked_us: int
-    on_answer: OnAnswer
+    sent_us: int
+    on_reply: OnReply
 
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """One living worker: what waits to be sent to it, and what waits for its answer, both in the order of asking."""
+    """A running worker: messages to send, and requests without a reply, both in the order of the calls."""
 
     incarnation: int
     small: list[bytes] = field(default_factory=list)  # items of the next message
     messages: list[list[wire.Buffer]] = field(default_factory=list)
-    asked: dict[int, _Asked] = field(default_factory=dict)
+    in_flight: dict[int, _InFlight] = field(default_factory=dict)
     cost: int = 0
-    taken: int = 0  # bytes of its messages, since it was told
+    received: int = 0  # bytes of its messages since the last window update
 
     def add(self, head: bytes, body: bytes) -> None:
         self.small += (head, body)
 
-    def add_apart(self, head: bytes, body: bytes) -> None:
-        self.join()  # what came before goes before
+    def add_separate(self, head: bytes, body: bytes) -> None:
+        self.join()  # keep the order
         self.messages.append([wire.message_head(self.incarnation) + head, body])
 
     def join(self) -> None:
@@ -78,31 +78,31 @@ class PeerLinks:
     # -- out -----------------------------------------------------------------------------------------------
 
     def tell(self, shard: int, op: int, body: bytes) -> None:
-        """Something without an answer, bounded by whoever tells it. A worker that is down need not hear it."""
+        """Send a message without a reply, limited by the caller. Dropped if the worker is down."""
         link = self._links.get(shard)
         if link is not None:
             link.add(wire.request_head(0, self._now_us(), 0, op, 0, b"", b"", len(body)), body)
 
-    def ask(self, shard: int, op: int, topic: bytes, body: bytes, on_answer: OnAnswer) -> bool:
-        """Whether it is on its way: only then there will be an answer."""
+    def ask(self, shard: int, op: int, topic: bytes, body: bytes, on_reply: OnReply) -> bool:
+        """Send a request. False: not accepted, and `on_reply` will not be called."""
         link = self._links.get(shard)
         size = len(body)
         cost = size + REQUEST_COST
-        if link is None or len(link.asked) >= REQUESTS_MAX or link.cost + cost > BYTES_MAX:
+        if link is None or len(link.in_flight) >= REQUESTS_MAX or link.cost + cost > BYTES_MAX:
             return False
         self._last_number = number = self._last_number + 1
         now_us = self._now_us()
-        link.asked[number] = _Asked(cost, now_us, on_answer)
+        link.in_flight[number] = _InFlight(cost, now_us, on_reply)
         link.cost += cost
         if size >= wire.SEPARATE_BODY_BYTES:
             head = wire.request_head(number, now_us, BUDGET_MS, op, 0, topic, b"", wire.SEPARATE)
-            link.add_apart(head, body)
+            link.add_separate(head, body)
         else:
             link.add(wire.request_head(number, now_us, BUDGET_MS, op, 0, topic, b"", size), body)
         return True
 
     def take_messages(self) -> list[Message]:
-        """What waits to be sent, to each worker in the order of asking."""
+        """Messages to send; those to the same worker are in the order of the calls."""
         taken: list[Message] = []
         for shard, link in self._links.items():
             link.join()
@@ -113,49 +113,51 @@ class PeerLinks:
 
     # -- in ------------------------------------------------------------------------------------------------
 
-    def receive(self, shard: int, message: bytes, apart: wire.Buffer | None = None) -> None:
+    def receive(self, shard: int, message: bytes, separate: wire.Buffer | None = None) -> None:
         link = self._links.get(shard)
         if link is None or wire.read_message_head(message) != link.incarnation:
-            return  # of a worker that is gone: its requests are answered
-        for reply in wire.read_replies(message, apart):
+            return  # from a previous incarnation, whose requests are already given up
+        for reply in wire.read_replies(message, separate):
             if reply.kind == wire.PUSH:
                 self._on_push(shard, reply)
                 continue
-            asked = link.asked.pop(reply.id, None)
-            if asked is not None:  # else it was given up
-                link.cost -= asked.cost
-                asked.on_answer(reply)
-        link.taken += len(message) if apart is None else len(message) + len(apart)
-        if link.taken >= WINDOW_UPDATE_BYTES:
-            link.add(wire.window_update(link.taken), b"")
-            link.taken = 0
+            request = link.in_flight.pop(reply.id, None)
+            if request is not None:  # else it was given up
+                link.cost -= request.cost
+                request.on_reply(reply)
+        link.received += len(message) if separate is None else len(message) + len(separate)
+        if link.received >= WINDOW_UPDATE_BYTES:
+            link.add(wire.window_update(link.received), b"")
+            link.received = 0
 
-    # -- lives, deaths and time ----------------------------------------------------------------------------
+    # -- peers and time ------------------------------------------------------------------------------------
 
     def set_peers(self, living: dict[int, int]) -> None:
-        """Which other workers live, as shard → incarnation."""
+        """The other running workers, as shard → incarnation."""
         gone = [shard for shard, link in self._links.items() if living.get(shard) != link.incarnation]
-        lost = [asked for shard in gone for asked in self._links.pop(shard).asked.values()]
+        lost = [request for shard in gone for request in self._links.pop(shard).in_flight.values()]
         for shard, incarnation in living.items():
             if shard not in self._links:
                 self._links[shard] = _Link(incarnation)
-        for asked in lost:
-            asked.on_answer(None)
+        for request in lost:
+            request.on_reply(None)
 
     def expire(self) -> None:
-        """Give up what has waited for too long."""
+        """Give up requests that have waited for GIVE_UP_US."""
         late_us = self._now_us() - GIVE_UP_US
         for link in self._links.values():
-            while link.asked:
-                number, asked = next(iter(link.asked.items()))
-                if asked.asked_us > late_us:
+            while link.in_flight:
+                number, request = next(iter(link.in_flight.items()))
+                if request.sent_us > late_us:
                     break
-                del link.asked[number]
-                link.cost -= asked.cost
-                asked.on_answer(None)
+                del link.in_flight[number]
+                link.cost -= request.cost
+                request.on_reply(None)
 
     @property
     def wake_at_us(self) -> int | None:
-        """When the next request is to be given up."""
-        oldest = [next(iter(link.asked.values())).asked_us for link in self._links.values() if link.asked]
+        """When the oldest request is given up."""
+        oldest = [
+            next(iter(link.in_flight.values())).sent_us for link in self._links.values() if link.in_flight
+        ]
         return min(oldest) + GIVE_UP_US if oldest else None

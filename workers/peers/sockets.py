@@ -1,7 +1,7 @@
-"""A worker's sockets to the other workers: one DEALER for each living incarnation, made when there is something to send.
+"""A worker's sockets to other workers: one DEALER per running incarnation, opened at the first send.
 
-ZeroMQ's descriptors tell of news only, and a send may swallow the news: a socket is looked at until it is empty after
-each ring of its descriptor and after each send. `has_mail` says that one of them is yet to be looked at.
+ZeroMQ's descriptors are edge-triggered, and a send may consume the event. So a socket is drained after each event of its
+descriptor and after each send. `has_messages`: at least one socket has yet to be drained.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics.link.sockets import descriptor, has_input
 
 logger = logging.getLogger("topics.shard")
 
-Receive = Callable[[int, bytes, wire.Buffer | None], None]  # shard, the parts of a message
+Receive = Callable[[int, bytes, wire.Buffer | None], None]  # shard, the parts of its message
 
 
 class PeerSockets:
@@ -28,10 +28,10 @@ class PeerSockets:
         self._peers: dict[int, Peer] = {}
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._shards: dict[int, int] = {}  # by descriptor
-        self._unseen: dict[int, None] = {}  # shards whose sockets may hold something
+        self._undrained: dict[int, None] = {}  # shards whose sockets may have messages
 
     def set_peers(self, peers: dict[int, Peer]) -> None:
-        """Which other workers live. A socket is to one incarnation, and goes with it."""
+        """Set the running workers. The socket of an incarnation that has ended is closed."""
         for shard, peer in self._peers.items():
             if peers.get(shard) != peer:
                 self._disconnect(shard)
@@ -40,28 +40,28 @@ class PeerSockets:
     def send(self, shard: int, parts: list[wire.Buffer]) -> None:
         socket = self._sockets.get(shard) or self._connect(shard)
         socket.send_multipart(parts, zmq.NOBLOCK)
-        self._unseen[shard] = None
+        self._undrained[shard] = None
 
-    def ring(self, fd: int) -> None:
-        """The poll says that a descriptor has news; it may be somebody else's."""
+    def readable(self, fd: int) -> None:
+        """A descriptor is readable; it need not belong to one of these sockets."""
         shard = self._shards.get(fd)
         if shard is not None:
-            self._unseen[shard] = None
+            self._undrained[shard] = None
 
     @property
-    def has_mail(self) -> bool:
-        return bool(self._unseen)
+    def has_messages(self) -> bool:
+        return bool(self._undrained)
 
     def drain(self, receive: Receive) -> None:
-        while self._unseen:
-            shard, _ = self._unseen.popitem()
+        while self._undrained:
+            shard, _ = self._undrained.popitem()
             socket = self._sockets[shard]
             while has_input(socket):
-                message, *apart = socket.recv_multipart(zmq.NOBLOCK)
+                message, *separate = socket.recv_multipart(zmq.NOBLOCK)
                 try:
-                    receive(shard, message, apart[0] if apart else None)
+                    receive(shard, message, separate[0] if separate else None)
                 except wire.BadMessage as error:
-                    logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
+                    logger.error("a message could not be decoded", extra={"fields": {"error": str(error)}})
 
     def close(self) -> None:
         self.set_peers({})
@@ -69,7 +69,7 @@ class PeerSockets:
     def _connect(self, shard: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 0  # the links' bounds hold; so no send ever finds the socket full
+        socket.sndhwm = socket.rcvhwm = 0  # PeerLinks limits what is in flight, so a send never blocks
         socket.sndbuf = socket.rcvbuf = wire.SOCKET_BYTES
         socket.connect(f"ipc://{self._peers[shard].path}")
         fd = descriptor(socket)
@@ -85,5 +85,5 @@ class PeerSockets:
         fd = descriptor(socket)
         del self._shards[fd]
         self._poller.unregister(fd)
-        self._unseen.pop(shard, None)
+        self._undrained.pop(shard, None)
         socket.close()

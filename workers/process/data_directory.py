@@ -32,7 +32,7 @@ from topics.engine.storage.layout import (
 )
 from topics.system.read_only_disk import read_small
 from workers.process.exit_codes import BadConfiguration, DirectoryLocked
-from workers.shard.posix_disk import make_durable_dir, sync_directory
+from workers.shard.posix import make_durable_dir, sync_directory
 
 PRIVATE_UMASK = 0o077  # only the owner may read records
 RUN_PREFIX = "topics-run-"

@@ -28,8 +28,8 @@ from topics.system.settings import Settings
 from workers.process.data_directory import read_layout
 from workers.process.exit_codes import BAD_CONFIGURATION, CLEAN, UNEXPECTED, Refusal
 from workers.shard.failpoints import BadFailpoint
+from workers.shard.posix import SystemClock
 from workers.shard.program import engine_config, open_cold, open_disk
-from workers.shard.system_clock import SystemClock
 from workers.watch import session_file
 from workers.watch.feeds import GroupRow
 from workers.watch.sessions import SessionRow

@@ -1,1 +1,1 @@
-"""The shard worker: event loop, disk, metrics, dispatch of requests to services."""
+"""The shard worker: event loop, request dispatch, flow control, disk, metrics."""

@@ -1,11 +1,11 @@
-"""Caps over all shards, as one worker meets them: its own escrow, and on shard 0 the catalog as well.
+"""Server-wide caps on topics and bytes: this shard's quota, and on shard 0 the catalog that distributes quotas.
 
-A write that is over this shard's grant is parked while the catalog is asked for more, and asked again when the answer
-is there. Only an answer that says "this is all there is" becomes a client's 429. While the catalog cannot answer (its
-shard, or one that it needs to hear from, is down) a parked write waits for PARK_US and then gets a 503.
+A write beyond this shard's quota is parked while the worker requests more from the catalog, and retried when the grant
+arrives. Only a final grant ("there is no more") leads to a 429. While the catalog cannot answer, because its shard or one
+that it needs a report from is down, a parked write waits for PARK_US and then gets a 503.
 
-What the catalog says is heard one message at a time (`attend`): after a grant the parked writes have their turn before
-the next is looked at. Otherwise a recall on the heels of a grant would take it away unused, over and over again.
+Messages of the catalog are processed one at a time (`process_inbox`): after a grant, parked writes are retried before
+the next message is read. Otherwise a recall right after a grant would take it away unused, over and over again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topics.engine.shard.quotas import Catalog, Escrow, QuotaGrant, QuotaRecall,
 from topics.link import wire
 from workers.peers.links import PARK_US
 
-PARKED_MAX = 10_000  # writes; the next one is told to come back
+PARKED_MAX = 10_000  # writes; further ones are refused
 
 Push: TypeAlias = tuple[bytes, bytes]  # peer, message body
 
@@ -39,7 +39,7 @@ class Unavailable(TopicsError):
 
 @dataclass(slots=True, eq=False)
 class ParkedWrite:
-    """A write that waits for room. Asked again and parked again, it keeps its time."""
+    """A write that waits for quota. It keeps its time if it is retried and parked again."""
 
     since_us: int
     token: Any
@@ -64,22 +64,22 @@ class Caps:
         self._catalog_is_up = shard == 0
         self._serving = False
         self._parked: list[ParkedWrite] = []
-        self._again: list[ParkedWrite] = []  # to be asked again in the next turn
-        self._retried: dict[int, ParkedWrite] = {}  # by the token's id: those that this turn asks again
-        self._asked_for: Any = None  # the token that the outstanding want is for
-        self._last_chance: dict[int, Any] = {}  # tokens by their ids, whose refusal would be final
+        self._retries: list[ParkedWrite] = []  # for the next turn
+        self._retried: dict[int, ParkedWrite] = {}  # those retried in this turn, by id() of the token
+        self._requested_for: Any = None  # the token for which more quota was requested
+        self._final: dict[int, Any] = {}  # tokens by id(): if over quota again, they are refused
         self._inbox: deque[QuotaGrant | QuotaRecall] = deque()
         self._pushes: list[Push] = []
-        self.reports: list[bytes] = []  # for the catalog, when another worker hosts it
+        self.reports: list[bytes] = []  # for the catalog, if another worker hosts it
 
     # -- this shard ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The shard has recovered: from here on it has a usage to report."""
+        """The shard has recovered: its usage is known."""
         self._serving = True
         if self.enabled:
-            self._escrow.topics, self._escrow.bytes = self._used()  # until there is a catalog to ask for more
-            self._hand_over()
+            self._escrow.topics, self._escrow.bytes = self._used()  # until the catalog can grant more
+            self._apply_grants()
             if self._catalog_is_up:
                 self.catalog_up()
 
@@ -87,37 +87,36 @@ class Caps:
         self._catalog_is_up = True
         if self.enabled and self._serving:
             self._report(self._escrow.begin(*self._used()))
-            self._hand_over()
-            self._ask()
-            self.attend()
+            self._apply_grants()
+            self._request_quota()
+            self.process_inbox()
 
     def catalog_down(self) -> None:
         self._catalog_is_up = False
         self._escrow.catalog_lost()
 
     def park(self, token: Any, error: TopicsError) -> TopicsError | None:
-        """Keep a write that is over the grant; returns the error that is to be answered when it is not kept."""
+        """Park a write that is over the quota. Returns None if it was parked, else the error to answer with."""
         if not isinstance(error, OverGrant) or not self.enabled:
             return error
-        if id(token) in self._last_chance:
+        if id(token) in self._final:
             return error
         if len(self._parked) >= PARKED_MAX:
-            return Unavailable("too many writes wait for room under a cap of the server; try again")
+            return Unavailable("too many writes wait for quota under a server-wide cap; try again")
         before = self._retried.get(id(token))
         since_us = before.since_us if before is not None else self._now_us()
         self._parked.append(ParkedWrite(since_us, token, error))
-        self._ask()
+        self._request_quota()
         return None
 
     @property
-    def has_released(self) -> bool:
-        return bool(self._again)
+    def has_retries(self) -> bool:
+        return bool(self._retries)
 
-    def released(self) -> list[tuple[Any, Command]]:
-        """Writes to ask again."""
-        again, self._again = self._again, []
-        self._retried = {id(entry.token): entry for entry in again}
-        return [(entry.token, entry.token[-1]) for entry in again]
+    def take_retries(self) -> list[tuple[Any, Command]]:
+        retries, self._retries = self._retries, []
+        self._retried = {id(entry.token): entry for entry in retries}
+        return [(entry.token, entry.token[-1]) for entry in retries]
 
     def expired(self) -> list[tuple[Any, TopicsError]]:
         late = self._now_us() - PARK_US
@@ -125,25 +124,25 @@ class Caps:
         while count < len(self._parked) and self._parked[count].since_us <= late:
             count += 1
         gone, self._parked = self._parked[:count], self._parked[count:]
-        error = Unavailable("the shards that keep the caps of the server are not ready; try again shortly")
+        error = Unavailable("the shards that enforce server-wide caps are not ready; try again shortly")
         return [(entry.token, error) for entry in gone]
 
     @property
     def wake_at_us(self) -> int | None:
         return self._parked[0].since_us + PARK_US if self._parked else None
 
-    def _ask(self) -> None:
-        """Want what the first in line takes. If something was freed here meanwhile it may just fit."""
+    def _request_quota(self) -> None:
+        """Request quota for the first parked write, unless it fits by now because space was freed."""
         if not self._parked or self._escrow.is_asking:
             return
         first = self._parked[0]
         if self._fits(first.error):
-            self._release()
+            self._retry_all()
             return
         report = self._escrow.want(first.error.topics, first.error.bytes, *self._used())
-        self._hand_over()  # it may have found more in use than was granted
+        self._apply_grants()  # usage may exceed the grant
         if report is not None:
-            self._asked_for = first.token
+            self._requested_for = first.token
             self._report(report)
 
     def _fits(self, error: OverGrant) -> bool:
@@ -152,8 +151,8 @@ class Caps:
             not self._caps_bytes or size + error.bytes <= self._escrow.bytes
         )
 
-    def _release(self) -> None:
-        self._again += self._parked
+    def _retry_all(self) -> None:
+        self._retries += self._parked
         self._parked = []
 
     def _used(self) -> tuple[int, int]:
@@ -162,7 +161,7 @@ class Caps:
             shard.staged
         ) + shard.topics_unknown, shard.bytes_live + shard.bytes_reserved + shard.bytes_unknown
 
-    def _hand_over(self) -> None:
+    def _apply_grants(self) -> None:
         shard = self._engine.shard
         if self._caps_topics:
             shard.topics_granted = self._escrow.topics
@@ -175,46 +174,46 @@ class Caps:
         else:
             self.reports.append(_encode(report))
 
-    # -- what the catalog says -----------------------------------------------------------------------------
+    # -- messages of the catalog ---------------------------------------------------------------------------
 
     def receive(self, body: wire.Buffer) -> None:
         try:
             self._inbox.append(_decode_push(body))
         except ValueError as error:
-            raise wire.BadMessage(f"not a word of the catalog: {error}") from None
-        self.attend()
+            raise wire.BadMessage(f"not a message of the catalog: {error}") from None
+        self.process_inbox()
 
     @property
-    def has_mail(self) -> bool:
+    def has_messages(self) -> bool:
         return bool(self._inbox)
 
-    def attend(self) -> None:
-        """Hear what has come, up to a grant whose writes are yet to be asked again."""
-        while self._inbox and not self._again:
+    def process_inbox(self) -> None:
+        """Process messages, up to a grant whose writes are not retried yet."""
+        while self._inbox and not self._retries:
             message = self._inbox.popleft()
             if isinstance(message, QuotaRecall):
-                self._hear_recall(message)
+                self._on_recall(message)
             else:
-                self._hear_grant(message)
+                self._on_grant(message)
 
-    def _hear_recall(self, recall: QuotaRecall) -> None:
+    def _on_recall(self, recall: QuotaRecall) -> None:
         report = self._escrow.recalled(recall, *self._used())
-        self._hand_over()
+        self._apply_grants()
         if report is not None:
             self._report(report)
 
-    def _hear_grant(self, grant: QuotaGrant) -> None:
+    def _on_grant(self, grant: QuotaGrant) -> None:
         if not self._escrow.granted(grant):
             return
-        self._hand_over()
-        self._last_chance = self._refused() if grant.final else {}
-        self._asked_for = None
-        self._release()
+        self._apply_grants()
+        self._final = self._on_final_grant() if grant.final else {}
+        self._requested_for = None
+        self._retry_all()
 
-    def _refused(self) -> dict[int, Any]:
-        """What "this is all there is" means for those in line: the first, and all that take no less than it."""
-        if not self._parked or self._parked[0].token is not self._asked_for:
-            return {}  # the one that was asked for has given up meanwhile
+    def _on_final_grant(self) -> dict[int, Any]:
+        """The writes to refuse if they do not fit now: the first parked one, and all that need no less."""
+        if not self._parked or self._parked[0].token is not self._requested_for:
+            return {}  # the write that requested it has expired meanwhile
         first = self._parked[0].error
         return {
             id(entry.token): entry.token
@@ -226,29 +225,29 @@ class Caps:
 
     def receive_report(self, peer: bytes, body: wire.Buffer) -> None:
         if self._catalog is None:
-            raise wire.BadMessage("a report for the catalog came to a shard that does not host it")
+            raise wire.BadMessage("a quota report reached a shard that does not host the catalog")
         try:
             report = _decode_report(body)
         except ValueError as error:
-            raise wire.BadMessage(f"not a report: {error}") from None
-        # The catalog counts whom it has heard: nobody may speak who does not exist, nor in its own name.
+            raise wire.BadMessage(f"not a quota report: {error}") from None
+        # The catalog counts the shards that have reported: reject unknown shards, and its own.
         if not 0 <= report.shard < self._shards or report.shard == self._shard:
-            raise wire.BadMessage(f"a report of shard {report.shard}, of {self._shards}")
+            raise wire.BadMessage(f"a quota report of shard {report.shard}, of {self._shards}")
         known = self._peers.get(report.shard)
-        if known is None or known[0] <= report.incarnation:  # the last words of a dead worker may come late
+        if known is None or known[0] <= report.incarnation:  # the last report of a dead worker may come late
             self._peers[report.shard] = (report.incarnation, peer)
         self._deliver(self._catalog.report(report))
-        self.attend()
+        self.process_inbox()
 
     def shard_down(self, shard: int, incarnation: int) -> None:
-        """A worker has died. Its successor may have reported already: the two pieces of news come by different ways."""
+        """A worker has died. Its successor may have reported already: reports and deaths arrive on different channels."""
         if self._catalog is None or shard == self._shard:
             return
         known = self._peers.get(shard)
         if known is not None and known[0] <= incarnation:
             del self._peers[shard]
         self._deliver(self._catalog.shard_down(shard, incarnation))
-        self.attend()
+        self.process_inbox()
 
     def _deliver(self, messages: list[tuple[int, QuotaGrant | QuotaRecall]]) -> None:
         for shard, message in messages:

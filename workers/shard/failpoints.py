@@ -1,20 +1,20 @@
-"""Failpoints: named places at the worker's disk calls where a test makes it die, fail or stand still.
+"""Failpoints: named points around a worker's disk calls at which a test makes it die, fail or stop.
 
-Installed only when TOPICS_FAILPOINTS names a folder (docs/crashes.md); a worker without it has no code of this in its
-way. The folder belongs to the test. The worker reads from it, also while it runs:
+Installed only if TOPICS_FAILPOINTS names a folder (docs/crashes.md); otherwise none of this code runs. The folder belongs
+to the test. The worker reads these files, also while it runs:
 
     points     one per line: <name> <action> [nth=N] [times=N] [shard=N] [ms=N]; or the word `record`
-    boot_id    optional: stands for the machine's boot id, so that a power cut can be simulated
-    free_bytes optional: stands for the space that is left on the disk
-    sync_all   optional: a file that is synced after each syncfs, which a file system in user space does not hear of
+    boot_id    optional: replaces the machine's boot id, to simulate a power cut
+    free_bytes optional: replaces the free space of the disk
+    sync_all   optional: a file to sync after each syncfs, which does not reach a file system in user space
 
-and writes to it:
+and writes these:
 
-    hits       every name that was reached, one per line, while `record` is asked for
-    fired      `<shard> <line of points>` for each action taken, noted before it is taken
+    hits       every name that was reached, one per line, with `record`
+    fired      `<shard> <line of points>` for each action, written before it is executed
 
-A point that has fired as often as it may is spent, also for the next worker of the shard, until `fired` is removed. `slow`,
-which makes a call take so many ms longer, does so each time, and is not noted.
+A point that has fired `times` times stays used up, also for the shard's next worker, until `fired` is removed. `slow`, which
+delays a call by `ms`, fires every time and is not written to `fired`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from workers.shard.posix_disk import PosixDisk
+from workers.shard.posix import PosixDisk
 
 VARIABLE = "TOPICS_FAILPOINTS"
-COLD_VARIABLE = "TOPICS_COLD_FAILPOINTS"  # the same for the directory of the cold tier
+COLD_VARIABLE = "TOPICS_COLD_FAILPOINTS"  # the same for the cold tier
 
-# What a path is, by its last name; what a temporary file will become counts.
+# File kinds by name; a temporary file has the kind of the file that it becomes.
 _KINDS = [
     ("wal", re.compile(r"wal(-\d+\.log)?")),
     ("snapshot", re.compile(r"snap-[0-9a-f]+")),
@@ -51,7 +51,7 @@ _KINDS = [
     ("layout", re.compile(r"(layout-\d+|shard-\d+|layout\.json)?")),
 ]
 _OTHER = "other"
-WHATS = (*(kind for kind, _ in _KINDS), _OTHER)
+KINDS = (*(kind for kind, _ in _KINDS), _OTHER)
 CALLS = (
     *("open", "write", "allocate", "truncate", "sync"),
     *("make_dir", "rename", "remove", "remove_dir", "sync_dir", "sync_all"),
@@ -61,12 +61,12 @@ _TEARABLE = ("write", "allocate")
 
 
 class BadFailpoint(ValueError):
-    """A line of `points` that means nothing, or no folder to read it from."""
+    """An invalid line of `points`, or a missing folder."""
 
 
 @dataclass(slots=True)
 class Point:
-    """`action` is taken from the `nth` time on that the place is reached, `times` times."""
+    """`action` is executed `times` times, from the `nth` time on that the point is reached."""
 
     line: str
     name: str
@@ -83,7 +83,7 @@ class Point:
         return self.reached >= self.nth and self.fired < self.times
 
 
-def what_is(path: str) -> str:
+def kind_of(path: str) -> str:
     name = path.rpartition("/")[2].removesuffix(".tmp")
     return next((kind for kind, pattern in _KINDS if pattern.fullmatch(name)), _OTHER)
 
@@ -93,38 +93,38 @@ def parse_point(line: str) -> Point:
     if len(words) < 2:
         raise BadFailpoint(f"a failpoint is a name and an action, not {line!r}")
     point = Point(line, words[0], words[1])
-    what, _, rest = point.name.partition(".")
+    kind, _, rest = point.name.partition(".")
     call, _, when = rest.partition(".")
-    if what not in WHATS or call not in CALLS or when not in ("before", "after"):
+    if kind not in KINDS or call not in CALLS or when not in ("before", "after"):
         raise BadFailpoint(f"no such failpoint: {point.name!r}")
     if point.action not in _ACTIONS and point.action not in errno.errorcode.values():
         raise BadFailpoint(f"no such action: {point.action!r}")
     if point.action == "torn" and (call not in _TEARABLE or when != "before"):
-        raise BadFailpoint(f"only before a write or an allocation can it be torn: {line!r}")
+        raise BadFailpoint(f"torn is only possible before a write or an allocation: {line!r}")
     for word in words[2:]:
         option, _, number = word.partition("=")
         if option not in ("nth", "times", "shard", "ms") or not number.isdecimal():
             raise BadFailpoint(f"no such option: {word!r}")
         setattr(point, option, int(number))
     if (point.action == "slow") != bool(point.ms):
-        raise BadFailpoint(f"ms=N goes with slow, and slow with it: {line!r}")
+        raise BadFailpoint(f"slow needs ms=N, and no other action takes it: {line!r}")
     return point
 
 
 class FailpointDisk:
-    """A PosixDisk with failpoints before and after each call that changes something."""
+    """A PosixDisk with failpoints before and after each call that modifies the disk."""
 
     def __init__(self, disk: PosixDisk, folder: str, shard: int) -> None:
         self._disk = disk
         self._folder = folder
         self._shard = shard
-        self._handles: dict[int, str] = {}  # → what the file is
-        self._lock = threading.Lock()  # jobs run on threads of their own
+        self._handles: dict[int, str] = {}  # → kind of the file
+        self._lock = threading.Lock()  # jobs run on several threads
         self._points: builtins.list[Point] = []
-        self._hits: set[str] | None = None  # None: not recorded
+        self._hits: set[str] | None = None  # None: recording is off
         self._version: tuple[int, int] | None = None
         if not os.path.isdir(folder):
-            raise BadFailpoint(f"{VARIABLE} names no folder: {folder!r}")
+            raise BadFailpoint(f"{VARIABLE} does not name a folder: {folder!r}")
         self._read_points()
 
     @property
@@ -134,10 +134,10 @@ class FailpointDisk:
     # -- the port: files -----------------------------------------------------------------------------------
 
     def open(self, path: str, *, create: bool = False) -> int:
-        what = what_is(path)
-        with self._around(what, "open"):
+        kind = kind_of(path)
+        with self._around(kind, "open"):
             handle = self._disk.open(path, create=create)
-            self._handles[handle] = what
+            self._handles[handle] = kind
         return handle
 
     def close(self, handle: int) -> None:
@@ -178,23 +178,23 @@ class FailpointDisk:
         return self._disk.list(path)
 
     def make_dir(self, path: str) -> None:
-        with self._around(what_is(path), "make_dir"):
+        with self._around(kind_of(path), "make_dir"):
             self._disk.make_dir(path)
 
     def rename(self, old: str, new: str) -> None:
-        with self._around(what_is(new), "rename"):
+        with self._around(kind_of(new), "rename"):
             self._disk.rename(old, new)
 
     def remove(self, path: str) -> None:
-        with self._around(what_is(path), "remove"):
+        with self._around(kind_of(path), "remove"):
             self._disk.remove(path)
 
     def remove_dir(self, path: str) -> None:
-        with self._around(what_is(path), "remove_dir"):
+        with self._around(kind_of(path), "remove_dir"):
             self._disk.remove_dir(path)
 
     def sync_dir(self, path: str) -> None:
-        with self._around(what_is(path), "sync_dir"):
+        with self._around(kind_of(path), "sync_dir"):
             self._disk.sync_dir(path)
 
     def sync_all(self) -> None:
@@ -212,7 +212,7 @@ class FailpointDisk:
     # -- the port: the machine -----------------------------------------------------------------------------
 
     def free_bytes(self) -> int:
-        """What a file of the folder says, so that a test need not fill a disk."""
+        """The content of the file `free_bytes` if it exists, so that a test need not fill a disk."""
         try:
             with open(f"{self._folder}/free_bytes", encoding="ascii") as file:
                 return int(file.read())
@@ -232,10 +232,11 @@ class FailpointDisk:
     # -- points --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _around(self, what: str, call: str, half: Callable[[], None] | None = None) -> Iterator[None]:
-        self._reach(f"{what}.{call}.before", half)
+    def _around(self, kind: str, call: str, half: Callable[[], None] | None = None) -> Iterator[None]:
+        """`half` executes the call halfway, for `torn`."""
+        self._reach(f"{kind}.{call}.before", half)
         yield
-        self._reach(f"{what}.{call}.after", None)
+        self._reach(f"{kind}.{call}.after", None)
 
     def _reach(self, name: str, half: Callable[[], None] | None) -> None:
         with self._lock:
@@ -266,7 +267,7 @@ class FailpointDisk:
                 half()
                 _die()
             case "pause":
-                # Until somebody continues it. The supervisor ends it if nobody does.
+                # Until it gets SIGCONT; otherwise the supervisor kills it.
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "slow":
                 time.sleep(point.ms / 1000)
@@ -275,7 +276,7 @@ class FailpointDisk:
                 raise OSError(number, f"failpoint: {os.strerror(number)}")
 
     def _read_points(self) -> None:
-        """Take `points` as they are now; counting begins anew whenever the file is another one."""
+        """Read `points` if the file has changed; the counters then start again."""
         try:
             stat = os.stat(f"{self._folder}/points")
             version = (stat.st_ino, stat.st_mtime_ns)
@@ -286,11 +287,11 @@ class FailpointDisk:
         self._version = version
         lines = self._lines("points")
         self._hits = set() if "record" in lines else None
-        spent = self._lines("fired")
+        fired = self._lines("fired")
         points = [parse_point(line) for line in lines if line != "record"]
         self._points = [point for point in points if point.shard in (None, self._shard)]
         for point in self._points:
-            point.fired = spent.count(f"{self._shard} {point.line}")
+            point.fired = fired.count(f"{self._shard} {point.line}")
 
     def _lines(self, name: str) -> builtins.list[str]:
         try:
@@ -306,4 +307,4 @@ class FailpointDisk:
 
 def _die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("a killed process does not come here")
+    raise AssertionError("unreachable after SIGKILL")

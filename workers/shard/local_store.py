@@ -1,7 +1,7 @@
-"""The cold tier in a directory, which may be a mounted disk that is not there at times.
+"""The cold tier as a local directory, which may be on a disk that is not always mounted.
 
-Both directories hold the same `cold-id`. An empty mount point, or the cold directory of another server, has none or
-another one, and is neither written to nor taken for a tier that has lost everything.
+The data directory and the cold directory contain the same `cold-id`. An empty mount point or another server's cold
+directory has none or a different one: it is neither written to nor mistaken for a tier that has lost its files.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Callable, Generator, Iterable
 from topics.engine.core.ports import Disk
 from topics.engine.storage.layout import COLD_ID_NAME
 from topics.engine.storage.segment_store import PLANS_PREFIX, DiskSegmentStore
-from workers.shard.posix_disk import PosixDisk, make_durable_dir, sync_directory
+from workers.shard.posix import PosixDisk, make_durable_dir, sync_directory
 
 ID_NAME = COLD_ID_NAME
 _ID = re.compile(rb"[0-9a-f]{32}")
 
 
 class LocalSegmentStore(DiskSegmentStore):
-    """Files under `root`, which is created when absent. `shard` keeps the workers' unfinished files apart; with an
-    `identity` every call first looks whether this is the directory that is meant."""
+    """Files under `root`, which is created if missing. `shard` separates the workers' unfinished files. With an
+    `identity`, every call first checks that this is the right directory."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LocalSegmentStore(DiskSegmentStore):
         self.check()
         for _ in super().put_steps(key, pieces):
             yield
-            self.check()  # a step may come long after the one before
+            self.check()  # steps may be far apart
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         self.check()
@@ -54,7 +54,7 @@ class LocalSegmentStore(DiskSegmentStore):
     def delete(self, key: str) -> None:
         self.check()
         if key.startswith(PLANS_PREFIX) and os.path.islink(os.path.dirname(self._at(key))):
-            return  # what lies behind a link is not there
+            return  # links are not followed
         if self._is_staged_dir(key):
             shutil.rmtree(self._at(key))  # follows no links
         super().delete(key)
@@ -63,7 +63,7 @@ class LocalSegmentStore(DiskSegmentStore):
         self.check()
         directory = prefix.rstrip("/")
         if directory.startswith(PLANS_PREFIX) and os.path.islink(self._at(directory)):
-            return [directory]  # the link is all there is to it
+            return [directory]  # links are not followed
         found = super().list(prefix)
         return found or ([directory] if self._is_staged_dir(directory) else [])
 
@@ -80,14 +80,14 @@ class LocalSegmentStore(DiskSegmentStore):
         return f"{self._root}/{key}"
 
     def _check_plain(self, key: str) -> None:
-        """Jobs may put anything into staging. What is no plain file is not opened: a pipe may hold up whoever does, and a link
-        may lead anywhere."""
+        """Only open regular files of staging, to which jobs may write anything: a pipe would block, and a link may lead
+        anywhere."""
         if key.startswith(PLANS_PREFIX) and not stat.S_ISREG(os.lstat(self._at(key)).st_mode):
-            raise OSError(errno.EINVAL, "not a plain file", key)
+            raise OSError(errno.EINVAL, "not a regular file", key)
 
     def _walk(self, directory: str, found: builtins.list[str]) -> None:
-        """Of staging a link is a file, wherever it leads: what lies there is not this plan's to remove. And so is a directory with
-        nothing in it, which a job would stumble over that does the plan again."""
+        """In staging, a link counts as a file: its target must not be removed. So does an empty directory, which would
+        make the next job for the same plan fail."""
         if directory.startswith(PLANS_PREFIX) and os.path.islink(self._at(directory)):
             raise NotADirectoryError(errno.ENOTDIR, "a symbolic link", directory)
         before = len(found)
@@ -113,7 +113,7 @@ class LocalSegmentStore(DiskSegmentStore):
 
 
 def read_id(directory: str) -> str | None:
-    """The id in this directory; None when there is none. OSError for a file that holds something else."""
+    """The id of this directory; None if it has none. OSError: the file is damaged."""
     path = f"{directory}/{ID_NAME}"
     try:
         with open(path, "rb") as file:
@@ -125,13 +125,13 @@ def read_id(directory: str) -> str | None:
     if not _ID.fullmatch(text):
         raise OSError(
             errno.EINVAL,
-            f"{path} does not hold the 32 hexadecimal digits of an id; copy the file from the other tier, which has the same",
+            f"{path} does not contain an id of 32 hexadecimal digits; copy the file from the other tier, which has the same id",
         )
     return text.decode("ascii")
 
 
 def claim(data_dir: str, cold_dir: str) -> str:
-    """What both directories must have in common, made at the first start with a cold tier."""
+    """The id that both directories share; created at the first start with a cold tier."""
     found = read_id(data_dir)
     if found is None:
         fresh = secrets.token_hex(16)
@@ -144,7 +144,7 @@ def claim(data_dir: str, cold_dir: str) -> str:
 
 
 def _make_id(directory: str, text: str) -> bool:
-    """Whole or not at all; False when another worker was first."""
+    """Create the file atomically; False: another worker was first."""
     temp = f"{directory}/{ID_NAME}-{text}"
     try:
         with open(temp, "x", encoding="ascii") as file:

@@ -1,11 +1,11 @@
-"""The loop of a shard worker: wait → drain the sockets → one turn → start its jobs → send.
+"""The event loop of a shard worker: wait → drain the sockets → one turn → start its jobs → send.
 
     front, other workers ──ROUTER──▶ ┐
     answers of workers   ──DEALER──▶ ├─ poll ─▶ ShardCore ─▶ replies, and requests to other workers
     supervisor           ──control─▶ │              │ jobs
-    finished jobs        ──eventfd─▶ ┘    syncs on one thread, transactions and the cold tier on threads of their own, all else on another
+    finished jobs        ──eventfd─▶ ┘    threads for syncs, rewrites, transactions, the cold tier, all other jobs
 
-When nothing is due the poll waits without a timer.
+When nothing is scheduled, the poll waits without a timeout.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from workers.shard.core import Actions, ShardCore
 
 logger = logging.getLogger("topics.shard")
 
-DRAIN_MESSAGES = 256  # in one turn; the rest waits for the next
-DRAIN_REQUESTS = 32  # enough to share a write; more would keep the fronts waiting for the first answers
+DRAIN_MESSAGES = 256  # per turn; the rest waits for the next
+DRAIN_REQUESTS = 32  # enough for group commit; more would delay the first replies
 DRAIN_BYTES = 16 << 20
-SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
-COPIES_WAIT_NS = 400_000  # they leave the cores to the answers before them for so long
-POLL_MS_MAX = 3_600_000  # a wait has 32 bits, and an idle consumer may be due in a month
-RECOVERY_SLICE_S = 0.02  # between two looks at the sockets
+ZERO_COPY_BYTES = 1 << 20  # below it a copy is cheaper than the notification that the buffer may be freed
+COPIES_DELAY_NS = 400_000  # copies leave the cores to earlier replies for this long
+POLL_MS_MAX = 3_600_000  # a poll timeout has 32 bits, and a consumer may expire in a month
+RECOVERY_SLICE_S = 0.02  # between two polls of the sockets
 
-Finished = tuple[Job, BaseException | None, float]
+Finished = tuple[Job, BaseException | None, float]  # job, its error, milliseconds
 
 
-STAGE_THREADS = 2  # files of transactions: each has one job at a time, which may be a sync
+STAGE_THREADS = 2  # for files of transactions: each file has one job at a time, which may be a sync
 
 
 class JobThread:
-    """Runs jobs in the order of their coming; whoever made it is woken when one is done."""
+    """Runs jobs in FIFO order, on one thread or several; calls `done` after each."""
 
     def __init__(self, name: str, done: Callable[[Finished], None], threads: int = 1) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -101,19 +101,19 @@ class ShardLoop:
         self._syncs = JobThread("sync", self._job_done)
         self._others = JobThread("work", self._job_done)
         self._rewrites: JobThread | None = None
-        # A cold store may take seconds a call, and as long as it likes when the server stops: nobody joins these.
         self._stages: JobThread | None = None
+        # Never joined: a call to the cold store may take seconds, and longer while the server stops.
         self._moves: JobThread | None = None
         self._fetches: JobThread | None = None
         self._jobs_out = 0
         self._wake_at_ms: int | None = None
-        self._has_answered = False  # in this step
-        self._copies_at_ns: int | None = None  # when those that wait are begun
-        self._state: tuple[bool, str | None] = (False, None)  # disk full, read-only: as told last
-        self._cold_problem = ""  # as told last
+        self._has_replied = False  # in this step
+        self._copies_at_ns: int | None = None  # when waiting copies are begun
+        self._state: tuple[bool, str | None] = (False, None)  # disk full, read-only: as last logged
+        self._cold_problem = ""  # as last logged
         self._stopping = False
-        self._flushing_copies = False  # the supervisor wants to know whether copies are owed
-        self._copies_pending: bool | None = None  # as told last
+        self._flushing_copies = False  # the supervisor waits until no copies are pending
+        self._copies_pending: bool | None = None  # as last reported to it
         self._control_fd = control.fileno()
         self._poller = select.poll()
         self._fds = (descriptor(self._socket), self._wake_fd, self._control_fd)
@@ -124,7 +124,7 @@ class ShardLoop:
     def _open_socket(self, path: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
         socket.linger = 1000
-        socket.sndhwm = socket.rcvhwm = 0  # fronts hold themselves to their credits
+        socket.sndhwm = socket.rcvhwm = 0  # fronts limit themselves by credits
         socket.sndbuf = socket.rcvbuf = wire.SOCKET_BYTES
         socket.router_mandatory = True
         socket.bind(f"ipc://{path}")
@@ -134,7 +134,7 @@ class ShardLoop:
         self._finished.append(finished)
         os.eventfd_write(self._wake_fd, 1)
 
-    # -- life ----------------------------------------------------------------------------------------------
+    # -- run -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         self._control.send(Listening())
@@ -145,23 +145,23 @@ class ShardLoop:
         self._close()
 
     def _recover(self) -> None:
-        """Replay the log, and meanwhile tell everybody how far it is."""
+        """Replay the log, and answer with its progress meanwhile."""
         core = self._core
-        look_at = 0.0
+        poll_at = 0.0
         began = time.monotonic()
-        gc.disable()  # all of it stays: to walk it again and again while it grows would take longer than to build it
+        gc.disable()  # nothing built here becomes garbage, and scanning it again and again costs more than building it
         for progress in core.engine.recover_steps():
             core.progress = min(progress, 0.9999)
             now = time.monotonic()
-            if now >= look_at:
-                look_at = now + RECOVERY_SLICE_S
+            if now >= poll_at:
+                poll_at = now + RECOVERY_SLICE_S
                 self._poll(0)
                 self._receive()
                 self._do(core.idle())
                 if self._stopping:
                     return
         core.progress = 1.0
-        gc.freeze()  # nor need it be walked later
+        gc.freeze()  # later collections skip it
         gc.enable()
         core.start()
         self._control.send(Ready())
@@ -176,73 +176,73 @@ class ShardLoop:
 
     def _wait(self) -> None:
         timeout_ms: int | None = None
-        if self._finished or self._core.has_requests or self._core.has_large or self._has_mail():
+        if self._finished or self._core.needs_turn or self._core.has_large or self._has_messages():
             timeout_ms = 0
         elif self._wake_at_ms is not None:
             timeout_ms = max(0, self._wake_at_ms - time.monotonic_ns() // 1_000_000)
             timeout_ms = min(timeout_ms, POLL_MS_MAX)
         if self._copies_at_ns is not None and timeout_ms != 0:
             wait_ns = self._copies_at_ns - time.monotonic_ns()
-            if wait_ns > 0:  # less than a poll can wait. What other workers say has that much time, too
+            if wait_ns > 0:  # poll has only milliseconds. Messages of other workers can wait that long, too
                 select.select(self._fds, (), (), wait_ns / 1e9)
             timeout_ms = 0
         self._poll(timeout_ms)
 
-    def _has_mail(self) -> bool:
-        """A message waits. ZeroMQ's descriptors only tell of news, so this is asked before every wait."""
-        return self._peers.has_mail or has_input(self._socket)
+    def _has_messages(self) -> bool:
+        """Checked before every wait, because ZeroMQ's descriptors are edge-triggered."""
+        return self._peers.has_messages or has_input(self._socket)
 
     def _poll(self, timeout_ms: int | None) -> None:
         for fd, _ in self._poller.poll(timeout_ms):
             if fd == self._wake_fd:
-                # Here and not with the job it announces: that one may have been seen before its bell rang, and a bell
-                # that nobody stops would keep an idle shard spinning.
+                # Reset here and not when the job is handled: it may have been handled before the eventfd was written,
+                # and an eventfd that stays readable would keep an idle shard spinning.
                 os.eventfd_read(self._wake_fd)
             elif fd == self._control_fd:
-                self.obey(self._control.receive())
+                self.handle_control(self._control.receive())
                 if self._control.closed:
                     self._poller.unregister(fd)
                     self._stopping = True
             else:
-                self._peers.ring(fd)
+                self._peers.readable(fd)
 
     def _step(self) -> None:
-        """Everything that is due, once."""
+        """One iteration: receive, finish jobs, one turn."""
         core = self._core
-        self._has_answered = False
+        self._has_replied = False
         self._receive()
         while self._finished:
             self._finish(*self._finished.popleft())
         if core.has_large:
             core.read_large()
         due = self._wake_at_ms is not None and self._wake_at_ms <= time.monotonic_ns() // 1_000_000
-        if core.has_requests or due:
+        if core.needs_turn or due:
             self._do(core.turn())
         else:
             self._do(core.idle())
         if core.engine.shard.backlog or self._may_copy():
-            self._do(core.turn())  # the answers have left: now for more of what is to be delivered
+            self._do(core.turn())  # the replies have left: deliver more
 
     def _may_copy(self) -> bool:
-        """Whether copies are begun now. An answer has two processes to pass on its way out of here: if the copies, which have
-        time, took the cores at once, whoever waits for it would wait for them.
+        """Whether to begin copies now. A reply passes through two more threads or processes on its way to the client;
+        copies are less urgent, and would delay it if they took the cores at once.
         """
         core = self._core
         if not core.has_copies:
             self._copies_at_ns = None
             return False
         now_ns = time.monotonic_ns()
-        if self._copies_at_ns is None and self._has_answered:
-            self._copies_at_ns = now_ns + COPIES_WAIT_NS
+        if self._copies_at_ns is None and self._has_replied:
+            self._copies_at_ns = now_ns + COPIES_DELAY_NS
         if self._copies_at_ns is not None and now_ns < self._copies_at_ns and not core.are_copies_urgent:
             return False
         self._copies_at_ns = None
         return True
 
     def _close(self) -> None:
-        """Finish the jobs that are out, then the engine's last turn, then the last replies."""
+        """Finish running jobs, then the engine's last turn, then send the last replies."""
         core = self._core
-        gc.disable()  # the process ends: a checkpoint of many topics need not wait for it
+        gc.disable()  # the process exits soon: do not slow down the last checkpoint
         core.engine.stop_cold()
         while self._jobs_out:
             self._poll(100)
@@ -265,10 +265,10 @@ class ShardLoop:
 
     def _receive(self) -> None:
         self._drain_socket()
-        self._peers.drain(self._core.receive_answer)
+        self._peers.drain(self._core.receive_reply)
 
-    def obey(self, messages: list[Message]) -> None:
-        """What the supervisor says."""
+    def handle_control(self, messages: list[Message]) -> None:
+        """Messages of the supervisor."""
         for message in messages:
             match message:
                 case Ping():
@@ -286,17 +286,17 @@ class ShardLoop:
         for _ in range(DRAIN_MESSAGES):
             if not has_input(self._socket):
                 return
-            peer, message, apart = receive(zmq.NOBLOCK), b"", None
+            peer, message, separate = receive(zmq.NOBLOCK), b"", None
             if self._socket.rcvmore:
                 message = receive(zmq.NOBLOCK)
-            if self._socket.rcvmore:  # a large body, which may be refused before it is worth a copy
-                apart, peer = receive(zmq.NOBLOCK, copy=False).buffer, wire.front_of(peer)
+            if self._socket.rcvmore:  # a large body; not copied, as it may be refused
+                separate, peer = receive(zmq.NOBLOCK, copy=False).buffer, wire.front_of(peer)
             try:
-                core.receive(peer, message, apart)
+                core.receive(peer, message, separate)
             except wire.BadMessage as error:
-                logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
-            size += len(message) + (len(apart) if apart is not None else 0)
-            if size > DRAIN_BYTES or core.waiting >= DRAIN_REQUESTS:
+                logger.error("a message could not be decoded", extra={"fields": {"error": str(error)}})
+            size += len(message) + (len(separate) if separate is not None else 0)
+            if size > DRAIN_BYTES or core.pending >= DRAIN_REQUESTS:
                 return
 
     def _finish(self, job: Job, error: BaseException | None, took_ms: float) -> None:
@@ -311,16 +311,16 @@ class ShardLoop:
             self._thread_for(job.kind).put(job)
         self._wake_at_ms = actions.wake_at_ms
         if self._flushing_copies:
-            # Before the answers: whoever hears that its copies were taken may then say that it owes none.
+            # Before the replies: a worker that sees its copies acknowledged may then report that it has none pending.
             self._report_copies()
         self._send(actions)
         shard = self._core.engine.shard
         disk_full = shard.disk_full or shard.low_space
         if (disk_full, shard.read_only) != self._state:
-            self._tell_state(disk_full, shard.read_only)
+            self._log_state(disk_full, shard.read_only)
         if self._core.engine.relocator.problem != self._cold_problem:
             self._cold_problem = self._core.engine.relocator.problem
-            logger.warning(self._cold_problem or "the cold tier takes segments again")
+            logger.warning(self._cold_problem or "the cold tier accepts segments again")
 
     def _thread_for(self, kind: str) -> JobThread:
         if kind == "sync":
@@ -329,7 +329,7 @@ class ShardLoop:
             if self._stages is None:
                 self._stages = JobThread("stages", self._job_done, STAGE_THREADS)
             return self._stages
-        if kind == REWRITE_KIND:  # not in the way of checkpoints
+        if kind == REWRITE_KIND:  # must not delay checkpoints
             if self._rewrites is None:
                 self._rewrites = JobThread("rewrites", self._job_done)
             return self._rewrites
@@ -341,13 +341,13 @@ class ShardLoop:
         return self._fetches if kind == READ_KIND else self._moves
 
     def _report_copies(self) -> None:
-        owes = self._core.forwarding.forwarder.has_pending_copies
-        if owes != self._copies_pending:
-            self._copies_pending = owes
-            self._control.send(CopiesPending(owes))
+        pending = self._core.forwarding.forwarder.has_pending_copies
+        if pending != self._copies_pending:
+            self._copies_pending = pending
+            self._control.send(CopiesPending(pending))
 
-    def _tell_state(self, disk_full: bool, read_only: str | None) -> None:
-        """What keeps the shard from writing is news, and so is its end."""
+    def _log_state(self, disk_full: bool, read_only: str | None) -> None:
+        """Log when writes become impossible, and when they are possible again."""
         was_full, was_read_only = self._state
         self._state = disk_full, read_only
         if disk_full != was_full:
@@ -361,7 +361,7 @@ class ShardLoop:
             logger.critical("the shard is read-only until a restart", extra={"fields": {"reason": read_only}})
 
     def _send(self, actions: Actions) -> None:
-        self._has_answered = self._has_answered or bool(actions.sends)
+        self._has_replied = self._has_replied or bool(actions.sends)
         for peer, parts in actions.sends:
             try:
                 if len(parts) == 1:
@@ -369,10 +369,10 @@ class ShardLoop:
                 else:
                     self._socket.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
                     self._socket.send(parts[0], zmq.NOBLOCK | zmq.SNDMORE)
-                    self._socket.send(parts[1], zmq.NOBLOCK, copy=len(parts[1]) < SHARE_BYTES)
+                    self._socket.send(parts[1], zmq.NOBLOCK, copy=len(parts[1]) < ZERO_COPY_BYTES)
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                self._core.forget_peer(peer)  # that front is gone, and whoever waited there with it
-        for shard, message in actions.asks:
+                self._core.forget_peer(peer)  # that front is gone
+        for shard, message in actions.requests:
             self._peers.send(shard, message)

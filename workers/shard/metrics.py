@@ -1,4 +1,4 @@
-"""What a shard counts, beyond what its engine counts itself."""
+"""Metrics of a shard: request latencies, refusals, syncs, and the report with the engine's counters."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from topics.link.reports import (
     TopicRow,
 )
 
-# What a request is called in metrics. A read that may wait is a poll: how long it takes is its client's wish.
+# Operation names in metrics. A read that may wait is a "poll", because its client chooses how long it takes.
 OPERATIONS: dict[str, tuple[int, ...]] = {
     "write": (wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW),
     "read": (wire.DIFF, wire.DIFF_FRAMES, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED),
     "poll": (),
-    "catch_up": (wire.WATCH_READ,),  # of a stream that is behind
+    "catch_up": (wire.WATCH_READ,),  # by a stream that is behind
     "claim": (wire.CLAIM,),
     "settle": (wire.ACK, wire.NACK, wire.EXTEND, wire.TERM),
     "delete": (wire.DELETE,),
@@ -63,7 +63,7 @@ class Timer:
 class ShardMetrics:
     def __init__(self, engine: Engine, write_ns: Callable[[], int]) -> None:
         self._engine = engine
-        self._write_ns = write_ns  # how long the last write to the log took
+        self._write_ns = write_ns  # duration of the last write to the log
         self.fsync_buckets = [0] * (len(FSYNC_BUCKETS_US) + 1)
         self.fsync_micros = 0
         self.queue_depth = 0
@@ -88,10 +88,10 @@ class ShardMetrics:
         self.queue_depth_peak = max(self.queue_depth_peak, depth)
 
     def answered(self, op: int, command: cmd.Command, micros: int) -> None:
-        """A request was carried out, so long after it came to the server."""
+        """A request was executed, `micros` after the server received it."""
         timer = self._by_op.get(op)
         if timer is None:
-            return  # another worker's, no client's
+            return  # from another worker, not from a client
         if op in _WAITING and command.wait_ms:  # type: ignore[union-attr]
             timer = self._requests["poll"]
         timer.add(micros)
@@ -99,16 +99,16 @@ class ShardMetrics:
     def refused(self, code: str) -> None:
         self._refusals[code] = self._refusals.get(code, 0) + 1
 
-    def told(self, result: object) -> None:
-        """A reader gets this: is something missing in front of it?"""
+    def count_tombstone(self, result: object) -> None:
+        """Count the tombstone, if any, in a page that is sent to a reader."""
         if isinstance(result, _PAGES) and result.tombstone is not None:
             reason = result.tombstone.reason
             self._tombstones[reason] = self._tombstones.get(reason, 0) + 1
 
     def delivered(self, result: object, since_turn_us: int) -> None:
-        """A page for those who follow a topic live goes out, so long after its turn began."""
+        """A live page is sent to a feed, `since_turn_us` after its turn began."""
         if type(result) is cmd.Page and result.seqs:
-            # Of a large page these are numpy's numbers, which no message takes.
+            # int(): a large page has numpy integers, which msgspec cannot encode.
             age_ms = self._engine.clock.now_ms - int(result.timestamps[0])
             self._deliveries.add(max(0, age_ms * 1000 + since_turn_us))
 
@@ -192,7 +192,7 @@ class ShardMetrics:
         return row
 
     def _consumer_totals(self) -> tuple[int, int]:
-        """Named consumers, and what went to dead letters from them and from queues."""
+        """Number of named consumers, and records dead-lettered by them and by queues."""
         count = dead_lettered = 0
         for log in self._engine.shard.published.values():
             consumers = log.consumers
@@ -206,7 +206,7 @@ class ShardMetrics:
         shard = self._engine.shard
         for name in shard.names:
             log = shard.published[name]
-            # To count what a consumer of a topic on the disk has before it, the topic would have to be loaded.
+            # The lag of a consumer of an unloaded topic is not known without loading it.
             if log.consumers is None or log.stored is not None or log.deferred:
                 continue
             for consumer_name in sorted(log.consumers.named):

@@ -1,4 +1,4 @@
-"""From a request to a command, and from a result to an answer: which reader and which writer belongs to what."""
+"""Dispatch of the codec: the decoder of each operation, and the encoder of each result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.forward.messages import encode_step_done, read_copies, read_step
 from workers.forward.outbox import read_dead_letters
 from workers.forward.requests import prefixes_of
 
-Read = tuple[cmd.Command, Any]  # what is asked, and how the answer is wanted
+Read = tuple[cmd.Command, Any]  # the command, and options of its reply
 
 
 class OperationCodec:
@@ -51,18 +51,18 @@ class OperationCodec:
             wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
         }
 
-    # -- in ------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------
 
     def _read_write(self, topic: str, request: wire.Request, args: wire.Args) -> Read:
         return requests.read_write(topic, request, args, self._engine.shard.staged.__contains__), None
 
     def _read_watch(self, topic: str, request: wire.Request, args: wire.Args) -> Read:
-        wish = requests.read_watch(request)
-        if wish.options.strong:
+        read = requests.read_watch(request)
+        if read.options.strong:
             self._engine.shard.track_synced_head(self._engine.shard.loaded_topic(topic))
-        return requests.watch_command(topic, wish), wish
+        return requests.watch_command(topic, read), read
 
-    # -- out -----------------------------------------------------------------------------------------------
+    # -- replies -------------------------------------------------------------------------------------------
 
     def render(
         self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
@@ -74,7 +74,7 @@ class OperationCodec:
         now_ms = self._engine.clock.now_ms
         match result:
             case cmd.Page() if request.op == wire.LAST_BY_TAG:
-                # Records come in the order of seqs, pages in that of tags.
+                # Records are sorted by seq, but the cursor is a tag.
                 last = max(filter(None, result.tags), default=None) if result.more and result.tags else None
                 return replies.last_by_tag(result, replies.cursor_text(last), total_ms)
             case cmd.Page() if request.op == wire.WATCH_READ:
@@ -105,7 +105,7 @@ class OperationCodec:
                 return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)
             case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():
                 return 200, wire.INTERNAL, b"", encode_step_done(result)
-        raise AssertionError(f"a result without a rendering: {type(result)}")
+        raise AssertionError(f"no reply format for {type(result)}")
 
     def _render_consumers(
         self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
@@ -120,7 +120,7 @@ class OperationCodec:
         return consumer_replies.about_consumers(result, request.op, options, total_ms)
 
     def is_synced_class(self, topic: str) -> bool:
-        """Other classes wait for a sync now and then, too (a topic is made, a ceiling is raised): not their cost."""
+        """Whether writes wait for a sync by their class. Others do so only now and then, such as when a topic is created."""
         log = self._engine.shard.published.get(topic)
         return log is not None and log.config.durability == "fsync"
 
@@ -147,7 +147,7 @@ def _read_last(topic: str, request: wire.Request, args: wire.Args) -> Read:
     elif args.tag is not None:
         match = requests.tag_match(args.tag, subjects=False)
     else:
-        raise InvalidRequest("say which tag: ?tag= or ?subject=")
+        raise InvalidRequest("name a tag with ?tag= or ?subject=")
     return cmd.LastByTag(topic, match, args.each, args.after.encode(), args.page_size), None
 
 

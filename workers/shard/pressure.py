@@ -1,8 +1,7 @@
-"""The pressure on one shard: what it sees of itself, what fronts tell of themselves, and writes that are refused for it.
+"""Backpressure of a shard: samples of its own load and of the fronts' load, and refusal of writes.
 
-A write that has waited for FULL_WAIT_MS before the shard came to it, while the pressure is full, found the way to the shard
-full: it is refused with 429 before it is read, unless it says `disable_backpressure`. So a shard that gets more than it can do
-spends its time on writes that somebody still waits for.
+At full pressure, a write that has waited for FULL_WAIT_MS on its way to the shard is refused with 429 before it is
+decoded, unless it sets `disable_backpressure`. So an overloaded shard spends its time on writes whose clients still wait.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from topics.engine.runtime.engine import Engine, Job
 from topics.engine.shard.pressure import COALESCE, FULL_WAIT_MS, RETRY_AFTER_MS, THRESHOLDS, Pressure
 from topics.link import wire
 
-HEARD_US = 2_000_000  # what a front said is believed for so long; it says it again while it lasts
+REPORT_TTL_US = 2_000_000  # validity of a front's report; fronts repeat them under load
 WRITES = frozenset((wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW, wire.TXN_STAGE))
 
-# Read before the body is decoded: the same text inside of a record counts, too.
+# Searched before the body is decoded, so the same text inside a record counts, too.
 _DISABLED = re.compile(rb'"disable_backpressure"\s*:\s*true')
 
 
@@ -29,7 +28,7 @@ class ShardPressure:
         self._now_us = now_us
         self._pressure = Pressure()
         engine.shard.measures = self._pressure.measures
-        self._fronts: dict[bytes, tuple[float, int]] = {}  # how it is, when it said so
+        self._fronts: dict[bytes, tuple[float, int]] = {}  # pressure, time of the report
         self._sync_began_us: int | None = None
         self._picks = self._waited_ms = 0  # of the scheduler, at the last sample
         self.text = b""  # for `performance`
@@ -39,20 +38,20 @@ class ShardPressure:
     def value(self) -> float:
         return self._pressure.value
 
-    # -- what is seen --------------------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------------------
 
-    def arrived(self, delay_us: int) -> None:
-        """How long the first request of a message was on its way."""
+    def record_delay(self, delay_us: int) -> None:
+        """How long the first request of a message took to arrive."""
         self._pressure.delayed(delay_us)
 
-    def began(self, jobs: list[Job]) -> None:
+    def jobs_started(self, jobs: list[Job]) -> None:
         if any(job.kind == "sync" for job in jobs):
             self._sync_began_us = self._now_us()
 
     def synced(self) -> None:
         self._sync_began_us = None
 
-    def heard(self, front: bytes, permille: int) -> None:
+    def front_reported(self, front: bytes, permille: int) -> None:
         if permille:
             self._fronts[front] = min(permille, 1000) / 1000, self._now_us()
         else:
@@ -61,7 +60,7 @@ class ShardPressure:
     def front_gone(self, front: bytes) -> None:
         self._fronts.pop(front, None)
 
-    # -- what follows --------------------------------------------------------------------------------------
+    # -- outputs -------------------------------------------------------------------------------------------
 
     @property
     def wake_at_us(self) -> int | None:
@@ -70,7 +69,7 @@ class ShardPressure:
             return self._now_us() + 100_000
         return at_ms * 1000 if at_ms is not None else None
 
-    def tend(self, now_us: int) -> None:
+    def tick(self, now_us: int) -> None:
         pressure = self._pressure
         if not pressure.is_due(now_us // 1000):
             return
@@ -79,8 +78,8 @@ class ShardPressure:
         self._picks, self._waited_ms = scheduler.picks, scheduler.waited_ms
         began_us = self._sync_began_us
         if self._fronts:
-            late_us = now_us - HEARD_US
-            self._fronts = {front: told for front, told in self._fronts.items() if told[1] > late_us}
+            oldest_us = now_us - REPORT_TTL_US
+            self._fronts = {front: report for front, report in self._fronts.items() if report[1] > oldest_us}
         pressure.sample(
             now_us // 1000,
             backlog=self._shard.backlog,
@@ -92,13 +91,13 @@ class ShardPressure:
         self.text = b',"pressure":%.2f' % pressure.value if pressure.value > THRESHOLDS[COALESCE][0] else b""
 
     def check(self, request: wire.Request, now_us: int) -> None:
-        """Refuse a write that found the shard full."""
+        """Refuse a write that has waited too long for an overloaded shard."""
         if not self._pressure.measures.refuses or request.op not in WRITES:
             return
         if now_us - request.received_us <= FULL_WAIT_MS * 1000 or _DISABLED.search(request.body):
             return
         self.refused += 1
         raise Throttled(
-            "more is written than this shard can take; come back later", limit="pressure",
+            "this shard is overloaded with writes; retry later", limit="pressure",
             retry_after_ms=RETRY_AFTER_MS,
         )  # fmt: skip

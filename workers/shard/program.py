@@ -1,4 +1,4 @@
-"""A shard worker: one process, started by the supervisor."""
+"""The main function of a shard worker process, which the supervisor starts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from workers.shard.failpoints import BadFailpoint, FailpointDisk
 from workers.shard.local_store import LocalSegmentStore, claim
 from workers.shard.loop import ShardLoop
 from workers.shard.metrics import ShardMetrics
-from workers.shard.posix_disk import PosixDisk
-from workers.shard.system_clock import SystemClock
+from workers.shard.posix import PosixDisk, SystemClock
 
 logger = logging.getLogger("topics.shard")
 
-SWITCH_INTERVAL_S = 1e-4  # beside a busy loop a finished sync is otherwise noticed 10 ms late
+SWITCH_INTERVAL_S = 1e-4  # with the default, a busy event loop notices a finished sync 10 ms late
 LOCK_RETRY_S = 0.02
 RESERVE_PARTS = 20
 
@@ -67,7 +66,7 @@ def engine_config(settings: Settings, shard: int, generation: int) -> EngineConf
 
 
 def part_of_disk(settings: Settings, size: int) -> int:
-    """What is left free or held back; of a small disk no more than a part of it, or nothing could be written there at all."""
+    """`size`, but at most a fixed part of the disk, so that small disks remain usable."""
     try:
         disk = os.statvfs(settings.data_dir)
     except OSError:
@@ -76,44 +75,45 @@ def part_of_disk(settings: Settings, size: int) -> int:
 
 
 def lock_shard(path: str, control: Channel) -> list[Message] | None:
-    """Hold the shard's directory for this process's whole life; None when it is told to stop before it does.
+    """Lock the shard's directory for the life of this process. Returns the control messages that arrived meanwhile; None:
+    it was told to stop.
 
-    The worker before may still sit in a sync after the supervisor was killed: two writers on one log must be impossible.
+    After the supervisor was killed, the previous worker may still be in a sync: two writers on one log must be impossible.
     """
     os.makedirs(path, exist_ok=True)
     fd = os.open(f"{path}/LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    said = False
-    heard: list[Message] = []  # for the loop, which does not run yet
+    is_reported = False
+    received: list[Message] = []  # for the event loop, which does not run yet
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return heard
+            return received
         except BlockingIOError:
-            if not said:
+            if not is_reported:
                 logger.warning(
-                    "waiting for the worker before to let go of the shard", extra={"fields": {"path": path}}
+                    "waiting for the previous worker to release the shard", extra={"fields": {"path": path}}
                 )
                 control.send(Locked())
-                said = True
+                is_reported = True
         for message in control.receive():
             if isinstance(message, Ping):
                 control.send(Pong())
             elif isinstance(message, Drain):
                 return None
             else:
-                heard.append(message)
+                received.append(message)
         time.sleep(LOCK_RETRY_S)
 
 
 def open_disk(data_dir: str, shard: int) -> PosixDisk | FailpointDisk:
-    """The disk; with failpoints in its way when a test asks for them."""
+    """The disk, with failpoints if a test has enabled them."""
     disk = PosixDisk(data_dir)
     folder = os.environ.get(failpoints.VARIABLE)
     return FailpointDisk(disk, folder, shard) if folder else disk
 
 
 def open_cold(settings: Settings, shard: int) -> LocalSegmentStore | None:
-    """The cold tier, if there is one; with failpoints in its way when a test asks for them."""
+    """The cold tier, if configured, with failpoints if a test has enabled them."""
     if not settings.cold_dir:
         return None
 
@@ -125,7 +125,7 @@ def open_cold(settings: Settings, shard: int) -> LocalSegmentStore | None:
         identity = claim(settings.data_dir, settings.cold_dir)
         return LocalSegmentStore(settings.cold_dir, shard, identity=identity, through=through)
     except OSError as error:
-        # What is hot is served all the same.
+        # Hot segments are still served.
         logger.error("the cold tier cannot be used until a restart: %s", error)
         return None
 
@@ -140,8 +140,8 @@ def main(spec: WorkerSpec, control_socket: socket.socket) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = engine_config(settings, spec.shard, spec.generation)
     control = Channel(control_socket)
-    heard = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
-    if heard is None:
+    received = lock_shard(f"{settings.data_dir}/{config.shard_dir}", control)
+    if received is None:
         return 0
     try:
         disk = open_disk(settings.data_dir, spec.shard)
@@ -173,7 +173,7 @@ def main(spec: WorkerSpec, control_socket: socket.socket) -> int:
     )
     loop = ShardLoop(core, control, spec.path)
     try:
-        loop.obey(heard)
+        loop.handle_control(received)
         loop.run()
     except TopicsError as error:
         logger.critical("the shard cannot run: %s", error, extra={"fields": error.detail})

@@ -172,14 +172,14 @@ class Feeds:
     def _head(log: TopicLog, options: FeedOptions) -> int:
         return min(log.synced_head, log.view.head) if options.strong else log.view.head
 
-    def _ask(self, asker: Feed | FeedGroup) -> None:
+    def _ask(self, requester: Feed | FeedGroup) -> None:
         """Let a read stand in the engine; where there is nothing new it need not even look."""
-        if isinstance(asker, FeedGroup):
-            options, position, peer = asker.options, asker.cursor, b""
+        if isinstance(requester, FeedGroup):
+            options, position, peer = requester.options, requester.cursor, b""
         else:
-            options, position, peer = asker.options, asker.position, asker.peer
+            options, position, peer = requester.options, requester.position, requester.peer
         command = cmd.Diff(
-            asker.topic,
+            requester.topic,
             position,
             options.limit,
             tuple(node.encode() for node in options.nodes),
@@ -188,68 +188,70 @@ class Feeds:
             standing=True,
             synced=options.strong,
         )
-        log = self._shard.published.get(asker.topic)
+        log = self._shard.published.get(requester.topic)
         if log is None:
-            asker.token, asker.asked = self._ask_engine(peer, asker, command), command
+            requester.token, requester.asked = self._ask_engine(peer, requester, command), command
             return
-        asker.token = self._ask_engine(peer, asker, None)  # type: ignore[arg-type]
-        self._shard.park(asker.token, command, log, position)
+        requester.token = self._ask_engine(peer, requester, None)  # type: ignore[arg-type]
+        self._shard.park(requester.token, command, log, position)
         at_head = position == self._head(log, options) == log.view.head
         if not at_head or log.expiring:
             self._shard.waiters_due[log.id] = log  # it is read when it is its topic's turn
 
-    def _withdraw(self, asker: Feed | FeedGroup) -> None:
-        if asker.asked is not None:
-            asker.asked.standing = False  # should the engine see it only now: nobody would take it out again
-            asker.asked = None
-        log = self._shard.published.get(asker.topic)
-        if asker.token is not None and log is not None:
-            self._shard.unpark(asker.token, log)
-        asker.token = None
+    def _withdraw(self, requester: Feed | FeedGroup) -> None:
+        if requester.asked is not None:
+            requester.asked.standing = (
+                False  # should the engine see it only now: nobody would take it out again
+            )
+            requester.asked = None
+        log = self._shard.published.get(requester.topic)
+        if requester.token is not None and log is not None:
+            self._shard.unpark(requester.token, log)
+        requester.token = None
 
-    def answered(self, asker: Feed | FeedGroup, token: Any, result: object) -> None:
+    def on_result(self, requester: Feed | FeedGroup, token: Any, result: object) -> None:
         """The read that stood for it has found something."""
-        if asker.token is not token:
+        if requester.token is not token:
             return  # it was withdrawn meanwhile
-        asker.token = asker.asked = None
+        requester.token = requester.asked = None
         if isinstance(result, TopicsError):
-            self._fail(asker, result)
+            self._fail(requester, result)
             return
         assert isinstance(result, cmd.Page)
-        log = self._shard.published.get(asker.topic)
-        if log is None or log.id != asker.topic_id:
-            self._fail(asker, TopicNotFound(asker.topic))
+        log = self._shard.published.get(requester.topic)
+        if log is None or log.id != requester.topic_id:
+            self._fail(requester, TopicNotFound(requester.topic))
             return
         if result.seqs:
             log.last_read_ts = self._clock.now_ms
-        if isinstance(asker, FeedGroup):
-            self._deal(asker, result)
+        if isinstance(requester, FeedGroup):
+            self._deal(requester, result)
             return
-        if asker.is_early:
+        if requester.is_early:
             # It is known now how much is synced. Watchers read up to there, as they do with any other feed.
-            asker.is_early = False
+            requester.is_early = False
             head = result.head_seq
             page, text = FeedPage(head, head, head, result.earliest_seq, 0, True), b""
         else:
-            page, text = feed_page(result, asker.position), self._render(result, asker.options)
-        asker.position = page.to_seq
-        self._push(asker, page, text)
-        asker.unfed.append((page.from_seq, page.to_seq))
-        if asker.has_room:
-            self._ask(asker)
+            page, text = feed_page(result, requester.position), self._render(result, requester.options)
+        requester.position = page.to_seq
+        self._push(requester, page, text)
+        requester.unfed.append((page.from_seq, page.to_seq))
+        if requester.has_room:
+            self._ask(requester)
 
-    def _fail(self, asker: Feed | FeedGroup, error: TopicsError) -> None:
+    def _fail(self, requester: Feed | FeedGroup, error: TopicsError) -> None:
         """The topic is gone, or cannot be read: the fronts hear of it, and follow again if they want to."""
         status, body = error_parts(error)
-        if isinstance(asker, FeedGroup):
-            self._withdraw(asker)
-            feeds, asker.members = asker.members, []
-            asker.empty_since_ms = self._now_ms()
+        if isinstance(requester, FeedGroup):
+            self._withdraw(requester)
+            feeds, requester.members = requester.members, []
+            requester.empty_since_ms = self._now_ms()
             if isinstance(error, TopicNotFound):
-                self._groups.pop((asker.topic, asker.name), None)
-                self._group_changed(asker)
+                self._groups.pop((requester.topic, requester.name), None)
+                self._group_changed(requester)
         else:
-            feeds = [asker]
+            feeds = [requester]
         for feed in feeds:
             self._send(feed.peer, feed.number, status, wire.JSON, b"", body)
             self._remove(feed)
@@ -403,7 +405,7 @@ class Feeds:
     def wake_at_ms(self) -> int | None:
         return min((group.ready_ms for group in self._waiting), default=None)
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         """Groups whose fronts have had the time to speak."""
         waiting, self._waiting = self._waiting, []
         for group in waiting:

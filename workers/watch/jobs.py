@@ -69,14 +69,14 @@ class JobStreams:
         *,
         send: Send,
         ask: Ask,
-        takes: Callable[[bytes], bool],
+        has_window: Callable[[bytes], bool],
         is_headers_only: Callable[[con.Claimed], bool],
     ) -> None:
-        """`takes`: whether a front takes what it was sent. `is_headers_only`: whether the consumer wants no data."""
+        """`has_window`: whether a front has_window what it was sent. `is_headers_only`: whether the consumer wants no data."""
         self._shard = engine.shard
         self._send = send
         self._ask = ask
-        self._takes = takes
+        self._has_window = has_window
         self._is_headers_only = is_headers_only
         self._connections = 0
         self._streams: dict[tuple[bytes, int], JobStream] = {}
@@ -160,7 +160,7 @@ class JobStreams:
         if stream is not None and stream.is_open:
             self._stirred[stream] = None
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         """The turn has ended: who has room for more asks for it."""
         self._asked = 0
         if not self._stirred:
@@ -172,7 +172,7 @@ class JobStreams:
 
     # -- claims --------------------------------------------------------------------------------------------
 
-    def answered(self, stream: JobStream, token: Any, result: object) -> None:
+    def on_result(self, stream: JobStream, token: Any, result: object) -> None:
         """The engine has answered one of the desk's own questions."""
         if stream.is_closed:
             return  # what it claimed was released after that
@@ -204,7 +204,7 @@ class JobStreams:
         """Let a claim stand for all that the client may have now."""
         if len(stream.ahead) >= PUSHES_AHEAD:
             return
-        if stream.claim is None and (self._asked >= CLAIMS_PER_TURN or not self._takes(stream.peer)):
+        if stream.claim is None and (self._asked >= CLAIMS_PER_TURN or not self._has_window(stream.peer)):
             self._stirred[stream] = None
             return
         room = self._room(stream)
@@ -250,7 +250,7 @@ class JobStreams:
 
     # -- ends ----------------------------------------------------------------------------------------------
 
-    def dropped(self, result: cmd.TopicDropped | con.ConsumerDropped) -> None:
+    def on_dropped(self, result: cmd.TopicDropped | con.ConsumerDropped) -> None:
         """Also streams for which nothing stands in the engine hear of it, and before there may be another of that name."""
         if not result.deleted:
             return

@@ -175,8 +175,8 @@ class WatchService:
 
     # -- topics --------------------------------------------------------------------------------------------
 
-    def _ask_for_feed(self, peer: bytes, asker: Feed | FeedGroup, command: cmd.Diff | None) -> Token:
-        return self._ask(peer, 0, asker, command)
+    def _ask_for_feed(self, peer: bytes, requester: Feed | FeedGroup, command: cmd.Diff | None) -> Token:
+        return self._ask(peer, 0, requester, command)
 
     def _on_find(self, peer: bytes, request: wire.Request) -> None:
         wish = _find(request.body)
@@ -225,18 +225,18 @@ class WatchService:
         if not finding.left:
             self._reply(finding.peer, finding.number, encode(finding.found))
 
-    def answered(self, asker: object, token: Any, result: object) -> None:
+    def on_result(self, requester: object, token: Any, result: object) -> None:
         """The engine has answered one of the desk's own questions."""
-        if isinstance(asker, TopicSearch):
+        if isinstance(requester, TopicSearch):
             if isinstance(result, cmd.TopicState):
-                places = asker.places.get(result.topic, [])
-                asker.found.append(
+                places = requester.places.get(result.topic, [])
+                requester.found.append(
                     FoundTopic(result.topic, result.head_seq, result.earliest_seq, places, result.epoch)
                 )
-            self._found_one(asker)
+            self._found_one(requester)
         else:
-            assert isinstance(asker, Feed | FeedGroup)
-            self.feeds.answered(asker, token, result)
+            assert isinstance(requester, Feed | FeedGroup)
+            self.feeds.on_result(requester, token, result)
 
     def _on_follow(self, peer: bytes, request: wire.Request) -> None:
         self.feeds.follow(peer, request.id, request.topic.decode(), _follow(request.body))
@@ -345,7 +345,7 @@ class WatchService:
             due.append(self._save_at_ms)
         return min((at for at in due if at is not None), default=None)
 
-    def tend(self) -> list[Job]:
+    def tick(self) -> list[Job]:
         """What is due by now; returns the save that is to be run."""
         now_ms = self._now_ms()
         self.feeds.turn_ended()
@@ -354,7 +354,7 @@ class WatchService:
             if not step():
                 self._work.append(step)
         if self.feeds.wake_at_ms is not None:
-            self.feeds.tend()
+            self.feeds.tick()
         late = [opening for opening in self._opening if opening.until_ms <= now_ms]
         if late:
             self._opening = [opening for opening in self._opening if opening.until_ms > now_ms]
@@ -393,7 +393,7 @@ class WatchService:
             )
         )
 
-    def saved(self, error: BaseException | None) -> None:
+    def on_saved(self, error: BaseException | None) -> None:
         self._saving = False
         self._has_failed = error is not None
         if error is not None:

@@ -88,13 +88,13 @@ def _to_other_shard(data: bytes) -> None:
     rig = _rig(shard=1, shards=2)
     rig.core.set_peers({0: 1})
     try:
-        rig.core.receive_answer(
+        rig.core.receive_reply(
             0, wire.message_head(1) + wire.reply_head(0, 200, wire.PUSH, b"", len(data)) + data
         )
     except wire.BadMessage:
         pass
     try:
-        rig.core.receive_answer(0, data)
+        rig.core.receive_reply(0, data)
     except wire.BadMessage:
         pass
     rig.rest()

@@ -115,7 +115,7 @@ class RuleReads:
     def wake_at_us(self) -> int | None:
         return self._again[0][0] if self._again else None
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         while self._again and self._again[0][0] <= self._now_us():
             self._again.popleft()[1]()
 

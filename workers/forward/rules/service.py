@@ -87,7 +87,7 @@ class RuleService:
         now_us: Callable[[], int],
     ) -> None:
         """`ask` is of any shard, this one too, and never answers at once. `submit` is a command to the own engine, whose
-        answer comes to `answered`.
+        answer comes to `on_result`.
         """
         self._engine = engine
         self._send = send
@@ -183,11 +183,11 @@ class RuleService:
     def _may_go_on(self) -> bool:
         return self._engine.shard.read_only is None
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         """Whatever is due by now. Nothing of it calls itself: a thousand steps that fail at once are a loop, not a depth."""
         now_us = self._now_us()
         self._expire(now_us)
-        self._reads.tend()
+        self._reads.tick()
         while self._is_open:
             running = self._running
             if running is None:
@@ -268,7 +268,7 @@ class RuleService:
         for uid in (*self.book.unsettled, *self.book.gone):
             self._unfinished.setdefault(uid, later_us)
 
-    def answered(self, operation: Operation, result: object) -> None:
+    def on_result(self, operation: Operation, result: object) -> None:
         """Of the own engine."""
         assert operation is self._running and operation.steps is not None
         operation.logging -= 1

@@ -30,7 +30,7 @@ from workers.process.data_directory import DataDirectory
 from workers.process.exit_codes import BadConfiguration
 from workers.process.listeners import write_port_file
 from workers.shard.local_store import LocalSegmentStore
-from workers.shard.posix_disk import PosixDisk
+from workers.shard.posix import PosixDisk
 
 HUGE = 300 << 20
 MEMORY_MAX = 64 << 20

@@ -133,7 +133,7 @@ def test_nothing_of_a_topic_comes_after_unsubscribed() -> None:
         town.write()
         town.rest()
         assert peer.ops()[-1] == "unsubscribed"
-        assert len(town.rig.core.desk.feeds) == 0
+        assert len(town.rig.core.watch.feeds) == 0
 
 
 def test_a_second_subscribe_replaces_the_first() -> None:
@@ -149,7 +149,7 @@ def test_a_second_subscribe_replaces_the_first() -> None:
     town.write()
     town.rest()
     assert peer.records() == [3, 4, 5]
-    assert len(town.rig.core.desk.feeds) == 1
+    assert len(town.rig.core.watch.feeds) == 1
 
 
 def test_all_sockets_get_the_same_bytes() -> None:
@@ -331,8 +331,8 @@ def test_a_client_that_is_gone_is_not_subscribed() -> None:
     peer.say("subscribe", topics={"t": {}, "a.>": {}})
     peer.leave()
     town.rest()
-    assert len(town.rig.core.desk.feeds) == 0
-    assert len(town.rig.core.desk._look_outs) == 0
+    assert len(town.rig.core.watch.feeds) == 0
+    assert len(town.rig.core.watch._look_outs) == 0
     assert peer.stream.subs == {} and town.front.desk.count == 0
 
 
@@ -355,7 +355,7 @@ def test_a_client_that_takes_nothing_is_let_go() -> None:
     town.write()
     town.advance(32_000_000)
     assert (peer.messages[-1]["code"], peer.is_closed) == ("slow_consumer", True)
-    assert len(town.rig.core.desk.feeds) == 0
+    assert len(town.rig.core.watch.feeds) == 0
 
 
 def test_a_deleted_topic_is_let_go_and_may_be_subscribed_again() -> None:
@@ -386,7 +386,7 @@ def test_patterns_of_a_socket_find_topics_until_they_are_taken_back() -> None:
         town.write(1, name)
     town.rest()
     assert (peer.records("a.1"), peer.records("a.2"), peer.records("a.3")) == ([3], [1], [])
-    assert len(town.rig.core.desk._look_outs) == len(town.rig.core.desk.feeds) == 0
+    assert len(town.rig.core.watch._look_outs) == len(town.rig.core.watch.feeds) == 0
 
 
 @fault(

@@ -141,7 +141,7 @@ def test_who_comes_later_reads_for_himself_and_then_shares_the_feed() -> None:
     town.rest()
     check_whole(first, 4)
     check_whole(second, 4)
-    assert len(town.rig.core.desk.feeds) == 1
+    assert len(town.rig.core.watch.feeds) == 1
 
 
 def test_all_who_watch_one_topic_get_the_same_bytes() -> None:
@@ -201,7 +201,7 @@ def test_strong_watchers_get_all_of_what_was_not_synced_when_they_came(start: in
     town.advance(2_000_000)
     for client in clients:
         check_whole(client, 8, first=start + 1)
-    assert len(town.rig.core.desk.feeds) == 1
+    assert len(town.rig.core.watch.feeds) == 1
 
 
 # ---- slow watchers
@@ -375,7 +375,7 @@ def test_a_shard_that_dies_while_it_is_followed_again_is_followed_once() -> None
         town.rest()
         town.advance(pause_us)
         check_whole(client, 3)
-        assert len(town.rig.core.desk.feeds) == 1
+        assert len(town.rig.core.watch.feeds) == 1
 
 
 @fault("worker", "a worker dies while a stream of many topics reads", "the stream goes on when it is back")

@@ -54,12 +54,12 @@ def test_who_comes_later_finds_what_others_have_found() -> None:
     town.rest()
     for client in (first, second):
         assert [client.seqs(name) for name in ("a.1", "a.2")] == [[1], [1]]
-    assert len(town.rig.core.desk._look_outs) == 1
+    assert len(town.rig.core.watch._look_outs) == 1
     first.leave()
     town.rest()
     second.leave()
     town.rest()
-    assert len(town.rig.core.desk._look_outs) == 0
+    assert len(town.rig.core.watch._look_outs) == 0
 
 
 def test_a_topic_that_was_gone_before_anybody_saw_it_is_not_mentioned() -> None:
@@ -129,7 +129,7 @@ def test_a_topic_that_is_deleted_in_any_state_is_said_to_be_and_the_stream_ends(
     assert client.is_closed
     assert (client.last.event, client.last.cursors) == ("topic-deleted", {"t": 0})
     assert len(client.named("topic-deleted")) == 1
-    assert len(town.rig.core.desk.feeds) == 0
+    assert len(town.rig.core.watch.feeds) == 0
 
 
 def test_one_topic_s_end_is_not_the_stream_s() -> None:

@@ -40,7 +40,7 @@ def make(town: Town, wid: str = "w", patterns: list[str] | None = None, **cursor
 
 
 def stored(town: Town, wid: str = "w") -> dict[str, int]:
-    return town.rig.core.desk.sessions._sessions[wid].cursors
+    return town.rig.core.watch.sessions._sessions[wid].cursors
 
 
 def opened(town: Town, front: Front | None = None, wid: str = "w", last_id: bytes = b"") -> Client:
@@ -175,7 +175,7 @@ def test_a_stream_that_ends_while_it_is_saved_loses_nothing() -> None:
     client.leave()
     town.rest()
     assert stored(town) == {"t": 5}
-    assert not town.rig.core.desk.sessions._sessions["w"].maybe_old
+    assert not town.rig.core.watch.sessions._sessions["w"].maybe_old
 
 
 @fault("worker", "the worker of the sessions dies", "open streams go on, and it hears at once where they are")
@@ -191,7 +191,7 @@ def test_places_are_saved_again_when_the_shard_is_back() -> None:
     town.start()
     town.rest()
     assert stored(town) == {"t": 4}
-    session = town.rig.core.desk.sessions._sessions["w"]
+    session = town.rig.core.watch.sessions._sessions["w"]
     assert (session.peer, session.stream) == (town.front.name, stream_of(client).number)
     town.write()
     town.rest()
@@ -233,7 +233,7 @@ def where(town: Town, text: str | None) -> dict[str, int]:
     assert decoded is not None
     save, changes = decoded
     assert save is not None
-    return town.rig.core.desk.sessions._sessions["w"].cursors_at(save) | changes
+    return town.rig.core.watch.sessions._sessions["w"].cursors_at(save) | changes
 
 
 def test_ids_of_many_topics_are_short_and_say_all_the_same() -> None:
@@ -327,7 +327,7 @@ def test_a_client_that_leaves_before_its_stream_gives_its_place_back() -> None:
     answers.request.leave()
     town.rest()
     assert (town.front.desk.count, answers) == (0, [])
-    session = town.rig.core.desk.sessions._sessions["w"]
+    session = town.rig.core.watch.sessions._sessions["w"]
     assert session.stream == 0
     answers = town.front.open("w")
     town.rest()
@@ -343,10 +343,10 @@ def test_the_first_shard_hears_how_many_streams_are_open() -> None:
     make(town)
     client = opened(town)
     town.advance(S)
-    assert town.rig.core.desk.streams_elsewhere(b"?") == 1
+    assert town.rig.core.watch.streams_elsewhere(b"?") == 1
     client.leave()
     town.advance(S)
-    assert town.rig.core.desk.streams_elsewhere(b"?") == 0
+    assert town.rig.core.watch.streams_elsewhere(b"?") == 0
 
 
 # ---- one ends, another goes on

@@ -14,7 +14,7 @@ from tests.support.faults import fault
 from topics.link import wire
 from workers.peers import links as peers
 from workers.peers.links import BUDGET_MS, GIVE_UP_US, PeerLinks
-from workers.shard.answer_window import AHEAD_BYTES_MAX
+from workers.shard.flow_control import WINDOW_BYTES
 
 
 class Links:
@@ -177,7 +177,7 @@ def test_a_worker_hears_how_much_of_its_answers_is_taken() -> None:
             untaken -= sum(
                 wire.read_window_update(item.body) for item in requests if item.op == wire.WINDOW_UPDATE
             )
-        assert untaken < AHEAD_BYTES_MAX
+        assert untaken < WINDOW_BYTES
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -195,7 +195,7 @@ def test_bad_cold_id(tier: str, content: bytes | None, tmp_path: Path) -> None:
         path.mkdir()
     else:
         path.write_bytes(content)
-    wanted = f"{path} does not hold the 32 hexadecimal digits"
+    wanted = f"{path} does not contain an id of 32 hexadecimal digits"
     with pytest.raises(OSError, match=wanted):
         read_id(str(tmp_path / tier))
     if tier == "data":

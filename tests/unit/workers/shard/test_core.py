@@ -21,7 +21,7 @@ from topics.link.reports import Readiness, ShardReport
 from workers.codec import replies
 from workers.peers.links import PARK_US
 from workers.shard import caps as caps_module
-from workers.shard.answer_window import AHEAD_BYTES_MAX, READS_PER_TURN, TURN_READ_BYTES
+from workers.shard.flow_control import READS_PER_TURN, TURN_READ_BYTES, WINDOW_BYTES
 
 CHANGING = {wire.WRITE: {"records": [{"data": 1}]}, wire.DELETE: {"before_seq": 1}, wire.PUT_TOPIC: {}}
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=4 * MIB)
@@ -252,7 +252,7 @@ def test_reads_wait_for_a_front_that_does_not_take_its_answers() -> None:
     keys = [rig.receive(wire.DIFF, body=page) for _ in range(10 * READS_PER_TURN)]
     rig.rest()
     sent = answered_bytes(rig, keys)
-    assert AHEAD_BYTES_MAX < sent <= AHEAD_BYTES_MAX + TURN_READ_BYTES
+    assert WINDOW_BYTES < sent <= WINDOW_BYTES + TURN_READ_BYTES
     key = rig.receive(wire.DIFF, body=page)
     rig.rest()
     assert key not in rig.replies, "one that comes later waits, too"

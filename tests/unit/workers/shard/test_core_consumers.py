@@ -17,7 +17,7 @@ from topics.api.limits import MIB
 from topics.engine.shard.consumers.admin import Consumers
 from topics.link import wire
 from topics.link.reports import ShardReport
-from workers.shard.answer_window import READS_PER_TURN
+from workers.shard.flow_control import READS_PER_TURN
 
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=4 * MIB)
 QUEUE = {"type": "queue"}

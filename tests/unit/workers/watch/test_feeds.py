@@ -16,7 +16,7 @@ from tests.support.watch_rig import FeedRig, Page
 from topics.link import wire
 from topics.link.watch import PAGES_AHEAD, FeedOptions, WatchRead, encode
 from workers.codec import feed_pages
-from workers.shard import answer_window
+from workers.shard import flow_control
 from workers.watch import feeds
 from workers.watch.feeds import FEEDS_PER_FRONT_MAX
 
@@ -120,7 +120,7 @@ def test_after_unfollow_nothing_more_comes() -> None:
     rig.fed(key)
     rig.write()
     assert seqs(rig.pages(key)) == [1]
-    assert len(rig.core.desk.feeds) == 0
+    assert len(rig.core.watch.feeds) == 0
     assert not rig.core.engine.shard.published["t"].waiters
 
 
@@ -131,7 +131,7 @@ def test_a_front_that_is_gone_is_fed_no_more_and_others_are() -> None:
     rig.core.forget_peer(b"gone")
     rig.write(2)
     assert (seqs(rig.pages(gone)), seqs(rig.pages(left))) == ([], [1, 2])
-    assert len(rig.core.desk.feeds) == 1
+    assert len(rig.core.watch.feeds) == 1
     assert len(rig.core.engine.shard.published["t"].waiters) == 1
 
 
@@ -190,7 +190,7 @@ def test_a_dropped_topic_ends_its_feeds() -> None:
     keys = [rig.follow(peer=peer) for peer in (b"a", b"b")]
     rig.drop()
     assert [rig.pages(key)[-1].status for key in keys] == [404, 404]
-    assert len(rig.core.desk.feeds) == 0
+    assert len(rig.core.watch.feeds) == 0
     rig.write()
     assert [len(rig.pages(key)) for key in keys] == [2, 2]
 
@@ -244,7 +244,7 @@ def test_a_page_is_rendered_once_for_two_fronts(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_front_that_takes_nothing_is_not_read_for_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_window, "AHEAD_BYTES_MAX", 500)
+    monkeypatch.setattr(flow_control, "WINDOW_BYTES", 500)
     rig = rig_with()
     slow, quick = rig.follow(peer=b"slow"), rig.follow(peer=b"quick")
     rig.takes = False
@@ -257,7 +257,7 @@ def test_a_front_that_takes_nothing_is_not_read_for_until_it_does(monkeypatch: p
 
 
 def test_a_feed_that_asks_while_the_window_is_closed_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_window, "AHEAD_BYTES_MAX", 500)
+    monkeypatch.setattr(flow_control, "WINDOW_BYTES", 500)
     rig = rig_with()
     key = rig.follow()
     for _ in range(4):
@@ -274,7 +274,7 @@ def test_a_feed_that_asks_while_the_window_is_closed_is_held_back(monkeypatch: p
 def test_a_front_that_dies_with_its_window_closed_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answer_window, "AHEAD_BYTES_MAX", 500)
+    monkeypatch.setattr(flow_control, "WINDOW_BYTES", 500)
     rig = rig_with()
     key = rig.follow()
     for _ in range(4):
@@ -285,7 +285,7 @@ def test_a_front_that_dies_with_its_window_closed_leaves_nothing_behind(
     rig.core.forget_peer(key[0])
     rig.write()
     assert seqs(rig.pages(key)) == [1, 2]
-    assert not rig.core._held_reads and not rig.core.engine.shard.published["t"].waiters
+    assert not rig.core._read_queue and not rig.core.engine.shard.published["t"].waiters
 
 
 # ---- strong
@@ -413,4 +413,4 @@ def test_a_file_that_cannot_be_read_is_told_and_the_feed_ends() -> None:
     rig.core.engine.reader.diff = fails  # type: ignore[method-assign, assignment]
     rig.fed(key)
     assert rig.pages(key)[-1].status == 500
-    assert len(rig.core.desk.feeds) == 0
+    assert len(rig.core.watch.feeds) == 0

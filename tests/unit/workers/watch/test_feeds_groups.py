@@ -42,7 +42,7 @@ def given(rig: FeedRig, *keys: Key) -> list[list[int]]:
 
 
 def cursors(rig: FeedRig) -> dict[str, int]:
-    return {group.name: group.cursor for group in rig.core.desk.feeds._groups.values()}
+    return {group.name: group.cursor for group in rig.core.watch.feeds._groups.values()}
 
 
 # ---- dealing
@@ -240,7 +240,7 @@ def test_a_dropped_topic_takes_its_groups_along() -> None:
     rig.fed(*keys)
     rig.drop()
     assert [rig.pages(key)[-1].status for key in keys] == [404, 404]
-    assert (cursors(rig), len(rig.core.desk.feeds)) == ({}, 0)
+    assert (cursors(rig), len(rig.core.watch.feeds)) == ({}, 0)
     rig.write(2)
     assert given(rig, join(rig)) == [[1, 2]]
 
@@ -268,7 +268,7 @@ def test_a_member_that_has_room_again_hears_that_its_topic_was_made_again() -> N
     rig.write(2)
     rig.fed(key)
     assert [page.status for page in rig.pages(key)[-2:]] == [200, 404]
-    assert (cursors(rig), len(rig.core.desk.feeds)) == ({}, 0)
+    assert (cursors(rig), len(rig.core.watch.feeds)) == ({}, 0)
 
 
 @fault(
@@ -386,7 +386,7 @@ def test_a_group_without_members_is_forgotten_in_time(monkeypatch: pytest.Monkey
     rig.unfollow(first)
     refused = join(rig, group="b")
     assert error_of(rig.replies[refused])["detail"] == {"limit": "groups", "max": 1}
-    assert len(rig.core.desk.feeds) == 0
+    assert len(rig.core.watch.feeds) == 0
     rig.advance(SESSION_TTL_MS)
     assert rig.pages(join(rig, group="b"))[0].status == 429
     rig.advance(1)

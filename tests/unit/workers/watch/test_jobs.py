@@ -12,8 +12,8 @@ from tests.support.job_rig import JobRig
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics.link import wire
 from topics.link.job_streams import PUSH_BYTES, JobStreamOptions, encode
-from workers.shard.answer_window import READS_PER_TURN
 from workers.shard.core import PROBE_EVERY_US
+from workers.shard.flow_control import READS_PER_TURN
 from workers.watch import jobs as job_streams
 
 OTHER = b"other front"

@@ -131,7 +131,7 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
     rig = FeedRig()
     assert rig.replies[look_out(rig, pattern)].status == 400
     rig.put("a")
-    assert len(rig.core.desk._look_outs) == 0
+    assert len(rig.core.watch._look_outs) == 0
 
 
 def find(rig: FeedRig, **wish: Any) -> list[FoundTopic]:
@@ -235,12 +235,12 @@ def test_saves_of_streams_are_written_within_a_second_and_not_each_for_itself() 
     rig = FeedRig()
     made(rig)
     rig.advance(SAVE_MS)
-    writes = rig.core.desk._saved_ms
+    writes = rig.core.watch._saved_ms
     save_number = session_of(rig, opened(rig, 5)).save
     for i in range(1, 10):
         assert save(rig, 5, save_number + i, t=i)
         rig.advance(10)
-    assert rig.core.desk._saved_ms <= writes + 10 + SAVE_MS
+    assert rig.core.watch._saved_ms <= writes + 10 + SAVE_MS
     rig.advance(SAVE_MS)
     rig = restart(rig)
     assert session_of(rig, opened(rig, 6)).cursors == {"t": 9}
@@ -379,9 +379,9 @@ def test_a_save_takes_a_slice_and_the_next_one_goes_on_at_once(monkeypatch: pyte
     for stream, wid in enumerate(wids, 1):
         session_of(rig, opened(rig, stream, wid=wid))
     rig.advance(SAVE_MS)
-    assert not rig.core.desk.sessions.is_dirty
+    assert not rig.core.watch.sessions.is_dirty
     rig = restart(rig)
-    assert [session.orphan for session in rig.core.desk.sessions._sessions.values()] == list(range(1, 11))
+    assert [session.orphan for session in rig.core.watch.sessions._sessions.values()] == list(range(1, 11))
 
 
 @pytest.mark.parametrize("call", ["rename", "write"])
@@ -396,7 +396,7 @@ def test_groups_are_in_the_save_that_makes_up_for_one_that_failed(call: str) -> 
     rig.advance(SAVE_MS)
     rig.advance(SAVE_MS)
     rig = restart(rig)
-    assert [row[3] for row in rig.core.desk.feeds.group_rows()] == [3]
+    assert [row[3] for row in rig.core.watch.feeds.group_rows()] == [3]
 
 
 def test_the_last_save_is_on_the_way_out() -> None:
@@ -437,6 +437,6 @@ def test_open_streams_of_other_fronts_are_added_up() -> None:
     rig = FeedRig()
     for peer, count in ((b"a", 3), (b"b", 4), (b"a", 2)):
         rig.tell(wire.STREAM_COUNT, (peer, count))
-    assert [rig.core.desk.streams_elsewhere(peer) for peer in (b"a", b"b", b"c")] == [4, 2, 6]
+    assert [rig.core.watch.streams_elsewhere(peer) for peer in (b"a", b"b", b"c")] == [4, 2, 6]
     rig.core.forget_peer(b"b")
-    assert rig.core.desk.streams_elsewhere(b"c") == 2
+    assert rig.core.watch.streams_elsewhere(b"c") == 2

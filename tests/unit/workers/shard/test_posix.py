@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.sim_disk import SimDisk
 from topics.engine.core.ports import Disk
-from workers.shard.posix_disk import PosixDisk
+from workers.shard.posix import PosixDisk
 
 
 @pytest.fixture(params=["posix", "sim"])

@@ -17,7 +17,7 @@ from topics.api.limits import DIFF_BYTES_MAX, MIB, POLLS_ENDED_MAX, WAKE_BYTES_M
 from topics.engine.commands.topics import Diff
 from topics.engine.topic.log import TopicLog
 from topics.link import wire
-from workers.shard.answer_window import AHEAD_BYTES_MAX, READS_PER_TURN, TURN_READ_BYTES
+from workers.shard.flow_control import READS_PER_TURN, TURN_READ_BYTES, WINDOW_BYTES
 
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=4 * MIB)
 
@@ -83,8 +83,8 @@ def test_the_last_records_by_tag_share_the_room_of_a_turn() -> None:
     for _ in range(READS_PER_TURN):
         rig.receive(wire.LAST_BY_TAG, args=args)
     rig.turn()
-    untaken = sum(rig.core._window._untaken.values())
-    assert untaken <= AHEAD_BYTES_MAX + TURN_READ_BYTES + WAKE_BYTES_MAX + DIFF_BYTES_MAX
+    untaken = sum(rig.core._window._in_flight.values())
+    assert untaken <= WINDOW_BYTES + TURN_READ_BYTES + WAKE_BYTES_MAX + DIFF_BYTES_MAX
 
 
 def test_a_poll_that_cannot_be_woken_does_not_make_others_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_a_poll_that_cannot_be_woken_does_not_make_others_look(monkeypatch: pyte
     rig.ask(wire.WRITE, body=write(1))
     rig.receive(wire.DIFF, body={"from_seq": 1, "wait_ms": 30_000}, peer=b"closed")
     rig.turn()
-    rig.core._window.sent(b"closed", AHEAD_BYTES_MAX + 1)
+    rig.core._window.sent(b"closed", WINDOW_BYTES + 1)
     rig.ask(wire.WRITE, body=write(2))
     for i in range(100):
         rig.receive(wire.DIFF, body={"from_seq": 2, "wait_ms": 30_000}, peer=b"open")

@@ -1,8 +1,7 @@
-"""The engine's disk on a real file system: thin calls into the kernel, no cache, no state of its own.
+"""The engine's ports on a POSIX system: the disk on a real file system, and the system clock.
 
-A handle is the file descriptor itself, so the hot path is one system call. The
-kernel's errors reach the caller unchanged; what a failed write or sync means is
-the engine's decision.
+The disk is a thin layer over system calls, without a cache. A handle is the file descriptor itself, so the hot path is
+one system call. Errors reach the caller unchanged; the engine decides what a failed write or sync means.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import ctypes
 import os
 import time
 
-# Large enough that filling a segment takes few calls, small enough to stay out of the way of the allocator.
+# Filling a segment takes few calls of this size.
 _ZEROS = bytes(1 << 20)
 _OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
@@ -22,12 +21,22 @@ _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class SystemClock:
+    """Wall and monotonic clocks of the kernel, in whole milliseconds without floats."""
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
 class PosixDisk:
-    """Disk over the directory `root`, which is created when absent."""
+    """A disk in the directory `root`, which is created if missing."""
 
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
-        self.write_ns = 0  # how long the last write took
+        self.write_ns = 0  # duration of the last write
         make_durable_dir(self._root)
 
     def open(self, path: str, *, create: bool = False) -> int:
@@ -36,7 +45,7 @@ class PosixDisk:
         try:
             return os.open(self._at(path), _OPEN_FLAGS)
         except PermissionError:
-            return os.open(self._at(path), _READ_FLAGS)  # somebody else's, such as a job's: it may be read
+            return os.open(self._at(path), _READ_FLAGS)  # another user's file, such as a merge job's output
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -48,8 +57,8 @@ class PosixDisk:
         data = os.pread(handle, length, offset)
         if len(data) == length or not data:
             return data
-        # The kernel may return less than asked before the end (a signal, the 2 GiB limit of one
-        # call); only an empty read says that the file has ended.
+        # A short read before the end of the file is possible (a signal, the 2 GiB limit per call); only an empty read
+        # means end of file.
         chunks = [data]
         done = len(data)
         while done < length:
@@ -69,7 +78,7 @@ class PosixDisk:
 
     @staticmethod
     def _write_rest(handle: int, offset: int, data: bytes, done: int) -> None:
-        # A short write is how a filling disk first shows itself: the next call reports ENOSPC.
+        # A short write is the first sign of a full disk: the next call reports ENOSPC.
         view = memoryview(data)
         while done < len(data):
             done += os.pwrite(handle, view[done:], offset + done)
@@ -78,8 +87,8 @@ class PosixDisk:
         os.ftruncate(handle, length)
 
     def allocate(self, handle: int, length: int) -> None:
-        # Real zeros rather than fallocate: an unwritten extent would have to be converted at the
-        # first sync after each write into it, which makes that fdatasync a metadata commit.
+        # Real zeros rather than fallocate: converting unwritten extents would turn the fdatasync after each write into
+        # a metadata commit.
         position = os.fstat(handle).st_size
         while position < length:
             missing = length - position
@@ -159,7 +168,7 @@ def sync_directory(path: str) -> None:
 
 
 def make_durable_dir(path: str) -> None:
-    """Create `path`, syncing the parent of each level made: the engine can only sync from the root down."""
+    """Create `path` and sync the parent of each level created: the engine syncs only directories below the root."""
     made: list[str] = []
     level = path
     while not os.path.isdir(level):
