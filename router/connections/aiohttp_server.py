@@ -18,10 +18,10 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from router.connections.budget import ByteBudget
-from router.connections.websockets import MESSAGE_BYTES_MAX, Socket, asks_for_websocket, converse
+from router.connections.websockets import MESSAGE_BYTES_MAX, Socket, asks_for_websocket, serve_websocket
 from router.requests.admission import Admission
 from router.requests.call import error_response
-from router.watch.sinks import abandon, without_conversation
+from router.watch.sinks import abandon, without_websocket
 from topics.protocols.http.exchange import Body, Request, Response
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class AiohttpConnection(RequestHandler):
         resp._keep_alive = self.owner.answer_slow(
             response,
             resp.keep and bool(request.keep_alive),
-            old_client=request.version < (1, 1),
+            http10=request.version < (1, 1),
             with_body=request.method != "HEAD",
         )
         return resp, not resp._keep_alive
@@ -161,9 +161,9 @@ class Handler:
             if answer.done() and not answer.cancelled():
                 abandon(answer.result())
             raise
-        if response.conversation is not None and request.wants_websocket:
-            return await converse(owner, web_request, response.conversation, self._message_bytes_max)
-        return Plain(without_conversation(response))
+        if response.websocket is not None and request.wants_websocket:
+            return await serve_websocket(owner, web_request, response.websocket, self._message_bytes_max)
+        return Plain(without_websocket(response))
 
     @staticmethod
     async def _discard(web_request: BaseRequest, declared: int | None) -> bool:

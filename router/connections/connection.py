@@ -24,17 +24,23 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from router.connections.http2 import Http2Connection
-from router.connections.websockets import ConversationSink
+from router.connections.websockets import WebSocketSink
 from router.requests.call import error_response
 from router.watch.sinks import (
     STREAM_STALL_US,
     ConnectionSink,
     abandon,
     discard_bytes,
-    without_conversation,
+    without_websocket,
 )
-from topics.protocols.http.exchange import Conversation, Request, Response, Stream
-from topics.protocols.http1.framing import HEAD_BYTES_MAX, Chunks, FramingError, read_frame, with_known_method
+from topics.protocols.http.exchange import Request, Response, Stream, WebSocketHandler
+from topics.protocols.http1.framing import (
+    HEAD_BYTES_MAX,
+    ChunkedBody,
+    FramingError,
+    read_frame,
+    with_known_method,
+)
 from topics.protocols.http1.plain_head import PlainHead, find_plain_head
 from topics.protocols.http1.responses import render_head, render_stream_head
 from topics.protocols.websocket.frames import GOING_AWAY, NORMAL, TRY_AGAIN_LATER
@@ -98,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._http2: Http2Connection | None = None
         self._sink: ConnectionSink | None = None
         self._slow_left = 0  # bytes of aiohttp's request that have not come yet
-        self._chunks: Chunks | None = None  # in place of that, for a body that does not say its length
+        self._chunks: ChunkedBody | None = None  # in place of that, for a body that does not say its length
         self._arrived = 0  # bytes of aiohttp's request that have come
         self._arrived_before = 0  # of the request that is still arriving, when `began_us` was set
         self._stalled_us = 0  # since when the client has not taken what was written; 0: it does
@@ -127,7 +133,7 @@ class Connection(asyncio.Protocol):
         self._all_taken()
         self._clear_input()
         if self._open is not None:
-            self._open.leave()
+            self._open.release()
             self._open = None
         if self._aiohttp is not None:
             self._aiohttp.connection_lost(exc)
@@ -341,7 +347,7 @@ class Connection(asyncio.Protocol):
         if self.transport is None or self.state is not FAST:
             abandon(response)
             return
-        response = without_conversation(response)
+        response = without_websocket(response)
         if response.stream is not None:
             self._begin_stream(response, response.stream)
             return
@@ -350,11 +356,11 @@ class Connection(asyncio.Protocol):
         self._done(keep_alive)
 
     def _write(
-        self, response: Response, keep_alive: bool, *, old_client: bool = False, with_body: bool = True
+        self, response: Response, keep_alive: bool, *, http10: bool = False, with_body: bool = True
     ) -> None:
         transport = self.transport
         assert transport is not None
-        head = render_head(response, keep_alive=keep_alive, old_client=old_client)
+        head = render_head(response, keep_alive=keep_alive, http10=http10)
         body = response.body
         if not with_body or not len(body):
             transport.write(head)
@@ -454,10 +460,10 @@ class Connection(asyncio.Protocol):
             self._sink.write = discard_bytes
             self._hang_up()
 
-    def begin_conversation(self, conversation: Conversation) -> ConversationSink | None:
+    def begin_websocket(self, handler: WebSocketHandler) -> WebSocketSink | None:
         """aiohttp has shaken hands; None when the client has gone over it."""
         if self.transport is None or self.state is not SLOW or self._aiohttp is None:
-            conversation.closed()
+            handler.closed()
             return None
         self.state = SOCKET
         self._open = None
@@ -466,7 +472,7 @@ class Connection(asyncio.Protocol):
         if self._paused:
             self._paused = False
             self.transport.resume_reading()
-        sink = ConversationSink(self, self.transport, conversation, is_full=self._stalled_us != 0)
+        sink = WebSocketSink(self, self.transport, handler, is_full=self._stalled_us != 0)
         self._sink = sink
         sink.open()
         if self._server.draining:
@@ -478,8 +484,8 @@ class Connection(asyncio.Protocol):
     def _feed_socket(self, data: bytes) -> None:
         """What waits to become a message counts among the bodies being received."""
         assert self._aiohttp is not None
-        assert isinstance(self._sink, ConversationSink)
-        data = self._sink.masks.checked(data)
+        assert isinstance(self._sink, WebSocketSink)
+        data = self._sink.masks.check(data)
         if self._hold(self._held + len(data)):
             self._aiohttp.data_received(data)
         else:
@@ -510,7 +516,7 @@ class Connection(asyncio.Protocol):
         self._arrived = 0
         self._buffer = b""
         if frame.chunked:
-            self._chunks = Chunks()
+            self._chunks = ChunkedBody()
         self._slow_left = frame.body_len
         head = with_known_method(data[: frame.head_len])
         self._aiohttp_connection().data_received(head)
@@ -536,7 +542,7 @@ class Connection(asyncio.Protocol):
             self._aiohttp.data_received(part)
         return rest
 
-    def answer_slow(self, response: Response, keep_alive: bool, *, old_client: bool, with_body: bool) -> bool:
+    def answer_slow(self, response: Response, keep_alive: bool, *, http10: bool, with_body: bool) -> bool:
         """aiohttp's request is answered; returns whether the connection stays."""
         if self.transport is None or self.state is not SLOW:
             abandon(response)
@@ -546,7 +552,7 @@ class Connection(asyncio.Protocol):
             return False
         # What is answered before it is complete has no end that we know of.
         keep_alive = keep_alive and not self._server.draining and not self._is_receiving
-        self._write(response, keep_alive, old_client=old_client, with_body=with_body)
+        self._write(response, keep_alive, http10=http10, with_body=with_body)
         self._done(keep_alive)
         return keep_alive
 

@@ -22,7 +22,7 @@ from h2.exceptions import ProtocolError
 
 from router.connections.budget import ByteBudget
 from router.connections.http2_streams import OpenStream, Sinks
-from router.watch.sinks import STREAM_STALL_US, abandon, without_conversation
+from router.watch.sinks import STREAM_STALL_US, abandon, without_websocket
 from topics.api.http_errors import STATUS, error_body, error_head
 from topics.protocols.http.exchange import Request, Respond, Response
 from topics.protocols.http2.session import STREAMS_MAX, Http2Session, read_head, response_headers
@@ -161,7 +161,7 @@ class Http2Connection:
             return
         self._draining = True
         self._write()
-        self._transport.write(self._h2.farewell())
+        self._transport.write(self._h2.goaway())
         self._flush()
 
     def sweep(self, before_us: int) -> None:
@@ -257,7 +257,7 @@ class Http2Connection:
 
     def _on_settings(self, _event: events.RemoteSettingsChanged) -> None:
         self._count_noise()
-        if not self._h2.bound_settings():
+        if not self._h2.limit_settings():
             self._calm_down()
 
     def _on_goaway(self, _event: events.ConnectionTerminated) -> None:
@@ -300,7 +300,7 @@ class Http2Connection:
     def _forget(self, stream: OpenStream) -> None:
         del self._streams[stream.id]
         stream.gone = True
-        stream.request.leave()
+        stream.request.release()
         stream.queued = False
         self._give_back_body(stream)
         self._sending.give(stream.held)
@@ -327,7 +327,7 @@ class Http2Connection:
         assert not stream.answered, "a stream is answered once"
         stream.answered = True
         self._give_back_body(stream)
-        response = without_conversation(response)
+        response = without_websocket(response)
         stream.headers = response_headers(response)
         body = b"" if response.status == 204 or stream.request.method == b"HEAD" else response.body
         # A stream that begins while the server stops would have nobody to end it.

@@ -16,8 +16,8 @@ from aiohttp import HttpVersion11, WSMessage, WSMsgType, web
 from aiohttp.web_request import BaseRequest
 
 from router.watch.sinks import ConnectionSink
-from topics.protocols.http.exchange import Conversation
-from topics.protocols.websocket.frames import INTERNAL_ERROR, NORMAL, Masks, close_frame
+from topics.protocols.http.exchange import WebSocketHandler
+from topics.protocols.websocket.frames import INTERNAL_ERROR, NORMAL, MaskChecker, close_frame
 
 if TYPE_CHECKING:
     from router.connections.connection import Connection
@@ -52,7 +52,7 @@ def _is_key(key: str) -> bool:
         return False
 
 
-class ConversationSink(ConnectionSink):
+class WebSocketSink(ConnectionSink):
     """The sink of a WebSocket. Its end is said in a frame, and whoever reads from the client waits for room in it."""
 
     __slots__ = ("_conversation", "_reader", "_write", "masks")
@@ -61,7 +61,7 @@ class ConversationSink(ConnectionSink):
         self,
         connection: Connection,
         transport: asyncio.Transport,
-        conversation: Conversation,
+        conversation: WebSocketHandler,
         *,
         is_full: bool,
     ) -> None:
@@ -70,7 +70,7 @@ class ConversationSink(ConnectionSink):
         self._reader: asyncio.Future[None] | None = None  # waits for room
         self._write = transport.write
         self.write = self._write_frames
-        self.masks = Masks()  # of the client's frames
+        self.masks = MaskChecker()  # of the client's frames
 
     def _write_frames(self, data: bytes) -> None:
         self._write(data)
@@ -123,8 +123,8 @@ class Socket(web.WebSocketResponse):
         self._owner.end_stream()
 
 
-async def converse(
-    owner: Connection, request: BaseRequest, conversation: Conversation, message_bytes_max: int
+async def serve_websocket(
+    owner: Connection, request: BaseRequest, conversation: WebSocketHandler, message_bytes_max: int
 ) -> web.StreamResponse:
     """Make the connection a WebSocket, and pass on what comes, until one of the two ends it."""
     socket = Socket(owner, message_bytes_max)
@@ -135,7 +135,7 @@ async def converse(
         if isinstance(error, ConnectionError):
             return socket  # the client has gone
         raise
-    sink = owner.begin_conversation(conversation)
+    sink = owner.begin_websocket(conversation)
     if sink is not None:
         try:
             await _listen(owner, socket, sink, conversation)
@@ -148,7 +148,7 @@ async def converse(
 
 
 async def _listen(
-    owner: Connection, socket: Socket, sink: ConversationSink, conversation: Conversation
+    owner: Connection, socket: Socket, sink: WebSocketSink, conversation: WebSocketHandler
 ) -> None:
     while not sink.is_over:
         message = await socket.receive()
@@ -162,7 +162,7 @@ async def _listen(
         await sink.room()
 
 
-def _pass_on(message: WSMessage, conversation: Conversation, sink: ConversationSink) -> bool:
+def _pass_on(message: WSMessage, conversation: WebSocketHandler, sink: WebSocketSink) -> bool:
     """False when it was the last."""
     try:
         if message.type is WSMsgType.TEXT:

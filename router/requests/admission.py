@@ -85,7 +85,7 @@ READ_WRITE = ("read", "write")
 
 def _has_too_many_records(request: Request, beginning: Body) -> bool:
     is_lines = request.content_type.lower().startswith(LINES_TYPE)
-    return (RECORD_LINES if is_lines else RECORDS).is_passed(beginning)
+    return (RECORD_LINES if is_lines else RECORDS).is_exceeded(beginning)
 
 
 def _json(
@@ -467,11 +467,11 @@ class Admission:
         key = call.key
         if key is not None:
             self._in_flight[key.digest] = self._in_flight.get(key.digest, 0) + 1
-            call.request.leave = self._place(key)
+            call.request.release = self._place(key)
 
         def closed(response: Response) -> None:
             self.open -= 1
-            call.request.leave()
+            call.request.release()
             # Only of reads: what a write has done is done, and a 429 would have it done again.
             if route.is_read and len(response.body) >= LARGE_ANSWER and self._is_full:
                 response = _too_many_answers()

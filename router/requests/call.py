@@ -99,7 +99,7 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
         lambda reply: respond(from_reply(reply)),
     )
     if number and op in POLLS:
-        leave = request.leave
+        leave = request.release
 
         def forget() -> None:
             leave()
@@ -108,7 +108,7 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
             else:
                 core.forget(shard, number)
 
-        request.leave = forget
+        request.release = forget
 
 
 def ask_catalog(call: Call, op: int, respond: Respond, args: wire.Args) -> None:

@@ -140,7 +140,7 @@ class EventStream(Watcher):
     def _has_told(self, topic: str, change: EpochChange) -> None:
         """Ids say so from now on. Of more than HEARD_MAX topics the first are left out: a client that comes back may be told again."""
         self._heard.pop(topic, None)
-        self._heard[topic] = change, event_ids.heard_piece(topic, change.epoch)
+        self._heard[topic] = change, event_ids.epoch_piece(topic, change.epoch)
         if len(self._heard) > HEARD_MAX:
             del self._heard[next(iter(self._heard))]
 
@@ -223,7 +223,7 @@ class EventStream(Watcher):
     def _event_id(self) -> bytes:
         if len(self.subs) != self._counted:
             self._counted = len(self.subs)
-            self._names_all = event_ids.name_all(self.subs)
+            self._names_all = event_ids.lists_all(self.subs)
         if not self._names_all:
             return self._short_id()
         pieces: list[bytes] = []

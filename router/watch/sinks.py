@@ -26,14 +26,14 @@ STREAM_STALL_US = 60_000_000
 
 def abandon(response: Response) -> None:
     """Nobody is there to take this response; whoever would have filled it hears so."""
-    for stream in (response.stream, response.conversation):
+    for stream in (response.stream, response.websocket):
         if stream is not None:
             stream.closed()
 
 
-def without_conversation(response: Response) -> Response:
+def without_websocket(response: Response) -> Response:
     """What a client gets that has not asked for a WebSocket, or not as the protocol demands."""
-    if response.conversation is None:
+    if response.websocket is None:
         return response
     abandon(response)
     return no_upgrade()

@@ -140,7 +140,7 @@ def test_a_conversation_is_refused() -> None:
     async def test() -> Bench:
         bench = Bench().meet()
         tap = Tap()
-        bench.gate.answers[b"/ws"] = Response(200, conversation=tap)  # type: ignore[arg-type]
+        bench.gate.answers[b"/ws"] = Response(200, websocket=tap)  # type: ignore[arg-type]
         stream = bench.client.request("/ws")
         bench.run()
         got = bench.client.got[stream]

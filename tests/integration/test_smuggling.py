@@ -91,7 +91,7 @@ MALFORMED = {
     "coding behind a bare CR": request(b"X-A: b\rTransfer-Encoding: chunked\r\n"),
     "coding behind a bare LF": request(b"X-A: b\nTransfer-Encoding: chunked\r\n"),
     "chunked in HTTP/1.0": chunks(WHOLE).replace(b"HTTP/1.1", b"HTTP/1.0"),
-    # Chunks.
+    # ChunkedBody.
     "chunk size negative": chunks(b"-1\r\n" + BODY + b"\r\n0\r\n\r\n"),
     "chunk size beyond 64 bits": chunks(b"1000000000000000000000018\r\n" + BODY + b"\r\n0\r\n\r\n"),
     "chunk size hex prefix": chunks(b"0x18\r\n" + BODY + b"\r\n0\r\n\r\n"),

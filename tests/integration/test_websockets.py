@@ -33,7 +33,7 @@ from tests.integration.test_http1_streams import (
 from tests.support.connection_bench import answers, others, rest, run, slow
 from tests.support.faults import fault
 from topics.protocols.http.exchange import Request, Respond, Response
-from topics.protocols.websocket.frames import PING_FRAME, Masks, close_frame, text_frame
+from topics.protocols.websocket.frames import PING_FRAME, MaskChecker, close_frame, text_frame
 
 TEXT, BINARY, CONTINUED, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 
@@ -70,7 +70,7 @@ class SocketGate(StreamGate):
         echo = Echo()
         self.taps.append(echo)
         self.asked.set()
-        response = Response(200, conversation=echo)
+        response = Response(200, websocket=echo)
         if request.path == b"/wait":
             self.waiting.append(lambda: respond(response))
         else:
@@ -409,18 +409,18 @@ def test_frames_may_be_cut_anywhere() -> None:
     whole = b"".join(frame(b"a" * size) for size in sizes)
     chance = random.Random(1)
     for longest in (1, 3, 20, 5_000, 1 << 20):
-        masks, passed, at = Masks(), b"", 0
+        masks, passed, at = MaskChecker(), b"", 0
         while at < len(whole):
             end = at + chance.randint(1, longest)
-            passed += masks.checked(whole[at:end])
+            passed += masks.check(whole[at:end])
             assert len(whole) - len(passed) < 10 + len(whole) - min(end, len(whole)), (
                 "a head is held back, no more"
             )
             at = end
         assert passed == whole
         for bad in (text_frame(b"x"), text_frame(b"x" * 200), text_frame(b"x" * 70_000), b"\x81\x00"):
-            assert masks.checked(bad[:1]) == b"" and masks.checked(bad[1:]) == b"\xf0\x80"
-            masks = Masks()
+            assert masks.check(bad[:1]) == b"" and masks.check(bad[1:]) == b"\xf0\x80"
+            masks = MaskChecker()
 
 
 def test_the_largest_message() -> None:

@@ -1,1 +1,1 @@
-"""Client protocols: bytes to requests and responses to bytes, without sockets or an event loop."""
+"""Client protocols: parsing and serialization without sockets or an event loop."""

@@ -119,7 +119,7 @@ def read_term(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.C
 def _settle(topic: str, kind: con.SettleKind, body: SettleBody, args: wire.Args) -> con.Settle:
     seqs = body.seqs
     if seqs and max(seqs) > U64_MAX:
-        raise InvalidRequest("seqs is beyond 64 bits")
+        raise InvalidRequest("seqs does not fit into 64 bits")
     lease_ids = [_lease_id(text) for text in body.lease_ids[: SEQS_MAX + 1]]  # more are refused below
     node = body.node.encode()
     if not 0 < len(node) <= limits.NODE_BYTES_MAX:

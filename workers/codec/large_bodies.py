@@ -104,8 +104,8 @@ class RecordCutter:
 
     def _look(self) -> None:
         scan, at = self._scan, 0
-        closing = np.sort(np.concatenate((scan.places(ord("]"), 1), scan.places(ord("}"), 1))))
-        commas = scan.places(ord(","), 2)
+        closing = np.sort(np.concatenate((scan.find(ord("]"), 1), scan.find(ord("}"), 1))))
+        commas = scan.find(ord(","), 2)
         while True:
             if not self._in_records:
                 at = self._find_records(at)
@@ -118,7 +118,7 @@ class RecordCutter:
                 self._end_group(scan.at + int(cuts[-1]), len(cuts))
                 self._start += 1  # the comma
             elif not len(ends):
-                self._least += scan.least_bytes
+                self._least += scan.compact_bytes_min
             self._check_record()
             if not len(ends):
                 break
@@ -189,7 +189,7 @@ class LineCutter:
                 self.groups.append(RecordGroup(start, scan.at + cut, 0, 0))
                 start = scan.at + cut
             else:
-                least += scan.least_bytes
+                least += scan.compact_bytes_min
             # So many are too many even if half of them are blank.
             if lines > 2 * limits.BATCH_RECORDS_MAX:
                 raise too_many_records()
@@ -228,7 +228,7 @@ def read_large(request: wire.Request, traceparent: str, read_rest: Callable[[], 
             rows, unknown = _read_group(request, text, is_lines=is_lines)
             if not is_lines and len(rows) != group.count:
                 raise InvalidRequest(
-                    f"the body does not fit: JSON is malformed: a comma too many (byte {len(text)})"
+                    f"the body is invalid: JSON is malformed: a comma too many (byte {len(text)})"
                 )
             if rows:
                 _add(records, read_records(rows, text, node, traceparent))
@@ -249,7 +249,7 @@ def read_large_record(body: wire.Buffer, read: Callable[[], Read]) -> Steps:
     """Read a body that is one record, after a look at how large that is."""
     scan, least = Scan(body, SLICE_BYTES), 0
     while scan.next():
-        least += scan.least_bytes
+        least += scan.compact_bytes_min
         if scan.end > RECORD_TEXT_MAX or least > RECORD_LEAST_MAX:
             raise record_too_large(0)
         yield

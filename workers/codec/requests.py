@@ -34,12 +34,12 @@ from topics.protocols.http.bodies import (
     TOO_DEEP,
     BodyType,
     check_u64,
-    checked,
     decode,
     node_names,
     read_body,
+    utf8_bytes,
 )
-from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, has_lines, too_many_records
+from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, has_more_lines, too_many_records
 from topics.protocols.http.json_text import compact_size
 
 TAG_BYTES_MAX = 256
@@ -116,7 +116,7 @@ _NO_RECORDS = cmd.Records([])
 
 def _read_bare(body: wire.Buffer, traceparent: str) -> cmd.Records | None:
     """The records of a body that has nothing but their data; None when there is more to it, or something wrong."""
-    text = checked(body)
+    text = utf8_bytes(body)
     try:
         rows = _bare.decode(text).records
     except (msgspec.DecodeError, RecursionError):
@@ -129,7 +129,7 @@ def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append
     """One record a line. What a JSON body says beside its records comes in the query and in headers."""
     body = request.body
     # So many lines are too many even if half of them are blank.
-    if RECORD_LINES.is_passed(body) or has_lines(body, 2 * limits.BATCH_RECORDS_MAX):
+    if RECORD_LINES.is_exceeded(body) or has_more_lines(body, 2 * limits.BATCH_RECORDS_MAX):
         raise too_many_records()
     rows: list[RecordBody] = read_body(_lines, request)
     check_count(len(rows))
@@ -188,9 +188,9 @@ def check_count(count: int) -> None:
 
 def bound_records(request: wire.Request) -> None:
     """Refuse a body with too many records before it is decoded, or copied."""
-    if RECORDS.is_passed(request.body):
+    if RECORDS.is_exceeded(request.body):
         raise too_many_records()
-    request.body = checked(request.body)
+    request.body = utf8_bytes(request.body)
 
 
 def _checked_key(key: str) -> bytes:
@@ -220,7 +220,7 @@ def read_records(
         if not all(payloads):
             raise InvalidRequest(f"record {payloads.index(b'')} has no data")
         metas = [bytes(row.meta) for row in rows]
-        records = _json_records(payloads, metas if any(metas) else [], checked(body), traceparent)
+        records = _json_records(payloads, metas if any(metas) else [], utf8_bytes(body), traceparent)
     tags = [row.tag for row in rows]
     if tags.count(None) < count:
         records.tags = [tag.encode() if tag is not None else None for tag in tags]
@@ -233,7 +233,7 @@ def read_records(
     ttls_ms = [row.ttl_ms for row in rows]
     if any(ttls_ms):
         if max(ttls_ms) > U64_MAX:
-            raise InvalidRequest("ttl_ms is beyond 64 bits")
+            raise InvalidRequest("ttl_ms does not fit into 64 bits")
         records.ttls_ms = [min(ttl_ms, TTL_MS_MAX) for ttl_ms in ttls_ms]
     return records
 
@@ -414,7 +414,7 @@ def read_delete(topic: str, request: wire.Request) -> cmd.Delete:
             max=DELETE_SEQS_MAX,
         )
     if body.seqs and max(body.seqs) > U64_MAX:
-        raise InvalidRequest("seqs is beyond 64 bits")
+        raise InvalidRequest("seqs does not fit into 64 bits")
     match = tag_match(body.match, subjects=False) if body.match is not None else None
     subject = make_match("Subject", body.subject) if body.subject is not None else None
     return cmd.Delete(topic, body.before_seq, match, body.seqs, body.keep, body.erase, subject)

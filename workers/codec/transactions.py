@@ -46,9 +46,9 @@ def read_stage(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.
 
 
 def read_commit(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
-    if _parts.is_passed(request.body):
+    if _parts.is_exceeded(request.body):
         raise BatchTooLarge(
-            f"more than {_parts.most} parts in one commit", parts=_parts.most + 1, max=_parts.most
+            f"more than {_parts.maximum} parts in one commit", parts=_parts.maximum + 1, max=_parts.maximum
         )
     body: CommitPartsBody = read_body(_commit, request)
     txn = _txn_id(topic, args)

@@ -206,7 +206,7 @@ class _Session:
         if undo.number <= undo.previous:  # nobody counts like this: what an older number meant is not known
             self.undo.clear()
             self.undo_size = 0
-        elif self.spec.patterns or not event_ids.name_all(self.cursors):
+        elif self.spec.patterns or not event_ids.lists_all(self.cursors):
             self.undo.append(undo)
             self.undo_size += undo.size
             while self.undo_size > UNDO_CURSORS_MAX and len(self.undo) > UNDO_SAVES_MIN:
@@ -264,7 +264,7 @@ class _Session:
             if wanted is None:
                 continue
             self.new_epochs.add(topic)
-            if change.low <= wanted <= change.high and not event_ids.has_heard(
+            if change.low <= wanted <= change.high and not event_ids.knows_epoch(
                 last_event_id, topic, change.epoch
             ):
                 moved[topic] = wanted

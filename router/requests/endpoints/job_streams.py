@@ -51,8 +51,8 @@ def _open(call: Call, respond: Respond, consumer: str, max_default: int) -> None
     leave = None if call.request.method == b"HEAD" else call.services.desk.take_place(call.key)
     opening = JobStreamOpening(call, respond, wish, leave)
     if leave is not None:
-        before = call.request.leave
-        call.request.leave = lambda: (before(), opening.client_left())  # type: ignore[assignment, func-returns-value]
+        before = call.request.release
+        call.request.release = lambda: (before(), opening.client_left())  # type: ignore[assignment, func-returns-value]
     opening.ask()
 
 

@@ -70,7 +70,7 @@ def is_pattern(name: str) -> bool:
 
 def bound_names(body: Body) -> None:
     """Refuse a body with too many names before it is decoded."""
-    if _names.is_passed(body):
+    if _names.is_exceeded(body):
         raise _names_refused("more")
 
 
@@ -273,8 +273,8 @@ def open_stream(call: Call, respond: Respond) -> None:
     leave = None if only_looks else desk.take_place(call.key, in_place_of=wid)
     opening = StreamOpening(call, respond, leave)
     if leave is not None:
-        before = call.request.leave
-        call.request.leave = lambda: (before(), opening.client_left())  # type: ignore[assignment, func-returns-value]
+        before = call.request.release
+        call.request.release = lambda: (before(), opening.client_left())  # type: ignore[assignment, func-returns-value]
     opening.ask()
 
 

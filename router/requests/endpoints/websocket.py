@@ -319,7 +319,7 @@ class SocketWatcher(Watcher):
         if topic is None:
             raise InvalidJson("a publish has a topic")
         text = message.encode()
-        if len(message) <= CHECKED_BYTES_MAX and not RECORDS.is_passed(text):
+        if len(message) <= CHECKED_BYTES_MAX and not RECORDS.is_exceeded(text):
             try:
                 write = _publish(text)
             except msgspec.DecodeError as error:
@@ -428,4 +428,4 @@ def open_websocket(call: Call, respond: Respond) -> None:
     if leave is None:
         respond(no_place(call))
         return
-    respond(Response(101, conversation=SocketWatcher(call, leave)))
+    respond(Response(101, websocket=SocketWatcher(call, leave)))

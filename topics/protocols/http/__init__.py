@@ -1,1 +1,1 @@
-"""What all versions of HTTP share: requests and responses, bodies, queries, server-sent events."""
+"""Shared by all versions of HTTP: requests and responses, bodies, queries, server-sent events."""

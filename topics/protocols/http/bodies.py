@@ -1,4 +1,4 @@
-"""Reading JSON bodies: what is wrong with one is said in words that help whoever sent it."""
+"""Decoding of JSON bodies, with error messages that help the client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from topics.api.requests import beyond_u64
 from topics.link import wire
 from topics.protocols.http.unknown_fields import Fields, strict
 
-NODES_MAX = 256  # names of one read; each costs a look at every row
+NODES_MAX = 256  # excluded nodes per read; each is compared with every row
 TOO_DEEP = "the JSON is nested too deeply"
 
 _ENUM_ERROR = re.compile(r"Invalid enum value .* - at `\$(?:.*\.)?(\w+)`", re.DOTALL)
 
 
-def _fields_with_words() -> Iterator[tuple[str, str]]:
-    """Every field that takes one of a few words, and these. No two bodies give such a field the same name and other words."""
+def _enum_fields() -> Iterator[tuple[str, str]]:
+    """Every field with a fixed set of values, and these values. Fields of the same name have the same values in all bodies."""
     for body in vars(requests).values():
         if isinstance(body, type) and issubclass(body, msgspec.Struct):
             for field in msgspec.structs.fields(body):
@@ -32,39 +32,39 @@ def _fields_with_words() -> Iterator[tuple[str, str]]:
                         yield field.name, ", ".join(map(str, one.values))
 
 
-_WORDS = dict(_fields_with_words())
+_ENUM_VALUES = dict(_enum_fields())
 
 
 def decode(decoder: Callable[[Any], Any], body: wire.Buffer) -> Any:
-    """Decode JSON or say what is wrong with it."""
-    text = checked(body)
+    """Decode JSON. Raises InvalidRequest with the reason."""
+    text = utf8_bytes(body)
     if not text:
         raise InvalidRequest("the body is empty; send a JSON object")
     try:
         return decoder(text)
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body does not fit: {error}{_words_for(error)}") from None
+        raise InvalidRequest(f"the body is invalid: {error}{_allowed_values(error)}") from None
     except RecursionError:
         raise InvalidRequest(TOO_DEEP) from None
 
 
 class UnknownField(InvalidRequest):
-    """A field that the body does not have, in a request that wants to know of it."""
+    """An unknown field in a strict request."""
 
 
 class BodyType:
-    """A type of body. It is decoded strictly; only when that fails, the unknown fields in it are looked for."""
+    """Decoder of one body type. Decoding is strict; only if it fails, the body is searched for unknown fields."""
 
     def __init__(self, kind: type[msgspec.Struct], *, lines: bool = False) -> None:
-        """`lines`: one on each line."""
+        """`lines`: newline-delimited, one object per line."""
         decoders = (msgspec.json.Decoder(strict(kind)), msgspec.json.Decoder(kind))
         self.strict, self._tolerant = [each.decode_lines if lines else each.decode for each in decoders]
         self._fields = Fields(kind)
         self._lines = lines
 
     def read(self, body: wire.Buffer, *, is_strict: bool) -> tuple[Any, list[str]]:
-        """The body, and the paths of fields that were ignored."""
-        text = checked(body)
+        """The decoded body, and the paths of ignored fields."""
+        text = utf8_bytes(body)
         try:
             return self.strict(text), []
         except msgspec.DecodeError as error:
@@ -73,14 +73,14 @@ class BodyType:
             refusal = None
         if refusal is not None:
             raise UnknownField(refusal)
-        found = decode(self._tolerant, text)  # or what is wrong
+        found = decode(self._tolerant, text)
         return found, self._fields.unknown(text, found, lines=self._lines)
 
 
 def read_body(kind: BodyType, request: wire.Request) -> Any:
-    """The body of a request, which notes what was ignored of it."""
+    """Decode the body of a request, and record the ignored fields in the request."""
     try:
-        return kind.strict(checked(request.body))
+        return kind.strict(utf8_bytes(request.body))
     except (msgspec.DecodeError, RecursionError):
         pass
     body, ignored = kind.read(request.body, is_strict=bool(request.flags & wire.STRICT))
@@ -90,33 +90,33 @@ def read_body(kind: BodyType, request: wire.Request) -> Any:
     return body
 
 
-def _words_for(error: msgspec.DecodeError) -> str:
-    """msgspec tells which word was wrong, and not which would be right."""
+def _allowed_values(error: msgspec.DecodeError) -> str:
+    """msgspec names the invalid value, but not the valid ones."""
     found = _ENUM_ERROR.fullmatch(str(error))
-    words = _WORDS.get(found[1]) if found else None
-    return f"; send one of {words}" if words else ""
+    values = _ENUM_VALUES.get(found[1]) if found else None
+    return f"; send one of {values}" if values else ""
 
 
-def checked(body: wire.Buffer) -> bytes:
-    """The body as UTF-8. Payloads are kept as they came, so the text is checked as a whole."""
+def utf8_bytes(body: wire.Buffer) -> bytes:
+    """The body, checked to be UTF-8 as a whole: payloads are stored without decoding."""
     text = body if isinstance(body, bytes) else bytes(body)
     if not text.isascii():
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            raise InvalidRequest(f"the body is not UTF-8: byte {error.start}") from None
+            raise InvalidRequest(f"the body is not valid UTF-8 at byte {error.start}") from None
     return text
 
 
 def check_u64(**numbers: int | None) -> None:
     name = beyond_u64(**numbers)
     if name is not None:
-        raise InvalidRequest(f"{name} is beyond 64 bits")
+        raise InvalidRequest(f"{name} does not fit into 64 bits")
 
 
 def node_names(node: str | list[str] | None) -> list[str]:
-    """The nodes whose records a reader does not want."""
+    """The nodes whose records are excluded from a read."""
     names = [node] if isinstance(node, str) else list(dict.fromkeys(node or []))
     if len(names) > NODES_MAX:
-        raise InvalidRequest(f"{len(names)} names in node; at most {NODES_MAX} can be left out")
+        raise InvalidRequest(f"node has {len(names)} names; at most {NODES_MAX} can be excluded")
     return names

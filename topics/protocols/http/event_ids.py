@@ -1,14 +1,15 @@
-"""The id of an event: where all topics of its stream stand.
+"""Event ids of watch streams: the cursors of all topics of the stream.
 
-An id is base64url without padding of a JSON object, topic → cursor. It is made of pieces, one a topic, each padded with
-blanks to a multiple of three bytes, so that the texts of the pieces can be kept and just joined.
+An id is a JSON object, topic → cursor, in base64url without padding. It is joined from one piece per topic, each padded with
+spaces to a multiple of three bytes, so that the encoded pieces can be cached.
 
-An id comes back in the head of a request, which is bounded. A stream of more topics than `name_all` allows names only those
-that have moved since a save of its session, and under `#`, which no topic is called, the number of that save.
+A client sends the id back in a request header, whose size is limited. If a stream has more topics than `lists_all` allows, its
+ids list only those that have moved since the last save of the session, and the number of that save under `#`, which is
+not a valid topic name.
 
-A cursor alone does not say which epoch it is of. After a stream has told that a topic was created again, and while its cursor
-could be one of the epoch before, its ids say so under `#` and the topic's name, with a checksum of the epoch: the client that
-sends one has heard of it.
+A cursor does not include its epoch. After a stream has reported that a topic was recreated, and while the cursor could also
+belong to the previous epoch, its ids contain a checksum of the new epoch under `#` plus the topic name. It shows that the client has
+received the report.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from topics.link.watch import ID_TOPICS_MAX
 
 _END = urlsafe_b64encode(b"}  ")
 _EMPTY = urlsafe_b64encode(b"{} ")
-_BRACE = urlsafe_b64encode(b'{" ')[:2]  # the text up to here depends on `{"` alone, or in a piece on `,"`
+_BRACE = urlsafe_b64encode(b'{" ')[:2]  # the first two characters depend only on `{"`, or `,"` in a piece
 SAVE = "#"
 ID_BYTES_MAX = 1 << 20
-ID_NAMES_BYTES_MAX = 4096  # with their cursors, and as base64, names of that length make 8 KiB at most
+ID_NAMES_BYTES_MAX = 4096  # total length of the names; with cursors, as base64, at most 8 KiB
 _CURSOR_MAX = (1 << 64) - 1
 
 _decoder = msgspec.json.Decoder(dict[str, int])
 
 
-def name_all(topics: Collection[str]) -> bool:
-    """Whether the ids of a stream of these topics name all of them."""
+def lists_all(topics: Collection[str]) -> bool:
+    """Whether the ids of a stream of these topics list all of them."""
     return len(topics) <= ID_TOPICS_MAX and sum(map(len, topics)) <= ID_NAMES_BYTES_MAX
 
 
 def piece(topic: str, cursor: int) -> bytes:
-    """One topic's part of an id, for any place but the first."""
+    """The part of an id for one topic, in any position but the first."""
     return _padded(b",%b:%d" % (msgspec.json.encode(topic), cursor))
 
 
-def heard_piece(topic: str, epoch: str) -> bytes:
-    """Says that the client has heard of this epoch of a topic."""
+def epoch_piece(topic: str, epoch: str) -> bytes:
+    """The part of an id that shows that the client knows this epoch of a topic."""
     return piece(SAVE + topic, crc32(epoch.encode()))
 
 
@@ -56,21 +57,21 @@ def _padded(text: bytes) -> bytes:
 
 
 def join(pieces: Iterable[bytes]) -> bytes:
-    """A whole id. Any piece may be the first: the topics before it may be gone since it was made."""
+    """Join pieces to an id. Any piece may come first: topics before it may have been removed since it was made."""
     joined = b"".join(pieces)
     return _BRACE + joined[2:] + _END if joined else _EMPTY
 
 
 def decode(text: str) -> tuple[int | None, dict[str, int]] | None:
-    """The save that it builds on, if it does, and cursors; None when it is not one of ours."""
+    """The number of the save that the id refers to, if any, and its cursors; None if it is not a valid id."""
     named = _decode(text)
     if named is None:
         return None
     return named.pop(SAVE, None), {name: at for name, at in named.items() if not name.startswith(SAVE)}
 
 
-def has_heard(text: str, topic: str, epoch: str) -> bool:
-    """Whether a client that sends this id has been told of this epoch of a topic."""
+def knows_epoch(text: str, topic: str, epoch: str) -> bool:
+    """Whether the id shows that the client knows this epoch of a topic."""
     named = _decode(text)
     return named is not None and named.get(SAVE + topic) == crc32(epoch.encode())
 

@@ -1,7 +1,7 @@
-"""A request and a response, as plain values: what the three ways in have in common.
+"""Request and response types, independent of the HTTP version.
 
-The fast path, aiohttp and HTTP/2 each make a `Request` and hand it to `Admission.handle` with a function that takes the
-`Response`. That function is called exactly once, at once or later, always on the loop's thread.
+The fast path, aiohttp and HTTP/2 each build a `Request` and pass it to `Admission.handle` with a callback that takes the
+`Response`. The callback is called exactly once, immediately or later, always on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol, TypeAlias
 Body: TypeAlias = bytes | memoryview
 
 
-def nobody() -> None:
-    """Nothing was taken that would have to be given back."""
+def release_nothing() -> None:
+    pass
 
 
 @dataclass(slots=True)
 class Request:
-    """`path` is as sent, still percent-encoded, without the query. Absent headers are empty."""
+    """A request. `path` is percent-encoded, without the query. Absent headers are empty."""
 
     method: bytes
     path: bytes
@@ -35,65 +35,66 @@ class Request:
     traceparent: bytes = b""
     strict: bytes = b""
     host: bytes = b""
-    origin: bytes = b""  # several, which no browser sends, are joined by commas
-    fetch_site: bytes = b""  # Sec-Fetch-Site: how the page that asks is related to this server
+    origin: bytes = b""  # several are joined by commas; browsers send only one
+    fetch_site: bytes = b""  # Sec-Fetch-Site: relation of the requesting page to this server
     last_event_id: bytes = b""
-    wants_websocket: bool = False  # it asks to become one, over HTTP/1.1
-    leave: Callable[[], None] = nobody  # called when the client goes away before its answer
+    wants_websocket: bool = False  # a valid WebSocket handshake over HTTP/1.1
+    # Releases what the request holds. Called when it is answered, or when its client disconnects before that.
+    release: Callable[[], None] = release_nothing
 
 
 class Sink(Protocol):
-    """Where the bytes of a stream go: an HTTP/1 connection, one HTTP/2 stream, or a WebSocket's connection."""
+    """Output of a stream: an HTTP/1 connection, an HTTP/2 stream, or the connection of a WebSocket."""
 
     @property
     def is_full(self) -> bool:
-        """The client does not take what was written: nothing more should be, until `Stream.drained`."""
+        """The client is not reading: nothing more should be written until `Stream.drained`."""
 
     def write(self, data: bytes) -> None:
-        """Bytes for the client, as they are. They are taken also when it is full or gone."""
+        """Write bytes to the client. Also allowed when the sink is full or closed."""
 
     def close(self) -> None:
-        """The stream ends after what was written."""
+        """End the stream after what was written."""
 
     def abort(self) -> None:
-        """The stream ends at once; what the client has not taken is lost."""
+        """End the stream at once, dropping unsent bytes."""
 
 
 class Stream(Protocol):
-    """Whoever fills a response that has no end of its own.
+    """Source of a streaming response.
 
-    `opened` is called once the head of the response is written, if the client is still there. `closed` is called once
-    in any case, and last: the client has gone, also before the head could be written, or the sink was closed. None of
-    them is called from within a call to the sink.
+    `opened` is called once the head of the response is written, if the client is still connected. `closed` is always
+    called, once and last: the client has disconnected, possibly before the head was written, or the sink was closed.
+    None of these methods is called from within a call to the sink.
     """
 
     def opened(self, sink: Sink) -> None: ...
 
     def drained(self) -> None:
-        """The sink is not full any more."""
+        """The sink is no longer full."""
 
     def closed(self) -> None: ...
 
 
-class Conversation(Stream, Protocol):
-    """A stream that also listens: the server's end of a WebSocket. Its sink takes whole WebSocket frames."""
+class WebSocketHandler(Stream, Protocol):
+    """A stream that also receives messages: the server side of a WebSocket. Its sink takes whole WebSocket frames."""
 
     @property
     def is_busy(self) -> bool:
-        """So much waits to be answered that no more should be read. It is looked at again after each write."""
+        """Too many messages are unanswered: do not read more. Checked again after each write."""
 
     def received(self, message: str) -> None: ...
 
     def received_bytes(self) -> None:
-        """A binary message came, whose content nobody wants."""
+        """A binary message arrived. Its content is not passed on: there are no binary commands."""
 
 
 @dataclass(slots=True)
 class Response:
-    """`head` is further header lines, each with its CRLF; the three below are not among them.
+    """A response. `head` contains additional header lines, each with its CRLF.
 
-    With a `stream` there is no body: the stream writes one, for as long as it likes. With a `conversation` the
-    connection becomes a WebSocket, if the client asked for one as the protocol demands; else it gets a 400.
+    With a `stream` there is no body: the stream writes it. With a `websocket` the connection becomes a WebSocket if the
+    request was a valid handshake; otherwise the client gets a 400.
     """
 
     status: int
@@ -101,7 +102,7 @@ class Response:
     content_type: bytes = b"application/json"
     head: bytes = b""
     stream: Stream | None = None
-    conversation: Conversation | None = None
+    websocket: WebSocketHandler | None = None
 
 
 Respond: TypeAlias = Callable[[Response], None]

@@ -1,4 +1,4 @@
-"""Query strings: forgiving where the contract is. What cannot be read counts as absent."""
+"""Query string parsing. A value that cannot be parsed counts as absent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_query(query: bytes) -> dict[str, str]:
-    """Decoded pairs; of a name that comes twice the first counts."""
+    """Decoded name-value pairs. If a name occurs twice, the first one counts."""
     pairs: dict[str, str] = {}
     for part in query.split(b"&"):
         name, _, value = part.partition(b"=")
@@ -38,17 +38,17 @@ def number(pairs: dict[str, str], name: str, default: int) -> int:
     return default if found is None else found
 
 
-def optional_number(pairs: dict[str, str], name: str, most: int = U64_MAX) -> int | None:
-    """A number, clamped to `most`."""
+def optional_number(pairs: dict[str, str], name: str, maximum: int = U64_MAX) -> int | None:
+    """A number, clamped to `maximum`."""
     text = pairs.get(name, "")
     if not (text.isascii() and text.isdigit()):
         return None
-    # Twenty-one digits are beyond 64 bits; longer text would only cost time to convert.
-    return min(int(text.lstrip("0")[:21] or "0"), most)
+    # 21 digits exceed 64 bits; converting more would only take time.
+    return min(int(text.lstrip("0")[:21] or "0"), maximum)
 
 
 def encode_cursor(name: str) -> str:
-    """Rows after this name. The text may be pasted into a URL as it is."""
+    """A cursor for the rows after this name; URL-safe."""
     return urlsafe_b64encode(name.encode()).decode().rstrip("=")
 
 
@@ -60,4 +60,4 @@ def decode_cursor(text: str) -> str:
             raise ValueError(text)
         return urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except ValueError:
-        raise InvalidRequest("the cursor is not one of ours; start again without it") from None
+        raise InvalidRequest("the cursor is invalid; start again without it") from None

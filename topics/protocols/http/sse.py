@@ -1,4 +1,4 @@
-"""The text of server-sent events. Pure."""
+"""Encoding of server-sent events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def record(
     head_seq: int,
     more: bytes = b"",
 ) -> bytes:
-    """`more`: further members, each with its comma."""
+    """A `record` event. `more`: further members, each with a leading comma."""
     return (
         b'event: record\nid: %b\ndata: {"topic":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d%b}\n\n'
         % (event_id, topic, records, from_seq, to_seq, head_seq, more)

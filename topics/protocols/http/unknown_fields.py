@@ -1,10 +1,10 @@
-"""Fields of a JSON body that its type does not have: found and named, and the nearest known name suggested.
+"""Unknown fields in JSON bodies: finds their paths, and suggests the nearest known name.
 
-Bodies are decoded by strict types, so what is here runs only when one has such a field. A path is the names of fields joined by dots, with
-`[]` for the elements of a list: `records[].delay_ms`. Opaque values (`data`, `meta`) are not looked into.
+Bodies are first decoded by strict types, so this runs only if a body has unknown fields. A path is the field names joined by dots, with
+`[]` for list elements: `records[].delay_ms`. Opaque values (`data`, `meta`) are not searched.
 
-The body may be large and hostile. An object is read as a dict whose keys are an enum of the known names: all other names together
-take one entry. The search ends with PATHS_MAX paths or LOOKED_AT_MAX unknown fields, and a list longer than that is left out.
+The body may be large and hostile. An object is decoded to a dict whose keys are an enum of the known names: all unknown names share
+one entry. The search stops after PATHS_MAX paths or SCANNED_MAX unknown fields, and skips lists longer than that.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import msgspec
 from msgspec import NODEFAULT, Raw
 
 PATHS_MAX = 16
-LOOKED_AT_MAX = 50_000
+SCANNED_MAX = 50_000
 NAME_CHARACTERS_MAX = 64
 HEADER_BYTES_MAX = 1024
 
-# As msgspec says it: the name, and where the object is.
+# msgspec's error message: the name, and the path of the object.
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$([^`]*)`)?", re.DOTALL)
 _dict = msgspec.json.Decoder(dict[str, Raw]).decode
-_OTHER = secrets.token_hex()  # stands for all unknown names, so it must not be one that is sent
+_OTHER = secrets.token_hex()  # key of all unknown names; random, so that no client can send it
 
 
 # -- strict types ------------------------------------------------------------------------------------------
@@ -40,8 +40,8 @@ _OTHER = secrets.token_hex()  # stands for all unknown names, so it must not be 
 
 @functools.cache
 def strict(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A subclass that refuses fields which it does not have, also in the structs inside of it."""
-    # All of them, because redefining one moves it, and fields in the usual order are decoded fastest.
+    """A subclass that rejects unknown fields, also in nested structs."""
+    # All fields, because redefining a single one moves it, and fields in the usual order are decoded fastest.
     fields = [_strict_field(field) for field in msgspec.structs.fields(kind)]
     return msgspec.defstruct(
         kind.__name__, fields, bases=(kind,), module=kind.__module__, forbid_unknown_fields=True, kw_only=True
@@ -71,7 +71,7 @@ def _strict_type(kind: Any) -> Any:
 
 
 class _Name(enum.Enum):
-    """Keys of an object. Those that are not known are told to the search, and count as one."""
+    """Keys of an object. Unknown ones are reported to the running search, and share one member."""
 
     @classmethod
     def _missing_(cls, value: object) -> _Name:
@@ -81,16 +81,16 @@ class _Name(enum.Enum):
 
 @dataclass(slots=True)
 class _Inner:
-    """A field with structs inside: one, or a list or dict of them."""
+    """A field that contains structs: one, or a list or dict of them."""
 
     key: _Name
     name: str
-    many: type | None
+    container: type | None
     fields: Fields
 
 
 class Fields:
-    """The fields of one struct, as far as unknown ones are to be told from them."""
+    """The known fields of one struct, and of the structs in it."""
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         infos = msgspec.structs.fields(kind)
@@ -99,35 +99,35 @@ class Fields:
         self.decoder = msgspec.json.Decoder(dict[keys, Raw])
         self.list_decoder = msgspec.json.Decoder(list[dict[keys, Raw]])
         self.inner = [
-            _Inner(keys(info.encode_name), info.encode_name, many, Fields(struct))
+            _Inner(keys(info.encode_name), info.encode_name, container, Fields(struct))
             for info in infos
-            for many, struct in _structs_in(info.type)
+            for container, struct in _structs_in(info.type)
         ]
 
     def unknown(self, text: bytes, body: Any, *, lines: bool = False) -> list[str]:
-        """The paths of unknown fields. `body` is what the text was decoded to."""
+        """The paths of unknown fields. `body` is the decoded text."""
         search = _Search()
         _searching.append(search)
         try:
             if not lines:
-                search.look(self, self.decoder.decode(text), "", body)
-            elif len(body) <= LOOKED_AT_MAX:
+                search.visit(self, self.decoder.decode(text), "", body)
+            elif len(body) <= SCANNED_MAX:
                 self.decoder.decode_lines(text)
         except (msgspec.DecodeError, RecursionError):
-            pass  # the search has ended: the body is known to be good
+            pass  # the search was stopped: the body itself is known to be valid
         finally:
             _searching.pop()
         return list(search.found)
 
     def refusal(self, error: msgspec.DecodeError) -> str | None:
-        """What is said of the unknown field that a strict decoder has found; None when it is about something else."""
+        """The error message for an unknown field found by a strict decoder; None for other errors."""
         found = _UNKNOWN.fullmatch(str(error))
         if found is None:
             return None
         name, where = found[1], found[2] or ""
         path = re.sub(r"\[\d+\]", "[]", where).replace("[...]", ".*").removeprefix("[]").lstrip(".")
         near = difflib.get_close_matches(name[:NAME_CHARACTERS_MAX], self._names_at(path), 1)
-        path = f"{path}.{_shown(name)}" if path else _shown(name)
+        path = f"{path}.{_printable(name)}" if path else _printable(name)
         return f'unknown field "{path}"' + (f'; did you mean "{near[0]}"?' if near else "")
 
     def _names_at(self, path: str) -> list[str]:
@@ -150,67 +150,67 @@ def _structs_in(kind: Any) -> Iterator[tuple[type | None, type[msgspec.Struct]]]
 
 
 class _Search:
-    """One search, in a body that is known to be good otherwise."""
+    """One search, in a body that is otherwise valid."""
 
     def __init__(self) -> None:
         self.found: dict[str, None] = {}
-        self._left = LOOKED_AT_MAX
+        self._left = SCANNED_MAX
         self._where = ""
 
     def note(self, name: str) -> None:
         self._left -= 1
-        self.found[self._where + _shown(name)] = None
+        self.found[self._where + _printable(name)] = None
         if self._is_over:
-            raise ValueError  # which ends the decoder with an error of its own
+            raise ValueError  # stops the decoder, which raises its own error
 
     @property
     def _is_over(self) -> bool:
         return self._left <= 0 or len(self.found) >= PATHS_MAX
 
-    def look(self, fields: Fields, known: dict[_Name, Raw], where: str, body: Any) -> None:
-        """Look into the structs of an object that has been decoded."""
+    def visit(self, fields: Fields, known: dict[_Name, Raw], where: str, body: Any) -> None:
+        """Search the structs in a decoded object."""
         for inner in fields.inner:
             value = getattr(body, inner.name)
-            is_there = inner.key in known and isinstance(value, inner.many or msgspec.Struct)
-            # A request with a longer list is refused.
-            if is_there and (inner.many is None or len(value) <= LOOKED_AT_MAX):
+            is_present = inner.key in known and isinstance(value, inner.container or msgspec.Struct)
+            # Requests with longer lists are rejected anyway.
+            if is_present and (inner.container is None or len(value) <= SCANNED_MAX):
                 self._enter(inner, known[inner.key], where + inner.name, value)
 
     def _enter(self, inner: _Inner, text: Raw, where: str, value: Any) -> None:
         fields = inner.fields
-        if inner.many is list:
+        if inner.container is list:
             self._where = where + "[]."
             for known, each in zip(fields.list_decoder.decode(text), value):
-                self.look(fields, known, where + "[].", each)
-        elif inner.many is dict:
+                self.visit(fields, known, where + "[].", each)
+        elif inner.container is dict:
             for name, part in _dict(text).items():
-                self._where = f"{where}.{_shown(name)}."
-                self.look(fields, fields.decoder.decode(part), self._where, value[name])
+                self._where = f"{where}.{_printable(name)}."
+                self.visit(fields, fields.decoder.decode(part), self._where, value[name])
         else:
             self._where = where + "."
-            self.look(fields, fields.decoder.decode(text), self._where, value)
+            self.visit(fields, fields.decoder.decode(text), self._where, value)
 
 
-_searching: list[_Search] = []  # whose decoder runs; one at a time
+_searching: list[_Search] = []  # the running search, if any
 
 
-# -- what is shown -----------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------
 
 
-def _shown(name: str) -> str:
-    """A name that anyone may have sent, short and without control characters."""
+def _printable(name: str) -> str:
+    """A name sent by a client, shortened and without control characters."""
     if len(name) > NAME_CHARACTERS_MAX:
         name = name[:NAME_CHARACTERS_MAX] + "…"
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
 def add_ignored(body: bytes, paths: list[str]) -> bytes:
-    """A JSON object, and which fields of the request had no effect."""
+    """Add the member `ignored` to a JSON object."""
     return body[:-1] + b',"ignored":' + msgspec.json.encode(paths) + b"}"
 
 
 def ignored_header(paths: list[str]) -> bytes:
-    """The same as a header line, for other bodies: separated by commas, percent-encoded; as many as fit."""
+    """The ignored fields as a header line, for other bodies: percent-encoded, separated by commas, as many as fit."""
     values: list[str] = []
     for path in paths:
         values.append(quote(path, safe="[]"))

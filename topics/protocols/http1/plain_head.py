@@ -1,4 +1,4 @@
-"""Recognising a plain request: one of a hot route, with one sane Content-Length and no header but those of `_PLAIN`."""
+"""Request heads of the fast path: POSTs to hot routes, with a valid Content-Length and only the headers in `_PLAIN`."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _PLAIN = {
 _PASSED = (
     "content_type", "authorization", "accept", "accept_encoding", "idempotency_key", "traceparent", "strict", "host", "origin",
 )  # fmt: skip
-_NOT_KEPT = [_PASSED.index(name) for name in ("authorization", "idempotency_key", "traceparent")]
+_NOT_CACHED = [_PASSED.index(name) for name in ("authorization", "idempotency_key", "traceparent")]
 
 
 class PlainHead:
-    """The head of a plain request: what the gate needs of it, and how long head and body are."""
+    """A parsed head: path, query, headers, and the lengths of head and body."""
 
     __slots__ = ("body_len", "end", "fields", "head_len", "path", "query")
 
@@ -77,12 +77,12 @@ class PlainHead:
         )
 
 
-# A client sends the same head over and over. One with a secret in it is not kept, nor one that will not come again.
+# A client sends the same head over and over. Heads with a secret or a unique header are not cached.
 _known_heads: dict[bytes, PlainHead] = {}
 
 
 def find_plain_head(data: bytes) -> PlainHead | None:
-    """As `read_plain_head`, with a memory for heads that were seen before."""
+    """`read_plain_head` with a cache."""
     end = data.find(b"\r\n\r\n", 0, KNOWN_HEAD_BYTES_MAX)
     if end < 0:
         return read_plain_head(data)
@@ -90,7 +90,7 @@ def find_plain_head(data: bytes) -> PlainHead | None:
     plain = _known_heads.get(head)
     if plain is None:
         plain = read_plain_head(head)
-        if plain is not None and not any(plain.fields[at] for at in _NOT_KEPT):
+        if plain is not None and not any(plain.fields[at] for at in _NOT_CACHED):
             if len(_known_heads) >= KNOWN_HEADS_MAX:
                 _known_heads.clear()
             _known_heads[head] = plain
@@ -98,7 +98,7 @@ def find_plain_head(data: bytes) -> PlainHead | None:
 
 
 def read_plain_head(data: bytes) -> PlainHead | None:
-    """The head, if the request at the beginning of `data` is a plain one and its head is complete."""
+    """Parse the head at the start of `data`; None if it is incomplete or not plain."""
     found = _REQUEST.match(data, 0, HEAD_BYTES_MAX)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""A response as HTTP/1.1 bytes. Every HTTP/1 response of the server is made here, whichever way its request came in."""
+"""Serialization of HTTP/1.1 responses, for requests of the fast path and of aiohttp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_BODY = (204, 304)
 
 
 class DateLine:
-    """The Date header, made once a second."""
+    """The Date header, formatted once per second."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -37,8 +37,8 @@ class DateLine:
 date_line = DateLine()
 
 
-def render_head(response: Response, *, keep_alive: bool = True, old_client: bool = False) -> bytes:
-    """Everything before the body. `old_client` speaks HTTP/1.0, and wants to hear that the connection stays."""
+def render_head(response: Response, *, keep_alive: bool = True, http10: bool = False) -> bytes:
+    """Everything before the body. An HTTP/1.0 client must be told if the connection stays open."""
     status = response.status
     if status in _NO_BODY:
         entity = b""
@@ -46,13 +46,13 @@ def render_head(response: Response, *, keep_alive: bool = True, old_client: bool
         entity = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (response.content_type, len(response.body))
     if not keep_alive:
         entity += b"Connection: close\r\n"
-    elif old_client:
+    elif http10:
         entity += b"Connection: keep-alive\r\n"
     return b"%b%b%b%b\r\n" % (_STATUS_LINES[status], entity, date_line(), response.head)
 
 
 def render_stream_head(response: Response) -> bytes:
-    """Everything before a body that ends with the connection: no length, and no chunks that a proxy could hold back."""
+    """Everything before a streaming body, which ends with the connection: no length, and no chunks that a proxy could buffer."""
     return b"%bContent-Type: %b\r\nConnection: close\r\n%b%b\r\n" % (
         _STATUS_LINES[response.status],
         response.content_type,

@@ -1,4 +1,4 @@
-"""The h2 library as this server uses it: our settings, the bounds it lacks, and heads from and to its header lists."""
+"""HTTP/2 sessions: the h2 library with our settings and additional limits, and conversion of header lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAMS_MAX = 256
 HEAD_BYTES_MAX = 16 * 1024
 HEAD_BLOCK_BYTES_MAX = (
     4 * HEAD_BYTES_MAX
-)  # Huffman codes are at most 30 bits, so an honest head is never longer
+)  # Huffman codes have at most 30 bits, so a valid head is never longer
 STREAM_WINDOW_BYTES = 1 << 20
 CONNECTION_WINDOW_BYTES = 8 << 20
 SETTINGS = {
@@ -29,12 +29,12 @@ SETTINGS = {
     SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
     SettingCodes.ENABLE_PUSH: 0,
 }
-# A client may open streams before it has seen our settings. Ours is to refuse one of them; h2 would end the connection.
+# A client may open streams before it has received our settings. We refuse single streams; h2 would close the connection.
 SETTINGS_ENFORCED_BY_H2 = SETTINGS | {SettingCodes.MAX_CONCURRENT_STREAMS: 1 << 16}
 
-# h2 keeps every setting, known or not, and goes through all of them with each SETTINGS frame.
+# h2 stores every setting, known or not, and iterates over all of them for each SETTINGS frame.
 REMOTE_SETTINGS_MAX = 64
-# The client may offer 4 GiB for our header compression; hpack searches the table entry by entry.
+# The client may offer a table of up to 4 GiB for our header compression, and hpack searches it linearly.
 ENCODER_TABLE_BYTES_MAX = 4096
 
 FIELDS = {
@@ -47,12 +47,12 @@ FIELDS = {
     b"traceparent": "traceparent",
     b"topics-strict": "strict",
     b"host": "host",
-    b":authority": "host",  # h2 has compared the two
+    b":authority": "host",  # h2 has checked that both are equal
     b"origin": "origin",
     b"sec-fetch-site": "fetch_site",
     b"last-event-id": "last_event_id",
 }
-# What may come several times. Of the others the first counts; two parents of a trace are none, and two origins no origin.
+# Headers that may be repeated, joined by commas; a joined traceparent or origin is invalid. Of others the first counts.
 LISTS = frozenset((b"content-encoding", b"accept", b"accept-encoding", b"traceparent", b"origin"))
 NOT_IN_HTTP2 = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
@@ -62,11 +62,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Http2Session(H2Connection):
-    # 65,536 by default, which is several MiB for each connection that lives long.
+    # The default of 65,536 takes several MiB for each long-lived connection.
     MAX_CLOSED_STREAMS = 2048
 
     def __init__(self) -> None:
-        # Checking our own headers byte by byte would cost more than encoding them.
+        # Validating our own headers would cost more than encoding them.
         super().__init__(
             H2Configuration(
                 client_side=False, validate_outbound_headers=False, normalize_outbound_headers=False
@@ -79,7 +79,7 @@ class Http2Session(H2Connection):
         self.increment_flow_control_window(CONNECTION_WINDOW_BYTES - self.inbound_flow_control_window)
 
     def feed(self, data: bytes) -> list[events.Event]:
-        """h2 looks at a frame's length only when the whole frame is there, and at a header block when it has ended."""
+        """Parse received bytes, and check sizes early: h2 checks a frame once it is complete, and a header block at its end."""
         batch = self.receive_data(data)
         rest = self.incoming_buffer._data
         if len(rest) >= 3 and int.from_bytes(rest[:3], "big") > self.max_inbound_frame_size:
@@ -90,31 +90,31 @@ class Http2Session(H2Connection):
             raise DenialOfServiceError
         return batch
 
-    def farewell(self) -> bytes:
-        """A GOAWAY for new streams only: after close_connection() h2 sends nothing on the open ones either."""
+    def goaway(self) -> bytes:
+        """A GOAWAY that keeps open streams alive: after close_connection() h2 would send nothing more on them."""
         return GoAwayFrame(0, last_stream_id=self.highest_inbound_stream_id).serialize()
 
-    def bound_settings(self) -> bool:
-        """To be called when the client has changed its settings; false when there are too many to live with."""
-        # Not min(): setting the size that it has makes hpack forget a change that is not announced yet.
+    def limit_settings(self) -> bool:
+        """Limit the client's settings after a change. Returns False if there are too many."""
+        # Not min(): assigning the current size makes hpack forget a change that is not announced yet.
         if self.encoder.header_table_size > ENCODER_TABLE_BYTES_MAX:  # noqa: PLR1730
             self.encoder.header_table_size = ENCODER_TABLE_BYTES_MAX
-        # The next header block announces all of these, and at most two are allowed: the smallest and the last.
+        # The next header block announces these changes. At most two are allowed: the smallest and the last.
         if len(changes := self.encoder.table_size_changes) > 2:
             self.encoder.table_size_changes = [min(changes), changes[-1]]
         return len(self.remote_settings) <= REMOTE_SETTINGS_MAX
 
     def _begin_new_stream(self, stream_id: int, allowed_ids: AllowedStreamIDs) -> H2Stream:
-        """A body that is not as long as declared is one stream's fault; h2 would end the connection.
+        """Disable h2's check of the body length: it would close the connection, where resetting the stream is enough.
 
-        curl ends its body early when the answer is there before it has sent everything.
+        curl ends its body early if it gets the response before it has sent everything.
         """
         stream = super()._begin_new_stream(stream_id, allowed_ids)
         stream._track_content_length = _ignore  # type: ignore[method-assign]
         return stream
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[events.Event]]:
-        """h2 would close both directions, but a client that says goodbye still waits for its open streams."""
+        """Keep the connection open: h2 would close both directions, but the client still waits for its open streams."""
         return [], [events.ConnectionTerminated()]
 
 
@@ -123,14 +123,14 @@ def _ignore(length: int, end_stream: bool) -> None:
 
 
 def read_head(headers: Headers, now_us: int) -> tuple[Request, int | None, bool]:
-    """The request without its body, its declared length, and whether the client waits for a 100."""
+    """The request without its body, the declared length, and whether the client waits for a 100 Continue."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name not in found:
             found[name] = value
         elif name in LISTS:
             found[name] += b", " + value
-    # Only CONNECT comes without a path.
+    # Only CONNECT has no path.
     path, _, query = found.get(b":path", b"/").partition(b"?")
     request = Request(found[b":method"], path, query, now_us)
     for name, attribute in FIELDS.items():

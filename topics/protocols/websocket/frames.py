@@ -1,10 +1,10 @@
-"""WebSocket frames of a server, ready to be written: whole, unmasked and not compressed. RFC 6455, 5.2.
+"""WebSocket frames of a server: unfragmented, unmasked, uncompressed. RFC 6455, 5.2.
 
-    byte 0    1000 oooo   final, and the opcode: 1 text, 8 close
-    byte 1    0lll llll   the length of the payload; 126: in the next 2 bytes; 127: in the next 8
+    byte 0    1000 oooo   FIN, and the opcode: 1 text, 8 close
+    byte 1    0lll llll   payload length; 126: in the next 2 bytes; 127: in the next 8
 
-A message is made once and written to all who get it. A client's frames have `1lll llll` and a mask of 4 bytes in front
-of the payload; aiohttp reads them, but also those without a mask.
+A frame is encoded once and written to all its receivers. A client's frames have `1lll llll`, and a mask of 4 bytes before
+the payload; aiohttp parses them, but also accepts frames without a mask.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 
 _TEXT, _CLOSE = 0x81, 0x88
-_REFUSED = b"\xf0\x80"  # with bits that nobody may set
+_INVALID = b"\xf0\x80"  # a frame with reserved bits set
 _SHORT = struct.Struct(">BB").pack
 _MIDDLE = struct.Struct(">BBH").pack
 _LONG = struct.Struct(">BBQ").pack
@@ -37,27 +37,27 @@ def close_frame(code: int) -> bytes:
     return _MIDDLE(_CLOSE, 2, code)
 
 
-class Masks:
-    """Follows the frames of a client for their masks, without which RFC 6455, 5.1 wants the connection closed.
+class MaskChecker:
+    """Checks that all frames of a client are masked. RFC 6455, 5.1 requires closing the connection otherwise.
 
-    In place of a frame that has none aiohttp gets one that it refuses as well. So what was sent before it is answered first.
+    An unmasked frame is replaced by an invalid one, which aiohttp rejects after it has processed the frames before it.
     """
 
     __slots__ = ("_head", "_skip")
 
     def __init__(self) -> None:
-        self._head = b""  # of a frame whose length is not all here; aiohttp has none of it
-        self._skip = 0  # what is left of the frame's mask and payload
+        self._head = b""  # incomplete frame header, not passed on yet
+        self._skip = 0  # bytes left of the frame's mask and payload
 
-    def checked(self, data: bytes) -> bytes:
-        """What aiohttp may have now."""
+    def check(self, data: bytes) -> bytes:
+        """The bytes to pass on to aiohttp."""
         if self._head:
             data, self._head = self._head + data, b""
         at, end = self._skip, len(data)
         while at + 2 <= end:
             size = data[at + 1] - 0x80
             if size < 0:
-                return data[:at] + _REFUSED
+                return data[:at] + _INVALID
             head_len = 2 if size < 126 else 4 if size == 126 else 10
             if at + head_len > end:
                 break

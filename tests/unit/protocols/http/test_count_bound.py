@@ -10,7 +10,7 @@ import pytest
 from tests.support.faults import fault
 from topics.api.errors import BatchTooLarge, InvalidRequest
 from topics.link import wire
-from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, CountBound, has_lines
+from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, CountBound, has_more_lines
 from workers.codec.requests import read_lines, read_write
 from workers.codec.transactions import read_stage
 
@@ -31,29 +31,31 @@ SPELLINGS = [
 def test_records_at_the_bound_and_beyond(record: bytes, between: bytes) -> None:
     for count in (1, MOST, MOST + 1, 3 * MOST):
         body = b'{"node":"n","records":[%b],"x":{}}' % between.join([record] * count)
-        assert RECORDS.is_passed(body) == (count > MOST), count
-        assert RECORDS.is_passed(memoryview(body)) == (count > MOST), count
+        assert RECORDS.is_exceeded(body) == (count > MOST), count
+        assert RECORDS.is_exceeded(memoryview(body)) == (count > MOST), count
 
 
 @pytest.mark.parametrize("record", SPELLINGS)
 def test_lines_at_the_bound_and_beyond(record: bytes) -> None:
-    assert not RECORD_LINES.is_passed(b"\n".join([record] * MOST))
-    assert RECORD_LINES.is_passed(b"\n".join([record] * (MOST + 2)))
-    assert has_lines(b"\n" * 11, 10) and not has_lines(b"\n" * 10, 10) and not has_lines(b"", 10)
+    assert not RECORD_LINES.is_exceeded(b"\n".join([record] * MOST))
+    assert RECORD_LINES.is_exceeded(b"\n".join([record] * (MOST + 2)))
+    assert (
+        has_more_lines(b"\n" * 11, 10) and not has_more_lines(b"\n" * 10, 10) and not has_more_lines(b"", 10)
+    )
 
 
 def test_names_at_the_bound_and_beyond() -> None:
     names = CountBound("topics", 256, dict)
     for count in (256, 257, 5000):
         body = b'{"topics":{%b}}' % b",".join(b'"t%d": {}' % i for i in range(count))
-        assert names.is_passed(body) == (count > 256)
+        assert names.is_exceeded(body) == (count > 256)
 
 
 def test_nothing_behind_the_first_beyond_it_is_looked_at() -> None:
     flood = b'{"records":[' + b"{}," * (MOST + 1)
-    assert RECORDS.is_passed(flood + b"\xff not JSON")
-    assert not RECORDS.is_passed(b'{"other":[' + b"{}," * MOST * 2 + b"{}]}")
-    assert not RECORDS.is_passed(b'{"records":[' + b"{}," * 100 + b"oops" + b"{}," * MOST * 2)
+    assert RECORDS.is_exceeded(flood + b"\xff not JSON")
+    assert not RECORDS.is_exceeded(b'{"other":[' + b"{}," * MOST * 2 + b"{}]}")
+    assert not RECORDS.is_exceeded(b'{"records":[' + b"{}," * 100 + b"oops" + b"{}," * MOST * 2)
 
 
 def request(body: bytes) -> wire.Request:

@@ -42,12 +42,12 @@ def test_any_piece_may_come_first(seen: dict[str, int]) -> None:
 
 
 def test_an_id_says_which_epochs_were_heard_of_beside_its_cursors() -> None:
-    text = event_ids.join([event_ids.piece("a", 3), event_ids.heard_piece("a", "1.0")]).decode()
+    text = event_ids.join([event_ids.piece("a", 3), event_ids.epoch_piece("a", "1.0")]).decode()
     assert event_ids.decode(text) == (None, {"a": 3})
-    assert event_ids.has_heard(text, "a", "1.0")
-    assert not event_ids.has_heard(text, "a", "1.1")
-    assert not event_ids.has_heard(text, "b", "1.0")
-    assert not event_ids.has_heard("?", "a", "1.0")
+    assert event_ids.knows_epoch(text, "a", "1.0")
+    assert not event_ids.knows_epoch(text, "a", "1.1")
+    assert not event_ids.knows_epoch(text, "b", "1.0")
+    assert not event_ids.knows_epoch("?", "a", "1.0")
 
 
 def test_many_topics() -> None:
@@ -58,9 +58,9 @@ def test_many_topics() -> None:
 
 def test_an_id_that_names_all_topics_fits_the_head_of_a_request() -> None:
     longest = {f"{i:02d}{'x' * 62}": (1 << 64) - 1 for i in range(ID_TOPICS_MAX)}
-    assert event_ids.name_all(longest)
-    assert not event_ids.name_all([*longest, "y"])
-    assert not event_ids.name_all([f"{i}{'x' * 250}" for i in range(20)])
+    assert event_ids.lists_all(longest)
+    assert not event_ids.lists_all([*longest, "y"])
+    assert not event_ids.lists_all([f"{i}{'x' * 250}" for i in range(20)])
     assert len(made(longest)) <= HEAD_BYTES_MAX // 2
 
 

@@ -22,7 +22,7 @@ from topics.api.requests import (
 )
 from topics.link import wire
 from topics.protocols.http.bodies import BodyType, UnknownField, read_body
-from topics.protocols.http.unknown_fields import LOOKED_AT_MAX, PATHS_MAX, Fields, ignored_header, strict
+from topics.protocols.http.unknown_fields import PATHS_MAX, SCANNED_MAX, Fields, ignored_header, strict
 
 WRITE, CONFIG = BodyType(WriteBody), BodyType(ConfigBody)
 
@@ -154,7 +154,7 @@ def test_a_strict_type_is_the_type_and_has_its_fields_in_their_order() -> None:
     [
         (b'{"records":[{"data":1}],%b}' % b",".join(b'"k%x":1' % i for i in range(300_000)), PATHS_MAX),
         (b'{"records":[{"data":1}],%b"z":1}' % (b'"k":1,' * 300_000), 1),
-        (b'{"records":[%b{"data":1}]}' % (b'{"data":1,"x":1},' * (LOOKED_AT_MAX + 1)), 0),
+        (b'{"records":[%b{"data":1}]}' % (b'{"data":1,"x":1},' * (SCANNED_MAX + 1)), 0),
         (b'{"records":[%b]}' % b",".join(b'{"data":1,"k%d":1}' % i for i in range(10_000)), PATHS_MAX),
     ],
     ids=["many names", "one name many times", "more records than anyone may send", "a name for each record"],

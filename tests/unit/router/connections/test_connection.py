@@ -31,7 +31,7 @@ from tests.support.connection_bench import (
 from topics.protocols.http1.framing import (
     CHUNK_EXTRA_BYTES_MAX,
     HEAD_BYTES_MAX,
-    Chunks,
+    ChunkedBody,
     FramingError,
     read_frame,
 )
@@ -272,7 +272,7 @@ def test_two_readers_agree_on_the_end(noise: bytes) -> None:
 
 
 def follow(parts: list[bytes]) -> tuple[bytes, bytes, bool]:
-    chunks, passed, after = Chunks(), b"", b""
+    chunks, passed, after = ChunkedBody(), b"", b""
     for part in parts:
         if chunks.done:
             after += part

@@ -128,7 +128,7 @@ def test_a_client_that_leaves_before_its_answer_holds_nothing(town: Town) -> Non
     town.write(1, "q")
     answers = town.front.work()
     town.carry_up()
-    answers.request.leave()
+    answers.request.release()
     town.rest()
     assert answers == []
     assert (town.front.desk.count, len(town.rig.core.jobs)) == (0, 0)

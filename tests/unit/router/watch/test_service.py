@@ -324,7 +324,7 @@ def test_a_client_that_leaves_before_its_stream_gives_its_place_back() -> None:
     town = Town(max_sse_connections=1)
     make(town)
     answers = town.front.open("w")
-    answers.request.leave()
+    answers.request.release()
     town.rest()
     assert (town.front.desk.count, answers) == (0, [])
     session = town.rig.core.watch.sessions._sessions["w"]
@@ -472,7 +472,7 @@ def test_a_client_that_leaves_while_its_request_waits_is_not_waited_for() -> Non
     make(town)
     town.kill()
     answers = town.front.open("w")
-    leave: Callable[[], None] = answers.request.leave
+    leave: Callable[[], None] = answers.request.release
     leave()
     town.start()
     town.advance(OPEN_WAIT_US)

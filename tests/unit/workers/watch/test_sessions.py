@@ -577,11 +577,11 @@ def test_a_client_whose_id_says_that_it_has_heard_is_not_told_again() -> None:
     opened(sessions, 1, made({"a": 10}))
     changed(sessions, 1, 10, EpochChange("2.0", "1.0", 1, 10))
     assert list(opened(sessions, 1).told) == ["a"]
-    pieces = [event_ids.piece("a", 10), event_ids.heard_piece("a", "1.5")]
+    pieces = [event_ids.piece("a", 10), event_ids.epoch_piece("a", "1.5")]
     found = opened(sessions, 1, event_ids.join(pieces).decode())  # of an epoch in between
     assert (found.cursors, found.epochs, found.told) == ({"a": 10}, {"a": "1.0"}, {})
     changed(sessions, found.save + 1, 9, EpochChange("2.0", "1.0", 10, 10))
-    pieces = [event_ids.piece("a", 10), event_ids.heard_piece("a", "2.0")]
+    pieces = [event_ids.piece("a", 10), event_ids.epoch_piece("a", "2.0")]
     found = opened(sessions, 1, event_ids.join(pieces).decode())
     assert (found.epochs, found.told) == ({"a": "2.0"}, {})
 

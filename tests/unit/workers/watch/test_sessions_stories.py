@@ -62,7 +62,7 @@ class Story:
         self._send()
 
     def _send(self) -> None:
-        if event_ids.name_all(self.cursors):
+        if event_ids.lists_all(self.cursors):
             text = made(self.cursors)
         else:
             text = made(self.moved, self.number)
