@@ -1,1 +1,1 @@
-"""From a cursor to a page: row selection, frames from memory, disk or cold tier, rendering."""
+"""Reads: row selection, frames from memory, hot and cold segments, tombstones, JSON rendering."""

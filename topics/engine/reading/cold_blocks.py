@@ -1,11 +1,11 @@
-"""Reading what lies in the cold tier: by blocks, off the loop, each block by one fetch however many want it.
+"""Block cache and fetch queue of the cold tier.
 
-    plan        the reader finds that a page needs blocks which are not in the cache, and raises ColdMiss
-    wait        whoever asked is noted down with them; fetches begin, a few at a time
-    resume      the blocks are in the cache, and the same question is asked again, before anything is dropped from it
+    plan        the reader needs blocks that are not in the cache, and raises ColdMiss
+    wait        the request waits for its blocks; a few fetches run at a time, and waiting requests share them
+    resume      the blocks are in the cache, and the read runs again before anything is evicted
 
-A block is what one digest in .sum covers, and is compared with it on the thread that has read it. One that does not
-agree is kept all the same: its records have digests of their own, and those that are wrong become announced losses.
+A block is the range covered by one digest in .sum, and is compared with it on the thread that reads it. A block that does
+not match is kept: its records have their own digests, and the damaged ones become announced losses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READ_KIND = "cold_read"
 
 SegmentKey: TypeAlias = tuple[int, int, int]  # topic, first seq, generation
 BlockKey: TypeAlias = tuple[int, int, int, int]  # and the block's number
-Block: TypeAlias = tuple[bytes, bool]  # the bytes, and whether they agree with their digest
+Block: TypeAlias = tuple[bytes, bool]  # the bytes, and whether they match their digest
 Submit: TypeAlias = Callable[
     [str, Callable[[], object], Callable[[object, BaseException | None], None]], None
 ]
@@ -46,15 +46,15 @@ class SegmentWant:
     segment: SegmentKey
     path: str
     data_bytes: int
-    digests: list[bytes] | None  # None: they cannot be read
+    digests: list[bytes] | None  # None: .sum cannot be read
     blocks: list[int]
 
 
 class ColdMiss(TopicsError):
-    """A read needs what only the cold tier has. Never an answer: whoever catches it waits and asks again."""
+    """A read needs blocks of the cold tier that are not in the cache. Never sent to a client: the request waits and runs again."""
 
     def __init__(self, wants: list[SegmentWant]) -> None:
-        super().__init__("what was asked for is in the cold tier")
+        super().__init__("the records are in the cold tier")
         self.wants = wants
 
     @property
@@ -63,36 +63,39 @@ class ColdMiss(TopicsError):
 
 
 class BlockCache:
-    """Blocks that were read last, bounded by bytes once `trim` is called."""
+    """LRU cache of blocks; `trim` enforces its limit in bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._blocks: OrderedDict[BlockKey, Block] = OrderedDict()
-        self._held: OrderedDict[BlockKey, None] = OrderedDict()  # fetched for somebody who has yet to look
+        self._held: OrderedDict[BlockKey, None] = (
+            OrderedDict()
+        )  # fetched for a request that has not run again yet
         self._held_bytes = 0
 
     def get(self, key: BlockKey) -> Block | None:
         block = self._blocks.get(key)
         if block is not None:
             self._blocks.move_to_end(key)
-            self._let_go(key)
+            self._unhold(key)
         return block
 
     def peek(self, key: BlockKey) -> Block | None:
-        """As `get`, but not by those for whom it is held."""
+        """`get` without touching the LRU order or the hold."""
         return self._blocks.get(key)
 
     def hold(self, keys: list[BlockKey]) -> None:
-        """Whoever waited for these looks at them in a later turn: were they gone by then, it would wait for ever."""
+        """Keep blocks until they are read. The request that waited for them runs in a later turn; if they were evicted before, it
+        would wait forever."""
         for key in keys:
             if key in self._blocks and key not in self._held:
                 self._held[key] = None
                 self._held_bytes += len(self._blocks[key][0])
         while self._held_bytes > COLD_HELD_BYTES_MAX and len(self._held) > len(keys):
-            self._let_go(next(iter(self._held)))
+            self._unhold(next(iter(self._held)))
 
-    def _let_go(self, key: BlockKey) -> None:
+    def _unhold(self, key: BlockKey) -> None:
         if key in self._held:
             del self._held[key]
             self._held_bytes -= len(self._blocks[key][0])
@@ -121,12 +124,12 @@ class BlockCache:
 
     def forget_topic(self, topic_id: int) -> None:
         for key in [key for key in self._blocks if key[0] == topic_id]:
-            self._let_go(key)
+            self._unhold(key)
             self._bytes -= len(self._blocks.pop(key)[0])
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiter:
     resume: Resume
     needs: list[BlockKey]
     token: object
@@ -139,36 +142,38 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Neighbouring blocks of one segment, by one call."""
+    """One call for adjacent blocks of one segment."""
 
     want: SegmentWant
     first: int
     count: int
-    waiting: list[_Waiting] = field(default_factory=list)
+    waiters: list[_Waiter] = field(default_factory=list)
 
     def block_keys(self) -> list[BlockKey]:
         return [(*self.want.segment, self.first + i) for i in range(self.count)]
 
 
 class ColdReads:
+    """Requests that wait for blocks of the cold tier, and the fetches that bring them."""
+
     def __init__(self, store: SegmentStore | None, cache: BlockCache, submit: Submit) -> None:
         self._store = store
         self._cache = cache
         self._submit = submit
         self._by_block: dict[BlockKey, _Fetch] = {}
-        self._line: deque[_Fetch] = deque()
+        self._queue: deque[_Fetch] = deque()
         self._running = 0
-        self._waiting: dict[_Waiting, None] = {}
-        self._named: dict[object, _Waiting] = {}
-        self._later: list[tuple[int, int, Callable[[], None]]] = []
-        self._later_count = 0
+        self._waiters: dict[_Waiter, None] = {}
+        self._named: dict[object, _Waiter] = {}
+        self._retries: list[tuple[int, int, Callable[[], None]]] = []
+        self._retry_count = 0
         self._stopped = False
         self.fetches = 0
         self.failures = 0
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiters)
 
     # -- waiting -------------------------------------------------------------------------------------------
 
@@ -181,55 +186,55 @@ class ColdReads:
         name: object = None,
         connection: int = 0,
     ) -> None:
-        """Call `resume` once what is missed is in the cache, or with the reason why it cannot be. Whoever has a `name`
-        waits once."""
+        """Call `resume` when the missing blocks are in the cache, or with the error if they cannot be read. A second wait with the
+        same `name` is ignored."""
         if self._store is None:
             raise ColdStoreFailed("these records are in the cold tier; set TOPICS_COLD_DIR to read them")
         if self._stopped:
-            raise ColdStoreFailed("the server stops; try again shortly")
+            raise ColdStoreFailed("the server is shutting down; try again shortly")
         if name is not None and name in self._named:
             return
-        if len(self._waiting) >= COLD_READERS_MAX:
+        if len(self._waiters) >= COLD_READERS_MAX:
             raise Throttled(
-                "too many reads wait for the cold tier already; come back later",
+                "too many reads are waiting for the cold tier; try again later",
                 limit="cold_reads",
                 max=COLD_READERS_MAX,
             )
         needs = [(*want.segment, block) for want in miss.wants for block in want.blocks]
-        waiting = _Waiting(resume, needs, token, name, connection)
-        self._waiting[waiting] = None
+        waiter = _Waiter(resume, needs, token, name, connection)
+        self._waiters[waiter] = None
         if name is not None:
-            self._named[name] = waiting
+            self._named[name] = waiter
         for want in miss.wants:
-            self._want(want, waiting)
-        if not waiting.fetches:
-            self._end(waiting, None)
-        self._begin()
+            self._add_fetches(want, waiter)
+        if not waiter.fetches:
+            self._finish(waiter, None)
+        self._start_fetches()
 
-    def _want(self, want: SegmentWant, waiting: _Waiting) -> None:
+    def _add_fetches(self, want: SegmentWant, waiter: _Waiter) -> None:
         last = (want.data_bytes - 1) // BLOCK_BYTES
         fetch: _Fetch | None = None
         for block in want.blocks:
             key = (*want.segment, block)
             known = self._cache.peek(key)
             if known is not None:
-                waiting.have[key] = known  # it may leave the cache before the others are there
+                waiter.have[key] = known  # it may be evicted before the others arrive
                 continue
             running = self._by_block.get(key)
             if running is None:
                 if fetch is None or block != fetch.first + fetch.count or fetch.count >= COLD_FETCH_BLOCKS:
                     fetch = _Fetch(want, block, 0)
-                    self._line.append(fetch)
+                    self._queue.append(fetch)
                 fetch.count += 1
                 self._by_block[key] = running = fetch
-            if waiting not in running.waiting:
-                running.waiting.append(waiting)
-                waiting.fetches += 1
+            if waiter not in running.waiters:
+                running.waiters.append(waiter)
+                waiter.fetches += 1
         if fetch is not None:
             self._read_ahead(fetch, last)
 
     def _read_ahead(self, fetch: _Fetch, last: int) -> None:
-        """Whoever has read the block before will go on: one call for several blocks costs hardly more than for one."""
+        """Extend a sequential fetch: reading several blocks by one call costs hardly more than reading one."""
         segment, first = fetch.want.segment, fetch.first
         if first and (*segment, first - 1) not in self._cache:
             return
@@ -240,41 +245,41 @@ class ColdReads:
             self._by_block[key] = fetch
             fetch.count += 1
 
-    def withdraw(self, is_it: Callable[[object], bool]) -> bool:
-        """Forget who waits with such a token, without a word; what is being fetched for them goes to the cache."""
-        found = [waiting for waiting in self._waiting if waiting.token is not None and is_it(waiting.token)]
-        for waiting in found:
-            self._leave(waiting)
+    def withdraw(self, matches: Callable[[object], bool]) -> bool:
+        """Cancel the waits whose token matches, without a call of `resume`; blocks being fetched still go to the cache."""
+        found = [waiter for waiter in self._waiters if waiter.token is not None and matches(waiter.token)]
+        for waiter in found:
+            self._remove(waiter)
         return bool(found)
 
     def withdraw_connection(self, connection: int) -> None:
-        for waiting in [waiting for waiting in self._waiting if waiting.connection == connection]:
-            self._leave(waiting)
+        for waiter in [waiter for waiter in self._waiters if waiter.connection == connection]:
+            self._remove(waiter)
 
     # -- fetching ------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        while self._line and self._running < COLD_FETCHES_MAX:
-            fetch = self._line.popleft()
-            if not any(not waiting.done for waiting in fetch.waiting):
+    def _start_fetches(self) -> None:
+        while self._queue and self._running < COLD_FETCHES_MAX:
+            fetch = self._queue.popleft()
+            if not any(not waiter.done for waiter in fetch.waiters):
                 self._forget(fetch)
                 continue
             self._running += 1
-            self._submit(READ_KIND, self._reading(fetch), self._done(fetch))
+            self._submit(READ_KIND, self._read_job(fetch), self._on_done(fetch))
 
-    def _reading(self, fetch: _Fetch) -> Callable[[], object]:
+    def _read_job(self, fetch: _Fetch) -> Callable[[], object]:
         store = self._store
         assert store is not None
 
         def read() -> list[Block]:
             blocks = _read_blocks(store, fetch)
-            if not all(agrees for _, agrees in blocks):
-                blocks = _read_blocks(store, fetch)  # a line may be bad where a disk is not
+            if not all(is_intact for _, is_intact in blocks):
+                blocks = _read_blocks(store, fetch)  # the error may be in the transfer, not in the store
             return blocks
 
         return read
 
-    def _done(self, fetch: _Fetch) -> Callable[[object, BaseException | None], None]:
+    def _on_done(self, fetch: _Fetch) -> Callable[[object, BaseException | None], None]:
         def done(value: object, error: BaseException | None) -> None:
             self._running -= 1
             self._forget(fetch)
@@ -287,7 +292,7 @@ class ColdReads:
                 self.fetches += 1
                 assert isinstance(value, list)
                 self._arrived(fetch, value)
-            self._begin()
+            self._start_fetches()
 
         return done
 
@@ -300,57 +305,59 @@ class ColdReads:
         found = dict(zip(fetch.block_keys(), blocks, strict=True))
         for key, block in found.items():
             self._cache.put(key, block)
-        for waiting in fetch.waiting:
-            if waiting.done:
+        for waiter in fetch.waiters:
+            if waiter.done:
                 continue
-            waiting.have.update((key, found[key]) for key in waiting.needs if key in found)
-            waiting.fetches -= 1
-            if not waiting.fetches:
-                self._end(waiting, None)
+            waiter.have.update((key, found[key]) for key in waiter.needs if key in found)
+            waiter.fetches -= 1
+            if not waiter.fetches:
+                self._finish(waiter, None)
 
     def _fail(self, fetch: _Fetch, error: BaseException) -> None:
         path = fetch.want.path
         reason = "is missing there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        for waiting in fetch.waiting:
-            if not waiting.done:
-                self._end(waiting, ColdStoreFailed(f"{path} of the cold tier {reason}", path=path))
+        for waiter in fetch.waiters:
+            if not waiter.done:
+                self._finish(waiter, ColdStoreFailed(f"{path} of the cold tier {reason}", path=path))
 
-    def _end(self, waiting: _Waiting, error: TopicsError | None) -> None:
-        self._leave(waiting)
-        for key, block in waiting.have.items():
+    def _finish(self, waiter: _Waiter, error: TopicsError | None) -> None:
+        self._remove(waiter)
+        for key, block in waiter.have.items():
             self._cache.put(key, block)
-        if waiting.name is not None:
-            self._cache.hold(waiting.needs)  # those without a name look at once
-        waiting.resume(error)
+        if waiter.name is not None:
+            self._cache.hold(waiter.needs)  # without a name `resume` reads them at once
+        waiter.resume(error)
 
-    def _leave(self, waiting: _Waiting) -> None:
-        waiting.done = True
-        del self._waiting[waiting]
-        if waiting.name is not None:
-            self._named.pop(waiting.name, None)
+    def _remove(self, waiter: _Waiter) -> None:
+        waiter.done = True
+        del self._waiters[waiter]
+        if waiter.name is not None:
+            self._named.pop(waiter.name, None)
 
-    # -- again later ---------------------------------------------------------------------------------------
+    # -- retries -------------------------------------------------------------------------------------------
 
-    def later(self, now_ms: int, again: Callable[[], None]) -> None:
-        """For what nobody waits for: after a failure it is tried again in a while."""
-        self._later_count += 1
-        heappush(self._later, (now_ms + COLD_RETRY_MS, self._later_count, again))
+    def retry_later(self, now_ms: int, retry: Callable[[], None]) -> None:
+        """Call `retry` after a delay: for failed work that no client waits for."""
+        self._retry_count += 1
+        heappush(self._retries, (now_ms + COLD_RETRY_MS, self._retry_count, retry))
 
     @property
     def due_ms(self) -> int | None:
-        return self._later[0][0] if self._later else None
+        """When the next retry is due."""
+        return self._retries[0][0] if self._retries else None
 
     def pass_time(self, now_ms: int) -> None:
-        while self._later and self._later[0][0] <= now_ms:
-            heappop(self._later)[2]()
+        """Run the retries that are due."""
+        while self._retries and self._retries[0][0] <= now_ms:
+            heappop(self._retries)[2]()
 
     def stop(self) -> None:
-        """Nothing more is begun, and nobody is waited for: a store may take its time."""
+        """Start nothing more, and fail what waits: a store may be slow."""
         self._stopped = True
-        self._line.clear()
-        self._later.clear()
-        for waiting in list(self._waiting):
-            self._end(waiting, ColdStoreFailed("the server stops; try again shortly"))
+        self._queue.clear()
+        self._retries.clear()
+        for waiter in list(self._waiters):
+            self._finish(waiter, ColdStoreFailed("the server is shutting down; try again shortly"))
 
 
 def _read_blocks(store: SegmentStore, fetch: _Fetch) -> list[Block]:

@@ -1,6 +1,6 @@
-"""From the frames of a source to the records of a dest: what a rule carries over, and what it adds.
+"""Forwarded copies: turns frames of a source into records for a dest, with what the rule keeps, drops and adds.
 
-Columns as far as they go: a batch of plain records is sliced, not looked at one by one.
+A batch of plain records is sliced by columns; other batches are decoded record by record.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from topics.engine.topic.flows import current_epoch
 
 Offsets = npt.NDArray[np.int64]
 
-CAPPED = 0x80  # of the hop count: a rule that may close a circle was on the way
-HOPS_COUNTED = 0x7F
+CYCLE_FLAG = 0x80  # in the hop count: the record passed a rule that may be part of a cycle
+HOPS_MASK = 0x7F
 
 ROUTER_KEY = "_topics_router"
 ORIGINAL_KEY = "_topics_original_meta"
@@ -32,7 +32,7 @@ _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(slots=True)
 class CopyRun:
-    """Records that go into one write: JSON or raw bytes, never both."""
+    """Records of one write: either all JSON or all raw bytes."""
 
     raw: bool
     seqs: list[int] = field(default_factory=list)  # at the source
@@ -53,11 +53,11 @@ class CopyRun:
             self.hops,
         )  # fmt: skip
         for column in columns:
-            if len(column) > count:  # two may be one
+            if len(column) > count:  # two columns may be the same list
                 del column[count:]
 
     def records(self) -> Records:
-        """All of them as one write, which nobody changes."""
+        """All of them as one write. Must not be changed."""
         if self._records is None:
             self._records = Records(
                 self.payloads,
@@ -73,30 +73,29 @@ class CopyRun:
 
 
 class CopyUnpacker:
-    """Batches as runs. The dests of one source at one shard get the same batch one after the other, so the last one is kept:
-    looking whether the next is the same takes a fraction of unpacking it. Frames that are equal are so with topic, seqs
-    and digests.
+    """Unpacks batches, with a cache of one. The dests of a source on one shard get the same batch one after the other, and comparing
+    it with the last one costs a fraction of unpacking it. Equal frames have equal topic ids, seqs and digests.
     """
 
     def __init__(self) -> None:
         self._frames = b""
-        self._how: tuple[int, bool, bool, bool] | None = None
+        self._options: tuple[int, bool, bool, bool] | None = None
         self._runs: list[CopyRun] = []
 
     def runs_of(self, copies: Copies, after: int) -> list[CopyRun]:
-        """Not to be changed: others may get them, too."""
+        """`runs_of`; the result is shared and must not be changed."""
         forward = copies.forward
-        if forward.guarantee == "exactly_once":  # names the rule in each record
+        if forward.guarantee == "exactly_once":  # each record names the rule
             return runs_of(copies, after)
-        how = after, forward.preserve_node, forward.preserve_tag, forward.allow_cycle
-        if how != self._how or copies.frames != self._frames:
+        options = after, forward.preserve_node, forward.preserve_tag, forward.allow_cycle
+        if options != self._options or copies.frames != self._frames:
             self._runs = runs_of(copies, after)
-            self._frames, self._how = copies.frames, how
+            self._frames, self._options = copies.frames, options
         return self._runs
 
 
 def runs_of(copies: Copies, after: int) -> list[CopyRun]:
-    """What is to be appended of a batch, beyond the source's seq `after`, in order."""
+    """The records of a batch after seq `after` of the source, in order."""
     starts: list[int] = []
     frames.frame_starts(copies.frames, 0, len(copies.frames), starts)
     if len(starts) < SMALL:
@@ -113,7 +112,7 @@ def runs_of(copies: Copies, after: int) -> list[CopyRun]:
 
 
 def _plain_run(forward: Forward, columns: frames.Columns) -> CopyRun:
-    """Records that bring nothing but data, tag and node, and were never copied before."""
+    """Records with only data, tag and node that are not copies themselves."""
     data, headers = columns.buffer, columns.headers
     node_at = columns.starts + frames.HEADER_BYTES
     tag_at = node_at + headers["node_len"]
@@ -158,7 +157,7 @@ def _one_by_one(copies: Copies, starts: list[int], after: int) -> list[CopyRun]:
             continue
         found = frames.read_extensions(data, start) if flags & frames.HAS_EXT else {}
         hops = int.from_bytes(found.get(frames.EXT_HOPS, b""), "little")
-        if hops & CAPPED and hops & HOPS_COUNTED >= HOPS_MAX:
+        if hops & CYCLE_FLAG and hops & HOPS_MASK >= HOPS_MAX:
             continue
         raw = bool(flags & frames.RAW)
         if run is None or run.raw != raw:
@@ -186,10 +185,10 @@ def _one_by_one(copies: Copies, starts: list[int], after: int) -> list[CopyRun]:
     return runs
 
 
-def _next_hop(hops: int, may_circle: bool) -> int:
-    """Counted on every way, and a bound only on one that may be a circle: a long chain without one is not cut."""
-    counted = min((hops & HOPS_COUNTED) + 1, HOPS_COUNTED)
-    return counted | (CAPPED if may_circle else hops & CAPPED)
+def _next_hop(hops: int, may_cycle: bool) -> int:
+    """Hops are counted on every path, but limited only on a path that may be a cycle: long chains are allowed."""
+    counted = min((hops & HOPS_MASK) + 1, HOPS_MASK)
+    return counted | (CYCLE_FLAG if may_cycle else hops & CYCLE_FLAG)
 
 
 def _column(values: list[bytes | None]) -> list[bytes | None] | None:
@@ -197,7 +196,7 @@ def _column(values: list[bytes | None]) -> list[bytes | None] | None:
 
 
 def _with_origin(meta: bytes, copies: Copies, seq: int) -> bytes:
-    """The meta with where the record comes from."""
+    """The meta of a record with its origin added."""
     epoch = current_epoch(copies.epochs)
     name = copies.forward.name
     origin = msgspec.json.encode(
@@ -218,10 +217,10 @@ def _with_origin(meta: bytes, copies: Copies, seq: int) -> bytes:
         fields = None
     if fields is None or len(fields.keys() - {ROUTER_KEY}) >= META_KEYS_MAX:
         return b'{"%s":%s,"%s":%s}' % (ORIGINAL_KEY.encode(), meta, ROUTER_KEY.encode(), origin)
-    if ROUTER_KEY in fields:  # a copy of a copy: the last way counts
+    if ROUTER_KEY in fields:  # a copy of a copy: the last origin is kept
         fields[ROUTER_KEY] = msgspec.Raw(origin)
         return msgspec.json.encode(fields)
-    # Into the text as it was sent: numbers, order and repeated keys stay as they are.
+    # Insert into the original text: numbers, order and repeated keys stay as sent.
     body = meta.rstrip()[:-1].rstrip()
     comma = b"" if body.endswith(b"{") and not fields else b","
     return b'%s%s"%s":%s}' % (body, comma, ROUTER_KEY.encode(), origin)

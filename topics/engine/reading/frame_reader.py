@@ -1,4 +1,4 @@
-"""Frames as a read finds them: in which buffer each one starts, and how they come out of a file."""
+"""Reading frames from a file, and collecting them as buffers with offsets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from topics.engine.reading.selection import Picked
 from topics.engine.storage.frames import ERASED, FLAGS_AT, is_record
 
 Offsets = npt.NDArray[np.int64]
-# Topic and seqs of the records that should be found, if they are to be checked.
+# Topic id and seqs that the frames must have; None: not checked.
 Expected = tuple[int, Picked] | None
 
 
-class Frames:
-    """Buffers with frames in them, and where each frame starts, gathered source by source."""
+class FrameBuffers:
+    """The frames of a page: buffers, and the offsets of the frames in each of them."""
 
     __slots__ = ("_starts", "buffers")
 
@@ -30,15 +30,15 @@ class Frames:
         self._starts.append(starts)
 
     def check_erased(self, first: int, path: str) -> None:
-        """A record that is read is alive; when its bytes were erased, its delete has been lost."""
+        """Raise Corrupt for an erased record from buffer `first` on: only live records are read, so its delete was lost."""
         for buffer, starts in zip(
             self.buffers[first:], self._starts[first - len(self.buffers) :], strict=True
         ):
             if (np.frombuffer(buffer, np.uint8)[starts + FLAGS_AT] & ERASED).any():
-                raise Corrupt(path, 0, "a record was erased and its delete is not known")
+                raise Corrupt(path, 0, "an erased record is not marked as deleted")
 
     def columns(self) -> tuple[Offsets, Offsets | None]:
-        """The start of every frame, and in which buffer it lies unless there is only one."""
+        """The offset of each frame, and the index of its buffer (None if there is only one buffer)."""
         if len(self.buffers) == 1:
             return self._starts[0], None
         which = np.repeat(np.arange(len(self.buffers)), [len(starts) for starts in self._starts])
@@ -46,9 +46,15 @@ class Frames:
 
 
 def read_frames(
-    disk: Disk, handle: int, path: str, offsets: Offsets, lengths: Offsets, found: Frames, check: Expected
+    disk: Disk,
+    handle: int,
+    path: str,
+    offsets: Offsets,
+    lengths: Offsets,
+    found: FrameBuffers,
+    expected: Expected,
 ) -> None:
-    """Fetch frames by as few reads as their gaps allow."""
+    """Read frames at ascending offsets; frames with small gaps between them are read by one call."""
     ends = offsets + lengths
     between = offsets[1:] - ends[:-1]
     cuts = (np.flatnonzero((between < 0) | (between > limits.READ_GAP_BYTES)) + 1).tolist()
@@ -56,12 +62,12 @@ def read_frames(
         base, reach = int(offsets[first]), int(ends[stop - 1])
         data = disk.read(handle, base, reach - base)
         if len(data) != reach - base:
-            raise Corrupt(path, base, "the file ends before the record does")
+            raise Corrupt(path, base, "the file ends inside a record")
         starts = offsets[first:stop] - base
-        if check is not None:
-            topic_id, seqs = check
-            places = zip(starts.tolist(), (ends[first:stop] - base).tolist(), seqs[first:stop].tolist())
-            for start, end, seq in places:
+        if expected is not None:
+            topic_id, seqs = expected
+            spans = zip(starts.tolist(), (ends[first:stop] - base).tolist(), seqs[first:stop].tolist())
+            for start, end, seq in spans:
                 if not is_record(data[start:end], topic_id, seq):
-                    raise Corrupt(path, base + start, "this is not the record, or it has changed")
+                    raise Corrupt(path, base + start, f"record {seq} is damaged, or a different record")
         found.add(data, starts)

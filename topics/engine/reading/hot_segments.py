@@ -1,7 +1,7 @@
-"""Segments of the hot tier that are being read: opened once, checked the first time something in them is touched.
+"""Reads from segments of the hot tier. Files stay open, and data is verified the first time it is read.
 
-A sealed segment has a digest for each 1 MiB block. One that is not sealed yet, or whose digests cannot be read, is checked frame
-by frame.
+A sealed segment has a digest per 1 MiB block. A segment that is not sealed yet, or whose digests cannot be read, is verified
+frame by frame.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from topics.api.errors import Corrupt
 from topics.engine.core.ports import Disk
 from topics.engine.reading.cold_blocks import SegmentKey
-from topics.engine.reading.frame_reader import Frames, Offsets, read_frames
+from topics.engine.reading.frame_reader import FrameBuffers, Offsets, read_frames
 from topics.engine.reading.selection import Picked
 from topics.engine.storage.files import xxh
 from topics.engine.storage.frames import DELETED, ERASED, FLAGS_AT, is_record
@@ -23,13 +23,13 @@ from topics.engine.storage.sealing import read_sum
 from topics.engine.storage.segments import BLOCK_BYTES, SegmentMeta, segment_path
 from topics.engine.topic.log import TopicLog
 
-OPEN_SEGMENTS_MAX = 256  # handles kept; the one used longest ago is closed
+OPEN_SEGMENTS_MAX = 256  # open handles; the least recently used one is closed
 
 
 class DamagedSegment(Corrupt):
-    """A stored chunk does not agree with its digests; whoever catches it finds out which records are gone.
+    """A stored chunk does not match its digests; the handler finds out which records are lost.
 
-    Of the cold tier it is known at once, for what was to be read: rows that are damaged, and rows that were erased.
+    For the cold tier, `found` has the damaged and the erased rows among those that were read.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class DamagedSegment(Corrupt):
 
 
 class CheckedRows:
-    """Rows of a chunk whose frames have been compared with their digests: one range, which grows as readers go on.
+    """The range of rows of a chunk whose frames were verified; it grows as readers advance.
 
-    Like the blocks of a sealed segment, a frame is checked the first time it is read by this process.
+    Like the blocks of a sealed segment, a frame is verified the first time this process reads it.
     """
 
     __slots__ = ("_end", "_start")
@@ -60,7 +60,7 @@ class CheckedRows:
         return self._start <= int(rows[0]) and int(rows[-1]) < self._end
 
     def add(self, rows: Picked, chunk: Chunk) -> None:
-        """These rows are good. They say something of the range between them only if they are all that live there."""
+        """Add verified rows. They only cover the range between them if they are all of its live rows."""
         start, end = int(rows[0]), int(rows[-1]) + 1
         if int(np.count_nonzero(chunk.live(start, end, DELETED))) != len(rows):
             return
@@ -76,8 +76,8 @@ class _OpenSegment:
         self.handle = handle
         self.path = path
         self.sealed = sealed
-        self.blocks = blocks  # digests of a sealed segment whose .sum can be read
-        self.checked = CheckedRows()  # of any other: its records are checked one by one
+        self.blocks = blocks  # digests of a sealed segment; None if not sealed, or if .sum cannot be read
+        self.checked = CheckedRows()  # if there are no digests: rows verified one by one
         self.verified: set[int] = set()
 
 
@@ -88,17 +88,23 @@ class HotSegments:
         self._open: OrderedDict[SegmentKey, _OpenSegment] = OrderedDict()
 
     def fetch(
-        self, log: TopicLog, chunk: Chunk, rows: Picked, offsets: Offsets, lengths: Offsets, found: Frames
+        self,
+        log: TopicLog,
+        chunk: Chunk,
+        rows: Picked,
+        offsets: Offsets,
+        lengths: Offsets,
+        found: FrameBuffers,
     ) -> None:
-        """Read the frames of ascending rows that are stored."""
+        """Read the frames of ascending stored rows."""
         segment = self._segment(log, chunk)
         try:
             unchecked = segment.blocks is None and not segment.checked.covers(rows)
-            check = (log.id, rows + chunk.first_seq) if unchecked else None
+            expected = (log.id, rows + chunk.first_seq) if unchecked else None
             if segment.blocks is not None:
                 self._verify_blocks(segment, int(offsets[0]), int(offsets[-1] + lengths[-1]))
             before = len(found.buffers)
-            read_frames(self._disk, segment.handle, segment.path, offsets, lengths, found, check)
+            read_frames(self._disk, segment.handle, segment.path, offsets, lengths, found, expected)
             found.check_erased(before, segment.path)
             if unchecked:
                 segment.checked.add(rows, chunk)
@@ -106,9 +112,9 @@ class HotSegments:
             raise DamagedSegment(chunk, error.path, error.offset, error.problem) from None
 
     def damaged_rows(self, log: TopicLog, chunk: Chunk) -> tuple[list[int], list[int]]:
-        """Check every live stored record of a chunk by itself; the blocks around the good ones are trusted after.
+        """Verify each live stored record of a chunk: returns the damaged rows and the erased rows.
 
-        The second list is of records that were erased: their delete has been lost, and they must not come back.
+        The delete of an erased row was lost, and the record must not come back. All blocks count as verified afterwards.
         """
         segment = self._segment(log, chunk)
         bad: list[int] = []
@@ -151,11 +157,11 @@ class HotSegments:
                 continue
             data = self._disk.read(segment.handle, block * BLOCK_BYTES, BLOCK_BYTES)
             if block >= len(segment.blocks) or xxh(data) != segment.blocks[block]:
-                raise Corrupt(segment.path, block * BLOCK_BYTES, "a block does not agree with its digest")
+                raise Corrupt(segment.path, block * BLOCK_BYTES, "block digest does not match")
             segment.verified.add(block)
 
-    def distrust(self) -> None:
-        """Check everything anew when it is read next."""
+    def forget_checks(self) -> None:
+        """Verify everything again when it is next read."""
         for segment in self._open.values():
             segment.verified.clear()
             segment.checked = CheckedRows()
@@ -176,8 +182,8 @@ class HotSegments:
 
 
 def block_digests(disk: Disk, directory: str, meta: SegmentMeta) -> list[bytes] | None:
-    """The digests of a sealed segment's blocks, if its .sum can be read."""
+    """The block digests of a sealed segment; None if its .sum cannot be read."""
     try:
         return read_sum(disk, directory, meta.first_seq, meta.generation)[0].blocks
     except (Corrupt, FileNotFoundError):
-        return None  # the records have digests of their own
+        return None  # the records have their own digests

@@ -1,8 +1,8 @@
-"""Reading: from a cursor to a page of frames.
+"""Reader: from a cursor to a page of records.
 
-First the plan, from index rows alone: floors and losses, then a masked slice (`selection.py`). Then the bytes: sealed segments
-by one `pread` a page (`hot_segments.py`); the newest log entries from memory (`tail_cache.py`), older ones from their files,
-checked frame by frame. What lies in the cold tier alone comes from a cache of its blocks (`cold_frames.py`).
+A read selects rows from the index (`tombstones.py`, `selection.py`) and then fetches their frames: from segments of the hot
+tier (`hot_segments.py`) or the cold tier (`cold_segments.py`), from the newest log entries in memory (`tail_cache.py`), or
+from log files, verified frame by frame.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from topics.engine.commands.topics import Diff, FramePage, Page, Tombstone
 from topics.engine.core.ports import Disk
 from topics.engine.core.subjects import TagFilter
 from topics.engine.reading.cold_blocks import BlockCache
-from topics.engine.reading.cold_frames import ColdFrames
-from topics.engine.reading.frame_reader import Expected, Frames, Offsets, read_frames
+from topics.engine.reading.cold_segments import ColdSegments
+from topics.engine.reading.frame_reader import Expected, FrameBuffers, Offsets, read_frames
 from topics.engine.reading.hot_segments import CheckedRows, HotSegments
-from topics.engine.reading.selection import Picked, Wanted, collect
+from topics.engine.reading.selection import Picked, RowFilter, collect
 from topics.engine.reading.tail_cache import TailCache
 from topics.engine.reading.tombstones import next_gap
 from topics.engine.storage.frames import DEAD, HAS_NODE, HAS_TAG, is_record
@@ -29,13 +29,13 @@ from topics.engine.storage.index import Chunk
 from topics.engine.topic.log import Run, TopicLog
 from topics.engine.topic.rows import find_run
 
-FETCH_ALONE = 8  # pages up to this many records look in the cache record by record
-CHECKED_CHUNKS_MAX = 256  # of which it is kept which rows in the log were checked
+SINGLE_LOOKUPS_MAX = 8  # pages of up to this many records look up the cache per record
+CHECKED_CHUNKS_MAX = 256  # for which the verified rows in the log are remembered
 
 
 @dataclass(slots=True)
 class _Span:
-    """Frames that lie back to back, in a log file or a block."""
+    """Frames back to back in a log file or a buffer."""
 
     where: int | bytes | bytearray
     start: int
@@ -47,18 +47,18 @@ class Reader:
     def __init__(self, disk: Disk, topics_dir: str, cache_bytes: int, cold_cache_bytes: int = 0) -> None:
         self._disk = disk
         self._topics_dir = topics_dir
-        self.cache = TailCache(cache_bytes)
-        self.cold = BlockCache(cold_cache_bytes)
+        self.tail_cache = TailCache(cache_bytes)
+        self.cold_blocks = BlockCache(cold_cache_bytes)
         self.wal_handles: dict[int, int] = {}
-        self._segments = HotSegments(disk, self.topic_dir)
-        self._cold_frames = ColdFrames(disk, self.cold, self.topic_dir)
-        # By topic and chunk, in the log.
+        self._hot = HotSegments(disk, self.topic_dir)
+        self._cold = ColdSegments(disk, self.cold_blocks, self.topic_dir)
+        # Verified rows that are still in the log, by topic and chunk.
         self._checked: OrderedDict[tuple[int, int], CheckedRows] = OrderedDict()
 
     def topic_dir(self, topic_id: int) -> str:
         return f"{self._topics_dir}/{topic_id:016x}"
 
-    # -- the plan ------------------------------------------------------------------------------------------
+    # -- selection -----------------------------------------------------------------------------------------
 
     def diff(self, log: TopicLog, command: Diff) -> Page | FramePage:
         view = log.view
@@ -82,9 +82,9 @@ class Reader:
         tombstone, next_seq, stop, head = next_gap(view, cursor + 1, head, tombstone)
         cursor = next_seq - 1
         nodes = command.nodes if view.config.dedupe_node else ()
-        wanted = Wanted(log, nodes, command.match) if nodes or command.match is not None else None
+        row_filter = RowFilter(log, nodes, command.match) if nodes or command.match is not None else None
         if command.frames:
-            frame_page = self._frame_page(log, command, wanted, cursor, stop, earliest, tombstone)
+            frame_page = self._frame_page(log, command, row_filter, cursor, stop, earliest, tombstone)
             if command.include_epoch:
                 frame_page.epoch = log.epoch
             return frame_page
@@ -95,25 +95,25 @@ class Reader:
         )
         if command.include_epoch:
             page.epoch = log.epoch
-        picked = collect(log, page, cursor, stop, limit, budget, "size", wanted)
+        picked = collect(log, page, cursor, stop, limit, budget, "size", row_filter)
         if picked:
-            self.fill(log, page, self._cold_frames.within_reach(log, page, picked))
+            self.fill(log, page, self._cold.limit_fetches(log, page, picked))
         return page
 
     @staticmethod
     def _in_epoch(log: TopicLog, epoch: str, cursor: int) -> int:
-        """The cursor as it stands now: beyond the head if it is of another topic of this name, below the seqs that were
-        given twice since its epoch.
+        """The cursor in the present epoch: beyond the head if the topic was recreated, and not beyond seqs that were assigned
+        again after its epoch.
         """
         now = log.cursor_of(epoch, cursor)
         return max(cursor, log.view.head + 1) if now is None else now
 
     @staticmethod
     def _not_before(log: TopicLog, cursor: int, from_ts: int) -> int:
-        """The cursor moved up to the first record that is not older than `from_ts`.
+        """Move the cursor to the first record that is not older than `from_ts`.
 
-        It stays when everything live is young enough, and stops before a loss that no older live record follows:
-        what was lost there may have been young enough too.
+        It stays if no live record is older, and stops before a lost range that is not followed by an older live record: the
+        lost records may be new enough, too.
         """
         view = log.view
         found = log.find(view.first_seq) if view.first_seq <= view.head else None
@@ -131,7 +131,7 @@ class Reader:
         self,
         log: TopicLog,
         command: Diff,
-        wanted: Wanted | None,
+        row_filter: RowFilter | None,
         cursor: int,
         stop: int,
         earliest: int,
@@ -140,9 +140,9 @@ class Reader:
         limit = min(command.limit or limits.FRAMES_LIMIT_MAX, limits.FRAMES_LIMIT_MAX)
         budget = min(command.max_bytes or limits.DIFF_BYTES_MAX, limits.DIFF_BYTES_MAX)
         page = FramePage(log.name, [], 0, cursor, log.view.head, earliest, tombstone, 0)
-        picked = collect(log, page, cursor, stop, limit, budget, "length", wanted)
-        picked = self._cold_frames.within_reach(log, page, picked)
-        page.cold_segments = self._cold_frames.need(log, picked)
+        picked = collect(log, page, cursor, stop, limit, budget, "length", row_filter)
+        picked = self._cold.limit_fetches(log, page, picked)
+        page.cold_segments = self._cold.require_blocks(log, picked)
         for chunk, rows in picked:
             page.chunks += self._slices(log, chunk, log.runs, rows)
             page.count += len(rows)
@@ -158,18 +158,18 @@ class Reader:
         budget: int,
         match: TagFilter | None,
     ) -> list[tuple[Chunk, Picked]]:
-        """Live rows of [cursor, stop) for a consumer; what a staged delete takes is not among them."""
-        wanted = Wanted(log, (), match) if match is not None else None
+        """Live rows of [cursor, stop) for a consumer, without those of staged deletes."""
+        row_filter = RowFilter(log, (), match) if match is not None else None
         after = max(cursor, log.first_seq) - 1
-        return collect(log, page, after, max(stop, after + 1), limit, budget, "size", wanted, DEAD)
+        return collect(log, page, after, max(stop, after + 1), limit, budget, "size", row_filter, DEAD)
 
-    # -- the bytes -----------------------------------------------------------------------------------------
+    # -- frames --------------------------------------------------------------------------------------------
 
     def fill(self, log: TopicLog, page: Page, picked: list[tuple[Chunk, Picked]]) -> None:
-        """Add the picked rows' columns and frames to the page. Copies: rows go on changing while a page waits."""
-        page.cold_segments = self._cold_frames.need(log, picked)
+        """Set the columns and frames of the page from the picked rows. Copies, since rows change while a page waits."""
+        page.cold_segments = self._cold.require_blocks(log, picked)
         blocks = [chunk.take(rows) for chunk, rows in picked]
-        found = Frames(page.frames)
+        found = FrameBuffers(page.frames)
         for (chunk, rows), block in zip(picked, blocks, strict=True):
             self._fetch(
                 log,
@@ -196,12 +196,12 @@ class Reader:
             page.nodes = [names[i] for i in block["node"].tolist()]
 
     def frames_of(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: Picked) -> bytes:
-        """The frames of these rows back to back, as a segment wants them."""
+        """The frames of these rows back to back, as in a segment."""
         return b"".join(self._slices(log, chunk, runs, rows)) if len(rows) else b""
 
     def frames_of_few(self, log: TopicLog, chunk: Chunk) -> tuple[bytes, list[int], list[int]]:
-        """The living frames of a small chunk without files, back to back, with place and length of each row's there. Row by row: a
-        checkpoint does this for every small topic that has changed, and numpy would cost it more than it saves.
+        """The live frames of a small chunk without files, back to back, with the offset and length of each row's frame. Without
+        numpy: a checkpoint does this for each changed small topic, where the fixed cost of numpy calls would dominate.
         """
         runs, floor, row = log.runs, log.first_seq, -1
         at = find_run(runs, max(floor, chunk.first_seq))
@@ -232,26 +232,27 @@ class Reader:
         where, start, size = span.where, span.start, span.end - span.start
         if not isinstance(where, int):
             return bytes(where[start : span.end])
-        cached = self.cache.find(where, start, size)
+        cached = self.tail_cache.find(where, start, size)
         if cached is not None:
             return cached[0][cached[1] : cached[1] + size]
         data = self._disk.read(self.wal_handles[where], start, size)
         at = 0
         for seq, length in span.records:
             if not is_record(data[at : at + length], log.id, seq):
-                raise Corrupt(f"log file {where}", start + at, "this is not the record, or it has changed")
+                raise Corrupt(
+                    f"log file {where}", start + at, f"record {seq} is damaged, or a different record"
+                )
             at += length
         return data
 
     def _slices(self, log: TopicLog, chunk: Chunk, runs: list[Run], rows: Picked) -> list[bytes]:
-        """The frames of these rows back to back, in as few pieces as there are runs of neighbours."""
+        """The frames of these rows in order, one piece per run of adjacent frames."""
         block = chunk.take(rows)
         lengths = block["length"].astype(np.int64)
-        found = Frames([])
+        found = FrameBuffers([])
         self._fetch(log, chunk, runs, rows, block["offset"].astype(np.int64), lengths, found)
         starts, which = found.columns()
         ends = starts + lengths
-        # Neighbours in one buffer are taken by one slice.
         apart = starts[1:] != ends[:-1]
         if which is not None:
             apart |= which[1:] != which[:-1]
@@ -270,12 +271,12 @@ class Reader:
         rows: Picked,
         offsets: Offsets,
         lengths: Offsets,
-        found: Frames,
+        found: FrameBuffers,
     ) -> None:
-        """Read the frames of ascending rows of one chunk, source by source."""
+        """Collect the frames of ascending rows of one chunk from its segment and from the log."""
         at, count = int(np.searchsorted(rows, chunk.stored)), len(rows)
         if at:
-            stored = self._cold_frames if self.is_cold(log, chunk) else self._segments
+            stored = self._cold if self.is_cold(log, chunk) else self._hot
             stored.fetch(log, chunk, rows[:at], offsets[:at], lengths[:at], found)
         if at == count:
             return
@@ -288,8 +289,8 @@ class Reader:
             end = int(np.searchsorted(rows, until - chunk.first_seq))
             where = runs[run][1]
             if isinstance(where, int):
-                check = (log.id, rows[at:end] + chunk.first_seq) if unchecked else None
-                self._fetch_log(where, offsets[at:end], lengths[at:end], found, check)
+                expected = (log.id, rows[at:end] + chunk.first_seq) if unchecked else None
+                self._fetch_log(where, offsets[at:end], lengths[at:end], found, expected)
             else:
                 found.add(bytes(where), offsets[at:end])
             at = end
@@ -306,49 +307,55 @@ class Reader:
         return checked
 
     def _fetch_log(
-        self, number: int, offsets: Offsets, lengths: Offsets, found: Frames, check: Expected
+        self, number: int, offsets: Offsets, lengths: Offsets, found: FrameBuffers, expected: Expected
     ) -> None:
         name = f"log file {number}"
-        if len(offsets) <= FETCH_ALONE:
+        if len(offsets) <= SINGLE_LOOKUPS_MAX:
             for i in range(len(offsets)):
-                cached = self.cache.find(number, int(offsets[i]), int(lengths[i]))
+                cached = self.tail_cache.find(number, int(offsets[i]), int(lengths[i]))
                 if cached is not None:
                     found.add(cached[0], offsets[i : i + 1] * 0 + cached[1])
                 else:
                     one = slice(i, i + 1)
-                    alone = None if check is None else (check[0], check[1][one])
+                    expected_one = None if expected is None else (expected[0], expected[1][one])
                     read_frames(
-                        self._disk, self.wal_handles[number], name, offsets[one], lengths[one], found, alone
+                        self._disk,
+                        self.wal_handles[number],
+                        name,
+                        offsets[one],
+                        lengths[one],
+                        found,
+                        expected_one,
                     )
             return
         first = int(offsets[0])
-        cached = self.cache.find(number, first, int(offsets[-1] + lengths[-1]) - first)
+        cached = self.tail_cache.find(number, first, int(offsets[-1] + lengths[-1]) - first)
         if cached is not None:
             found.add(cached[0], offsets - (first - cached[1]))
         else:
-            read_frames(self._disk, self.wal_handles[number], name, offsets, lengths, found, check)
+            read_frames(self._disk, self.wal_handles[number], name, offsets, lengths, found, expected)
 
     # -- segments ------------------------------------------------------------------------------------------
 
     def is_cold(self, log: TopicLog, chunk: Chunk) -> bool:
-        """Whether a segment can be read from the cold tier only."""
-        return self._cold_frames.is_cold(log, chunk)
+        """Whether a segment is only in the cold tier."""
+        return self._cold.is_cold(log, chunk)
 
     def damaged_rows(self, log: TopicLog, chunk: Chunk) -> tuple[list[int], list[int]]:
-        """The rows of a chunk of the hot tier that cannot be read, and those that were erased and whose delete was lost."""
-        return self._segments.damaged_rows(log, chunk)
+        """The rows of a hot chunk that are damaged, and those that were erased but whose delete was lost."""
+        return self._hot.damaged_rows(log, chunk)
 
-    def distrust(self) -> None:
-        """Check everything anew when it is read next."""
+    def forget_checks(self) -> None:
+        """Verify everything again when it is next read."""
         self._checked.clear()
-        self._segments.distrust()
+        self._hot.forget_checks()
 
     def close_segment(self, topic_id: int, first_seq: int, generation: int) -> None:
-        self._segments.close_segment(topic_id, first_seq, generation)
+        self._hot.close_segment(topic_id, first_seq, generation)
 
     def close_topic(self, topic_id: int) -> None:
-        self._segments.close_topic(topic_id)
-        self._cold_frames.forget_topic(topic_id)
+        self._hot.close_topic(topic_id)
+        self._cold.forget_topic(topic_id)
 
     def close(self) -> None:
-        self._segments.close()
+        self._hot.close()

@@ -1,8 +1,8 @@
-"""From a page of frames to JSON text, without parsing either.
+"""JSON rendering of a page, without parsing the records.
 
-Payloads are JSON already and are spliced in as they lie. What is left to write per record is a seq and a time: for a
-page of some size their digits are made column by column, which costs a third of formatting them one by one. Where all
-records have one size, so do their texts, and the whole page is made column by column.
+Payloads are JSON already and are copied as they are. Only seq and time have to be formatted. On larger pages their digits are
+computed column by column, which costs a third of formatting them one by one. If all records have the same size, so do their
+texts, and the whole page is built column by column.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ Ints = npt.NDArray[np.int64]
 
 _DATA_KEY = b',"data":'
 _META_KEY = b',"meta":'
-_CLOSE = b"},"  # of the record before; it is cut off in front of the first one
-_COLUMNS_FROM = 48  # rows; below it the fixed cost of the numpy calls shows
+_CLOSE = b"},"  # of the previous record; removed before the first one
+_COLUMNS_FROM = 48  # rows; below, the fixed cost of numpy calls dominates
 _FOUR_DIGITS = np.array([b"%04d" % i for i in range(10_000)], dtype="S4").view(np.uint32)
 _PAYLOAD_LENGTHS = np.dtype([("node", "<u2"), ("tag", "<u2"), ("data", "<u4")])
 _PAYLOAD_LENGTHS_AT = 30  # in the frame header
-_EXTENSION_VALUE_AT = 3  # behind its id and its size
+_EXTENSION_VALUE_AT = 3  # after its id and size
 
 
 def render_records(
     page: Page, *, include_tags: bool = False, include_meta: bool = True, include_data: bool = True
 ) -> bytes:
-    """The records as JSON objects with commas between, without the brackets of an array.
+    """The records as JSON objects separated by commas, without the brackets of an array.
 
-    Keys that a record has no value for are left out. A raw record has `"$encoding":"base64"`, and its data and its
-    header block are base64.
+    Keys without a value are left out. A raw record has `"$encoding":"base64"`, and its data and header block are base64.
     """
     if not len(page.seqs):
         return b""
     flags = int(np.bitwise_or.reduce(page.flags))
     labels = _labels(page.nodes, page.tags if include_tags else None)
     if labels is None and not flags and include_data:
-        rows = _rows_of_one_size(page)
+        rows = _payloads_of_one_size(page)
         if rows is not None:
             return b"".join(_texts(page, _DATA_KEY, rows))[len(_CLOSE) :] + b"}"
     if flags & RAW:
@@ -66,7 +65,7 @@ def render_records(
 
 
 def _interleave(columns: list[list[bytes]]) -> bytes:
-    """Row by row the pieces of every column. The first column also ends the object before."""
+    """Join the pieces row by row. The first column also closes the previous object."""
     stride = len(columns)
     pieces = [b""] * (stride * len(columns[0]))
     for i, column in enumerate(columns):
@@ -80,11 +79,11 @@ def _interleave(columns: list[list[bytes]]) -> bytes:
 
 
 def _heads(page: Page, suffix: bytes) -> list[bytes]:
-    """`},{"$seq":1,"$ts":1748470000123` and the suffix, for every record."""
-    if len(page.seqs) < _COLUMNS_FROM or not _is_one_width(page.timestamps):
+    """`},{"$seq":1,"$ts":1748470000123` and the suffix, for each record."""
+    if len(page.seqs) < _COLUMNS_FROM or not _times_have_one_width(page.timestamps):
         return _heads_one_by_one(page.seqs, page.timestamps, suffix)
     heads: list[bytes] = []
-    for first, stop in _alike(page.seqs):
+    for first, stop in _same_width(page.seqs):
         seqs, times = page.seqs[first:stop], page.timestamps[first:stop]
         if stop - first < _COLUMNS_FROM:
             heads += _heads_one_by_one(seqs, times, suffix)
@@ -95,20 +94,20 @@ def _heads(page: Page, suffix: bytes) -> list[bytes]:
 
 
 def _texts(page: Page, suffix: bytes, payloads: npt.NDArray[np.uint8]) -> list[bytes]:
-    """The heads with the payloads behind them, as the texts of many records each."""
+    """The heads followed by the payloads, as few texts of many records each."""
     texts: list[bytes] = []
-    for first, stop in _alike(page.seqs):
+    for first, stop in _same_width(page.seqs):
         text = _columns(page.seqs[first:stop], page.timestamps[first:stop], suffix, room=payloads.shape[1])
         text[:, text.shape[1] - payloads.shape[1] :] = payloads[first:stop]
         texts.append(text.tobytes())
     return texts
 
 
-def _is_one_width(times: Column) -> bool:
+def _times_have_one_width(times: Column) -> bool:
     return len(str(int(times[0]))) == len(str(int(times[-1])))
 
 
-def _alike(seqs: Column) -> Iterator[tuple[int, int]]:
+def _same_width(seqs: Column) -> Iterator[tuple[int, int]]:
     """Ranges of ascending seqs with the same number of digits."""
     start, count, last = 0, len(seqs), int(seqs[-1])
     while start < count:
@@ -124,7 +123,7 @@ def _heads_one_by_one(seqs: Column, times: Column, suffix: bytes) -> list[bytes]
 
 
 def _columns(seqs: Column, times: Column, suffix: bytes, room: int = 0) -> npt.NDArray[np.uint8]:
-    """One head a row, with `room` for what follows it. All seqs have as many digits, and so have all times."""
+    """One head per row, with `room` bytes left after it. All seqs have the same number of digits, and so do all times."""
     before, between = _CLOSE + b'{"$seq":', b',"$ts":'
     seq_width, time = len(str(int(seqs[0]))), b"%d" % int(times[0])
     blank = before + bytes(seq_width) + between + time + suffix
@@ -132,14 +131,14 @@ def _columns(seqs: Column, times: Column, suffix: bytes, room: int = 0) -> npt.N
     text[:, : len(blank)] = np.frombuffer(blank, dtype=np.uint8)
     seqs_end = len(before) + seq_width
     _put_digits(text[:, len(before) : seqs_end], seqs)
-    if (np.asarray(times) != times[0]).any():  # else they came in one write
+    if (np.asarray(times) != times[0]).any():  # records of one write have the same time
         times_start = seqs_end + len(between)
         _put_digits(text[:, times_start : times_start + len(time)], times)
     return text
 
 
 def _put_digits(text: npt.NDArray[np.uint8], numbers: Column) -> None:
-    """Write one number a row, as many digits as there are columns."""
+    """Write one number per row, with as many digits as there are columns."""
     rest = np.asarray(numbers, dtype=np.int64)
     end = text.shape[1]
     while end > 0:
@@ -154,7 +153,7 @@ def _put_digits(text: npt.NDArray[np.uint8], numbers: Column) -> None:
 
 
 def _labels(nodes: list[bytes | None] | None, tags: list[bytes | None] | None) -> list[bytes] | None:
-    """`,"$node":"…","$tag":"…"` for every record, or None when no record has either."""
+    """`,"$node":"…","$tag":"…"` for each record, or None if no record has either."""
     named = [(key, names) for key, names in ((b"$node", nodes), (b"$tag", tags)) if names is not None]
     if not named:
         return None
@@ -172,7 +171,7 @@ def _member(key: bytes, value: bytes | None) -> bytes:
     try:
         encoded = msgspec.json.encode(text)
     except UnicodeEncodeError:
-        # Bytes that are no UTF-8 came in as lone surrogates; JSON can say those as escapes.
+        # Bytes that are not valid UTF-8 were decoded as lone surrogates, which JSON can express as escapes.
         encoded = b'"' + b"".join(map(_escaped, text)) + b'"'
     return b',"%b":%b' % (key, encoded)
 
@@ -187,7 +186,7 @@ def _escaped(character: str) -> bytes:
 
 
 def _bodies(page: Page, flags: int, include_meta: bool, include_data: bool) -> list[list[bytes]]:
-    """Columns of what follows the labels, where no record is raw: the key of the data, the data, and the meta."""
+    """The columns after the labels if no record is raw: key of the data, data, and meta."""
     buffer, starts = _one_buffer(page)
     if flags:
         begins, ends = _payload_bounds(buffer, starts)
@@ -207,7 +206,7 @@ def _bodies(page: Page, flags: int, include_meta: bool, include_data: bool) -> l
 
 
 def _meta_lengths(page: Page, buffer: bytes, payload_ends: Ints) -> Ints:
-    """How much of each payload is its meta. That is said by the first extension, if by any."""
+    """The length of the meta in each payload. It is the first extension, if there is one."""
     lengths = np.zeros(len(payload_ends), dtype=np.int64)
     extended = np.flatnonzero(np.asarray(page.flags) & HAS_EXT)
     at = payload_ends[extended]
@@ -225,10 +224,10 @@ def _metas(buffer: bytes, begins: list[int], ends: list[int]) -> list[bytes]:
     return [_META_KEY + buffer[begin:end] if begin < end else b"" for begin, end in zip(begins, ends)]
 
 
-def _rows_of_one_size(page: Page) -> npt.NDArray[np.uint8] | None:
-    """The payloads, one a row, when all frames have one size and lie back to back in one buffer."""
+def _payloads_of_one_size(page: Page) -> npt.NDArray[np.uint8] | None:
+    """The payloads, one per row, if all frames have the same size and are back to back in one buffer."""
     count = len(page.seqs)
-    if page.which is not None or count < _COLUMNS_FROM or not _is_one_width(page.timestamps):
+    if page.which is not None or count < _COLUMNS_FROM or not _times_have_one_width(page.timestamps):
         return None
     lengths, starts = np.asarray(page.lengths), np.asarray(page.starts)
     size, start = int(lengths[0]), int(starts[0])
@@ -241,7 +240,7 @@ def _rows_of_one_size(page: Page) -> npt.NDArray[np.uint8] | None:
 
 
 def _one_buffer(page: Page) -> tuple[bytes, Ints]:
-    """A buffer that holds all frames, and where they start."""
+    """One buffer with all frames, and their offsets."""
     if page.which is None:
         return page.frames[0], np.asarray(page.starts, dtype=np.int64)
     frames = page.frames
@@ -254,7 +253,7 @@ def _one_buffer(page: Page) -> tuple[bytes, Ints]:
 
 
 def _payload_bounds(buffer: bytes, starts: Ints) -> tuple[Ints, Ints]:
-    """Where payloads begin and end, by one gather of the length fields (as in `frames.decode_columns`)."""
+    """Start and end of each payload, by one gather of the length fields (as in `frames.decode_columns`)."""
     every = np.ndarray(
         shape=(len(buffer) - HEADER_BYTES + 1,),
         dtype=_PAYLOAD_LENGTHS,
@@ -268,7 +267,7 @@ def _payload_bounds(buffer: bytes, starts: Ints) -> tuple[Ints, Ints]:
 
 
 def _mixed_bodies(page: Page, include_meta: bool, include_data: bool) -> list[bytes]:
-    """What follows the labels, on a page where some records are raw."""
+    """What follows the labels, if some records are raw."""
     buffer, starts = _one_buffer(page)
     begins, ends = _payload_bounds(buffer, starts)
     bodies: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Which rows a page takes: the live ones that its reader wants, up to its limits. Index rows alone are looked at."""
+"""Row selection: the live rows of a page that pass its filter, up to its limits. Reads only the index."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from topics.engine.storage.frames import DELETED
 from topics.engine.storage.index import Chunk
 from topics.engine.topic.log import TopicLog
 
-# Looked at together by a read with a tag match: few at first, as one of them may do.
+# Rows examined at once by a read with a tag match: few at first, since one match may be enough.
 FILTER_STEP_MIN, FILTER_STEP_MAX = 256, 8192
 
 Picked = npt.NDArray[np.intp]  # row numbers of one chunk, ascending
 
 
-class Wanted:
-    """Which live rows one read wants: none that came from its own nodes, only those whose tag matches.
+class RowFilter:
+    """The filter of one read: excludes records of its own nodes and records whose tag does not match.
 
-    Rows hold ids, and one name may have several while deletes wait for their sync. A literal match knows its ids
-    at once. Any other asks for each id it meets, once a read, and how much one read may ask and look at is bounded.
+    Rows hold tag ids, and a name may have several ids while deletes wait for their sync. A literal match looks up its ids
+    at the start. Any other match is evaluated once for each id that occurs. The rows and names of one read are limited.
     """
 
-    __slots__ = ("_avoid", "_match", "_names", "_names_left", "_only", "_rows_left", "_step", "_verdicts")
+    __slots__ = ("_excluded", "_match", "_names", "_names_left", "_only", "_rows_left", "_step", "_verdicts")
 
     def __init__(self, log: TopicLog, nodes: tuple[bytes, ...], match: TagMatch | TagFilter | None) -> None:
-        self._avoid = [i for node in nodes for i in log.nodes.every_id_of(node)]
+        self._excluded = [i for node in nodes for i in log.nodes.every_id_of(node)]
         self._match = match
         self._names = log.tags.strings.names
         literal = match.literal if match is not None else None
         self._only = log.tags.strings.every_id_of(literal) if literal is not None else None
-        # Per tag id: 0 not asked yet, 1 matches, 2 does not. Untagged rows (id 0) never match.
+        # Per tag id: 0 not evaluated yet, 1 matches, 2 does not. Untagged rows (id 0) never match.
         several = match is not None and literal is None
         self._verdicts = np.zeros(len(self._names) if several else 1, dtype=np.uint8)
         self._verdicts[0] = 2
@@ -42,35 +42,35 @@ class Wanted:
         self._step = FILTER_STEP_MAX if self._only is not None else FILTER_STEP_MIN
 
     def stop(self, low: int, high: int, upto: int) -> int:
-        """How far to look at once: matches may be rare, so further than the page could need."""
+        """The row up to which to examine at once: beyond the size of the page, since matches may be rare."""
         if self._match is None:
             return upto
         step, self._step = self._step, min(2 * self._step, FILTER_STEP_MAX)
         upto = max(upto, low + step)
         if self._only is None:
-            upto = min(upto, low + self._names_left)  # each may have a tag of its own
+            upto = min(upto, low + self._names_left)  # each row may have a different tag
         return min(high, upto, low + self._rows_left)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether this read has looked at enough, whatever it found."""
+        """Whether this read has examined as many rows or names as it may."""
         return self._match is not None and (self._rows_left <= 0 or self._names_left <= 0)
 
     def narrow(self, alive: npt.NDArray[np.bool_], chunk: Chunk, low: int, high: int) -> None:
-        """Take from `alive`, the mask of the rows [low, high), what is not wanted."""
-        if self._avoid:
+        """Clear the rows that do not pass in `alive`, the mask of the rows [low, high)."""
+        if self._excluded:
             nodes = chunk.rows["node"][low:high]
-            for node in self._avoid:
+            for node in self._excluded:
                 alive &= nodes != node
         if self._match is None:
             return
         self._rows_left -= high - low
         tags = chunk.rows["tag"][low:high]
         if self._only is None:
-            # Of living rows alone: what a dead one holds may be no id any more.
+            # Live rows only: the tag id of a dead row may have been released.
             rows = np.flatnonzero(alive)
             ids = tags[rows]
-            self._ask(ids)
+            self._evaluate(ids)
             alive[rows] = self._verdicts[ids] == 1
             return
         matching = np.zeros(high - low, dtype=np.bool_)
@@ -78,8 +78,8 @@ class Wanted:
             matching |= tags == tag
         alive &= matching
 
-    def _ask(self, tags: npt.NDArray[np.uint32]) -> None:
-        """Find out about the tag ids that were not met before."""
+    def _evaluate(self, tags: npt.NDArray[np.uint32]) -> None:
+        """Evaluate the match for tag ids that have not occurred before."""
         assert self._match is not None
         unknown = np.unique(tags[self._verdicts[tags] == 0]).tolist()
         matches, names = self._match.matches, self._names
@@ -96,10 +96,10 @@ def collect(
     limit: int,
     budget: int,
     weight: str,
-    wanted: Wanted | None,
+    row_filter: RowFilter | None,
     dead: int = DELETED,
 ) -> list[tuple[Chunk, Picked]]:
-    """The rows of a page, and how far it got. `weight` is the column that the byte budget counts."""
+    """Select the rows of a page and set how far it got. `weight` is the column that the byte budget counts."""
     first = max(cursor + 1, log.view.first_seq)
     picked: list[tuple[Chunk, Picked]] = []
     examined = max(cursor, min(first, stop) - 1)
@@ -107,16 +107,16 @@ def collect(
     for chunk, low, high in log.spans(first, stop):
         while low < high and not full:
             upto = min(high, low + max(limit * 2, 64))
-            if wanted is not None:
-                upto = wanted.stop(low, high, upto)
+            if row_filter is not None:
+                upto = row_filter.stop(low, high, upto)
             rows, examined_row, limit, budget, full = _pick(
-                chunk, low, upto, limit, budget, weight, wanted, bool(picked), dead
+                chunk, low, upto, limit, budget, weight, row_filter, bool(picked), dead
             )
             if len(rows):
                 picked.append((chunk, rows))
             examined = chunk.first_seq + examined_row
             low = upto
-            if wanted is not None and wanted.is_exhausted:
+            if row_filter is not None and row_filter.is_exhausted:
                 full = True
         if full:
             break
@@ -134,25 +134,25 @@ def _pick(
     limit: int,
     budget: int,
     weight: str,
-    wanted: Wanted | None,
-    some: bool,
+    row_filter: RowFilter | None,
+    has_rows: bool,
     dead: int,
 ) -> tuple[Picked, int, int, int, bool]:
-    """Live rows of [low, high) up to the limits: rows, last examined row, what is left, whether it is full."""
+    """Live rows of [low, high) up to the limits. Returns rows, last examined row, remaining limit and budget, whether it is full."""
     alive = chunk.live(low, high, dead)
-    if wanted is not None:
-        wanted.narrow(alive, chunk, low, high)
+    if row_filter is not None:
+        row_filter.narrow(alive, chunk, low, high)
     found = np.flatnonzero(alive)
     if not len(found):
         return found, high - 1, limit, budget, False
     sizes = np.cumsum(chunk.rows[weight][low:high][found[:limit]], dtype=np.int64)
     taken = int(np.searchsorted(sizes, budget, side="right"))
-    if not taken and not some:
-        taken = 1  # a page holds at least one record, however large
+    if not taken and not has_rows:
+        taken = 1  # a page has at least one record, however large
     rows = found[:taken] + low
     if taken == limit:
         return rows, int(rows[-1]), 0, 0, True
     if taken < len(found):
-        # The record that did not fit was looked at and left: the next page begins with it.
+        # The record that did not fit starts the next page.
         return rows, int(found[taken]) + low - 1, limit - taken, 0, True
     return rows, high - 1, limit - taken, budget - int(sizes[-1]), False

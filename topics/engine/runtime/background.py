@@ -29,7 +29,7 @@ class Background(GroupCommit):
             disk, cold, self.shard, self.reader, self.checkpointer, config, self.merge_service
         )
         self.compactor = Compactor(disk, self.shard, self.reader, self.checkpointer, config)
-        self.shard.cold = self.cold = ColdReads(cold, self.reader.cold, self._submit)
+        self.shard.cold = self.cold = ColdReads(cold, self.reader.cold_blocks, self._submit)
         self._task_kind = ""  # of the task at hand, or of the last one while others wait
         self._checkpoint_wanted = False
         self._transactions_stopped = False

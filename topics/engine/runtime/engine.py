@@ -112,12 +112,12 @@ class Engine(Background):
         if self.closed:
             raise RuntimeError("the engine is closed")
         shard = self.shard
-        self.reader.cold.trim()  # whoever waited for blocks has looked at them by now, also after the last turn
+        self.reader.cold_blocks.trim()  # whoever waited for blocks has looked at them by now, also after the last turn
         self._begin_group()
         shard.begin_turn(self.clock.read(), busy=bool(requests or shard.long or shard.upkeep))
         if self.clock.mono_ms >= self._trust_until_ms:
             self._trust_until_ms = self.clock.mono_ms + TRUST_MS
-            self.reader.distrust()
+            self.reader.forget_checks()
         if self.config.min_free_bytes and self.clock.mono_ms >= self._space_check_ms:
             self._check_free_space()
         if shard.upkeep:
@@ -147,7 +147,7 @@ class Engine(Background):
             self._outstanding -= 1
         elif self._cold_stopped:
             return Outcome([], [], self._wake_at_ms())
-        self.reader.cold.trim()
+        self.reader.cold_blocks.trim()
         self._begin_group()
         self.shard.begin_turn(self.clock.read(), busy=False)
         job.done(job.value, error)

@@ -172,7 +172,7 @@ class GroupCommit(ABC):
         shard = self.shard
         body = b"".join(shard.frames)
         lsn = self.wal.append(body)
-        self.reader.cache.add(shard.file_number, shard.frame_offset, body)
+        self.reader.tail_cache.add(shard.file_number, shard.frame_offset, body)
         counters = self.counters
         counters["batches"] += 1
         counters["frames"] += shard.frame_count

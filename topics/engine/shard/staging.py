@@ -74,7 +74,7 @@ class Staging:
         self.clock = clock
         self.reader = reader
         self._boot_id = boot_id
-        self.cold = ColdReads(None, reader.cold, lambda kind, work, done: None)
+        self.cold = ColdReads(None, reader.cold_blocks, lambda kind, work, done: None)
         self.now_ms = clock.now_ms
         self.staged: dict[str, TopicLog] = {}  # names as deciders see them
         self.published: dict[str, TopicLog] = {}  # names as readers see them

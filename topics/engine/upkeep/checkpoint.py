@@ -676,7 +676,7 @@ class Checkpointer:
 
     def remove_log_file(self, file: WalFile) -> None:
         self._reader.wal_handles.pop(file.number, None)
-        self._reader.cache.forget_file(file.number)
+        self._reader.tail_cache.forget_file(file.number)
         self._disk.close(file.handle)
         self._disk.remove(file.path)
 

@@ -135,7 +135,7 @@ def _erase(
     if eraser.patches:
         yield Blocking("erase", apply_intent)
     for file in wal.files:
-        reader.cache.forget_file(file.number)
+        reader.tail_cache.forget_file(file.number)
     reader.close_topic(log.id)
 
 

@@ -98,7 +98,7 @@ def places_after(bytes_max: int, *, forget: bool) -> int:
             cache.add(number, 8 * i, b"x" * 8)
         if forget:
             cache.forget_file(number)
-    return len(cache._places)
+    return len(cache._positions)
 
 
 def test_entries_that_were_pushed_out_leave_nothing_behind() -> None:

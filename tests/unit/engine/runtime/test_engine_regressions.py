@@ -451,7 +451,7 @@ def test_a_loss_found_by_a_read_does_not_show_an_eviction_that_waits_for_its_syn
     h.append("t", b"5")  # evicts 1
     offset = 2 + file_bytes(h.disk, path).index(numbered(2, 1)[0])
     h.disk.flip_bit(path, offset, 1)  # seq 3
-    h.engine.reader.distrust()
+    h.engine.reader.forget_checks()
     (write,) = h.ask(c.Append("t", c.Records([b"6"])))  # evicts 2, once it is synced
     assert write not in h.replies
     rows, gaps = h.read("t")

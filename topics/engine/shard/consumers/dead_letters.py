@@ -72,7 +72,7 @@ class DeadLetters(Consumers):
         if error is None:
             again()
         else:
-            self.cold.later(self.clock.mono_ms, again)
+            self.cold.retry_later(self.clock.mono_ms, again)
 
     def _collect_dead_letters(
         self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int

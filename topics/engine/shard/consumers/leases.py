@@ -29,7 +29,7 @@ from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.hot_segments import DamagedSegment
 from topics.engine.reading.reader import Reader
 from topics.engine.reading.selection import Picked
-from topics.engine.reading.small_pages import SmallPages
+from topics.engine.reading.small_page import SmallPage
 from topics.engine.reading.tombstones import next_gap
 from topics.engine.shard.appends import Writes
 from topics.engine.shard.long_commands import Work
@@ -279,7 +279,7 @@ class Leases(Writes, Queries):
         )
         if limit > FEW or not is_plain or cursor < consumer.rescan_below:
             return None
-        few = SmallPages(log, self.reader.cache)
+        few = SmallPage(log, self.reader.tail_cache)
         if not few.add(returned):
             return None
         room = min(limit - len(returned), policy.max_pending - len(consumer.entries))

@@ -1,4 +1,4 @@
-"""Reading what lies in the cold tier alone, out of a cache of its blocks. When some are missing there, ColdMiss says which."""
+"""Reads from segments of the cold tier, through the block cache. Missing blocks raise ColdMiss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topics.api import limits
 from topics.engine.commands.topics import FramePage, Page
 from topics.engine.core.ports import Disk
 from topics.engine.reading.cold_blocks import Block, BlockCache, ColdMiss, SegmentKey, SegmentWant
-from topics.engine.reading.frame_reader import Frames, Offsets
+from topics.engine.reading.frame_reader import FrameBuffers, Offsets
 from topics.engine.reading.hot_segments import DamagedSegment, block_digests
 from topics.engine.reading.selection import Picked
 from topics.engine.storage.frames import ERASED, FLAGS_AT, is_record
@@ -22,7 +22,7 @@ from topics.engine.topic.log import TopicLog
 DIGESTS_KEPT_MAX = 256  # segments
 
 
-class ColdFrames:
+class ColdSegments:
     def __init__(self, disk: Disk, cache: BlockCache, topic_dir: Callable[[int], str]) -> None:
         self._disk = disk
         self._topic_dir = topic_dir
@@ -30,16 +30,16 @@ class ColdFrames:
         self._digests: OrderedDict[SegmentKey, list[bytes] | None] = OrderedDict()
 
     def is_cold(self, log: TopicLog, chunk: Chunk) -> bool:
-        """Whether a segment can be read from the cold tier only: while it is in both places, hot is better."""
+        """Whether a segment is only in the cold tier. While it is in both tiers, the hot copy is read."""
         meta = chunk.meta
         if meta is None or meta.tier != COLD:
             return False
         return not self._disk.exists(segment_path(self._topic_dir(log.id), meta, "data"))
 
-    def within_reach(
+    def limit_fetches(
         self, log: TopicLog, page: Page | FramePage, picked: list[tuple[Chunk, Picked]]
     ) -> list[tuple[Chunk, Picked]]:
-        """What of a page can be had by a bounded number of fetches; the page ends there."""
+        """The rows of a page that need at most COLD_BLOCKS_PER_READ blocks; the page ends there."""
         room = limits.COLD_BLOCKS_PER_READ
         for i, (chunk, rows) in enumerate(picked):
             if not self.is_cold(log, chunk):
@@ -47,7 +47,7 @@ class ColdFrames:
             used = np.cumsum(_blocks_added(chunk, rows))
             fits = int(np.searchsorted(used, room, side="right"))
             if not fits and not i:
-                fits = 1  # a page holds at least one record, however large
+                fits = 1  # a page has at least one record, however large
             if fits < len(rows):
                 reached = chunk.first_seq + int(rows[fits]) - 1
                 page.scanned -= page.next_from_seq - reached
@@ -56,8 +56,8 @@ class ColdFrames:
             room -= int(used[-1])
         return picked
 
-    def need(self, log: TopicLog, picked: list[tuple[Chunk, Picked]]) -> int:
-        """Make sure of the blocks of all these rows at once; returns how many cold segments they are of."""
+    def require_blocks(self, log: TopicLog, picked: list[tuple[Chunk, Picked]]) -> int:
+        """Raise ColdMiss unless the blocks of all these rows are cached; return the number of cold segments."""
         wants: list[SegmentWant] = []
         missing = False
         for chunk, rows in picked:
@@ -86,16 +86,22 @@ class ColdFrames:
         return self._digests[key]
 
     def fetch(
-        self, log: TopicLog, chunk: Chunk, rows: Picked, offsets: Offsets, lengths: Offsets, found: Frames
+        self,
+        log: TopicLog,
+        chunk: Chunk,
+        rows: Picked,
+        offsets: Offsets,
+        lengths: Offsets,
+        found: FrameBuffers,
     ) -> None:
-        """Frames out of blocks that are in memory, block by block; one that lies across blocks is put together."""
+        """Take frames from cached blocks, block by block. A frame that crosses a block boundary is assembled."""
         meta = chunk.meta
         assert meta is not None
         key = (log.id, meta.first_seq, meta.generation)
         firsts, lasts = offsets // BLOCK_BYTES, (offsets + lengths - 1) // BLOCK_BYTES
         across = firsts != lasts
         apart = np.flatnonzero((np.diff(firsts) != 0) | across[1:] | across[:-1]) + 1
-        doubtful: list[int] = []
+        suspect: list[int] = []
         for part in np.split(np.arange(len(rows)), apart):
             first, last = int(firsts[part[0]]), int(lasts[part[0]])
             blocks = [self._block(key, number) for number in range(first, last + 1)]
@@ -107,30 +113,30 @@ class ColdFrames:
                 data = data[: int(lengths[part[0]])]
             starts = offsets[part] - base
             flags = np.frombuffer(data, np.uint8)[starts + FLAGS_AT]
-            if not all(agrees for _, agrees in blocks) or (flags & ERASED).any():
-                doubtful += part.tolist()
+            if not all(is_intact for _, is_intact in blocks) or (flags & ERASED).any():
+                suspect += part.tolist()
             found.add(data, starts)
-        if doubtful:
-            self._look_at_each(log, chunk, rows, offsets, lengths, doubtful, key)
+        if suspect:
+            self._check_each(log, chunk, rows, offsets, lengths, suspect, key)
 
     def _block(self, key: SegmentKey, number: int) -> Block:
         block = self._cache.get((*key, number))
-        assert block is not None, "it was asked for before"
+        assert block is not None, "require_blocks comes first"
         return block
 
-    def _look_at_each(
+    def _check_each(
         self,
         log: TopicLog,
         chunk: Chunk,
         rows: Picked,
         offsets: Offsets,
         lengths: Offsets,
-        doubtful: list[int],
+        suspect: list[int],
         key: SegmentKey,
     ) -> None:
         bad: list[int] = []
         erased: list[int] = []
-        for i in doubtful:
+        for i in suspect:
             row, start, end = int(rows[i]), int(offsets[i]), int(offsets[i] + lengths[i])
             first, last = start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
             data = b"".join([self._block(key, number)[0] for number in range(first, last + 1)])
@@ -142,7 +148,7 @@ class ColdFrames:
         if bad or erased:
             assert chunk.meta is not None
             path = segment_path(self._topic_dir(log.id), chunk.meta, "data")
-            offset = int(offsets[doubtful[0]])
+            offset = int(offsets[suspect[0]])
             raise DamagedSegment(chunk, path, offset, "a record of the cold tier is damaged", (bad, erased))
 
     def forget_topic(self, topic_id: int) -> None:
@@ -161,11 +167,11 @@ def _spans_of(chunk: Chunk, rows: Picked) -> tuple[Offsets, Offsets]:
 def _blocks_of(chunk: Chunk, rows: Picked) -> list[int]:
     firsts, lasts = _spans_of(chunk, rows)
     found: list[int] = np.unique(np.concatenate((firsts, lasts, (firsts + lasts) // 2))).tolist()
-    return found  # a frame is little more than a block at most: it touches three of them
+    return found  # a frame is at most a little longer than a block, so it spans at most three
 
 
 def _blocks_added(chunk: Chunk, rows: Picked) -> Offsets:
-    """How many blocks each row needs that those before it do not."""
+    """How many blocks each row needs in addition to those of the rows before it."""
     firsts, lasts = _spans_of(chunk, rows)
     before = np.concatenate(([-1], lasts[:-1]))
     return lasts - np.maximum(firsts - 1, before)

@@ -1,4 +1,4 @@
-"""A page of a few records that are all in memory, made record by record: numpy would cost more than it saves."""
+"""Small pages: a few records that are all in memory, collected one by one, where numpy would cost more than it saves."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from topics.engine.storage.index import Chunk
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.rows import find_run
 
-LOOKED_AT_MAX = 64  # rows, dead ones included
+ROWS_EXAMINED_MAX = 64  # including dead ones
 
 
 @dataclass(slots=True)
-class SmallPages:
-    """The columns of a page as plain lists."""
+class SmallPage:
+    """Builder of a page whose columns are plain lists."""
 
     log: TopicLog
     cache: TailCache
@@ -29,7 +29,7 @@ class SmallPages:
     which: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    # The log entry that the last one was found in: the file, where it begins there, its length.
+    # The log entry of the last record: file, offset in the file, length.
     where: object = None
     begins: int = 0
     size: int = 0
@@ -44,13 +44,13 @@ class SmallPages:
         return page
 
     def take(self, cursor: int, stop: int, limit: int, budget: int) -> int | None:
-        """As `undelivered` and `fill` of a reader do: add live records of [cursor, stop).
+        """Add live records of [cursor, stop), like `Reader.undelivered` and `fill`.
 
-        Returns the seq behind the last one; None when it is not as simple as that.
+        Returns the seq after the last one, or None if the general path has to be taken.
         """
         log = self.log
         after = max(cursor, log.first_seq)
-        left = LOOKED_AT_MAX
+        left = ROWS_EXAMINED_MAX
         for chunk, first, until in log.spans(after, stop):
             for row in range(first, until):
                 left -= 1
@@ -70,7 +70,7 @@ class SmallPages:
         return max(stop, after)
 
     def add(self, seqs: list[int]) -> bool:
-        """Add these records, if all are in memory."""
+        """Add these records; False if one of them is not in memory."""
         for seq in seqs:
             found = self.log.find(seq)
             if found is None or not self._add(*found, found[0].get(found[1])):
@@ -85,7 +85,7 @@ class SmallPages:
         log = self.log
         runs = log.runs
         where = runs[-1][1] if runs and runs[-1][0] <= seq else runs[find_run(runs, seq)][1] if runs else None
-        # Neighbours lie in one entry of the log: what was found for one is looked at for the next.
+        # Adjacent records are often in the same log entry, so try the entry of the last record first.
         at = offset - self.begins
         if where != self.where or at < 0 or at + length > self.size:
             cached = self.cache.find(where, offset, length) if isinstance(where, int) else None
